@@ -1,0 +1,270 @@
+"""The run file: every setting of a run on one page, with its unit and default. A part is handed its own frozen section.
+
+An unknown key, a wrong type or settings that cannot work together are a ConfigError that names the key, and the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from streamrl.errors import ConfigError
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Env(Section):
+    """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
+
+    kind: str = ""  # a shipped env, or FILE.py:CLASS, or MODULE:CLASS; default: the name it has in the run file
+    params: dict[str, Any] = {}  # given to the env's constructor
+    fraction: float = Field(0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
+    replicas: int = Field(1, ge=1)  # processes; replica i of n takes every n-th problem
+    seed: int = 0
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = -1  # -1: off
+    max_tokens: int = Field(16, ge=1)  # sampled a turn
+    max_groups_in_flight: int = Field(64, ge=1)  # an upper bound on top of demand
+    max_groups_per_s: float = Field(0.0, ge=0)  # 0: as fast as demand asks
+    timeout_s: float = Field(60.0, gt=0)  # of one request
+    attempts: int = Field(3, ge=1)  # on different servers, before a rollout is published with its failure
+
+
+class Buffer(Section):
+    """Rollouts in, scored groups out."""
+
+    group_size: int = Field(8, ge=1)  # rollouts a problem
+    min_group_size: int = Field(2, ge=1)  # a group that would age out closes with at least so many
+    max_age: int = Field(1, ge=0)  # learner versions
+    max_window_tokens: int = Field(4_000_000, ge=1)  # an env's window: full, it stops reading
+    advantage: str = "rloo"  # rloo, grpo, or MODULE:FUNCTION
+    remember_versions: int = Field(16, ge=1)  # how long uids and closed groups are known, in versions
+
+
+class Batcher(Section):
+    """Groups in, batches out."""
+
+    total_token_budget: int = Field(16_384, ge=1)  # real tokens of a batch, prompts included
+    max_seq_len: int = Field(2_048, ge=2)  # tokens of a row
+    row_count: int = Field(0, ge=0)  # rows of every batch; 0: enough for the budget and a tenth more
+    lookahead: int = Field(0, ge=0)  # batch k is built when version k - lookahead is announced
+    on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
+    shortage_after_s: float = Field(2.0, gt=0)  # a shortage that lasts so long is reported
+
+    @property
+    def rows(self) -> int:
+        """Rows of every batch of the run."""
+        return self.row_count or -(-self.total_token_budget * 11 // (10 * self.max_seq_len)) + 1
+
+
+class TinyModel(Section):
+    """A small Llama the project makes itself, for machines without a hub."""
+
+    layers: int = Field(2, ge=1)
+    hidden: int = Field(128, ge=8)
+    head_dim: int = Field(32, ge=8)
+    alphabet: str = "0123456789+="  # one token a character, after the special tokens
+    seed: int = 0
+
+
+class Model(Section):
+    path: str = ""  # a Hugging Face directory; empty: make the tiny one
+    tiny: TinyModel = TinyModel()
+    max_seq_len: int = Field(128, ge=2)  # positions the model is built for (tokens of one rollout)
+
+
+class Learner(Section):
+    """Batches in, policy versions out."""
+
+    name: str = "lead"  # inference follows the learner that `lead_learner` names
+    loss: str = "ppo"  # ppo, clipped-ratio (document 000), or MODULE:FUNCTION
+    clip_epsilon: float = Field(0.2, gt=0)
+    kl_coefficient: float = Field(0.01, ge=0)
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(10, ge=0)
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    max_grad_norm: float = Field(1.0, gt=0)
+    normalize_advantages: bool = True  # divide by their standard deviation in the batch
+    checkpoint_every: int = Field(20, ge=1)  # versions
+    keep_checkpoints: int = Field(2, ge=1)
+    seed: int = 0
+    probe_tokens: int = Field(64, ge=8)
+
+
+class Weights(Section):
+    store: str = ""  # an fsspec URI; empty: weights/ in the run's directory
+    keep_versions: int = Field(4, ge=2)  # the newest ones; older files are deleted
+
+
+class Inference(Section):
+    """Policy versions in, tokens out."""
+
+    replicas: int = Field(1, ge=0)
+    python: str = ""  # of the environment that has vllm; empty: .venv-inference/bin/python, then this one
+    port: int = Field(0, ge=0, le=65535)  # 0: any free one; replica i takes port + i
+    dtype: str = "float32"
+    max_model_len: int = Field(128, ge=8)  # tokens
+    max_num_seqs: int = Field(64, ge=1)
+    kv_cache_gib: int = Field(1, ge=1)  # on a CPU
+    extra_args: list[str] = []  # passed to vllm as they are
+    heartbeat_s: float = Field(1.0, gt=0)
+    probe_tolerance: float = Field(1e-3, gt=0)  # |difference| of logprobs beyond which a server is in error
+
+
+class Target(Section):
+    """The run ends well when the env's mean reward over its last batches is reached."""
+
+    env: str
+    reward: float
+    batches: int = Field(20, ge=1)
+
+
+class Orchestrator(Section):
+    target: Target | None = None
+    max_steps: int = Field(0, ge=0)  # 0: no limit; reached, the run ends well
+    max_wall_s: float = Field(0.0, ge=0)  # 0: no limit; from the moment a server is ready; with a target, reached first is a failure
+    restart_limit: int = Field(20, ge=0)  # of one part within restart_window_s
+    restart_window_s: float = 300.0
+    backoff_s: float = Field(0.2, ge=0)  # doubles at each restart in a row, up to 10 s
+
+
+class Topics(Section):
+    partitions: int = Field(1, ge=1)  # of rollouts.<env> and groups.<env>; fixed for a run
+    replicas: int = Field(1, ge=1)  # copies of each partition
+    retention_hours: float = Field(168, gt=0)
+    config: dict[str, str] = {}  # more settings for every topic
+
+
+class RunFile(Section):
+    run: str
+    kafka: dict[str, Any] = {}  # librdkafka settings of an existing cluster; empty: a local broker in the run's directory
+    runs_dir: str = "runs"
+    envs: dict[str, Env]
+    buffer: Buffer = Buffer()
+    batcher: Batcher = Batcher()
+    model: Model = Model()
+    learner: Learner = Learner()
+    weights: Weights = Weights()
+    inference: Inference = Inference()
+    orchestrator: Orchestrator = Orchestrator()
+    topics: Topics = Topics()
+
+    @field_validator("run")
+    @classmethod
+    def _run_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is not a name of lowercase letters, digits and '-'")
+        return value
+
+    @model_validator(mode="after")
+    def _works_together(self) -> RunFile:
+        if not self.envs:
+            raise ValueError("envs: a run needs at least one env")
+        for name in self.envs:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"envs.{name}: not a name of lowercase letters, digits and '-'")
+        total = sum(env.fraction for env in self.envs.values())
+        if total > 1 + 1e-9:
+            raise ValueError(f"envs: the fractions add up to {total:.4g}; at most 1 is possible")
+        if total == 0 and len(self.envs) > 1:
+            pass  # all by availability
+        if self.batcher.lookahead > self.buffer.max_age:
+            raise ValueError(f"batcher.lookahead is {self.batcher.lookahead} but buffer.max_age is {self.buffer.max_age}: need 0 <= lookahead <= max_age")
+        if self.buffer.min_group_size > self.buffer.group_size:
+            raise ValueError(f"buffer.min_group_size {self.buffer.min_group_size} is larger than buffer.group_size {self.buffer.group_size}")
+        share = max([env.fraction for env in self.envs.values()] + [0.0]) * self.batcher.total_token_budget
+        if self.buffer.max_window_tokens < share:
+            raise ValueError(f"buffer.max_window_tokens {self.buffer.max_window_tokens} is smaller than an env's share of a batch ({share:.0f} tokens): it would starve")
+        if self.batcher.rows * self.batcher.max_seq_len < self.batcher.total_token_budget:
+            raise ValueError(f"batcher.row_count {self.batcher.rows} x max_seq_len {self.batcher.max_seq_len} is less than total_token_budget {self.batcher.total_token_budget}")
+        if self.model.max_seq_len > self.batcher.max_seq_len:
+            raise ValueError(f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {self.batcher.max_seq_len}: rollouts could not be packed")
+        target = self.orchestrator.target
+        if target is not None and target.env not in self.envs:
+            raise ValueError(f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}")
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """What the run leaves behind lies here."""
+        return Path(self.runs_dir).absolute() / self.run
+
+    @property
+    def store(self) -> str:
+        """Where weights are written, as a URI."""
+        return self.weights.store or (self.directory / "weights").as_uri()
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=1)
+
+
+def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFile:
+    """Read a run file; `overrides` are `learner.learning_rate=1e-3`, parsed as YAML. Raises ConfigError."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a run file, for instance deploy/runs/quickstart.yaml") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a run file is a map of settings, not {type(data).__name__}")
+    for override in overrides:
+        _set(data, override)
+    return parse(data, str(path))
+
+
+def parse(data: dict[str, Any], where: str = "run file") -> RunFile:
+    try:
+        return RunFile.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _set(data: dict[str, Any], override: str) -> None:
+    path, equals, value = override.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    *parents, last = path.split(".")
+    for parent in parents:
+        child = data.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: {parent} is not a section")
+        data = child
+    data[last] = yaml.safe_load(value)
+
+
+def _explain(problem: Any) -> str:
+    """One line a problem: the key, what is wrong, and for an unknown key the nearest that exists."""
+    path = ".".join(str(p) for p in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        return f"{path + ': ' if path else ''}{problem['msg'].removeprefix('Value error, ')}"
+    *parents, key = problem["loc"]
+    valid = list(_section(parents).model_fields)
+    near = difflib.get_close_matches(str(key), valid, 1, 0.5)
+    return f"unknown key {path!r}; " + (f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}")
+
+
+def _section(path: list[Any]) -> type[BaseModel]:
+    section: Any = RunFile
+    for index, key in enumerate(path):
+        if index == 1 and path[0] == "envs":
+            section = Env
+        elif index or key != "envs":
+            annotation = section.model_fields[key].annotation
+            section = Target if key == "target" else annotation
+    return section

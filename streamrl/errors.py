@@ -1,0 +1,68 @@
+"""What can go wrong, as a tree. A StreamrlError is one line for the user: what, where, and what to do; the CLI prints it without a traceback.
+
+    StreamrlError            exit 1
+    ├── ConfigError          exit 2   the run file or an option
+    ├── BrokerError
+    │   ├── BrokerUnreachable     exit 3
+    │   ├── TopicMissing          exit 4
+    │   └── InputGone             exit 5   retention has removed records that are still needed
+    ├── TransactionFailed    exit 75  leave at once and be restarted: crash-only
+    ├── Fenced               exit 76  another process has this identity; do not restart
+    ├── PortTaken            exit 6
+    ├── ModelError           exit 7   model directory missing or not loadable
+    ├── WeightError          exit 8   store full, file altered, URI outside the store
+    ├── InferenceError       exit 9   the inference server died or does not answer
+    └── TooManyInvalid       exit 10  a source sends mostly rubbish
+"""
+
+
+class StreamrlError(Exception):
+    exit_code = 1
+
+
+class ConfigError(StreamrlError):
+    exit_code = 2
+
+
+class BrokerError(StreamrlError):
+    exit_code = 3
+
+
+class BrokerUnreachable(BrokerError):
+    exit_code = 3
+
+
+class TopicMissing(BrokerError):
+    exit_code = 4
+
+
+class InputGone(BrokerError):
+    exit_code = 5
+
+
+class PortTaken(StreamrlError):
+    exit_code = 6
+
+
+class ModelError(StreamrlError):
+    exit_code = 7
+
+
+class WeightError(StreamrlError):
+    exit_code = 8
+
+
+class InferenceError(StreamrlError):
+    exit_code = 9
+
+
+class TooManyInvalid(StreamrlError):
+    exit_code = 10
+
+
+class TransactionFailed(StreamrlError):
+    exit_code = 75
+
+
+class Fenced(StreamrlError):
+    exit_code = 76

@@ -1,0 +1,32 @@
+"""How a part publishes what it measures: outside the transactions, so metrics never count as outputs of a run.
+
+Names carry their unit. `replays/` and `batches/` are those of design document 001 and come from the pure steps of buffer and batcher.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from streamrl.records import Metric
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Log, Output
+
+METRICS = "metrics"
+
+
+class Meter:
+    """Publishes values of one part to the `metrics` topic."""
+
+    def __init__(self, log: Log, source: str) -> None:
+        self.source = source
+        self._writer = log.plain_writer()
+
+    def publish(self, values: Mapping[str, float], step: int | None = None, time_s: float | None = None) -> None:
+        """Send; not waited for. `step` is the batch or policy version the values belong to."""
+        record = Metric(source=self.source, time_s=time.time() if time_s is None else time_s, values=dict(values), step=step)
+        self._writer.send(to_message(Output(METRICS, self.source, record)))
+
+    def close(self) -> None:
+        self._writer.flush()
+        self._writer.close()

@@ -1,0 +1,372 @@
+"""Every message, in the order it travels: env, buffer, batcher, learner, inference, and the books kept on the way.
+
+Each class is one record of one topic (`topics/`). On the wire it is a MessagePack map with these field names (`stream/codec.py`); docs/records.md
+describes the bytes for other languages. Fields may be added with a default; nothing is renamed, retyped or removed within a schema version.
+
+Arrays are numpy, one-dimensional unless said otherwise. Token arrays hold the smallest unsigned type that fits the vocabulary
+(`token_dtype`). Times are seconds since the epoch. A record checks itself when it is made and when it is decoded, so an invalid one exists nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+Array = np.ndarray
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of all records: immutable; fields at their default are not sent."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Smallest little-endian unsigned integer type that holds every id of a vocabulary of `vocab_size` tokens."""
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size is {vocab_size}; it must be at least 1")
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+# ---- env ------------------------------------------------------------------------------------------------------------------------------
+
+
+class VersionSpan(Record, array_like=True, kw_only=True):
+    """Tokens `start` to `end` (exclusive) of a turn were sampled by policy version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class InferenceMetadata(Record, kw_only=True):
+    """How a turn was sampled: what the learner needs to reproduce the distribution, and what a person needs to find the server."""
+
+    server: str
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = -1  # -1: off
+    max_tokens: int = 0
+    finish_reason: str = ""
+    version_spans: list[VersionSpan] = []
+    latency_s: float = 0.0
+
+
+class Turn(Record, kw_only=True):
+    """A single message of a rollout, with the very tokens the model saw or sampled."""
+
+    message: str
+    role: str
+    tokens: Array | None = None  # (n,) unsigned: ids
+    logprobs: Array | None = None  # (n,) float32: of the distribution sampled from; None when the policy did not sample this turn
+    reward: float | None = None
+    inference_metadata: InferenceMetadata | None = None
+    timestamp: float | None = None  # s
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and (self.tokens.ndim != 1 or self.tokens.dtype.kind != "u"):
+            raise ValueError(f"turn tokens must be one-dimensional and unsigned, not {self.tokens.dtype}{list(self.tokens.shape)}")
+        if self.logprobs is not None:
+            check_floats("turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens))
+
+
+class Rollout(Record, kw_only=True):
+    """A sequence of turns and what it earned; `failure` says why there is nothing to train on, so that its group can still close."""
+
+    environment: str
+    problem_id: str
+    rollout_uid: str
+    turns: list[Turn]
+    metadata: dict[str, Any] = {}
+    group_id: str
+    producer: str  # the env replica: its outstanding work is counted back to it
+    reward: float = 0.0  # the scalar that trains
+    rewards: dict[str, float] = {}  # what it was made of, by name
+    temperature: float = 1.0
+    policy_version: int  # of its oldest token
+    newest_policy_version: int  # of its newest token
+    truncated: bool = False
+    failure: str = ""
+
+    def __iter__(self):
+        return iter(self.turns)
+
+    def __post_init__(self) -> None:
+        who = f"rollout {self.rollout_uid!r}"
+        if not self.rollout_uid or not self.group_id:
+            raise ValueError("rollout_uid and group_id must not be empty")
+        if not (0 <= self.policy_version <= self.newest_policy_version):
+            raise ValueError(f"{who}: policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
+        if not (math.isfinite(self.reward) and all(map(math.isfinite, self.rewards.values()))):
+            raise ValueError(f"{who}: a reward is not finite")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"{who}: temperature {self.temperature} is not above 0")
+        if not self.failure:
+            if any(t.tokens is None for t in self.turns):
+                raise ValueError(f"{who}: a turn has no tokens")
+            if not any(t.logprobs is not None and len(t.logprobs) for t in self.turns):
+                raise ValueError(f"{who}: no turn was sampled (logprobs missing)")
+
+
+class EnvProgress(Record, kw_only=True):
+    """Where an env replica is: every problem below `next_problem` is published or in `open_problems`; its totals so far."""
+
+    producer: str
+    next_problem: int
+    open_problems: list[int] = []
+    published_groups: int = 0
+
+
+# ---- buffer ---------------------------------------------------------------------------------------------------------------------------
+
+
+class ScoredGroup(Record, kw_only=True):
+    """The rollouts of one problem with their advantages; an empty one says that a group closed with nothing to train on.
+
+    Ragged: `tokens`, `policy_logprobs` and `loss_mask` are the rollouts' own parts one after another, cut by `lengths`; `prompt` precedes each.
+    """
+
+    environment: str
+    group_id: str
+    problem_id: str
+    producer: str
+    partition: int  # of rollouts.<env>
+    offsets: Array  # (n,) int64: where each rollout lies in that partition
+    uids: list[str]
+    prompt: Array  # (p,) unsigned: the tokens that all rollouts begin with and nobody sampled
+    lengths: Array  # (n,) int32: tokens of each rollout behind the prompt
+    tokens: Array  # (sum of lengths,) unsigned
+    policy_logprobs: Array  # (sum of lengths,) float32; 0 where not sampled
+    loss_mask: Array | None = None  # (sum of lengths,) uint8: 1 where sampled; None when all are
+    advantages: Array  # (n,) float32
+    rewards: Array  # (n,) float32
+    temperatures: Array  # (n,) float32
+    oldest_versions: Array  # (n,) int32
+    newest_versions: Array  # (n,) int32
+    truncated: Array | None = None  # (n,) uint8; None when none is
+
+    def __post_init__(self) -> None:
+        n, total = len(self.uids), int(self.lengths.sum())
+        for name in ("offsets", "lengths", "advantages", "rewards", "temperatures", "oldest_versions", "newest_versions"):
+            check_length(f"group {self.group_id!r}: {name}", getattr(self, name), n)
+        check_length(f"group {self.group_id!r}: tokens", self.tokens, total)
+        check_floats(f"group {self.group_id!r}: policy_logprobs", self.policy_logprobs, total)
+        check_floats(f"group {self.group_id!r}: advantages", self.advantages, n)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens it costs in a batch: each rollout with its own copy of the prompt."""
+        return len(self.uids) * len(self.prompt) + len(self.tokens)
+
+
+# ---- batcher --------------------------------------------------------------------------------------------------------------------------
+
+
+class Batch(Record, kw_only=True):
+    """What the learner trains on at policy version `number`: whole groups, packed into rows. Readable by itself.
+
+    Ragged like its groups: `prompts` cut by `prompt_lengths` (one a group), `tokens`, `policy_logprobs`, `loss_mask` cut by `lengths` (one a
+    rollout). Rollout i belongs to group `groups[i]` and lies in row `rows[i]`, behind the rollouts of that row that come before it in the arrays.
+    `batcher/packing.py:expand` makes the fixed, dense RlExample of it.
+    """
+
+    number: int
+    policy_version: int  # the newest version the batcher had heard of
+    row_count: int
+    max_seq_len: int
+    environments: list[str]
+    group_ids: list[str]
+    group_environments: Array  # (g,) int32: index into environments
+    prompts: Array  # (sum of prompt_lengths,) unsigned
+    prompt_lengths: Array  # (g,) int32
+    uids: list[str]
+    groups: Array  # (n,) int32: index into group_ids
+    rows: Array  # (n,) int32
+    lengths: Array  # (n,) int32
+    tokens: Array  # (sum of lengths,) unsigned
+    policy_logprobs: Array  # (sum of lengths,) float32
+    loss_mask: Array | None = None  # (sum of lengths,) uint8
+    advantages: Array  # (n,) float32
+    rewards: Array  # (n,) float32
+    temperatures: Array  # (n,) float32
+    oldest_versions: Array  # (n,) int32
+
+    def __post_init__(self) -> None:
+        n, g = len(self.uids), len(self.group_ids)
+        for name in ("groups", "rows", "lengths", "advantages", "rewards", "temperatures", "oldest_versions"):
+            check_length(f"batch {self.number}: {name}", getattr(self, name), n)
+        for name in ("group_environments", "prompt_lengths"):
+            check_length(f"batch {self.number}: {name}", getattr(self, name), g)
+        check_length(f"batch {self.number}: prompts", self.prompts, int(self.prompt_lengths.sum()))
+        check_length(f"batch {self.number}: tokens", self.tokens, int(self.lengths.sum()))
+        check_floats(f"batch {self.number}: policy_logprobs", self.policy_logprobs, len(self.tokens))
+        check_floats(f"batch {self.number}: advantages", self.advantages, n)
+
+
+class Demand(Record, kw_only=True):
+    """How much work the batcher wants from an env: its replicas together keep what they have launched and not seen closed within `wanted_tokens`."""
+
+    environment: str
+    wanted_tokens: int  # for the next batches, less what the batcher holds; 0 when it has enough
+    held_tokens: int
+    closed_groups: dict[str, int]  # by producer, since the run began: groups that came to an end in the buffer
+    missing_tokens: int = 0  # how many the next batch is short of right now
+
+
+# ---- learner and weights --------------------------------------------------------------------------------------------------------------
+
+
+class Probe(Record, kw_only=True):
+    """A short text and the learner's own logprobs of it: what a server must answer too, or it does not serve this version."""
+
+    tokens: Array  # (n,) unsigned
+    logprobs: Array  # (n - 1,) float32: of tokens[1:], each given those before it
+
+
+class PolicyVersion(Record, kw_only=True):
+    """Version `version` exists: where its weights are and how to tell that they are whole. Version 0 is the initial model (`batch` None)."""
+
+    learner: str
+    version: int
+    uri: str  # a directory in Hugging Face layout
+    size_bytes: int
+    sha256: str  # of the manifest (weights/manifest.py), which lists the hash of every file
+    batch: int | None = None  # the batch it was trained on
+    probe: Probe | None = None
+    time_s: float = 0.0
+
+
+# ---- inference ------------------------------------------------------------------------------------------------------------------------
+
+
+class Server(Record, kw_only=True):
+    """One inference server, as it stands; a null record removes it."""
+
+    server_id: str
+    url: str
+    pool: str = "generation"
+    model: str = "policy"
+    version: int = -1  # -1: serves nothing yet
+    state: Literal["starting", "ready", "error"] = "starting"
+    error: str = ""
+    in_flight: int = 0  # requests
+    heartbeat_s: float = 0.0  # time of the last sign of life
+    max_model_len: int = 0  # tokens
+    mismatch_max_abs: float = 0.0  # of the last probe
+    mismatch_tokens: int = 0  # compared by the last probe
+
+
+# ---- the books ------------------------------------------------------------------------------------------------------------------------
+
+FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
+
+
+class Fate(Record, kw_only=True):
+    """The one end of each of these rollouts. A fate belongs to a record of rollouts.<env>: (partition, offset)."""
+
+    fate: FateKind
+    environment: str
+    partition: int
+    offsets: Array  # (n,) int64
+    uids: list[str] = []  # empty where they could not be read
+    policy_versions: Array | None = None  # (n,) int32: of the oldest token of each
+    batch: int | None = None  # batched: into which
+    cause: str = ""
+
+    def __post_init__(self) -> None:
+        if self.uids:
+            check_length("fate offsets", self.offsets, len(self.uids))
+        if (self.fate == "batched") != (self.batch is not None):
+            raise ValueError(f"fate {self.fate} with batch {self.batch}")
+
+
+class Slice(Record, array_like=True, kw_only=True):
+    """Records `start` to `end` (exclusive) of one input partition, `count` of them, taken in one go. Slices of a partition tile."""
+
+    topic: str  # without the run's name
+    partition: int
+    start: int
+    end: int
+    count: int
+
+
+class JournalEntry(Record, kw_only=True):
+    """One turn of a part's loop: what it took, in order, and when; enough to run it again."""
+
+    sequence: int
+    time_s: float
+    slices: list[Slice]
+    digest: bytes  # of the outputs
+    output_count: int
+    snapshot_offset: int = -1  # where the newest complete snapshot lies in this partition; -1: none
+    config: str = ""  # JSON, at the start and at each change
+
+
+class Snapshot(Record, kw_only=True):
+    """A part's state after entry `sequence`, held records by reference; cut into `parts` records where it is large."""
+
+    sequence: int
+    positions: list[tuple[str, int, int]]  # topic, partition, next offset
+    state: bytes
+    part: int = 0
+    parts: int = 1
+
+
+class BatchPart(Record, kw_only=True):
+    """A piece of a Batch that is larger than a message may be; the last piece carries the digest of the whole."""
+
+    number: int
+    part: int
+    parts: int
+    data: bytes
+    digest: bytes = b""
+
+
+class Metric(Record, kw_only=True):
+    """Values of one part at one moment, by name (`metrics.py`)."""
+
+    source: str
+    time_s: float
+    values: dict[str, float]
+    step: int | None = None  # the batch or version they belong to
+
+
+class RunConfig(Record, kw_only=True):
+    """The resolved run file. A change is another record."""
+
+    run: str
+    text: str  # JSON
+    time_s: float
+
+
+RECORDS: dict[str, type[Record]] = {
+    "rollout": Rollout,
+    "env-progress": EnvProgress,
+    "scored-group": ScoredGroup,
+    "batch": Batch,
+    "batch-part": BatchPart,
+    "demand": Demand,
+    "policy-version": PolicyVersion,
+    "server": Server,
+    "fate": Fate,
+    "journal-entry": JournalEntry,
+    "snapshot": Snapshot,
+    "metric": Metric,
+    "run-config": RunConfig,
+}
+"""Schema names as they stand in the `schema` header, followed by `/` and the version."""
+
+
+def check_length(what: str, array: Array, length: int) -> None:
+    if array.ndim != 1 or len(array) != length:
+        raise ValueError(f"{what} has shape {list(array.shape)}, expected [{length}]")
+
+
+def check_floats(what: str, array: Array, length: int | None) -> None:
+    """float32, one-dimensional, finite, and of the length given."""
+    if array.dtype != np.float32:
+        raise ValueError(f"{what} must be float32, not {array.dtype}")
+    check_length(what, array, array.size if length is None else length)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{what}: value {int(np.flatnonzero(~np.isfinite(array))[0])} is not finite")
