@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from streamrl.records import Metric
 from streamrl.stream.codec import to_message
-from streamrl.stream.log import Log, Output
+from streamrl.stream.log import Log, Message, Output
 
 METRICS = "metrics"
 
@@ -26,6 +26,10 @@ class Meter:
         """Send; not waited for. `step` is the batch or policy version the values belong to."""
         record = Metric(source=self.source, time_s=time.time() if time_s is None else time_s, values=dict(values), step=step)
         self._writer.send(to_message(Output(METRICS, self.source, record)))
+
+    def send(self, message: Message) -> None:
+        """A metric that a step function made."""
+        self._writer.send(message)
 
     def close(self) -> None:
         self._writer.flush()

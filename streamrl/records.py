@@ -309,6 +309,7 @@ class Snapshot(Record, kw_only=True):
     sequence: int
     positions: list[tuple[str, int, int]]  # topic, partition, next offset
     state: bytes
+    config: str  # JSON: what was in force
     part: int = 0
     parts: int = 1
 

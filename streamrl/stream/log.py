@@ -6,7 +6,7 @@ the same in one process; tests/stream/test_contract.py holds both to this page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from streamrl.records import Record
@@ -27,14 +27,19 @@ class Message(NamedTuple):
     timestamp_s: float = 0.0
 
 
-class Event(NamedTuple):
-    """A decoded message: what a step function takes. `record` is None for a tombstone."""
+class Event:
+    """A decoded message: what a step function takes, and may hold. `record` is None for a tombstone.
 
-    topic: str
-    partition: int
-    offset: int
-    key: str
-    record: Record | Undecodable | None
+    A plain class on purpose: a state that holds one is written with a reference in its place (`snapshots.py`).
+    """
+
+    __slots__ = ("key", "offset", "partition", "record", "topic")
+
+    def __init__(self, topic: str, partition: int, offset: int, key: str, record: Record | Undecodable | None) -> None:
+        self.topic, self.partition, self.offset, self.key, self.record = topic, partition, offset, key, record
+
+    def __repr__(self) -> str:
+        return f"Event({self.topic}[{self.partition}]@{self.offset} {self.key!r} {self.record!r})"
 
 
 class Undecodable(NamedTuple):
@@ -58,11 +63,13 @@ class Reader(Protocol):
         """Up to `max_messages` committed messages, in the order of each partition; fewer, or none, after `timeout_s`."""
         ...
 
-    def pause(self, topic: str) -> None:
-        """Stop taking from the partitions of `topic`. Their positions stay."""
+    def position(self, topic: str, partition: int) -> int:
+        """Offset of the next message; behind the last one, at the end of the log, transaction markers are passed too."""
         ...
 
-    def resume(self, topic: str) -> None: ...
+    def pause(self, topics: Collection[str]) -> None:
+        """Take nothing from the partitions of these topics, and again from all others. Positions stay."""
+        ...
 
     def close(self) -> None: ...
 
@@ -121,37 +128,22 @@ class Log(Protocol):
 
 
 def read(log: Log, topic: str, partition: int, start: int, end: int | None = None) -> Iterator[Message]:
-    """The committed messages of one partition with start <= offset < end (default: all there are now), then stop."""
-    last = log.end(topic, partition) if end is None else end
-    yield from read_until(log, topic, partition, start, last)
+    """The committed messages of one partition with start <= offset < end (default: all there are now), then stop.
 
-
-def read_until(log: Log, topic: str, partition: int, start: int, end: int) -> Iterator[Message]:
-    """As `read`, for an `end` that is the last stable offset or lies right behind a message.
-
-    Behind the last message a partition holds transaction markers, which no reader ever sees; so the end is also reached when the reader has
-    nothing more although the log's own end is not below `end`.
+    Behind a last message lie transaction markers that no reader sees; so the end is reached by a message or by the reader's position.
     """
-    position, idle = start, 0
-    if position >= end:
+    last = log.end(topic, partition) if end is None else end
+    if start >= last:
         return
     reader = log.reader({(topic, partition): start})
     try:
-        while position < end:
-            messages = reader.poll(500, 0.05)
-            idle = 0 if messages else idle + 1
-            if idle >= 3 and reader_at_end(reader, topic, partition, end):
-                return
+        while True:
+            messages = reader.poll(500, 0.02)
             for message in messages:
-                if message.offset >= end:
+                if message.offset >= last:
                     return
-                position = message.offset + 1
                 yield message
+            if reader.position(topic, partition) >= last:
+                return
     finally:
         reader.close()
-
-
-def reader_at_end(reader: Reader, topic: str, partition: int, end: int) -> bool:
-    """Has the reader passed `end`, markers included?"""
-    position = getattr(reader, "position", None)
-    return position is None or position(topic, partition) >= end

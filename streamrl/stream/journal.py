@@ -1,0 +1,112 @@
+"""The journal of a part: which records it took, in which order, at what time. From it the part's state is rebuilt, and a run replayed.
+
+One partition per part holds entries and, every so often, a snapshot. Slices tile: each starts where the last of its partition ended, and its last
+offset is always that of a record, so a hole shows and a reader knows when it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamrl.errors import InputGone
+from streamrl.records import JournalEntry, Slice, Snapshot
+from streamrl.stream.codec import decode, to_event
+from streamrl.stream.log import Event, Log, Message, Reader, TopicPartition, read
+from streamrl.stream.snapshots import Reference
+
+TAIL = 8  # messages looked at first when the last entry is sought
+
+
+def slices_of(messages: Sequence[Message], positions: dict[TopicPartition, int]) -> list[Slice]:
+    """The order taken, run-length encoded. Moves `positions` behind the messages."""
+    runs: list[list[Message]] = []
+    for message in messages:
+        if runs and (runs[-1][-1].topic, runs[-1][-1].partition) == (message.topic, message.partition):
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    slices: list[Slice] = []
+    for run in runs:
+        where, end = (run[0].topic, run[0].partition), run[-1].offset + 1
+        slices.append(Slice(topic=where[0], partition=where[1], start=positions.get(where, 0), end=end, count=len(run)))
+        positions[where] = end
+    return slices
+
+
+def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, JournalEntry | Snapshot]]:
+    """(offset, record) of a journal, from an offset on."""
+    for message in read(log, topic, 0, start):
+        record = decode(dict(message.headers)["schema"], message.value or b"")
+        assert isinstance(record, (JournalEntry, Snapshot))
+        yield message.offset, record
+
+
+def last_entry(log: Log, topic: str) -> JournalEntry | None:
+    """The newest entry, found from the end."""
+    end, tail, found = log.end(topic, 0), TAIL, None
+    while found is None and end > 0:
+        for _, record in entries(log, topic, max(log.start(topic, 0), end - tail)):
+            found = record if isinstance(record, JournalEntry) else found
+        if tail >= end:
+            break
+        tail *= 8
+    return found
+
+
+@dataclass
+class Tape:
+    """Reads slices of inputs again, in the order asked, each partition forward only."""
+
+    log: Log
+    schemas: dict[str, tuple[str, ...]]  # by topic
+    records_read: int = 0
+    _open: dict[TopicPartition, tuple[Reader, list[Message]]] = field(default_factory=dict[Any, Any])
+
+    def slice(self, part: Slice) -> list[Event]:
+        """The events of a slice. Raises InputGone when they are not all there any more."""
+        messages = list(self._between((part.topic, part.partition), part.start, part.end - 1))
+        if len(messages) != part.count:
+            raise InputGone(f"{part.topic}[{part.partition}] {part.start} to {part.end} held {part.count} records, now {len(messages)}: retention or somebody has removed them")
+        return [to_event(message, self.schemas[part.topic]) for message in messages]
+
+    def fetch(self, references: Collection[Reference]) -> dict[Reference, Event]:
+        """Single records, wherever they lie."""
+        found: dict[Reference, Event] = {}
+        for where in sorted({(topic, partition) for topic, partition, _ in references}):
+            offsets = {offset for topic, partition, offset in references if (topic, partition) == where}
+            for message in self._between(where, min(offsets), max(offsets)):
+                if message.offset in offsets:
+                    found[*where, message.offset] = to_event(message, self.schemas[where[0]])
+            self._close(where)
+        if missing := set(references) - found.keys():
+            raise InputGone(f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: retention is shorter than the window")
+        return found
+
+    def close(self) -> None:
+        for where in list(self._open):
+            self._close(where)
+
+    def _close(self, where: TopicPartition) -> None:
+        self._open.pop(where)[0].close()
+
+    def _between(self, where: TopicPartition, start: int, last: int) -> Iterator[Message]:
+        """Messages with start <= offset <= last, where `last` is that of a message."""
+        if where not in self._open:
+            self._open[where] = self.log.reader({where: start}), []
+        reader, buffer = self._open[where]
+        while True:
+            while not buffer:
+                if reader.position(*where) > last:
+                    return
+                buffer.extend(reversed(reader.poll(500, 0.02)))
+            message = buffer[-1]
+            if message.offset > last:
+                return
+            buffer.pop()
+            if message.offset >= start:
+                self.records_read += 1
+                yield message
+            if message.offset == last:
+                return

@@ -1,0 +1,219 @@
+"""The one loop of every part: poll, decode, step, one transaction. Facts enter `step` as arguments, so a journal entry is enough to run a turn again.
+
+A turn's outputs, its journal entry and its input positions commit or abort together. A part that starts folds its journal, outputs thrown away, and is
+where it was. A transaction that fails ends the process (`errors.TransactionFailed`); the supervisor starts the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from streamrl.errors import StreamrlError, TopicMissing
+from streamrl.metrics import METRICS, Meter
+from streamrl.records import JournalEntry, Snapshot
+from streamrl.stream.codec import digest, to_event, to_message
+from streamrl.stream.dead_letters import reject
+from streamrl.stream.journal import Tape, entries, last_entry, slices_of
+from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, Undecodable
+from streamrl.stream.snapshots import freeze, thaw
+
+logger = logging.getLogger(__name__)
+S = TypeVar("S")
+C = TypeVar("C")
+
+POLL_MESSAGES = 512
+POLL_S = 0.02
+SNAPSHOT_EVENTS = 5_000  # a restart folds at most so many, and reads the records held
+SNAPSHOT_BYTES = 4_000_000  # of one record
+REPORT_S = 1.0
+
+
+class Report(NamedTuple):
+    """What a part says of itself between turns: gauges, and sentences for its log."""
+
+    values: dict[str, float]
+    warnings: list[str] = []
+
+
+@dataclass(frozen=True)
+class Part(Generic[C, S]):
+    """A part as the loop sees it. `step`, `paused` and `report` are pure: no clock, no randomness, no files."""
+
+    name: str  # its identity: one process at a time has it
+    inputs: Mapping[str, tuple[str, ...]]  # topic -> schemas it may carry
+    config: C  # frozen, of plain values; goes into the journal as JSON
+    initial: Callable[[], S]
+    step: Callable[[C, S, Sequence[Event], float], tuple[S, list[Output]]]  # (config, state, events, time_s); may use up the state it is given
+    paused: Callable[[C, S], frozenset[str]] = lambda config, state: frozenset()  # topics to take nothing from for now
+    report: Callable[[C, S, float], Report] = lambda config, state, time_s: Report({})  # never part of the outputs
+    snapshot_events: int = SNAPSHOT_EVENTS
+
+
+@dataclass
+class Fold(Generic[C, S]):
+    """Where a part is: its state after entry `sequence`, the next offset of every input, and the configuration last recorded."""
+
+    state: S
+    config: C | None = None
+    sequence: int = -1
+    positions: dict[TopicPartition, int] = field(default_factory=dict[Any, Any])
+    snapshot_offset: int = -1
+    events_since_snapshot: int = 0
+
+
+def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], float] = time.time) -> None:
+    """Be that part until `stop` is set."""
+    started = time.monotonic()
+    writer = log.writer(part.name)  # First of all: it fences an earlier instance and ends what that left open. Only now the journal is final.
+    fold, records_read = restore(log, part)
+    inputs = {(topic, p): fold.positions.get((topic, p), 0) for topic in part.inputs for p in range(partitions(log, topic))}
+    reader, meter = log.reader(inputs), Meter(log, part.name)
+    logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
+    tally = Tally()
+    try:
+        while not stop.is_set():
+            reader.pause(part.paused(part.config, fold.state))
+            messages = reader.poll(POLL_MESSAGES, POLL_S)
+            if messages:
+                before = time.monotonic()
+                metrics = turn(part, fold, messages, clock(), writer.commit)
+                for message in metrics:
+                    meter.send(message)
+                tally.count(len(messages), time.monotonic() - before)
+            if tally.elapsed_s >= REPORT_S:
+                meter.publish(gauges(part, fold.state, tally, clock()))
+                tally = Tally()
+    finally:
+        reader.close()
+        writer.close()
+        meter.close()
+
+
+def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[..., list[int]]) -> list[Message]:
+    """One turn: fold the messages in and commit what comes of it. Returns the metrics, which stay outside the transaction."""
+    slices = slices_of(messages, fold.positions)
+    events = [to_event(message, part.inputs[message.topic]) for message in messages]
+    fold.state, outputs, metrics = apply(part, part.config, fold.state, events, time_s)
+    changed, fold.config = part.config != fold.config, part.config
+    fold.sequence += 1
+    fold.events_since_snapshot += len(events)
+    snapshots = snapshot(fold) if fold.events_since_snapshot >= part.snapshot_events else []
+    entry = JournalEntry(
+        sequence=fold.sequence,
+        time_s=time_s,
+        slices=slices,
+        digest=digest(outputs),
+        output_count=len(outputs),
+        snapshot_offset=fold.snapshot_offset,
+        config=to_json(part.config) if changed else "",
+    )
+    journal = [to_message(Output(f"journal.{part.name}", part.name, record)) for record in (*snapshots, entry)]
+    offsets = commit([*outputs, *journal], fold.positions)
+    if snapshots:  # only now it is known where it lies: the next entry says so
+        fold.snapshot_offset, fold.events_since_snapshot = offsets[len(outputs)], 0
+    return metrics
+
+
+def apply(part: Part[C, S], config: C, state: S, events: Sequence[Event], time_s: float) -> tuple[S, list[Message], list[Message]]:
+    """`step` over what can be read; what cannot be read is put aside. Returns (state, outputs, metrics)."""
+    good = [event for event in events if not isinstance(event.record, Undecodable)]
+    rejected = [output for event in events if isinstance(event.record, Undecodable) for output in reject(event, event.record.cause)]
+    state, outputs = part.step(config, state, good, time_s)
+    messages = [to_message(output) for output in (*rejected, *outputs)]
+    return state, [m for m in messages if m.topic != METRICS], [m for m in messages if m.topic == METRICS]
+
+
+def snapshot(fold: Fold[Any, Any]) -> list[Snapshot]:
+    """The state after this turn, in as many records as it needs."""
+    data = freeze(fold.state)
+    pieces = [data[i : i + SNAPSHOT_BYTES] for i in range(0, len(data), SNAPSHOT_BYTES)]
+    positions = [(topic, partition, offset) for (topic, partition), offset in fold.positions.items()]
+    common = {"sequence": fold.sequence, "positions": positions, "config": to_json(fold.config), "parts": len(pieces)}
+    return [Snapshot(**common, state=piece, part=i) for i, piece in enumerate(pieces)]
+
+
+def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
+    """The part where it was: its last snapshot, the records that holds, and the entries since, outputs thrown away. Also the records read."""
+    topic = f"journal.{part.name}"
+    newest, fold, tape = last_entry(log, topic), Fold(part.initial()), Tape(log, dict(part.inputs))
+    if newest is None:
+        return fold, 0
+    pieces: list[Snapshot] = []
+    for offset, record in entries(log, topic, max(newest.snapshot_offset, 0)):
+        if isinstance(record, Snapshot):
+            if offset - newest.snapshot_offset == len(pieces) and len(pieces) <= record.part:
+                pieces.append(record)
+                if len(pieces) == record.parts:
+                    fold.state = thaw(b"".join(piece.state for piece in pieces), type(fold.state), tape.fetch)
+                    fold.sequence, fold.snapshot_offset = record.sequence, newest.snapshot_offset
+                    fold.config = from_json(record.config, part)
+                    fold.positions = {(t, p): o for t, p, o in record.positions}
+        elif record.sequence > fold.sequence:
+            refold(part, fold, record, tape)
+    tape.close()
+    return fold, tape.records_read
+
+
+def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) -> list[Message]:
+    """Run one entry again. Returns the outputs it gives now; raises when they are not the ones that were recorded."""
+    if entry.sequence != fold.sequence + 1:
+        raise StreamrlError(f"journal.{part.name} jumps from entry {fold.sequence} to {entry.sequence}; it has been tampered with")
+    if entry.config:
+        fold.config = from_json(entry.config, part)
+    assert fold.config is not None, "the first entry carries the configuration"
+    events = [event for piece in entry.slices for event in tape.slice(piece)]
+    fold.state, outputs, _ = apply(part, fold.config, fold.state, events, entry.time_s)
+    if digest(outputs) != entry.digest:
+        raise StreamrlError(f"{part.name}: entry {entry.sequence} gives {len(outputs)} outputs that differ from the {entry.output_count} recorded; the code has changed since")
+    fold.sequence = entry.sequence
+    fold.events_since_snapshot += len(events)
+    fold.positions.update({(piece.topic, piece.partition): piece.end for piece in entry.slices})
+    return outputs
+
+
+def partitions(log: Log, topic: str) -> int:
+    try:
+        return log.topics()[topic]
+    except KeyError:
+        raise TopicMissing(f"topic {topic} is missing; create it with `streamrl topics apply RUN.yaml`") from None
+
+
+def to_json(config: Any) -> str:
+    return msgspec.json.encode(config).decode()
+
+
+def from_json(text: str, part: Part[C, S]) -> C:
+    return msgspec.json.decode(text, type=type(part.config))
+
+
+@dataclass
+class Tally:
+    """What the loop did since the last report."""
+
+    started: float = field(default_factory=time.monotonic)
+    events: int = 0
+    turns: int = 0
+    busy_s: float = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def count(self, events: int, busy_s: float) -> None:
+        self.events, self.turns, self.busy_s = self.events + events, self.turns + 1, self.busy_s + busy_s
+
+
+def gauges(part: Part[C, S], state: S, tally: Tally, time_s: float) -> dict[str, float]:
+    """The part's own gauges and the loop's; its warnings go to the log."""
+    report, elapsed_s = part.report(part.config, state, time_s), tally.elapsed_s
+    for warning in report.warnings:
+        logger.warning("%s: %s", part.name, warning)
+    loop = {"worker/events_per_s": tally.events / elapsed_s, "worker/turn_s": tally.busy_s / max(tally.turns, 1), "worker/busy_frac": tally.busy_s / elapsed_s}
+    return {**report.values, **loop}
