@@ -73,8 +73,10 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     started = time.monotonic()
     writer = log.writer(part.name)  # First of all: it fences an earlier instance and ends what that left open. Only now the journal is final.
     fold, records_read = restore(log, part)
-    inputs = {(topic, p): fold.positions.get((topic, p), 0) for topic in part.inputs for p in range(partitions(log, topic))}
-    reader, meter = log.reader(inputs), Meter(log, part.name)
+    for where in [(topic, p) for topic in part.inputs for p in range(partitions(log, topic))]:
+        if where not in fold.positions:
+            fold.positions[where] = log.start(*where)
+    reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
     tally = Tally()
     try:

@@ -1,0 +1,74 @@
+"""Chosen groups to one Batch record: concatenated, each rollout with its row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamrl.batcher.packing import pack
+from streamrl.records import Batch, ScoredGroup
+
+
+def totals(group: ScoredGroup) -> np.ndarray:
+    """(n,) int32: tokens of each rollout, prompt included."""
+    return group.lengths + np.int32(len(group.prompt))
+
+
+def without(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
+    """The group with only the rollouts where `keep` (n,) bool is true; advantages stay as they were."""
+    if keep.all():
+        return group
+    tokens = np.repeat(keep, group.lengths)
+    n_arrays = ("offsets", "lengths", "advantages", "rewards", "temperatures", "oldest_versions", "newest_versions")
+    fields = {name: getattr(group, name)[keep] for name in n_arrays}
+    return ScoredGroup(
+        environment=group.environment,
+        group_id=group.group_id,
+        problem_id=group.problem_id,
+        producer=group.producer,
+        partition=group.partition,
+        uids=[uid for uid, kept in zip(group.uids, keep, strict=True) if kept],
+        prompt=group.prompt,
+        tokens=group.tokens[tokens],
+        policy_logprobs=group.policy_logprobs[tokens],
+        loss_mask=None if group.loss_mask is None else group.loss_mask[tokens],
+        truncated=None if group.truncated is None else group.truncated[keep],
+        **fields,
+    )
+
+
+def assemble(groups: Sequence[ScoredGroup], number: int, policy_version: int, row_count: int, max_seq_len: int) -> Batch | None:
+    """The batch of these groups, or None when `row_count` rows of `max_seq_len` tokens do not hold them."""
+    rows = pack(np.concatenate([totals(group) for group in groups]), max_seq_len, row_count)
+    if rows is None:
+        return None
+    environments = sorted({group.environment for group in groups})
+    sizes = [len(group.uids) for group in groups]
+
+    def join(name: str) -> np.ndarray:
+        return np.concatenate([getattr(group, name) for group in groups])
+
+    masks = [np.ones(len(group.tokens), np.uint8) if group.loss_mask is None else group.loss_mask for group in groups]
+    return Batch(
+        number=number,
+        policy_version=policy_version,
+        row_count=row_count,
+        max_seq_len=max_seq_len,
+        environments=environments,
+        group_ids=[group.group_id for group in groups],
+        group_environments=np.array([environments.index(group.environment) for group in groups], np.int32),
+        prompts=join("prompt"),
+        prompt_lengths=np.array([len(group.prompt) for group in groups], np.int32),
+        uids=[uid for group in groups for uid in group.uids],
+        groups=np.repeat(np.arange(len(groups), dtype=np.int32), sizes),
+        rows=rows,
+        lengths=join("lengths"),
+        tokens=join("tokens"),
+        policy_logprobs=join("policy_logprobs"),
+        loss_mask=None if all(group.loss_mask is None for group in groups) else np.concatenate(masks),
+        advantages=join("advantages"),
+        rewards=join("rewards"),
+        temperatures=join("temperatures"),
+        oldest_versions=join("oldest_versions"),
+    )

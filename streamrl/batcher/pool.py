@@ -1,0 +1,238 @@
+"""The groups that wait to be trained on: how they come in, expire, and leave in a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from streamrl.batcher.assemble import assemble, totals, without
+from streamrl.batcher.parts import split
+from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares
+from streamrl.buffer.freshness import fresh
+from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
+from streamrl.stream.log import Event, Output
+
+
+@dataclass(frozen=True)
+class Config:
+    fractions: dict[str, float]  # of the tokens of a batch, by env; every env of the run is in it
+    learner: str  # whose versions count
+    total_token_budget: int
+    max_seq_len: int
+    row_count: int
+    max_age: int  # policy versions
+    lookahead: int
+    spill: bool
+    max_window_tokens: int  # of one env
+    shortage_after_s: float
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A group that waits, with what the decisions ask of it. Rollouts too long for a row do not count: they have met their fate."""
+
+    event: Event
+    tokens: int
+    rollouts: int
+    oldest: int  # version of its oldest token: a group is as old as its oldest rollout
+    newest: int
+
+
+class Pool(msgspec.Struct):
+    """One env's groups, in the order they came."""
+
+    groups: list[Held] = []
+    tokens: int = 0
+    rollouts: int = 0
+    closed: dict[str, int] = {}  # groups that came to an end in the buffer, by producer, since the run began
+    demand: Demand | None = None  # the last one published
+
+
+class State(msgspec.Struct):
+    version: int = -1  # newest heard; -1: none yet
+    next_batch: int = 0
+    pools: dict[str, Pool] = {}
+    balance: dict[str, float] = {}  # tokens carried over, by share
+    short: dict[str, int] = {}  # tokens that the next batch lacks, by share
+    short_since_s: float = 0.0
+
+
+@dataclass
+class Fold:
+    """One step at work: the state, and what comes out."""
+
+    config: Config
+    state: State
+    time_s: float
+    outputs: list[Output] = field(default_factory=list[Output])
+
+    def hear(self, version: int) -> None:
+        """Version `version` is announced."""
+        self.state.version = version
+
+    def take(self, event: Event, group: ScoredGroup) -> None:
+        """A group has come: it counts as closed for its env, and waits if there is something to train on."""
+        pool = self.state.pools.setdefault(group.environment, Pool())
+        pool.closed[group.producer] = pool.closed.get(group.producer, 0) + 1
+        fits = totals(group) <= self.config.max_seq_len
+        if not fits.all():
+            self.end("filtered", without(group, ~fits), cause=f"longer than max_seq_len {self.config.max_seq_len}")
+        usable = without(group, fits)
+        if usable.total_tokens > self.config.total_token_budget:
+            self.end("filtered", usable, cause=f"group larger than total_token_budget {self.config.total_token_budget}")
+        elif usable.uids:
+            held = Held(event, usable.total_tokens, len(usable.uids), int(usable.oldest_versions.min()), int(usable.newest_versions.max()))
+            pool.groups.append(held)
+            pool.tokens += held.tokens
+            pool.rollouts += held.rollouts
+
+    def usable(self, held: Held) -> ScoredGroup:
+        """The rollouts of a group that fit into a row."""
+        group = group_of(held.event)
+        return without(group, totals(group) <= self.config.max_seq_len)
+
+    def build_all(self) -> None:
+        """Expire what the next batch cannot take, and build every batch whose version is announced."""
+        self.expire()
+        while self.state.version >= max(self.state.next_batch - self.config.lookahead, 0) and self.build():
+            self.expire()
+
+    def say_demand(self) -> None:
+        for env in self.config.fractions:
+            self.want(env)
+
+    def expire(self) -> None:
+        """Drop the groups that the next batch can no longer take."""
+        for pool in self.state.pools.values():
+            old = [held for held in pool.groups if not fresh(self.state.next_batch, held.oldest, self.config.max_age)]
+            for held in old:
+                self.end("expired", self.usable(held))
+            remove(pool, old)
+
+    def build(self) -> bool:
+        """Try to build the next batch. False when a share is short: the batch waits."""
+        config, state = self.config, self.state
+        supply = {env: self.candidates(env, pool) for env, pool in state.pools.items()}
+        selection = select(supply, config.fractions, state.balance, config.total_token_budget, config.spill)
+        self.note_shortage(selection.short)
+        if selection.short or not selection.chosen:
+            return False
+        groups = [self.usable(state.pools[c.env].groups[c.index]) for c in selection.chosen]
+        batch = self.assemble(groups)
+        taken = selection.chosen[: len(batch.group_ids)]
+        before = {env: (pool.rollouts, pool.tokens, self.on_policy(pool)) for env, pool in state.pools.items()}
+        self.outputs += [Output("batches", str(batch.number), record) for record in split(batch)]
+        for group in groups[: len(taken)]:
+            self.end("batched", group, batch=batch.number)
+        state.balance = carry(config.fractions, state.balance, paid_by(selection, len(taken)), config.spill)
+        for env, pool in state.pools.items():
+            remove(pool, [pool.groups[c.index] for c in taken if c.env == env])
+        state.next_batch += 1
+        self.outputs.append(Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(batch, before))))
+        return True
+
+    def candidates(self, env: str, pool: Pool) -> list[Candidate]:
+        """Newest first: by the version of the oldest token, then by arrival. Groups from versions not heard of yet are held."""
+        heard = [(held.oldest, i, held.tokens) for i, held in enumerate(pool.groups) if held.newest <= self.state.version]
+        return [Candidate(env, i, tokens) for _, i, tokens in sorted(heard, reverse=True)]
+
+    def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
+        """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
+        for count in range(len(groups), 0, -1):
+            batch = assemble(groups[:count], self.state.next_batch, self.state.version, self.config.row_count, self.config.max_seq_len)
+            if batch is not None:
+                return batch
+        raise AssertionError("a group within the token budget fits into the rows of a batch")
+
+    def note_shortage(self, short: dict[str, int]) -> None:
+        if short and not self.state.short:
+            self.state.short_since_s = self.time_s
+        self.state.short = short
+
+    def want(self, env: str) -> None:
+        """Publish the env's demand if it has changed: what the batches that its next rollouts could serve need, less what is held."""
+        config, state, pool = self.config, self.state, self.state.pools.setdefault(env, Pool())
+        last_batch = min(state.version + config.lookahead + 1, state.version + config.max_age)
+        batches = max(last_batch - state.next_batch + 1, 0)
+        share = shares(config.fractions)
+        due = share.get(env, 0.0) + share[REST] / len(config.fractions)
+        wanted = math.ceil(batches * due * config.total_token_budget + state.balance.get(env, 0.0)) - pool.tokens
+        demand = Demand(
+            environment=env,
+            wanted_tokens=max(wanted, 0) if state.version >= 0 else 0,
+            held_tokens=pool.tokens,
+            closed_groups=dict(pool.closed),
+            missing_tokens=state.short.get(env, 0),
+        )
+        if demand != pool.demand:
+            pool.demand = demand
+            self.outputs.append(Output("demand", env, demand))
+
+    def on_policy(self, pool: Pool) -> int:
+        """Rollouts held that the newest version made."""
+        return sum(int((self.usable(held).oldest_versions == self.state.version).sum()) for held in pool.groups if held.newest == self.state.version)
+
+    def end(self, fate: FateKind, group: ScoredGroup, cause: str = "", batch: int | None = None) -> None:
+        record = Fate(
+            fate=fate,
+            environment=group.environment,
+            partition=group.partition,
+            offsets=group.offsets,
+            uids=group.uids,
+            policy_versions=group.oldest_versions,
+            batch=batch,
+            cause=cause,
+        )
+        self.outputs.append(Output("fates", group.group_id, record))
+
+
+def remove(pool: Pool, gone: Sequence[Held]) -> None:
+    identities = {id(held) for held in gone}
+    pool.groups = [held for held in pool.groups if id(held) not in identities]
+    pool.tokens -= sum(held.tokens for held in gone)
+    pool.rollouts -= sum(held.rollouts for held in gone)
+
+
+def paid_by(selection: Selection, taken: int) -> dict[str, int]:
+    """Tokens each share paid for, without the groups that the rows did not hold."""
+    paid = dict(selection.paid)
+    for candidate in selection.chosen[taken:]:
+        paid[candidate.env if paid.get(candidate.env) else REST] -= candidate.tokens
+    return paid
+
+
+def group_of(event: Event) -> ScoredGroup:
+    assert isinstance(event.record, ScoredGroup)
+    return event.record
+
+
+def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
+    """The metrics of document 001 that belong to a batch. `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built."""
+    rollout_envs = batch.group_environments[batch.groups]
+    rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
+    total = int(rollout_tokens.sum())
+    values: dict[str, float] = {
+        "batcher/tokens_total": float(total),
+        "batcher/rows_filled_frac": total / (batch.row_count * batch.max_seq_len),
+        "batcher/batch_age_mean": float(batch.number - batch.oldest_versions.mean()),
+        "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
+    }
+    for env, (rollouts, tokens, on_policy) in held.items():
+        mine = rollout_envs == (batch.environments.index(env) if env in batch.environments else -1)
+        used, used_tokens = int(mine.sum()), int(rollout_tokens[mine].sum())
+        values |= {
+            f"replays/{env}/rollouts_in_buffer": float(rollouts),
+            f"replays/{env}/tokens_in_buffer": float(tokens),
+            f"replays/{env}/frac_on_policy": on_policy / rollouts if rollouts else 0.0,
+            f"replays/{env}/frac_used_in_batch": used / rollouts if rollouts else 0.0,
+            f"batches/{env}/rollouts_used": float(used),
+            f"batches/{env}/tokens_used": float(used_tokens),
+            f"batches/{env}/frac_used": used_tokens / total,
+        }
+        if used:
+            values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[mine], dtype=np.float64))
+            values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[mine].mean())
+    return values

@@ -1,0 +1,71 @@
+"""Batcher: scored groups in, batches out; every env its share of the tokens, and a demand that tells it how much more is wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from streamrl.batcher.pool import Config, Fold, State
+from streamrl.batcher.selection import REST
+from streamrl.config import RunFile
+from streamrl.records import PolicyVersion, ScoredGroup
+from streamrl.stream import worker
+from streamrl.stream.log import Event, Log, Output
+from streamrl.stream.worker import Part, Report
+
+CONSUMES = ("groups", "policy-versions")
+PRODUCES = ("batches", "demand", "fates", "dead-letters", "metrics", "journal")
+
+
+def step(config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
+    """Fold the events in, one by one: how a poll was cut does not matter, but for the demand, which is said once a step."""
+    fold = Fold(config, state, time_s)
+    for event in events:
+        match event.record:
+            case PolicyVersion(learner=config.learner, version=version) if version > state.version:
+                fold.hear(version)
+            case ScoredGroup() as group:
+                fold.take(event, group)
+            case _:
+                continue  # another learner's version, or one heard before
+        fold.build_all()
+    fold.say_demand()
+    return state, fold.outputs
+
+
+def paused(config: Config, state: State) -> frozenset[str]:
+    """An env of which enough is held is not read on: what comes later is newer."""
+    return frozenset(f"groups.{env}" for env, pool in state.pools.items() if pool.tokens >= config.max_window_tokens)
+
+
+def report(config: Config, state: State, time_s: float) -> Report:
+    """Nobody waits silently: which share is short, by how much, and for how long."""
+    waited_s = time_s - state.short_since_s if state.short else 0.0
+    values = {f"batcher/missing_tokens/{share or 'rest'}": float(tokens) for share, tokens in state.short.items()}
+    values |= {f"batcher/held_tokens/{env}": float(pool.tokens) for env, pool in state.pools.items()}
+    values |= {"batcher/blocked_s": waited_s, "batcher/next_batch": float(state.next_batch), "batcher/version": float(state.version)}
+    if waited_s < config.shortage_after_s:
+        return Report(values)
+    who = {share: "the envs together" if share == REST else share for share in state.short}
+    return Report(values, [f"batch {state.next_batch} has waited {waited_s:.0f} s for {who[share]}, {tokens} tokens short" for share, tokens in state.short.items()])
+
+
+def part(run: RunFile) -> Part[Config, State]:
+    config = Config(
+        fractions={name: env.fraction for name, env in run.envs.items()},
+        learner=run.learner.name,
+        total_token_budget=run.batcher.total_token_budget,
+        max_seq_len=run.batcher.max_seq_len,
+        row_count=run.batcher.rows,
+        max_age=run.buffer.max_age,
+        lookahead=run.batcher.lookahead,
+        spill=run.batcher.on_shortage == "spill",
+        max_window_tokens=run.buffer.max_window_tokens,
+        shortage_after_s=run.batcher.shortage_after_s,
+    )
+    inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
+    return Part("batcher", inputs, config, State, step, paused, report)
+
+
+def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    worker.run(log, part(run), stop)

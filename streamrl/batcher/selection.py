@@ -1,0 +1,77 @@
+"""Which groups train next: every env its share of the tokens, newest groups first, whole groups only.
+
+Deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) with a batch for a round: what an env got too much or too little is carried over, so the
+shares hold over the run although groups have any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+REST = ""  # the pseudo-env that stands for what the fractions leave; it takes from whoever has most
+
+
+class Candidate(NamedTuple):
+    """A group that the batch may take."""
+
+    env: str
+    index: int  # in its env's pool
+    tokens: int
+
+
+class Selection(NamedTuple):
+    chosen: list[Candidate]  # in the order taken
+    paid: dict[str, int]  # tokens by the share they count against: an env, or REST
+    short: dict[str, int]  # tokens that a share lacks; empty: the batch is full
+
+
+def shares(fractions: Mapping[str, float]) -> dict[str, float]:
+    """The fractions, and under REST what they leave."""
+    return {**{env: fraction for env, fraction in fractions.items() if fraction > 0}, REST: max(1.0 - sum(fractions.values()), 0.0)}
+
+
+def select(supply: Mapping[str, Sequence[Candidate]], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool) -> Selection:
+    """Take groups, always for the share that lacks most tokens, until the next one would not fit in `budget` tokens.
+
+    `supply`: each env's candidates, newest first. `balance`: tokens carried over, by share. With `spill`, what an env cannot supply is taken from the
+    others; without, its share is `short` and the batch has to wait.
+    """
+    need = {share: fraction * budget + balance.get(share, 0.0) for share, fraction in shares(fractions).items()}
+    left = {env: list(reversed(candidates)) for env, candidates in supply.items()}
+    chosen: list[Candidate] = []
+    paid = dict.fromkeys(need, 0)
+    short: dict[str, int] = {}
+    total = 0
+    while True:
+        open_shares = [s for s in need if s not in short]
+        if not open_shares:
+            return Selection(chosen, paid, short)
+        share = max(open_shares, key=lambda s: need[s] - paid[s])
+        lacking = need[share] - paid[share]
+        if lacking < 1:
+            return Selection(chosen, paid, short)
+        env = share or max(left, key=lambda e: sum(c.tokens for c in left[e]), default=REST)
+        if not left.get(env):
+            if spill and share != REST:
+                need[REST] += lacking
+                need[share] = paid[share]
+            else:
+                short[share] = int(lacking)
+        elif total + left[env][-1].tokens > budget:
+            return Selection(chosen, paid, short)
+        else:
+            candidate = left[env].pop()
+            chosen.append(candidate)
+            paid[share] += candidate.tokens
+            total += candidate.tokens
+
+
+def carry(fractions: Mapping[str, float], balance: Mapping[str, float], paid: Mapping[str, int], spill: bool) -> dict[str, float]:
+    """The balance after a batch: what each share was due of the tokens really taken, less what it got.
+
+    With `spill` nobody catches up later on what the others filled in for it.
+    """
+    total = sum(paid.values())
+    after = {share: balance.get(share, 0.0) + fraction * total - paid.get(share, 0) for share, fraction in shares(fractions).items()}
+    return dict.fromkeys(after, 0.0) if spill else after

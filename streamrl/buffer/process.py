@@ -1,0 +1,83 @@
+"""Buffer: rollouts in, scored groups out; what is too old, doubled or late meets its fate here. One process serves any number of envs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamrl.buffer.advantages import advantage_named
+from streamrl.buffer.window import Fold, Rules, State
+from streamrl.config import RunFile
+from streamrl.errors import ConfigError
+from streamrl.records import PolicyVersion, Rollout
+from streamrl.stream import worker
+from streamrl.stream.log import Event, Log, Output
+from streamrl.stream.worker import Part, Report
+
+CONSUMES = ("rollouts", "policy-versions")
+PRODUCES = ("groups", "fates", "dead-letters", "metrics", "journal")
+
+
+@dataclass(frozen=True)
+class Config:
+    envs: tuple[str, ...]
+    learner: str  # whose versions count
+    group_size: int  # rollouts per problem
+    min_group_size: int
+    max_age: int  # policy versions
+    max_window_tokens: int  # of one env
+    remember_versions: int  # how long uids and closed groups are known
+    advantage: str
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.group_size, self.min_group_size, self.max_age, self.max_window_tokens, self.remember_versions, advantage_named(self.advantage))
+
+
+def step(config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
+    """Fold the events in, one by one: how a poll was cut does not matter."""
+    fold = Fold(config.rules, state)
+    for event in events:
+        match event.record:
+            case PolicyVersion(learner=config.learner, version=version) if version > state.version:
+                fold.hear(version, time_s)
+            case Rollout() as rollout:
+                fold.take(event, rollout)
+            case _:
+                pass  # another learner's version, or one heard before
+    return state, fold.outputs
+
+
+def paused(config: Config, state: State) -> frozenset[str]:
+    """The topic of an env whose window is full is not read on."""
+    return frozenset(f"rollouts.{env}" for env, window in state.windows.items() if window.tokens >= config.max_window_tokens)
+
+
+def report(config: Config, state: State, time_s: float) -> Report:
+    values = {f"buffer/window_tokens/{env}": float(window.tokens) for env, window in state.windows.items()}
+    full = [f"the window of {topic.removeprefix('rollouts.')} is full of open groups, not reading on; raise buffer.max_window_tokens" for topic in sorted(paused(config, state))]
+    return Report({**values, "buffer/version": float(state.version)}, full)
+
+
+def part(run: RunFile, envs: Sequence[str] = ()) -> Part[Config, State]:
+    """The buffer of all envs of the run, or of some: then it has a name, and a journal, of its own."""
+    if unknown := [env for env in envs if env not in run.envs]:
+        raise ConfigError(f"buffer: the run has no env {unknown[0]!r}; it has {', '.join(run.envs)}")
+    chosen, rules = tuple(envs) or tuple(run.envs), run.buffer
+    config = Config(
+        envs=chosen,
+        learner=run.learner.name,
+        group_size=rules.group_size,
+        min_group_size=rules.min_group_size,
+        max_age=rules.max_age,
+        max_window_tokens=rules.max_window_tokens,
+        remember_versions=rules.remember_versions,
+        advantage=rules.advantage,
+    )
+    inputs = {**{f"rollouts.{env}": ("rollout",) for env in chosen}, "policy-versions": ("policy-version",)}
+    return Part("-".join(("buffer", *envs)), inputs, config, State, step, paused, report)
+
+
+def main(run: RunFile, log: Log, stop: threading.Event, envs: Sequence[str] = ()) -> None:
+    worker.run(log, part(run, envs), stop)

@@ -1,0 +1,174 @@
+"""What the buffer holds, and how each rollout leaves it: in a closed group, or by a fate of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from streamrl.buffer import groups
+from streamrl.buffer.advantages import Advantage
+from streamrl.buffer.freshness import FUTURE_VERSIONS, fresh, last_chance
+from streamrl.buffer.groups import rollout_of
+from streamrl.buffer.intake import Intake, objection
+from streamrl.records import Fate, FateKind, Metric, Rollout
+from streamrl.stream.dead_letters import reject
+from streamrl.stream.log import Event, Output
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a group closes and how long it is known."""
+
+    group_size: int
+    min_group_size: int
+    max_age: int
+    max_window_tokens: int
+    remember_versions: int
+    advantage: Advantage
+
+
+class OpenGroup(msgspec.Struct):
+    """A group that waits for its rollouts."""
+
+    opened: int  # version heard at the time
+    problem_id: str
+    producer: str
+    partition: int
+    members: list[Event] = []
+    lost: int = 0  # rollouts that failed or expired: they count towards its size
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout_of(event) for event in self.members]
+
+
+class Window(msgspec.Struct):
+    """What one env has in flight here: bounded by age and by tokens."""
+
+    open: dict[str, OpenGroup] = {}
+    tokens: int = 0
+    intake: Intake = msgspec.field(default_factory=Intake)
+
+
+class State(msgspec.Struct):
+    version: int = -1  # newest heard; -1: none yet
+    windows: dict[str, Window] = {}
+    seen: dict[int, dict[str, None]] = {}  # version heard -> uids; a dict keeps their order, so that equal states have equal bytes
+    closed: dict[int, dict[str, None]] = {}  # version heard -> groups
+
+
+@dataclass
+class Fold:
+    """One step at work: the state, and what comes out."""
+
+    rules: Rules
+    state: State
+    outputs: list[Output] = field(default_factory=list[Output])
+
+    def hear(self, version: int, time_s: float) -> None:
+        """A new policy version: forget what is long over, drop what has become too old, close what could not wait for another."""
+        state, horizon = self.state, version - self.rules.remember_versions
+        state.version = version
+        for memory in (state.seen, state.closed):
+            for old in [v for v in memory if v < horizon]:
+                del memory[old]
+        for env, window in state.windows.items():
+            for group_id in list(window.open):
+                self.expire(window, group_id)
+                self.settle(env, window, group_id)
+            self.outputs.append(Output("metrics", "buffer", Metric(source="buffer", time_s=time_s, step=version, values=window.intake.values(env))))
+            window.intake = Intake()
+
+    def take(self, event: Event, rollout: Rollout) -> None:
+        """A rollout has come: it joins its group, or meets its end."""
+        state, env, uid, group_id = self.state, event.topic.partition(".")[2], rollout.rollout_uid, rollout.group_id
+        if cause := objection(rollout, event.key, env, state.version + FUTURE_VERSIONS):
+            self.outputs += reject(event, cause)
+            return
+        if any(uid in uids for uids in state.seen.values()):
+            self.end("duplicate", [event])
+            return
+        state.seen.setdefault(state.version, {})[uid] = None
+        window = state.windows.setdefault(env, Window())
+        window.intake.count(rollout)
+        if any(group_id in group_ids for group_ids in state.closed.values()):
+            self.end("filtered", [event], "late for its group")
+            return
+        group = window.open.get(group_id)
+        if group is None:
+            group = window.open[group_id] = OpenGroup(state.version, rollout.problem_id, rollout.producer, event.partition)
+        group.members.append(event)
+        window.tokens += groups.total_tokens(rollout)
+        self.expire(window, group_id)
+        self.settle(env, window, group_id)
+        self.relieve(env, window)
+
+    def expire(self, window: Window, group_id: str) -> None:
+        """Take out the members that failed, and those that batch number `version` could no longer take."""
+        group, keep = window.open[group_id], list[Event]()
+        old: list[Event] = []
+        for event in group.members:
+            rollout = rollout_of(event)
+            if rollout.failure:
+                self.end("failed", [event], rollout.failure)
+            elif not fresh(self.state.version, rollout.policy_version, self.rules.max_age):
+                old.append(event)
+            else:
+                keep.append(event)
+                continue
+            group.lost += 1
+            window.tokens -= groups.total_tokens(rollout)
+        if old:
+            self.end("expired", old)
+        group.members = keep
+
+    def settle(self, env: str, window: Window, group_id: str) -> None:
+        """Close the group if it is complete, or would age out, or has been waiting for longer than anything is remembered."""
+        rules, version, group = self.rules, self.state.version, window.open[group_id]
+        rollouts = group.rollouts
+        if any(rollout.newest_policy_version > version for rollout in rollouts):
+            return  # from a version not heard of yet: held
+        complete = len(rollouts) + group.lost >= rules.group_size
+        ages_out = any(last_chance(version, rollout.policy_version, rules.max_age) for rollout in rollouts) and len(rollouts) >= rules.min_group_size
+        if complete or ages_out or version - group.opened > rules.remember_versions:
+            self.close(env, window, group_id)
+
+    def relieve(self, env: str, window: Window) -> None:
+        """A full window closes its oldest groups at their minimum, rather than wait for rollouts that it will not read."""
+        for group_id, group in list(window.open.items()):
+            if window.tokens < self.rules.max_window_tokens:
+                return
+            heard = all(rollout.newest_policy_version <= self.state.version for rollout in group.rollouts)
+            if heard and len(group.members) >= self.rules.min_group_size:
+                self.close(env, window, group_id)
+
+    def close(self, env: str, window: Window, group_id: str) -> None:
+        """The group is over: scored and published, or published empty when too few are left of it."""
+        group = window.open.pop(group_id)
+        self.state.closed.setdefault(self.state.version, {})[group_id] = None
+        window.tokens -= sum(groups.total_tokens(rollout) for rollout in group.rollouts)
+        if len(group.members) >= self.rules.min_group_size:
+            record = groups.score(group.members, self.rules.advantage)
+        else:
+            if group.members:
+                self.end("filtered", group.members, "group below its minimum size")
+            record = groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
+        self.outputs.append(Output(f"groups.{env}", group_id, record))
+
+    def end(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
+        """These rollouts of one group end here."""
+        rollouts = [rollout_of(event) for event in events]
+        first = rollouts[0]
+        record = Fate(
+            fate=fate,
+            environment=first.environment,
+            partition=events[0].partition,
+            offsets=np.array([event.offset for event in events], np.int64),
+            uids=[rollout.rollout_uid for rollout in rollouts],
+            policy_versions=np.array([rollout.policy_version for rollout in rollouts], np.int32),
+            cause=cause,
+        )
+        self.outputs.append(Output("fates", first.group_id, record))
