@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from streamrl.batcher.assemble import assemble
+from streamrl.batcher.packing import expand, pack, ragged_arange
+from tests.build import group
+
+
+def test_best_fit_puts_each_rollout_into_the_tightest_row():
+    # 7 and 6 open rows 0 and 1 (free 3 and 4); 4 fits row 1 exactly, 3 row 0
+    rows = pack(np.array([3, 7, 4, 6]), max_seq_len=10, row_count=2)
+    assert rows is not None and rows.tolist() == [0, 0, 1, 1]
+
+
+def test_what_does_not_fit_gives_none():
+    assert pack(np.array([6, 6, 6]), max_seq_len=10, row_count=2) is None
+
+
+def test_a_rollout_longer_than_a_row_is_named():
+    with pytest.raises(ValueError, match="rollout 1 has 11 tokens; a row holds 10"):
+        pack(np.array([3, 11]), max_seq_len=10, row_count=2)
+
+
+def test_no_row_overflows_and_no_rollout_is_lost():
+    lengths = np.random.default_rng(0).integers(1, 65, 500)
+    rows = pack(lengths, 64, 300)
+    assert rows is not None and np.bincount(rows, weights=lengths).max() <= 64 and len(rows) == 500
+
+
+def test_ragged_arange():
+    assert ragged_arange(np.array([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
+
+
+def test_two_groups_become_dense_rows():
+    # group a: prompt 1 2, rollouts 10 | 11 12; group b: prompt 1, rollout 10 11 12. Rows of 6: [a1 (4) ..], [b0 (4)], [a0 (3)]
+    batch = assemble([group("a", "ga", sizes=(1, 2), prompt=2), group("b", "gb", sizes=(3,), prompt=1)], 0, 0, row_count=3, max_seq_len=6)
+    assert batch is not None and batch.rows.tolist() == [2, 0, 1]
+    dense = expand(batch)
+    assert dense.input_ids.tolist() == [[1, 2, 11, 12, 0, 0], [1, 10, 11, 12, 0, 0], [1, 2, 10, 0, 0, 0]]
+    assert dense.loss_mask.tolist() == [[0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
+    assert dense.segment_ids.tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]]
+    assert dense.position_ids.tolist() == [[0, 1, 2, 3, 0, 0], [0, 1, 2, 3, 0, 0], [0, 1, 2, 0, 0, 0]]
+    assert dense.policy_logprobs.tolist()[0] == [0, -0.5, -0.5, 0, 0, 0]
+    assert dense.advantages.tolist() == [[0, 1, 1, 0, 0, 0], [-1, -1, -1, 0, 0, 0], [0, -1, 0, 0, 0, 0]]
+    assert dense.temperatures.tolist()[0] == [1] * 6
+
+
+def test_several_rollouts_share_a_row():
+    batch = assemble([group(sizes=(1, 1), prompt=1)], 0, 0, row_count=1, max_seq_len=4)
+    assert batch is not None
+    dense = expand(batch)
+    assert dense.input_ids.tolist() == [[1, 10, 1, 11]]
+    assert dense.segment_ids.tolist() == [[1, 1, 2, 2]]
+    assert dense.position_ids.tolist() == [[0, 1, 0, 1]]
+    assert dense.loss_mask.tolist() == [[1, 0, 1, 0]]

@@ -1,0 +1,154 @@
+"""The batcher's step worked by hand: groups of two rollouts, 2 + 3 tokens each, so 10 tokens a group; budgets of a few groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamrl.batcher.pool import Config, State
+from streamrl.batcher.process import paused, report, step
+from streamrl.records import Batch, Demand, Fate, Metric
+from streamrl.stream.log import Event, Output
+from tests.build import group, group_event, version_event
+
+CONFIG = Config(
+    fractions={"copy": 1.0},
+    learner="lead",
+    total_token_budget=20,
+    max_seq_len=10,
+    row_count=3,
+    max_age=1,
+    lookahead=0,
+    spill=False,
+    max_window_tokens=1000,
+    shortage_after_s=2.0,
+)
+
+
+def fold(events: Sequence[Event], config: Config = CONFIG) -> list[Output]:
+    return step(config, State(), events, 0.0)[1]
+
+
+def batches(outputs: Sequence[Output]) -> list[list[str]]:
+    return [o.record.group_ids for o in outputs if isinstance(o.record, Batch)]
+
+
+def fates(outputs: Sequence[Output]) -> list[tuple[str, str, int | None]]:
+    return [(o.record.fate, o.key, o.record.batch) for o in outputs if isinstance(o.record, Fate)]
+
+
+def arrivals(*names: str, version: int = 0, env: str = "copy") -> list[Event]:
+    return [group_event(i, group(env, name, version=version)) for i, name in enumerate(names)]
+
+
+def test_a_batch_is_built_when_the_budget_is_full():
+    out = fold([version_event(0), *arrivals("a", "b", "c")])
+    assert batches(out) == [["b", "a"]]  # newest first
+    assert fates(out) == [("batched", "b", 0), ("batched", "a", 0)]
+
+
+def test_lookahead_0_waits_for_its_version():
+    events = [version_event(0), *arrivals("a", "b", "c", "d")]
+    assert len(batches(fold(events))) == 1
+    assert batches(fold([*events, version_event(1)])) == [["b", "a"], ["d", "c"]]
+
+
+def test_max_age_1_lookahead_1_batches_0_and_1_may_use_version_0_batch_2_may_not():
+    config = replace(CONFIG, lookahead=1)
+    out = fold([version_event(0), *arrivals("a", "b", "c", "d", "e", "f"), version_event(1)], config)
+    assert batches(out) == [["b", "a"], ["d", "c"]]
+    assert [fate for fate in fates(out) if fate[0] == "expired"] == [("expired", "e", None), ("expired", "f", None)]
+
+
+def test_a_group_is_as_old_as_its_oldest_rollout():
+    mixed = group(name="m", version=2)
+    mixed.oldest_versions.setflags(write=True)
+    mixed.oldest_versions[1] = 0
+    state = State(version=2, next_batch=2)
+    _, out = step(CONFIG, state, [group_event(0, mixed)], 0.0)
+    assert fates(out) == [("expired", "m", None)]
+
+
+def test_a_group_from_a_version_not_heard_of_is_held():
+    out = fold([version_event(0), *arrivals("a", version=3), *arrivals("b", "c")])
+    assert batches(out) == [["c", "b"]]
+
+
+def test_a_rollout_longer_than_a_row_is_filtered_and_its_group_goes_on():
+    out = fold([version_event(0), group_event(0, group(name="long", sizes=(9, 3))), *arrivals("b")])
+    assert fates(out)[0] == ("filtered", "long", None)
+    state, _ = step(CONFIG, State(), [version_event(0), group_event(0, group(name="long", sizes=(9, 3)))], 0.0)
+    assert state.pools["copy"].tokens == 5 and state.pools["copy"].rollouts == 1
+
+
+def test_a_group_larger_than_the_budget_is_filtered_not_waited_for():
+    out = fold([version_event(0), group_event(0, group(name="huge", sizes=(8, 8, 8)))])
+    assert fates(out) == [("filtered", "huge", None)]
+
+
+def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
+    config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40)
+    state, out = step(config, State(), [version_event(0), *arrivals("a", "b", "c")], 100.0)
+    assert batches(out) == []
+    demands = {o.record.environment: o.record for o in out if isinstance(o.record, Demand)}
+    assert demands["add"].missing_tokens == 20
+    assert report(config, state, 101.0).warnings == []
+    assert report(config, state, 103.0).warnings == ["batch 0 has waited 3 s for add, 20 tokens short"]
+    assert report(config, state, 103.0).values["batcher/missing_tokens/add"] == 20
+
+
+def test_spill_goes_on_without_the_env_that_is_short():
+    config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40, spill=True, row_count=5)
+    assert batches(fold([version_event(0), *arrivals("a", "b", "c", "d")], config)) == [["d", "c", "b", "a"]]
+
+
+def test_demand_covers_the_batches_that_new_rollouts_could_serve():
+    # version 0, lookahead 0, max age 1: batches 0 and 1, 20 tokens each; one group of 10 is held
+    out = fold([version_event(0), *arrivals("a")])
+    demand = [o.record for o in out if isinstance(o.record, Demand)][-1]
+    assert (demand.wanted_tokens, demand.held_tokens, demand.closed_groups) == (30, 10, {"copy-0": 1})
+
+
+def test_after_its_batch_is_built_only_the_next_one_is_wanted():
+    out = fold([version_event(0), *arrivals("a", "b")])
+    assert [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens == 20
+
+
+def test_demand_is_said_again_only_when_it_changes():
+    state, _ = step(CONFIG, State(), [version_event(0)], 0.0)
+    assert step(CONFIG, state, [version_event(0, learner="other")], 1.0)[1] == []
+
+
+def test_an_empty_group_counts_as_closed():
+    empty = group(name="gone", sizes=())
+    out = fold([version_event(0), group_event(0, empty)])
+    assert [o.record.closed_groups for o in out if isinstance(o.record, Demand)] == [{"copy-0": 1}]
+
+
+def test_a_full_pool_is_not_read_on():
+    config = replace(CONFIG, max_window_tokens=10)
+    state, _ = step(config, State(), arrivals("a"), 0.0)
+    assert paused(config, state) == {"groups.copy"}
+
+
+def test_the_metrics_of_a_batch():
+    # three groups held (6 rollouts, 30 tokens), all of the newest version; two go into the batch of 20 tokens, 3 rows of 10
+    state, _ = step(CONFIG, State(), arrivals("a", "b", "c"), 0.0)
+    out = step(CONFIG, state, [version_event(0)], 5.0)[1]
+    (metric,) = [o.record for o in out if isinstance(o.record, Metric)]
+    assert (metric.step, metric.time_s) == (0, 5.0)
+    assert metric.values == {
+        "batcher/tokens_total": 20,
+        "batcher/rows_filled_frac": 20 / 30,
+        "batcher/batch_age_mean": 0,
+        "batcher/batch_age_max": 0,
+        "replays/copy/rollouts_in_buffer": 6,
+        "replays/copy/tokens_in_buffer": 30,
+        "replays/copy/frac_on_policy": 1,
+        "replays/copy/frac_used_in_batch": 4 / 6,
+        "batches/copy/rollouts_used": 4,
+        "batches/copy/tokens_used": 20,
+        "batches/copy/frac_used": 1,
+        "batches/copy/reward/mean": 0,
+        "batches/copy/age/mean": 0,
+    }

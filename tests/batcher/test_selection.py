@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import random
+
+from streamrl.batcher.selection import REST, Candidate, carry, select, shares
+
+
+def supply(**sizes: list[int]) -> dict[str, list[Candidate]]:
+    return {env: [Candidate(env, i, size) for i, size in enumerate(tokens)] for env, tokens in sizes.items()}
+
+
+def test_what_the_fractions_leave_is_the_rest():
+    assert shares({"a": 0.5, "b": 0.25}) == {"a": 0.5, "b": 0.25, REST: 0.25}
+    assert shares({"a": 0.0}) == {REST: 1.0}
+
+
+def test_the_share_that_lacks_most_takes_next():
+    # budget 40: a is due 30, b 10. a takes until both lack 10; a comes first among equals
+    out = select(supply(a=[10] * 9, b=[10] * 9), {"a": 0.75, "b": 0.25}, {}, 40, spill=False)
+    assert [(c.env, c.index) for c in out.chosen] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
+    assert out.paid == {"a": 30, "b": 10, REST: 0} and out.short == {}
+
+
+def test_a_shortage_blocks_and_names_what_is_missing():
+    out = select(supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=False)
+    assert out.short == {"a": 10}
+
+
+def test_spill_lets_the_others_fill_in():
+    out = select(supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=True)
+    assert out.short == {} and [c.env for c in out.chosen].count("b") == 3
+    assert carry({"a": 0.5, "b": 0.5}, {}, out.paid, spill=True) == {"a": 0, "b": 0, REST: 0}
+
+
+def test_the_rest_goes_by_availability():
+    out = select(supply(a=[10], b=[10, 10, 10]), {"a": 0.25}, {}, 40, spill=False)
+    assert sorted(c.env for c in out.chosen) == ["a", "b", "b", "b"]
+
+
+def test_a_group_that_would_not_fit_ends_the_batch_and_the_balance_makes_up_for_it():
+    fractions = {"a": 0.5, "b": 0.5}
+    out = select(supply(a=[15, 15], b=[15, 15]), fractions, {}, 40, spill=False)
+    assert [c.env for c in out.chosen] == ["a", "b"] and out.short == {}  # a third would make 45
+    assert carry(fractions, {}, {"a": 30, "b": 15, REST: 0}, spill=False) == {"a": -7.5, "b": 7.5, REST: 0.0}
+
+
+def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
+    """A simulated supply: env `fast` makes ten groups where `slow` makes one, of any size; both are asked for their share."""
+    rng = random.Random(0)
+    fractions, balance, used = {"fast": 0.5, "slow": 0.3}, dict[str, float](), dict.fromkeys(("fast", "slow", REST), 0)
+    pools: dict[str, list[int]] = {"fast": [], "slow": []}
+    batches = 0
+    while batches < 50:
+        for env, rate in (("fast", 10), ("slow", 1)):
+            pools[env] += [rng.randint(50, 400) for _ in range(rate)] if sum(pools[env]) < 20_000 else []
+        out = select(supply(**pools), fractions, balance, 10_000, spill=False)
+        if out.short:
+            continue
+        batches += 1
+        balance = carry(fractions, balance, out.paid, spill=False)
+        for share, tokens in out.paid.items():
+            used[share] += tokens
+        for env in pools:
+            gone = {c.index for c in out.chosen if c.env == env}
+            pools[env] = [size for i, size in enumerate(pools[env]) if i not in gone]
+    total = sum(used.values())
+    assert total > 50 * 9_500
+    for share, fraction in shares(fractions).items():
+        assert abs(used[share] / total - fraction) < 0.02 * fraction

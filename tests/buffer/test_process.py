@@ -1,0 +1,150 @@
+"""The buffer's step on small windows worked by hand: 2 rollouts a group, at least 1, max age 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from streamrl.buffer.process import Config, paused, step
+from streamrl.buffer.window import State
+from streamrl.records import Fate, Metric, ScoredGroup
+from streamrl.stream.log import Event, Output, Undecodable
+from tests.build import rollout, rollout_event, turns, version_event
+
+CONFIG = Config(envs=("copy",), learner="lead", group_size=2, min_group_size=2, max_age=1, max_window_tokens=1000, remember_versions=4, advantage="rloo")
+
+
+def fold(events: Sequence[Event], config: Config = CONFIG) -> list[Output]:
+    return step(config, State(), events, 0.0)[1]
+
+
+def groups(outputs: Sequence[Output]) -> list[ScoredGroup]:
+    return [o.record for o in outputs if isinstance(o.record, ScoredGroup)]
+
+
+def fates(outputs: Sequence[Output]) -> list[tuple[str, list[int], str]]:
+    return [(o.record.fate, o.record.offsets.tolist(), o.record.cause) for o in outputs if isinstance(o.record, Fate)]
+
+
+def test_a_group_closes_at_its_size():
+    out = fold([version_event(0), rollout_event(0, rollout(sample=0, reward=1.0)), rollout_event(1, rollout(sample=1, reward=0.0))])
+    (group,) = groups(out)
+    assert group.advantages.tolist() == [1.0, -1.0]
+    assert group.uids == ["g0-0", "g0-1"]
+    assert fates(out) == []
+
+
+def test_a_late_rollout_is_filtered():
+    out = fold([version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(3))])
+    assert fates(out) == [("filtered", [2], "late for its group")]
+
+
+def test_a_second_copy_is_a_duplicate():
+    out = fold([version_event(0), rollout_event(0, rollout()), rollout_event(1, rollout())])
+    assert fates(out) == [("duplicate", [1], "")] and groups(out) == []
+
+
+def test_what_is_too_old_on_arrival_expires_and_its_group_closes_without_it():
+    config = replace(CONFIG, min_group_size=1)
+    out = fold([version_event(2), rollout_event(0, rollout(sample=0, version=0)), rollout_event(1, rollout(sample=1, version=1))], config)
+    assert fates(out) == [("expired", [0], "")]
+    assert groups(out)[0].uids == ["g0-1"]
+
+
+def test_a_group_that_would_age_out_closes_at_its_minimum():
+    config = replace(CONFIG, group_size=3)
+    out = fold([version_event(0), rollout_event(0, rollout(sample=0)), rollout_event(1, rollout(sample=1)), version_event(1), rollout_event(2, rollout(sample=2))], config)
+    assert groups(out)[0].uids == ["g0-0", "g0-1"]
+    assert fates(out) == [("filtered", [2], "late for its group")]
+
+
+def test_below_the_minimum_it_waits_and_expires():
+    out = fold([version_event(0), rollout_event(0, rollout()), version_event(1), version_event(2)])
+    assert fates(out) == [("expired", [0], "")] and groups(out) == []
+
+
+def test_a_failed_generation_lets_its_group_close():
+    config = replace(CONFIG, min_group_size=1)
+    out = fold([version_event(0), rollout_event(0, rollout(sample=0, failure="server gone")), rollout_event(1, rollout(sample=1))], config)
+    assert fates(out) == [("failed", [0], "server gone")]
+    assert groups(out)[0].uids == ["g0-1"]
+
+
+def test_a_group_with_too_few_left_closes_empty_so_that_its_env_gets_its_credit_back():
+    out = fold([version_event(0), rollout_event(0, rollout(sample=0, failure="x")), rollout_event(1, rollout(sample=1))])
+    assert fates(out) == [("failed", [0], "x"), ("filtered", [1], "group below its minimum size")]
+    assert groups(out)[0].uids == [] and groups(out)[0].producer == "copy-0"
+
+
+def test_a_version_not_heard_of_yet_is_held():
+    events = [version_event(0), rollout_event(0, rollout(sample=0, version=3)), rollout_event(1, rollout(sample=1, version=3))]
+    assert fold(events) == []
+    assert len(groups(fold([*events, version_event(3)]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (rollout_event(0, rollout(version=9)), "policy version 9 is further ahead than 8"),
+        (Event("rollouts.copy", 0, 0, "g0", rollout(env="other")), "environment 'other'"),
+        (Event("rollouts.copy", 0, 0, "elsewhere", rollout()), "key 'elsewhere'"),
+        (rollout_event(0, rollout(turns=turns(top_p=0.9))), "top_p 0.9"),
+    ],
+)
+def test_what_cannot_be_used_is_dead_lettered_with_its_cause(event: Event, cause: str):
+    letter, fate = fold([version_event(0), event])
+    assert letter.topic == "dead-letters.rollouts.copy" and isinstance(letter.record, Undecodable)
+    headers = dict(letter.record.headers)
+    assert cause in headers["__connect.errors.exception.message"].decode()
+    assert (headers["__connect.errors.topic"], headers["__connect.errors.offset"]) == (b"rollouts.copy", b"0")
+    assert isinstance(fate.record, Fate) and fate.record.fate == "invalid" and cause in fate.record.cause
+
+
+def test_another_learners_versions_do_not_count():
+    out = fold([version_event(0), rollout_event(0, rollout()), version_event(7, learner="second"), rollout_event(1, rollout(sample=1))])
+    assert len(groups(out)) == 1 and fates(out) == []
+
+
+def test_how_a_poll_is_cut_does_not_matter():
+    events = [version_event(0), *(rollout_event(i, rollout(group=f"g{i // 3}", sample=i % 3)) for i in range(12)), version_event(1), version_event(2)]
+    whole = fold(events)
+    state, pieces = State(), list[Output]()
+    for event in events:
+        state, outputs = step(CONFIG, state, [event], 0.0)
+        pieces += outputs
+    assert str(whole) == str(pieces)
+
+
+def test_a_full_window_is_not_read_on():
+    config = replace(CONFIG, max_window_tokens=10, group_size=8, min_group_size=8)
+    state, _ = step(config, State(), [version_event(0), rollout_event(0, rollout(sample=0))], 0.0)
+    assert paused(config, state) == frozenset()  # 5 tokens
+    state, _ = step(config, state, [rollout_event(1, rollout(sample=1))], 0.0)
+    assert paused(config, state) == {"rollouts.copy"}
+
+
+def test_a_full_window_closes_its_oldest_group_at_the_minimum():
+    config = replace(CONFIG, max_window_tokens=10, group_size=8)
+    state, outputs = step(config, State(), [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(2))], 0.0)
+    assert groups(outputs)[0].uids == ["g0-0", "g0-1"] and paused(config, state) == frozenset()
+
+
+def test_the_metrics_of_what_came_in():
+    # two rollouts of 2 + 3 tokens, rewards 1 and 0.5, one truncated; one failed
+    records = [rollout(sample=0, reward=1.0, truncated=True), rollout(sample=1, reward=0.5), rollout(group="g1", failure="x")]
+    out = fold([version_event(0), *(rollout_event(i, r) for i, r in enumerate(records)), version_event(1)])
+    (metric,) = [o.record for o in out if isinstance(o.record, Metric)]
+    assert metric.step == 1
+    assert metric.values == {
+        "replays/copy/new_rollouts": 2,
+        "replays/copy/new_tokens": 10,
+        "replays/copy/new_generated_tokens": 6,
+        "replays/copy/frac_truncated": 0.5,
+        "replays/copy/new_failed": 1,
+        "replays/copy/reward/mean": 0.75,
+        "replays/copy/reward/std": 0.25,
+        "replays/copy/rewards/exact/mean": 0.75,
+        "replays/copy/rewards/exact/std": 0.25,
+    }

@@ -1,0 +1,154 @@
+"""What every log promises (`stream/log.py`), on a broker and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from streamrl.errors import Fenced, InputGone, TopicMissing, TransactionFailed
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, Message, Reader, read
+from streamrl.stream.memory import MemoryLog
+from tests.kafka import make_topics
+
+TOPICS = {"in": 2, "out": 1}
+Open = Callable[[], Log]
+
+
+@pytest.fixture(params=["memory", "kafka"])
+def open_log(request: pytest.FixtureRequest, run_name: str) -> Iterator[Open]:
+    """Opens the log once more, as another process would."""
+    if request.param == "memory":
+        memory = MemoryLog(TOPICS)
+        yield lambda: memory
+    else:
+        address = request.getfixturevalue("broker")
+        make_topics(address, {f"{run_name}.{topic}": n for topic, n in TOPICS.items()})
+        yield lambda: KafkaLog({"bootstrap.servers": address}, run_name)
+
+
+def message(key: str, value: str, topic: str = "in", **fields: object) -> Message:
+    return Message(topic, key.encode(), value.encode(), **fields)  # type: ignore[arg-type]
+
+
+def drain(reader: Reader, count: int) -> list[Message]:
+    found: list[Message] = []
+    for _ in range(200):
+        found += reader.poll(count - len(found), 0.05)
+        if len(found) >= count:
+            break
+    return found
+
+
+def values(log: Log, topic: str, partition: int = 0) -> list[str]:
+    return [(m.value or b"").decode() for m in read(log, topic, partition, 0)]
+
+
+def test_topics_are_those_of_the_run(open_log: Open):
+    assert open_log().topics() == TOPICS
+
+
+def test_a_transaction_is_read_whole_and_in_order(open_log: Open):
+    log = open_log()
+    offsets = log.writer("a").commit([message("k", str(i), "out") for i in range(5)])
+    assert offsets == [0, 1, 2, 3, 4]
+    assert values(log, "out") == ["0", "1", "2", "3", "4"]
+
+
+def test_headers_keys_and_tombstones_come_through(open_log: Open):
+    log = open_log()
+    log.writer("a").commit([Message("out", b"k", b"v", (("schema", b"x/1"), ("schema", b"y/1"))), Message("out", b"k", None)])
+    first, second = read(log, "out", 0, 0)
+    assert (first.key, first.value, first.headers, second.value) == (b"k", b"v", (("schema", b"x/1"), ("schema", b"y/1")), None)
+    assert first.timestamp_s > 1e9
+
+
+def test_one_key_goes_to_one_partition(open_log: Open):
+    log = open_log()
+    log.writer("a").commit([message(f"g{i % 7}", str(i)) for i in range(70)])
+    where = [{m.key for m in read(log, "in", p, 0)} for p in (0, 1)]
+    assert where[0] | where[1] == {f"g{i}".encode() for i in range(7)} and not where[0] & where[1]
+
+
+def test_positions_commit_with_the_outputs(open_log: Open):
+    log = open_log()
+    log.writer("a").commit([message("k", "v", "out")], {("in", 0): 3, ("in", 1): 0})
+    assert open_log().committed("a") == {("in", 0): 3, ("in", 1): 0}
+    assert open_log().committed("b") == {}
+
+
+def test_a_second_writer_of_the_same_name_fences_the_first(open_log: Open):
+    first = open_log().writer("a")
+    first.commit([message("k", "1", "out")])
+    second = open_log().writer("a")
+    with pytest.raises(Fenced, match="a: another process"):
+        first.commit([message("k", "zombie", "out")], {("in", 0): 9})
+    second.commit([message("k", "2", "out")])
+    assert values(open_log(), "out") == ["1", "2"] and open_log().committed("a") == {}
+
+
+def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_log: Open):
+    log = open_log()
+    writer = log.writer("a")
+    for i in range(3):  # three transactions leave markers between
+        writer.commit([message("k", str(i), "out")])
+    assert log.start("out", 0) == 0 and log.end("out", 0) >= 5
+    assert values(log, "out") == ["0", "1", "2"]
+    assert list(read(log, "out", 0, log.end("out", 0))) == []
+
+
+def test_reading_between_offsets(open_log: Open):
+    log = open_log()
+    log.writer("a").commit([message("k", str(i), "out") for i in range(6)])
+    assert [m.offset for m in read(log, "out", 0, 2, 5)] == [2, 3, 4]
+
+
+def test_a_reader_follows(open_log: Open):
+    log = open_log()
+    writer, reader = log.writer("a"), log.reader({("out", 0): 0})
+    assert reader.poll(10, 0.05) == []
+    writer.commit([message("k", "1", "out")])
+    assert [m.value for m in drain(reader, 1)] == [b"1"]
+    assert reader.position("out", 0) >= 1
+    reader.close()
+
+
+def test_a_paused_topic_gives_nothing_until_resumed(open_log: Open):
+    log = open_log()
+    log.writer("a").commit([message("k", "1", "out"), message("k", "2", "in", partition=0)])
+    reader = log.reader({("out", 0): 0, ("in", 0): 0})
+    reader.pause({"out"})
+    assert [m.value for m in drain(reader, 1) + reader.poll(5, 0.2)] == [b"2"]
+    reader.pause(())
+    assert [m.value for m in drain(reader, 1)] == [b"1"]
+    reader.close()
+
+
+def test_plain_messages_arrive(open_log: Open):
+    log = open_log()
+    writer = log.plain_writer()
+    writer.send(message("k", "1", "out"))
+    writer.flush()
+    writer.close()
+    assert values(log, "out") == ["1"]
+
+
+def test_a_missing_topic_is_named(open_log: Open):
+    log = open_log()
+    with pytest.raises((TopicMissing, TransactionFailed), match=r"missing|nowhere"):
+        log.writer("a").commit([message("k", "v", "nowhere")])
+    with pytest.raises(TopicMissing, match="nowhere"):
+        reader = log.reader({("nowhere", 0): 0})
+        for _ in range(200):
+            reader.poll(1, 0.05)
+
+
+def test_an_offset_that_is_gone_is_an_error_and_no_jump(open_log: Open):
+    log = open_log()
+    log.writer("a").commit([message("k", "v", "out")])
+    reader = log.reader({("out", 0): 1000})
+    with pytest.raises(InputGone, match="1000"):
+        for _ in range(200):
+            reader.poll(1, 0.05)
+    reader.close()

@@ -1,0 +1,127 @@
+"""Records on the wire: round trips, and the golden bytes that every later version must still read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from streamrl.batcher.assemble import assemble
+from streamrl.batcher.parts import split
+from streamrl.records import (
+    RECORDS,
+    Demand,
+    EnvProgress,
+    Fate,
+    JournalEntry,
+    Metric,
+    PolicyVersion,
+    Probe,
+    Record,
+    RunConfig,
+    Server,
+    Slice,
+    Snapshot,
+    Turn,
+    VersionSpan,
+    token_dtype,
+)
+from streamrl.stream.codec import decode, encode
+from tests.build import floats, group, rollout, tokens
+
+GOLDEN = Path(__file__).parent / "golden" / "v1.json"
+
+
+def examples() -> dict[str, Record]:
+    """One of each kind."""
+    batch = assemble([group(sizes=(1, 2)), group("add", "g1", sizes=(2,))], 3, 3, row_count=2, max_seq_len=10)
+    assert batch is not None
+    return {
+        "rollout": rollout(version=1, newest=2, reward=0.5, metadata={"difficulty": "easy", "digits": 2}),
+        "env-progress": EnvProgress(producer="copy-0", next_problem=7, open_problems=[3, 5], published_groups=5),
+        "scored-group": group(sizes=(1, 2)),
+        "batch": batch,
+        "batch-part": split(batch, limit_bytes=100)[-1],
+        "demand": Demand(environment="copy", wanted_tokens=100, held_tokens=20, closed_groups={"copy-0": 4}, missing_tokens=3),
+        "policy-version": PolicyVersion(
+            learner="lead", version=4, uri="file:///w/v4", size_bytes=9, sha256="ab", batch=3, probe=Probe(tokens=tokens(1, 2), logprobs=floats(-0.25)), time_s=1.5
+        ),
+        "server": Server(server_id="inference-0", url="http://127.0.0.1:1", version=4, state="ready", heartbeat_s=2.0, max_model_len=64),
+        "fate": Fate(fate="batched", environment="copy", partition=0, offsets=np.array([4, 5]), uids=["a", "b"], policy_versions=np.array([1, 2], np.int32), batch=3),
+        "journal-entry": JournalEntry(sequence=2, time_s=1.5, slices=[Slice(topic="rollouts.copy", partition=0, start=3, end=9, count=5)], digest=b"\x01\x02", output_count=4),
+        "snapshot": Snapshot(sequence=2, positions=[("rollouts.copy", 0, 9)], state=b"\x80", config="{}"),
+        "metric": Metric(source="batcher", time_s=1.5, values={"learner/loss": 0.5}, step=3),
+        "run-config": RunConfig(run="quickstart", text="{}", time_s=1.5),
+    }
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_comes_back_bit_for_bit(name: str):
+    record = examples()[name]
+    data = encode(record)
+    again = decode(f"{name}/1", data)
+    assert type(again) is type(record) and encode(again) == data and str(again) == str(record)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_golden_bytes(name: str):
+    golden = bytes.fromhex(json.loads(GOLDEN.read_text())[name])
+    assert encode(examples()[name]) == golden, f"the bytes of {name} have changed: additive changes only, with a default"
+    assert str(decode(f"{name}/1", golden)) == str(examples()[name])
+
+
+def test_a_field_of_a_later_version_is_ignored():
+    later = msgpack.packb({**msgpack.unpackb(encode(examples()["demand"])), "invented_later": [1, 2]})
+    assert decode("demand/2", later or b"") == examples()["demand"]
+
+
+def test_arrays_keep_every_bit():
+    logprobs = np.array([-0.1, -1e-38, -0.0, -3.4e38], np.float32)
+    again = decode("rollout/1", encode(rollout(turns=[Turn(message="", role="assistant", tokens=tokens(1, 2, 3, 65535), logprobs=logprobs)])))
+    (turn,) = again.turns  # type: ignore[attr-defined]
+    assert turn.logprobs.tobytes() == logprobs.tobytes() and turn.tokens.tolist() == [1, 2, 3, 65535]
+
+
+def test_decoding_copies_nothing():
+    data = encode(group(sizes=(1000,)))
+    array = decode("scored-group/1", data).tokens  # type: ignore[attr-defined]
+    assert not array.flags.owndata and not array.flags.writeable
+
+
+def test_tokens_take_the_smallest_type_that_holds_the_vocabulary():
+    assert [token_dtype(size).str for size in (18, 65_536, 65_537)] == ["<u2", "<u2", "<u4"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"reward": float("nan")}, "a reward is not finite"),
+        ({"temperature": 0.0}, "temperature 0.0 is not above 0"),
+        ({"policy_version": 3, "newest_policy_version": 2}, "versions 3 to 2 are not a span"),
+        ({"rollout_uid": ""}, "must not be empty"),
+        ({"turns": []}, "no turn was sampled"),
+    ],
+)
+def test_an_invalid_rollout_cannot_be_made(fields: dict[str, object], says: str):
+    with pytest.raises(ValueError, match=says):
+        rollout(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "says"),
+    [(floats(-1, -2), r"shape \[2\], expected \[1\]"), (floats(np.nan), "value 0 is not finite"), (np.array([-1.0]), "must be float32")],
+)
+def test_logprobs_that_do_not_fit_their_tokens_are_refused(logprobs: np.ndarray, says: str):
+    with pytest.raises(ValueError, match=says):
+        Turn(message="", role="assistant", tokens=tokens(1), logprobs=logprobs)
+
+
+def test_version_spans_are_compact():
+    assert msgpack.unpackb(encode(VersionSpan(version=3, start=0, end=5))) == [3, 0, 5]
+
+
+if __name__ == "__main__":  # after a deliberate, additive change: python -m tests.test_records
+    GOLDEN.write_text(json.dumps({name: encode(record).hex() for name, record in examples().items()}, indent=1) + "\n")
