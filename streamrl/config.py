@@ -176,15 +176,17 @@ class RunFile(Section):
         for name in self.envs:
             if not NAME.fullmatch(name):
                 raise ValueError(f"envs.{name}: not a name of lowercase letters, digits and '-'")
+            if self.envs[name].top_p < 1 or self.envs[name].top_k > 0:
+                raise ValueError(f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1")
         total = sum(env.fraction for env in self.envs.values())
         if total > 1 + 1e-9:
             raise ValueError(f"envs: the fractions add up to {total:.4g}; at most 1 is possible")
-        if total == 0 and len(self.envs) > 1:
-            pass  # all by availability
         if self.batcher.lookahead > self.buffer.max_age:
             raise ValueError(f"batcher.lookahead is {self.batcher.lookahead} but buffer.max_age is {self.buffer.max_age}: need 0 <= lookahead <= max_age")
         if self.buffer.min_group_size > self.buffer.group_size:
             raise ValueError(f"buffer.min_group_size {self.buffer.min_group_size} is larger than buffer.group_size {self.buffer.group_size}")
+        if self.buffer.remember_versions <= self.buffer.max_age:
+            raise ValueError(f"buffer.remember_versions {self.buffer.remember_versions} must exceed buffer.max_age {self.buffer.max_age}")
         share = max([env.fraction for env in self.envs.values()] + [0.0]) * self.batcher.total_token_budget
         if self.buffer.max_window_tokens < share:
             raise ValueError(f"buffer.max_window_tokens {self.buffer.max_window_tokens} is smaller than an env's share of a batch ({share:.0f} tokens): it would starve")

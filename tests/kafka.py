@@ -8,6 +8,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 
 def make_topics(address: str, topics: Mapping[str, int]) -> None:
-    futures = AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(name, n, 1) for name, n in topics.items()])
+    admin = AdminClient({"bootstrap.servers": address})  # kept: its requests end with it
+    futures = admin.create_topics([NewTopic(name, n, 1) for name, n in topics.items()])
     for future in futures.values():
         future.result(timeout=20)

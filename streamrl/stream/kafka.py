@@ -86,6 +86,8 @@ class KafkaLog:
         return self._offset(topic, partition, OffsetSpec.latest())
 
     def reader(self, positions: Positions) -> KafkaReader:
+        if missing := {topic for topic, _ in positions} - self.topics().keys():  # librdkafka itself would say so after half a minute
+            raise TopicMissing(f"topic {self._prefix}{min(missing)} is missing on {self.address}; create it with `streamrl topics apply RUN.yaml`")
         return KafkaReader(self._settings, self._prefix, positions)
 
     def writer(self, identity: str) -> KafkaWriter:
@@ -178,18 +180,26 @@ class KafkaWriter:
                 self._producer.send_offsets_to_transaction(where, self._group.consumer_group_metadata(), CALL_TIMEOUT_S)
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:
-            self._fail(exception.args[0])
+            self._fail(exception.args[0], {message.topic for message in messages})
         return offsets
 
     def close(self) -> None:
         self._group.close()
 
-    def _fail(self, error: KafkaError) -> NoReturn:
+    def _fail(self, error: KafkaError, topics: Collection[str]) -> NoReturn:
         if error.code() in _FENCED:
             raise Fenced(f"{self._identity}: another process with this identity has taken over; stop one of the two")
-        if error.code() in _MISSING:
-            raise TopicMissing(f"a topic that {self._identity} writes to is missing on {self._address}; create it with `streamrl topics apply RUN.yaml`")
+        if missing := self._missing(topics):
+            raise TopicMissing(f"topic {missing} that {self._identity} writes to is missing on {self._address}; create it with `streamrl topics apply RUN.yaml`")
         raise TransactionFailed(f"{self._identity}: transaction failed on {self._address} ({error.str()}); it has left no trace, start again")
+
+    def _missing(self, topics: Collection[str]) -> str:
+        """The first of these topics that the broker, if it answers, does not have: librdkafka reports one as a time-out only."""
+        try:
+            there = self._group.list_topics(timeout=CALL_TIMEOUT_S).topics
+        except KafkaException:
+            return ""
+        return next((self._prefix + topic for topic in sorted(topics) if self._prefix + topic not in there), "")
 
 
 class KafkaPlainWriter:

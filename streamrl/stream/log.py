@@ -107,7 +107,10 @@ class Log(Protocol):
         ...
 
     def end(self, topic: str, partition: int) -> int:
-        """Offset behind the last committed message (the last stable offset: open transactions are not in it)."""
+        """The last stable offset: behind the last message that a reader may see.
+
+        Another writer's transaction shows a moment after its commit returned; a writer's own earlier ones always show once `writer` has returned.
+        """
         ...
 
     def reader(self, positions: Positions) -> Reader:

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamrl import config
+from streamrl.errors import ConfigError
+
+QUICKSTART = Path(__file__).parents[1] / "deploy" / "runs" / "quickstart.yaml"
+
+
+def test_the_quickstart_is_a_run_file():
+    run = config.load(QUICKSTART)
+    assert run.run == "quickstart" and set(run.envs) == {"copy-digits", "add-digits"}
+
+
+def test_a_resolved_run_file_is_a_run_file():
+    run = config.load(QUICKSTART)
+    assert config.parse(run.model_dump(mode="json")) == run
+
+
+def test_a_setting_can_be_given_on_the_command_line():
+    assert config.load(QUICKSTART, ["learner.learning_rate=0.5", "envs.copy-digits.replicas=3"]).envs["copy-digits"].replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("learner.learnin_rate=1", r"unknown key 'learner.learnin_rate'; did you mean 'learning_rate'\?"),
+        ("envs.copy-digits.fracton=1", r"unknown key 'envs.copy-digits.fracton'; did you mean 'fraction'\?"),
+        ("orchestrator.target.envv=x", r"unknown key 'orchestrator.target.envv'; did you mean 'env'\?"),
+        ("zzz=1", "valid keys: run, kafka"),
+        ("learner.clip_epsilon=high", "learner.clip_epsilon: Input should be a valid number"),
+        ("batcher.lookahead=3", "need 0 <= lookahead <= max_age"),
+        ("buffer.min_group_size=9", "larger than buffer.group_size 8"),
+        ("envs.copy-digits.fraction=0.9", "add up to 1.2"),
+        ("buffer.max_window_tokens=100", "it would starve"),
+        ("batcher.row_count=2", "less than total_token_budget"),
+        ("model.max_seq_len=128", "could not be packed"),
+        ("orchestrator.target.env=nope", "'nope' is not one of the envs: copy-digits, add-digits"),
+        ("run=Quick Start", "not a name"),
+        ("envs.copy-digits.top_p=0.9", "reproduces temperature only"),
+        ("buffer.remember_versions=2", "remember_versions"),
+        ("learner", "write it as section.key=value"),
+    ],
+)
+def test_what_cannot_work_is_named(override: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        config.load(QUICKSTART, [override])
+
+
+def test_a_missing_file_and_broken_yaml_are_one_line(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read"):
+        config.load("nowhere.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1\nb: 2")
+    with pytest.raises(ConfigError, match=r"^[^\n]*not YAML[^\n]*$"):
+        config.load(broken)
+    broken.write_text("- 1")
+    with pytest.raises(ConfigError, match="a map of settings, not list"):
+        config.load(broken)
+
+
+@pytest.mark.parametrize(("budget", "length", "rows"), [(2560, 64, 45), (16_384, 2048, 10)])
+def test_rows_hold_the_budget_and_a_tenth_more(budget: int, length: int, rows: int):
+    assert config.Batcher(total_token_budget=budget, max_seq_len=length).rows == rows
