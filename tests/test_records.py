@@ -123,5 +123,12 @@ def test_version_spans_are_compact():
     assert msgpack.unpackb(encode(VersionSpan(version=3, start=0, end=5))) == [3, 0, 5]
 
 
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_documentation_names_every_field(name: str):
+    page = (Path(__file__).parents[1] / "docs" / "records.md").read_text()
+    section = page.split(f"### {name}\n")[1].split("\n### ")[0]
+    assert [field for field in RECORDS[name].__struct_fields__ if f"`{field}`" not in section] == []
+
+
 if __name__ == "__main__":  # after a deliberate, additive change: python -m tests.test_records
     GOLDEN.write_text(json.dumps({name: encode(record).hex() for name, record in examples().items()}, indent=1) + "\n")
