@@ -29,7 +29,7 @@ class Env(Section):
     kind: str = ""  # a shipped env, or FILE.py:CLASS, or MODULE:CLASS; default: the name it has in the run file
     params: dict[str, Any] = {}  # given to the env's constructor
     fraction: float = Field(0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
-    replicas: int = Field(1, ge=1)  # processes; replica i of n takes every n-th problem
+    replicas: int = Field(1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
     seed: int = 0
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)

@@ -149,7 +149,9 @@ def settings(run: RunFile) -> dict[str, Any]:
         return named
     address = running(home_of(run))
     if address is None:
-        raise BrokerUnreachable(f"no broker is running for run {run.run!r} ({home_of(run)}); start one with `streamrl broker RUN.yaml` or name yours in STREAMRL_KAFKA")
+        raise BrokerUnreachable(
+            f"no broker is running for run {run.run!r} ({home_of(run)}); start one with `streamrl broker RUN.yaml` or name yours in STREAMRL_KAFKA"
+        )
     return {**named, "bootstrap.servers": address}
 
 
@@ -193,7 +195,9 @@ def _start_or_find(directory: Path, port: int, die_with_parent: bool) -> tuple[B
             _wait_until_answers(broker, START_LIMIT_S)
             return broker, False
     except OSError as error:
-        raise BrokerError(f"{error.filename or directory}: {error.strerror}; a broker writes its log below {directory}: make room, or name another runs_dir") from None
+        raise BrokerError(
+            f"{error.filename or directory}: {error.strerror}; a broker writes its log below {directory}: make room, or name another runs_dir"
+        ) from None
 
 
 def _start(directory: Path, port: int, die_with_parent: bool) -> Broker:
@@ -214,7 +218,8 @@ def _start(directory: Path, port: int, die_with_parent: bool) -> Broker:
         )
     broker = Broker(directory, port, controller_port, process)
     try:
-        _write(directory / "broker.json", json.dumps({"pid": process.pid, "address": broker.address, "port": port, "controller_port": controller_port}))
+        note = {"pid": process.pid, "address": broker.address, "port": port, "controller_port": controller_port}
+        _write(directory / "broker.json", json.dumps(note))
         _wait_until_answers(broker, START_LIMIT_S)
     except BaseException:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -245,7 +250,8 @@ def _dying_with(parent: int) -> Callable[[], None]:
 
 def _format(directory: Path, command: list[str], port: int, controller_port: int) -> None:
     """Make an empty log directory. It gets its name when it is complete."""
-    cluster_id = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")  # begins with A: one with '-' would look like an option
+    uuid_bytes = b"\0" + uuid.uuid4().bytes[1:]  # encoded it begins with A; an id that began with '-' would look like an option
+    cluster_id = base64.urlsafe_b64encode(uuid_bytes).decode().rstrip("=")
     half = directory / "data.new"
     shutil.rmtree(half, ignore_errors=True)
     properties = _write_properties(directory / "format.properties", half, port, controller_port)
@@ -311,7 +317,9 @@ def _wait_until_answers(broker: Broker, limit_s: float) -> None:
         if not broker.alive():
             _explain(broker.directory, broker.port, "ended before it was ready")
         if time.monotonic() > deadline:
-            raise BrokerUnreachable(f"the broker (pid {broker.process.pid}) does not answer at {broker.address} after {limit_s:.0f} s; see {broker.directory / 'broker.log'}")
+            raise BrokerUnreachable(
+                f"the broker (pid {broker.process.pid}) does not answer at {broker.address} after {limit_s:.0f} s; see {broker.directory / 'broker.log'}"
+            )
         time.sleep(0.05)
 
 
@@ -340,9 +348,9 @@ def _is_kafka(process: psutil.Process, directory: Path) -> bool:
 
 REASONS: tuple[tuple[str, type[StreamrlError], str], ...] = (
     (r"No space left on device", BrokerError, "the disk that holds {directory} is full; free some space"),
-    (r"Address already in use", PortTaken, "port {port} on 127.0.0.1, or the one of its controller, was taken meanwhile; try again, or give one with --port"),
+    (r"Address already in use", PortTaken, "port {port}, or the one of its controller, was taken meanwhile; try again, or give one with --port"),
     (r"Failed to acquire lock on file", BrokerError, "another Kafka process works in {directory}/data; stop it first"),
-    (r"Invalid cluster\.id|InconsistentClusterId|[Nn]ode id .* doesn't match", BrokerError, "{directory}/data belongs to another Kafka; move it away"),
+    (r"Invalid cluster\.id|InconsistentClusterId|[Nn]ode id .* doesn't match", BrokerError, "{directory}/data is another Kafka's; move it away"),
     (r"OutOfMemoryError|insufficient memory|Could not reserve enough space", BrokerError, "too little memory; it needs about 700 MB"),
     (r"UnsupportedClassVersionError", BrokerError, "this Java is too old; Kafka needs 17 or newer (set JAVA_HOME)"),
 )
@@ -362,7 +370,9 @@ def _explain(directory: Path, port: int, what: str) -> NoReturn:
 def _check_disk(directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if free < LEAST_DISK_BYTES:
-        raise BrokerError(f"the disk that holds {directory} has {free >> 20} MiB left; a broker needs {LEAST_DISK_BYTES >> 20} MiB to start with: free some space")
+        raise BrokerError(
+            f"the disk that holds {directory} has {free >> 20} MiB left; a broker needs {LEAST_DISK_BYTES >> 20} MiB to start with: free some space"
+        )
 
 
 # ---- small things -----------------------------------------------------------------------------------------------------------------------

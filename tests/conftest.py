@@ -1,0 +1,31 @@
+"""Shared by all tests: one real broker for the session, and a run name of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamrl.stream import broker as local
+
+
+def pytest_configure() -> None:
+    """Kafka's program is fetched once for the working tree, wherever a test's directory is; the user's own cluster stays out of the tests."""
+    os.environ.setdefault("STREAMRL_HOME", str(Path(__file__).parents[1] / ".streamrl"))
+    os.environ.pop("STREAMRL_KAFKA", None)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a real Apache Kafka. It ends with the session, and with the process however that ends."""
+    with local.ensure(tmp_path_factory.mktemp("kafka")) as address:
+        yield address
+
+
+@pytest.fixture
+def run_name() -> str:
+    """No other test's: what two runs share on a broker is nothing."""
+    return f"t{uuid.uuid4().hex[:10]}"

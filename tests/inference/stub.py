@@ -1,0 +1,96 @@
+"""A vLLM of a few lines for unit tests: answers the routes that the client and the engine use, and can be told to misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from streamrl.records import Server
+
+TOO_LONG = "This model's maximum context length is 64 tokens. However, your prompt contains at least 65 input tokens"
+
+
+class Stub(ThreadingHTTPServer):
+    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled (no version). `asked`: every (path, body)."""
+
+    daemon_threads = True
+
+    def __init__(self, name: str, mode: str = "ok", version: str = "3") -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.name, self.mode, self.version, self.reset_succeeds = name, mode, version, True
+        self.asked: list[tuple[str, Any]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> Stub:
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def record(self, **changes: Any) -> Server:
+        return Server(**{"server_id": self.name, "url": self.url, "state": "ready", "version": 3, "heartbeat_s": time.time(), **changes})
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        match path.partition("?")[0]:
+            case "/v1/chat/completions/render":
+                return 200, {"token_ids": [1, 4, 10, 13, 17, 5], "sampling_params": {}}
+            case "/inference/v1/generate" if "prompt_logprobs" in body["sampling_params"]:
+                return 200, {"prompt_logprobs": [None, *({str(t): {"logprob": -t / 8}} for t in body["token_ids"][1:])]}
+            case "/inference/v1/generate":
+                return 200, {"choices": [self.choice(i) for i in range(body["sampling_params"]["n"])]}
+            case "/weight_info":
+                return 200, {"weight_version": self.version}
+            case "/reset_prefix_cache":
+                return 200, {"success": self.reset_succeeds}
+            case _:
+                return 200, {}
+
+    def choice(self, index: int) -> dict[str, Any]:
+        spans = None if self.mode == "unlabelled" else [{"version": "2", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 3}]
+        return {
+            "index": index,
+            "finish_reason": "abort" if self.mode == "abort" else "stop",
+            "token_ids": [10, 13, 2],
+            "weight_versions": spans,
+            "text": "47",
+            "logprobs": {"content": [{"token": "?", "logprob": value} for value in (-0.5, -0.25, -2.0)]},
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Stub
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = json.loads(raw) if raw else None
+        self.server.asked.append((self.path, body))
+        match self.server.mode:
+            case "hang":
+                time.sleep(2.0)
+            case "broken":
+                self._send(500, {"error": {"message": "EngineCore encountered an issue"}})
+            case "refuse":
+                self._send(400, {"error": {"message": TOO_LONG, "code": 400}})
+            case _:
+                self._send(*self.server.answer(self.path, body))
+
+    def do_GET(self) -> None:
+        metrics = 'vllm:num_requests_running{engine="0"} 5.0\nvllm:num_requests_waiting{engine="0"} 2.0\nvllm:generation_tokens_total{engine="0"} 77.0\n'
+        self._send(*((200, metrics) if self.path == "/metrics" else self.server.answer(self.path, None)))
+
+    def _send(self, status: int, body: Any) -> None:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None: ...

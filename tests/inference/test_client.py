@@ -1,0 +1,157 @@
+"""Which server is asked, what is asked of it, and what happens when it does not answer."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamrl.config import Env
+from streamrl.inference import client as room
+from streamrl.inference.client import Client, Sampled, SamplingFailed, choose
+from streamrl.records import Server, VersionSpan
+from tests.inference.stub import Stub
+
+ENV = Env(temperature=0.7, max_tokens=3, timeout_s=0.4, attempts=3)
+QUESTION = [{"role": "user", "content": "47="}]
+
+
+def server(name: str, **fields: Any) -> Server:
+    return Server(**{"server_id": name, "url": "http://127.0.0.1:1", "state": "ready", "heartbeat_s": 100.0, **fields})
+
+
+def named(*servers: Server) -> dict[str, Server]:
+    return {s.server_id: s for s in servers}
+
+
+def run(scenario: Callable[[Client], Awaitable[Any]], *stubs: Stub) -> Any:
+    """Play the scenario on a client that has heard of these servers."""
+
+    async def play() -> Any:
+        client = Client()
+        for stub in stubs:
+            client.heard(stub.name, stub.record())
+        try:
+            return await scenario(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(play())
+
+
+def ask(n: int = 2, env: Env = ENV) -> Callable[[Client], Awaitable[list[Sampled]]]:
+    return lambda client: client.sample(QUESTION, n, env)
+
+
+def test_the_least_loaded_live_server_of_the_pool_is_chosen():
+    servers = named(
+        server("a"),
+        server("b"),
+        server("starting", state="starting"),
+        server("broken", state="error"),
+        server("elsewhere", pool="scoring"),
+        server("silent", heartbeat_s=100.0 - room.SILENT_S - 1),
+    )
+    load = {name: 0.0 for name in servers} | {"a": 3.0, "b": 2.0}
+    assert choose(servers, load, "generation", 100.0).server_id == "b"
+    assert choose(servers, load, "generation", 100.0, avoid={"b"}).server_id == "a"
+    assert choose(servers, load, "generation", 100.0, avoid={"a", "b"}) is None
+    assert choose(servers, load, "scoring", 100.0).server_id == "elsewhere"
+
+
+def test_load_is_what_was_reported_plus_what_this_client_sent_since():
+    async def scenario(client: Client) -> list[str]:
+        client._clock = lambda: 100.0
+        client._own.update({"a": 8, "b": 8})
+        client.heard("a", server("a", in_flight=8))  # its 8 are ours, and counted once
+        client.heard("b", server("b", in_flight=12))  # four are somebody else's
+        first = (await client.ready()).server_id
+        client._own["a"] += 8  # sent since
+        return [first, (await client.ready()).server_id]
+
+    assert run(scenario) == ["a", "b"]
+
+
+def test_a_choice_carries_what_the_learner_needs():
+    with Stub("a") as stub:
+        choices = run(ask(n=2), stub)
+        (render, _), (generate, body) = stub.asked
+    assert len(choices) == 2 and render == "/v1/chat/completions/render" and generate == "/inference/v1/generate"
+    first = choices[0]
+    assert first.server_id == "a" and first.text == "47" and first.finish_reason == "stop" and first.temperature == 0.7
+    np.testing.assert_array_equal(first.prompt_tokens, np.array([1, 4, 10, 13, 17, 5], np.uint16))
+    np.testing.assert_array_equal(first.tokens, np.array([10, 13, 2], np.uint16))
+    np.testing.assert_array_equal(first.logprobs, np.array([-0.5, -0.25, -2.0], np.float32))
+    assert first.tokens.dtype == np.uint16 and first.logprobs.dtype == np.float32 and first.latency_s > 0
+    assert first.version_spans == [VersionSpan(version=2, start=0, end=1), VersionSpan(version=3, start=1, end=3)]
+    assert first.metadata().server == "a" and first.metadata().version_spans == first.version_spans and first.metadata().max_tokens == 3
+    sent = body["sampling_params"]  # nothing is left to the server's defaults
+    assert (sent["n"], sent["temperature"], sent["top_p"], sent["top_k"], sent["min_p"], sent["max_tokens"]) == (2, 0.7, 1.0, -1, 0.0, 3)
+
+
+@pytest.mark.parametrize("mode", ["broken", "hang", "abort", "unlabelled"])
+def test_another_server_is_tried(mode: str):
+    with Stub("a", mode) as bad, Stub("b") as good:
+        choices = run(ask(), bad, good)
+    assert [choice.server_id for choice in choices] == ["b", "b"] and bad.asked
+
+
+def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life():
+    async def scenario(client: Client) -> list[str]:
+        served = [(await client.sample(QUESTION, 1, ENV))[0].server_id for _ in range(2)]
+        client.heard("a", server("a", url=client.servers()["b"].url, heartbeat_s=time.time()))  # back, on another port
+        return [*served, (await client.sample(QUESTION, 1, ENV))[0].server_id]
+
+    with Stub("a") as gone, Stub("b") as good:
+        gone.shutdown()
+        gone.server_close()
+        assert run(scenario, gone, good) == ["b", "b", "a"]
+
+
+def test_a_prompt_that_is_too_long_fails_at_once():
+    with Stub("a", "refuse") as stub, Stub("b", "refuse") as other, pytest.raises(SamplingFailed, match="a refuses the request: This model's maximum context length"):
+        run(ask(), stub, other)
+    assert len(stub.asked) == 1 and not other.asked
+
+
+def test_when_nobody_answers_it_fails_and_says_who_was_asked():
+    with Stub("a", "broken") as a, Stub("b", "hang") as b, Stub("c", "broken") as c, pytest.raises(SamplingFailed) as failure:
+        run(ask(), a, b, c)
+    assert "3 attempts failed" in str(failure.value)
+    assert all(name in str(failure.value) for name in ("a: EngineCore", "b: no answer within 0.4 s", "c: "))
+
+
+def test_a_lone_server_that_fails_is_waited_for_only_so_long():
+    started = time.monotonic()
+    with Stub("a", "broken") as stub, pytest.raises(SamplingFailed, match=r"no server became ready within 0.4 s; a: "):
+        run(ask(), stub)
+    assert time.monotonic() - started < 3.0
+
+
+def test_waiting_for_the_first_server_says_so_and_can_be_cancelled(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "REPORT_S", 0.1)
+
+    async def scenario(client: Client) -> None:
+        client.heard("a", server("a", state="starting"))
+        waiting = asyncio.create_task(client.sample(QUESTION, 1, ENV))
+        await asyncio.sleep(0.4)
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+    assert "waiting for a ready server of pool 'generation'; known: a starting" in caplog.text
+
+
+def test_a_tombstone_removes_a_server():
+    async def scenario(client: Client) -> str:
+        client.heard("a", None)
+        return (await client.sample(QUESTION, 1, ENV))[0].server_id
+
+    with Stub("a") as gone, Stub("b") as good:
+        assert run(scenario, gone, good) == "b" and not gone.asked

@@ -1,0 +1,72 @@
+"""The order of a swap, and what is made of vLLM's answers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamrl.errors import InferenceError
+from streamrl.inference.engine import Engine, Load, Mismatch, mismatch
+from tests.inference.stub import Stub
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with Stub("a") as server:
+        yield server
+
+
+def test_a_swap_empties_the_cache_between_the_new_weights_and_the_next_token(stub: Stub):
+    timing = Engine(stub.url).swap(Path("/weights/7"), 7)
+    assert stub.asked == [
+        ("/pause?mode=keep", None),
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/weights/7"}}),
+        ("/update_weight_version", {"new_version": "7"}),
+        ("/reset_prefix_cache?reset_running_requests=true", None),
+        ("/resume", None),
+    ]
+    assert 0 < timing.pause_s + timing.reload_s <= timing.total_s
+
+
+def test_a_cache_that_is_not_given_up_is_an_error_and_nothing_resumes(stub: Stub):
+    stub.reset_succeeds = False
+    with pytest.raises(InferenceError, match="did not give up the KV cache"):
+        Engine(stub.url).swap(Path("/weights/7"), 7)
+    assert "/resume" not in [path for path, _ in stub.asked]
+
+
+def test_a_refused_reload_ends_the_swap(stub: Stub):
+    stub.mode = "broken"
+    with pytest.raises(InferenceError, match="refuses /pause.*500.*EngineCore encountered an issue"):
+        Engine(stub.url).swap(Path("/weights/7"), 7)
+    assert len(stub.asked) == 1
+
+
+def test_answers(stub: Stub):
+    engine = Engine(stub.url)
+    assert engine.load() == Load(in_flight=7, generated_tokens=77)
+    assert engine.version() == 3
+    stub.version = "default"
+    assert engine.version() == -1
+    assert engine.healthy()
+    probed = engine.probe(np.array([1, 4, 8], np.uint16))
+    assert probed.dtype == np.float32
+    np.testing.assert_array_equal(probed, [-0.5, -1.0])
+    assert stub.asked[-1][1]["sampling_params"]["skip_reading_prefix_cache"] is True
+
+
+def test_a_server_that_is_gone_is_an_error():
+    with Stub("a") as gone:
+        url = gone.url
+    assert not Engine(url).healthy()
+    with pytest.raises(InferenceError, match="does not answer /weight_info"):
+        Engine(url).version()
+
+
+def test_mismatch_over_the_tokens_that_both_have():
+    expected = np.array([-1.0, -2.0, -3.0], np.float32)
+    assert mismatch(expected, np.array([-1.0, -2.5], np.float32)) == Mismatch(0.5, 2)
+    assert mismatch(expected, np.array([-1.0, np.nan, -3.0], np.float32)).max_abs == np.inf
+    with pytest.raises(ValueError, match="no logprobs"):
+        mismatch(expected, np.array([], np.float32))

@@ -1,0 +1,210 @@
+"""The agent's loop with a stand-in for the host (the one that owns vLLM): which version is served, and what is said on `servers`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from streamrl.config import RunFile, parse
+from streamrl.errors import InferenceError, TopicMissing, WeightError
+from streamrl.inference import process
+from streamrl.inference.engine import Load, Mismatch, Swap
+from streamrl.inference.host import Served
+from streamrl.records import Metric, PolicyVersion, Server
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.log import Output, read
+from streamrl.stream.memory import MemoryLog
+
+RUN = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": {"heartbeat_s": 0.05, "probe_tolerance": 1e-3}})
+
+
+class Host:
+    """Serves what it is told to; `bad`: versions whose copy is altered; `off`: by how much the probe of a version differs."""
+
+    bad: set[int] = set()
+    off: dict[int, float] = {}
+    silent = False
+
+    def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
+        self.served: list[int] = []
+        self.url, self.ended, self.stopped = "", False, False
+        Host.made = self
+
+    made: Host
+
+    def serve(self, version: PolicyVersion) -> Served:
+        if version.version in self.bad:
+            raise WeightError(f"version {version.version}: model.safetensors is not what was announced")
+        self.served.append(version.version)
+        swap = Swap(0.01, 0.02, 0.04) if self.url else None
+        self.url = "http://127.0.0.1:8000"
+        return Served(version.version, Mismatch(self.off.get(version.version, 1e-6), 63), 0.5, swap, 0.05)
+
+    def alive(self) -> bool:
+        return not self.ended
+
+    def cause(self) -> str:
+        return "RuntimeError: out of memory"
+
+    def load(self) -> Load | None:
+        if self.silent:
+            raise InferenceError("vLLM does not answer /metrics")
+        return Load(3, 77) if self.url else None
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "Host", Host)
+    monkeypatch.setattr(process, "RETRY_S", 0.2)
+    for name, value in {"bad": set[int](), "off": dict[int, float](), "silent": False}.items():
+        monkeypatch.setattr(Host, name, value)
+
+
+class Agent:
+    """The agent in a thread, and what the log says about it."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
+        self.stop, self.error = threading.Event(), None
+        self.thread = threading.Thread(target=self._main)
+
+    def _main(self) -> None:
+        try:
+            process.main(RUN, self.log, self.stop, index=1)
+        except Exception as error:  # handed to the test
+            self.error = error
+
+    def announce(self, *versions: int, learner: str = "lead") -> None:
+        writer = self.log.plain_writer()
+        for version in versions:
+            record = PolicyVersion(learner=learner, version=version, uri="file:///nowhere", size_bytes=1, sha256="0")
+            writer.send(to_message(Output("policy-versions", learner, record)))
+
+    def records(self) -> list[Server | None]:
+        return [to_event(m, ("server",)).record for m in read(self.log, "servers", 0, 0)]
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for message in read(self.log, "metrics", 0, 0):
+            record = to_event(message, ("metric",)).record
+            assert isinstance(record, Metric) and record.source == "inference-1"
+            found |= record.values
+        return found
+
+    def until(self, wanted: Callable[[Server], bool]) -> Server:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            records = self.records()
+            if records and (last := records[-1]) is not None and wanted(last):
+                return last
+            time.sleep(0.01)
+        raise AssertionError(f"last record: {self.records()[-1:]}, error: {self.error}")
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    made = Agent()
+    yield made
+    made.stop.set()
+    if made.thread.is_alive():
+        made.thread.join(5)
+
+
+def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Agent):
+    agent.announce(0, 1, 2)
+    agent.announce(9, learner="other")
+    agent.thread.start()
+    first = agent.until(lambda s: s.state == "ready")
+    assert (first.version, first.url, first.server_id, first.mismatch_tokens) == (2, "http://127.0.0.1:8000", "inference-1", 63)
+    agent.announce(3)
+    agent.until(lambda s: s.version == 3 and s.in_flight == 3)
+    agent.announce(1)  # announced again by a learner that came back
+    agent.announce(4)
+    agent.until(lambda s: s.version == 4)
+    assert Host.made.served == [2, 3, 4]
+    assert agent.metrics().items() >= {"inference/swap_s": 0.04, "inference/pull_s": 0.5, "inference/in_flight": 3.0, "inference/mismatch_tokens": 63.0}.items()
+
+
+def test_it_beats_while_it_waits_for_the_first_version(agent: Agent):
+    agent.thread.start()
+    agent.until(lambda s: s.state == "starting")
+    time.sleep(0.3)
+    beats = [r.heartbeat_s for r in agent.records() if r is not None]
+    assert len(beats) >= 3 and beats == sorted(beats)
+
+
+def test_a_bad_copy_leaves_the_old_version_in_service_until_a_good_one_comes(agent: Agent):
+    Host.bad = {1}
+    agent.announce(0)
+    agent.thread.start()
+    agent.until(lambda s: s.state == "ready")
+    agent.announce(1)
+    kept = agent.until(lambda s: bool(s.error))
+    assert (kept.state, kept.version, kept.error) == ("ready", 0, "version 1: model.safetensors is not what was announced")
+    agent.announce(2)
+    assert agent.until(lambda s: s.version == 2).error == ""
+
+
+def test_a_copy_that_was_bad_is_pulled_again(agent: Agent):
+    Host.bad = {0}
+    agent.announce(0)
+    agent.thread.start()
+    assert agent.until(lambda s: bool(s.error)).state == "starting"
+    Host.bad = set()
+    agent.until(lambda s: s.state == "ready" and s.version == 0)
+
+
+def test_a_probe_that_differs_takes_the_server_out_of_service(agent: Agent):
+    Host.off = {1: 0.65}
+    agent.announce(0)
+    agent.thread.start()
+    agent.until(lambda s: s.state == "ready")
+    agent.announce(1)
+    wrong = agent.until(lambda s: s.version == 1)
+    assert wrong.state == "error" and "differ from the learner's by up to 0.65" in wrong.error and wrong.mismatch_max_abs == 0.65
+    agent.announce(2)
+    assert agent.until(lambda s: s.version == 2).state == "ready"
+
+
+def test_vllm_that_dies_ends_the_agent(agent: Agent):
+    agent.announce(0)
+    agent.thread.start()
+    agent.until(lambda s: s.state == "ready")
+    Host.made.ended = True
+    agent.thread.join(5)
+    assert isinstance(agent.error, InferenceError) and "inference-1 died while serving version 0: RuntimeError: out of memory" in str(agent.error)
+    last = agent.records()[-1]
+    assert last is not None and last.state == "error" and last.error == str(agent.error)
+    assert Host.made.stopped
+
+
+def test_vllm_that_says_nothing_for_too_long_ends_the_agent(agent: Agent, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "UNRESPONSIVE_S", 0.2)
+    agent.announce(0)
+    agent.thread.start()
+    agent.until(lambda s: s.state == "ready")
+    Host.silent = True
+    agent.thread.join(5)
+    assert isinstance(agent.error, InferenceError) and "does not answer /metrics" in str(agent.error)
+
+
+def test_it_leaves_with_a_tombstone(agent: Agent):
+    agent.announce(0)
+    agent.thread.start()
+    agent.until(lambda s: s.state == "ready")
+    agent.stop.set()
+    agent.thread.join(5)
+    assert agent.error is None and agent.records()[-1] is None and Host.made.stopped
+
+
+def test_without_the_topic():
+    with pytest.raises(TopicMissing, match="policy-versions"):
+        process.main(RUN, MemoryLog({"servers": 1, "metrics": 1}), threading.Event())
+
+

@@ -1,0 +1,134 @@
+"""How vLLM is started, what is said when it cannot be, and that nothing of it outlives its owner."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from streamrl.config import Inference
+from streamrl.errors import InferenceError, ModelError, PortTaken
+from streamrl.inference import leash, server
+from streamrl.inference.server import Installation
+
+T = TypeVar("T")
+CPU, GPU = Installation("/env/bin/python", cuda=False), Installation("/env/bin/python", cuda=True)
+
+
+def test_the_command_line():
+    settings = Inference(max_model_len=64, max_num_seqs=32, extra_args=["--block-size", "32"])
+    line = server.command(settings, CPU, Path("/models/7"), 8000, index=2)
+    text = " ".join(line)
+    assert line[0] == "/env/bin/python"
+    for part in (
+        "--model /models/7 --served-model-name policy --host 127.0.0.1 --port 8000",
+        "--dtype float32 --max-model-len 64 --max-num-seqs 32",
+        "--logprobs-mode processed_logprobs --generation-config vllm --seed 2",
+        "--enable-scale-out --enforce-eager --block-size 32",
+    ):
+        assert part in text
+    assert "--enforce-eager" not in server.command(settings, GPU, Path("/models/7"), 8000)
+
+
+def test_the_environment():
+    on_cpu = server.environment(Inference(kv_cache_gib=2), CPU, {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "HF_HUB_OFFLINE": "0"}, cores=4)
+    assert on_cpu["VLLM_SERVER_DEV_MODE"] == "1" and on_cpu["HF_HUB_OFFLINE"] == "1" and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert on_cpu["OMP_NUM_THREADS"] == "2" and on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and on_cpu["PATH"] == "/bin"
+    assert on_cpu["OMP_WAIT_POLICY"] == "active"  # the user's own wish
+    assert not any("CPU" in name or "OMP" in name for name in server.environment(Inference(), GPU, {}))
+
+
+def test_the_line_of_the_log_that_says_why():
+    log = """(APIServer pid=7) INFO 11-21 05:35:59 [api_utils.py:286] non-default args
+(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750] Traceback (most recent call last):
+(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750]     raise ValueError(
+(EngineCore pid=8) ERROR 11-21 05:38:06 [core.py:1750] ValueError: Not enough memory for the KV cache.
+(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+    assert server.last_error(log) == "ValueError: Not enough memory for the KV cache."
+    assert server.last_error("a line\n\nKilled\n") == "Killed"
+    assert server.last_error("") == "nothing was logged"
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(PortTaken, match="set inference.port"):
+            server.take_port(other.getsockname()[1], wait_s=0.1)
+    assert server.take_port(0) > 0
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path):
+    with pytest.raises(ModelError, match="no config.json"):
+        server.start(Inference(), tmp_path, tmp_path / "log", threading.Event())
+
+
+def test_a_python_without_vllm_or_none_at_all():
+    with pytest.raises(InferenceError, match="has no vllm; run `make install`"):
+        server.find_vllm(sys.executable)
+    with pytest.raises(InferenceError, match="does not run.*No such file"):
+        server.find_vllm("/nowhere/python")
+
+
+def test_a_server_that_ends_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(server, "find_vllm", lambda python: CPU)
+    monkeypatch.setattr(server, "command", lambda *args: [sys.executable, "-c", "raise ValueError('no such architecture')"])
+    with pytest.raises(InferenceError, match="vLLM ended after 0 s: ValueError: no such architecture"):
+        server.start(Inference(), tmp_path, tmp_path / "logs" / "log", threading.Event())
+
+
+# A command that takes no notice of SIGTERM and has a child that does not either, as a stand-in for vLLM's API server and its engine.
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if sys.argv[1:]:
+    subprocess.Popen([sys.executable, __file__])
+time.sleep(60)
+"""
+OWNER = "import subprocess, sys, time; held = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(60)"
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Signals):
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, sys.executable, leash.__file__, "0.2", sys.executable, str(script), "parent"])
+    family = wait_for(lambda: psutil.Process(owner.pid).children(recursive=True), lambda found: len(found) == 3)  # leash, command, its child
+    time.sleep(0.2)
+    os.kill(owner.pid, end)
+    owner.wait()
+    assert wait_for(lambda: [p for p in family if alive(p)], lambda left: not left) == []
+
+
+def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
+    script = tmp_path / "leaves.py"
+    script.write_text(f"import subprocess, sys; print(subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)']).pid, flush=True); sys.exit(3)")
+    held = subprocess.Popen([sys.executable, leash.__file__, "1", sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert held.stdout is not None
+    orphan = int(held.stdout.readline())
+    assert held.wait(10) == 3
+    assert not psutil.pid_exists(orphan) or not alive(psutil.Process(orphan))
+
+
+def wait_for(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 10.0) -> T:
+    deadline = time.monotonic() + timeout_s
+    while not enough(seen := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return seen
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

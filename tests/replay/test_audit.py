@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamrl.records import Fate
+from streamrl.replay.audit import Audit, audit
+from streamrl.stream.log import Message, Output
+from streamrl.stream.memory import MemoryLog
+from tests.data_path import RUN, TOPICS, parts, play, publish
+
+
+def account(log: MemoryLog) -> Audit:
+    return audit(log, list(RUN.envs), "lead", parts())
+
+
+@pytest.fixture
+def recording() -> MemoryLog:
+    log = MemoryLog(TOPICS)
+    play(log)
+    return log
+
+
+def test_published_is_the_sum_of_the_fates_and_what_is_in_flight(recording: MemoryLog):
+    result = account(recording)
+    assert result.balanced and result.problems == []
+    assert result.published == 2 * 4 * 5 * 2
+    assert result.total("batched") == sum(result.batches.values()) and result.total("in flight") > 0
+    assert result.trained == sum(rollouts for batch, rollouts in result.batches.items() if batch < 3)  # version 3 is announced
+    assert result.made == {1: 0, 2: 1, 3: 2}
+    assert max(result.ages) <= RUN.buffer.max_age
+
+
+def test_a_rollout_that_nobody_has_read_yet_is_in_flight(recording: MemoryLog):
+    before = account(recording)
+    publish(recording, *_rollout_outputs("late"))
+    after = account(recording)
+    assert after.balanced and after.total("in flight") == before.total("in flight") + 1
+
+
+def test_a_deleted_fate_is_named(recording: MemoryLog):
+    there = recording._partitions["fates", 0]
+    index = next(i for i, message in enumerate(there) if message is not None)
+    there[index] = None
+    result = account(recording)
+    assert not result.balanced and result.lost == 2
+    assert result.problems[0].endswith("has no fate, and no part holds it") and "-0 at rollouts." in result.problems[0]
+
+
+def test_a_doubled_fate_is_named(recording: MemoryLog):
+    publish(recording, Output("fates", "x", Fate(fate="expired", environment="copy", partition=0, offsets=np.array([0]), uids=["copy-0-0"])))
+    result = account(recording)
+    assert result.twice == 1 and result.problems == ["copy-0-0 at rollouts.copy[0]@0 has a second fate: expired"]
+
+
+def test_a_fate_that_points_nowhere_is_named(recording: MemoryLog):
+    publish(recording, Output("fates", "x", Fate(fate="expired", environment="copy", partition=0, offsets=np.array([10_000]), uids=["ghost"])))
+    result = account(recording)
+    assert result.astray == 1 and "ghost points at rollouts.copy[0]@10000, where no rollout lies" in result.problems[0]
+
+
+def test_rubbish_is_accounted_for_too():
+    log = MemoryLog(TOPICS)
+    writer = log.plain_writer()
+    writer.send(Message("rollouts.copy", b"g", b"\xc1", (("schema", b"rollout/1"),)))
+    play(log)
+    result = account(log)
+    assert result.balanced and result.counts["copy", -1] == {"invalid": 1}
+
+
+def _rollout_outputs(group: str) -> list[Output]:
+    from tests.build import rollout
+
+    return [Output("rollouts.copy", group, rollout("copy", group, 0, 3))]
