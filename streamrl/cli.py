@@ -1,6 +1,7 @@
 """The command line: `streamrl ROLE RUN.yaml`. Each command imports its room when it runs, so that `--help` and completion are instant.
 
-A StreamrlError is one line on stderr and its exit code; `--debug` adds the traceback. SIGTERM and Ctrl-C let a part finish its turn; a second Ctrl-C does not.
+A StreamrlError is one line on stderr and its exit code; `--debug` adds the traceback. SIGTERM and Ctrl-C let a part finish its turn; a second Ctrl-C
+does not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from streamrl import __version__
-from streamrl.errors import StreamrlError
+from streamrl.errors import StreamrlError, TopicMissing
 
 if TYPE_CHECKING:
     from streamrl.config import RunFile
@@ -46,15 +47,12 @@ class Commands(click.Group):
             ctx.exit(1)
         except OSError as error:
             self._fail(ctx, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
-        except click.exceptions.ClickException:
-            raise
-        except click.exceptions.Exit:
-            raise
-        except click.exceptions.Abort:
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} (in {frame.name}, {os.path.basename(frame.filename)}:{frame.lineno}); --debug shows where it came from", 1)
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
+            self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
 
     def _fail(self, ctx: click.Context, line: str, exit_code: int) -> None:
         if ctx.params.get("debug"):
@@ -94,12 +92,14 @@ def cli(debug: bool) -> None:
 @run_argument
 @click.option("--resume", is_flag=True, help="Go on with the run where it was.")
 @click.option("--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated."
+)
 def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
     """Start all parts of a run, watch it, end it at its target."""
     from streamrl.orchestrator import process
 
-    with _stop_on_signals(log=False) as (stop, caught):
+    with _stop_on_signals() as (stop, caught):
         code = process.up(_load(run, overrides), stop, resume, fresh)
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
 
@@ -110,9 +110,19 @@ def orchestrator(run: str) -> None:
     """Watch a run whose parts were started by hand; end with its report."""
     from streamrl.orchestrator import process
 
-    with _stop_on_signals(log=False) as (stop, caught), _log(_load(run)) as (settings, log):
+    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log):
         code = process.main(settings, log, stop)
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
+
+
+@cli.command()
+@run_argument
+def down(run: str) -> None:
+    """Stop a run that `up` started, in whatever terminal."""
+    from streamrl.orchestrator import directory
+
+    settings = _load(run)
+    click.echo(f"run {settings.run} stopped (process {directory.stop(settings)})")
 
 
 @cli.command()
@@ -322,11 +332,13 @@ def _kafka(settings: RunFile) -> Iterator[tuple[RunFile, dict[str, Any]]]:
 
 @contextlib.contextmanager
 def _log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
-    """The run's log on a Kafka that is running."""
+    """The run's log on a Kafka that is running and has its topics."""
     from streamrl.stream.broker import settings as kafka_settings
     from streamrl.stream.kafka import KafkaLog
 
     log = KafkaLog(kafka_settings(settings), settings.run)
+    if not log.topics():
+        raise TopicMissing(f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl topics apply RUN.yaml`")
     try:
         yield settings, log
     finally:
@@ -334,9 +346,9 @@ def _log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
 
 
 @contextlib.contextmanager
-def _stop_on_signals(log: bool = True) -> Iterator[tuple[threading.Event, list[int]]]:
+def _stop_on_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     """An event that SIGTERM, Ctrl-C and the death of the terminal set, and the signals that came. A second Ctrl-C is a KeyboardInterrupt."""
-    _start_logging(None if log else "WARNING")
+    _start_logging()
     stop, caught = threading.Event(), list[int]()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -354,10 +366,10 @@ def _stop_on_signals(log: bool = True) -> Iterator[tuple[threading.Event, list[i
     yield stop, caught
 
 
-def _start_logging(default: str | None = None) -> None:
+def _start_logging() -> None:
     import logging
 
-    level = os.environ.get("STREAMRL_LOG", default or "INFO").upper()
+    level = os.environ.get("STREAMRL_LOG", "INFO").upper()
     if level not in logging.getLevelNamesMapping():
         raise click.UsageError(f"STREAMRL_LOG is {level!r}; give one of DEBUG, INFO, WARNING, ERROR")
     logging.basicConfig(level=level, format=LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr)

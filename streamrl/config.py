@@ -90,6 +90,7 @@ class Learner(Section):
     name: str = "lead"  # inference follows the learner that `lead_learner` names
     loss: str = "ppo"  # ppo, clipped-ratio (document 000), or MODULE:FUNCTION
     clip_epsilon: float = Field(0.2, gt=0)
+    kl: str = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
     kl_coefficient: float = Field(0.01, ge=0)
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)

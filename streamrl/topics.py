@@ -6,8 +6,10 @@ Parts name topics without the run (`rollouts.copy-digits`); on the broker each i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -18,7 +20,7 @@ from confluent_kafka import TopicPartition as Where
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from streamrl.config import RunFile
-from streamrl.errors import ConfigError
+from streamrl.errors import BrokerError, ConfigError
 from streamrl.stream.kafka import COMMON, again
 
 ROLLOUTS = "rollouts"
@@ -36,7 +38,7 @@ EVALS = "evals"
 DEAD_LETTERS = "dead-letters"
 
 CALL_TIMEOUT_S = 10.0
-SETTLE_LIMIT_S = 30.0  # until a new topic has leaders everywhere
+SETTLE_LIMIT_S = 30.0  # until a new topic has leaders, or a deleted one is gone
 
 
 def rollouts(env: str) -> str:
@@ -249,8 +251,7 @@ class _Cluster:
 
     def partitions(self) -> dict[str, tuple[int, int]]:
         """(partitions, replicas) of every topic."""
-        metadata = again(lambda: self._admin.list_topics(timeout=CALL_TIMEOUT_S / 3), self.address)
-        return {name: (len(t.partitions), max((len(p.replicas) for p in t.partitions.values()), default=0)) for name, t in metadata.topics.items()}
+        return {name: (len(t.partitions), max((len(p.replicas) for p in t.partitions.values()), default=0)) for name, t in self._topics().items()}
 
     def configs(self, topics: list[Topic]) -> dict[str, dict[str, str]]:
         """All settings of each topic, by its name."""
@@ -281,12 +282,12 @@ class _Cluster:
             self._carry_out(self._admin.create_topics(new, request_timeout=CALL_TIMEOUT_S), unless=KafkaError.TOPIC_ALREADY_EXISTS)
 
         again(order, self.address)
-        again(lambda: self._check_leaders({t.name: t.partitions for t in topics}), self.address, SETTLE_LIMIT_S)
+        self._settle(partial(_have_leaders, topics))
 
     def grow(self, topics: list[Topic]) -> None:
         if topics:
             again(lambda: self._carry_out(self._admin.create_partitions([NewPartitions(t.name, t.partitions) for t in topics])), self.address)
-            again(lambda: self._check_leaders({t.name: t.partitions for t in topics}), self.address, SETTLE_LIMIT_S)
+            self._settle(partial(_have_leaders, topics))
 
     def configure(self, changes: list[Change]) -> None:
         if not changes:
@@ -303,6 +304,7 @@ class _Cluster:
 
         if names:
             again(order, self.address)
+            self._settle(lambda there: not set(names) & there.keys())
 
     def _carry_out(self, futures: Mapping[Any, Any], unless: int | None = None) -> None:
         """Wait for all; what the cluster refuses is a ConfigError with its reason. `unless`: an error that says it is done already."""
@@ -318,12 +320,20 @@ class _Cluster:
                 if error.code() != unless:
                     raise
 
-    def _check_leaders(self, wanted: Mapping[str, int]) -> None:
-        topics = self._admin.list_topics(timeout=CALL_TIMEOUT_S / 3).topics
-        for name, partitions in wanted.items():
-            there = topics[name].partitions.values() if name in topics else ()
-            if len([p for p in there if p.leader >= 0]) < partitions:
-                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"{name} has no leader yet"))
+    def _settle(self, done: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Wait until the cluster's view of its topics shows that an order has been carried out everywhere."""
+        deadline = time.monotonic() + SETTLE_LIMIT_S
+        while not done(self._topics()):
+            if time.monotonic() > deadline:
+                raise BrokerError(f"{self.address} has accepted changes of topics but not carried them out for {SETTLE_LIMIT_S:.0f} s; see its log")
+            time.sleep(0.05)
+
+    def _topics(self) -> Mapping[str, Any]:
+        return again(lambda: self._admin.list_topics(timeout=CALL_TIMEOUT_S / 4), self.address, CALL_TIMEOUT_S / 2).topics
+
+
+def _have_leaders(wanted: list[Topic], there: Mapping[str, Any]) -> bool:
+    return all(t.name in there and len([p for p in there[t.name].partitions.values() if p.leader >= 0]) == t.partitions for t in wanted)
 
 
 _REFUSED = {

@@ -154,9 +154,10 @@ def objection(served: Served, tolerance: float) -> str:
     """Why a version that is loaded must not be served; empty when nothing speaks against it."""
     if served.mismatch.max_abs <= tolerance:
         return ""
+    distance, tokens = served.mismatch
     return (
-        f"version {served.version}: the server's logprobs differ from the learner's by up to {served.mismatch.max_abs:.3g} over {served.mismatch.tokens} "
-        f"tokens (inference.probe_tolerance is {tolerance:g}); a weight was not reloaded, or the two do not compute the same model"
+        f"version {served.version}: the server's logprobs differ from the learner's by up to {distance:.3g} over {tokens} tokens "
+        f"(inference.probe_tolerance is {tolerance:g}); a weight was not reloaded, or the two do not compute the same model"
     )
 
 

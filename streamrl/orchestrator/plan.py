@@ -98,19 +98,18 @@ def hopeless(limits: Orchestrator, part: Observed, time_s: float) -> str:
         return HOPELESS[last.exit_code]
     recent = sum(end.time_s > time_s - limits.restart_window_s for end in part.ends)
     if recent > limits.restart_limit:
-        return f"ended {recent} times within {limits.restart_window_s:.0f} s, last with {how(last.exit_code)}; orchestrator.restart_limit is {limits.restart_limit}"
+        often = f"ended {recent} times within {limits.restart_window_s:.0f} s, last with {how(last.exit_code)}"
+        return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"
     return ""
 
 
 def backoff(limits: Orchestrator, ends: tuple[End, ...]) -> float:
     """Seconds from the last end to the next start: doubling with every short life in a row. A failed transaction that comes alone costs nothing."""
-    in_a_row = 1
+    in_a_row = 0
     for end in reversed(ends):
+        in_a_row += 1
         if end.lived_s >= LONG_LIFE_S:
             break
-        in_a_row += 1
-    if ends[-1].lived_s < LONG_LIFE_S:
-        in_a_row -= 1
     if in_a_row == 1 and ends[-1].exit_code == TransactionFailed.exit_code:
         return 0.0
     return min(limits.backoff_s * 2 ** (in_a_row - 1), MAX_BACKOFF_S)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.json import encode
+
 from streamrl import topics
 from streamrl.config import RunFile
 from streamrl.errors import StreamrlError
@@ -22,7 +24,7 @@ from streamrl.orchestrator.display import Display, Frame, PartLine, make_display
 from streamrl.orchestrator.observe import SILENT_S, TOPICS, Verdict, View, active_s, fold, judge, view
 from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Start, decide, desired, how
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.records import RunConfig
+from streamrl.records import Metric, RunConfig
 from streamrl.stream import broker
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.kafka import KafkaLog
@@ -35,6 +37,7 @@ CONSUMES = tuple(TOPICS)
 PRODUCES = ("config", "metrics")
 
 POLL_S = 0.2
+SHOW_EVERY_S = 0.5
 MEASURE_EVERY_S = 1.0
 BROKER_LIMIT_S = 600.0  # the first start downloads it
 INTERRUPTED = 130
@@ -42,7 +45,7 @@ INTERRUPTED = 130
 
 def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = False) -> int:
     """A whole run: broker, topics, every part, until its end or `stop`. Returns the exit code; nothing of it is left running."""
-    with directory.take(run, resume, fresh) as home, _display() as display:
+    with directory.take(run, resume, fresh) as home, _log_file(home / "logs" / "orchestrator.log"), _display() as display:
         supervisor = Supervisor(home / "logs", _environment())
         try:
             if not _with_broker(run, supervisor, display, stop):
@@ -54,12 +57,12 @@ def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = 
             _conclude(run, log, display, verdict)
             return verdict.exit_code
         finally:
-            supervisor.stop_all()
+            supervisor.close()
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> int:
     """Watch a run whose parts others start: say how it goes, and end with the report when its target is reached. Returns the exit code."""
-    with _display() as display:
+    with _log_file(run.directory / "logs" / "orchestrator.log"), _display() as display:
         directory.write_run_file(run)
         _publish_config(run, log)
         verdict = watch(run, log, stop, display)
@@ -114,11 +117,13 @@ def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts
     """Follow the run's topics, keep its parts running, show it, until it is over or `stop` is set."""
     seen = view(run, time.time())
     reader = log.reader({(topic, p): log.start(topic, p) for topic in TOPICS for p in range(partitions(log, topic))})
-    meter, measured_s = Meter(log, "orchestrator"), 0.0
+    meter, measured_s, shown_s = Meter(log, "orchestrator"), 0.0, 0.0
+    metrics = (run.directory / "metrics.jsonl").open("wb")  # written anew: the topic is read from its start
     try:
         while not stop.is_set():
-            seen = fold(seen, [to_event(message, TOPICS[message.topic]) for message in reader.poll(2_000, POLL_S)])
-            now = time.time()
+            events = [to_event(message, TOPICS[message.topic]) for message in reader.poll(2_000, POLL_S)]
+            metrics.writelines(encode(event.record) + b"\n" for event in events if isinstance(event.record, Metric))
+            seen, now = fold(seen, events), time.time()
             verdict = parts.keep(display, now) if parts else None
             lines = parts.lines(now) if parts else heard(seen, now)
             if verdict := verdict or judge(run.orchestrator, seen, now):
@@ -126,13 +131,16 @@ def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts
             if now - measured_s >= MEASURE_EVERY_S:
                 measured_s = now
                 meter.publish(gauges(seen, lines, now))
-            display.show(Frame(run, seen, now, lines))
+            if now - shown_s >= SHOW_EVERY_S:
+                shown_s = now
+                display.show(Frame(run, seen, now, lines))
         return Verdict(INTERRUPTED, "interrupted")
     finally:
         with contextlib.suppress(StreamrlError):  # the last measurements are not worth an error
             meter.publish(gauges(seen, [], time.time()))
             meter.close()
         reader.close()
+        metrics.close()
 
 
 def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
@@ -169,7 +177,8 @@ def _with_broker(run: RunFile, supervisor: Supervisor, display: Display, stop: t
     while not stop.wait(POLL_S):
         waited_s = time.monotonic() - started
         if not supervisor.observe()[BROKER].running:
-            raise StreamrlError(f"the broker did not start: {without_prefix(supervisor.last_line(BROKER))} (log: {_shown(supervisor.log_path(BROKER))})")
+            said = without_prefix(supervisor.last_line(BROKER))
+            raise StreamrlError(f"the broker did not start: {said} (log: {_shown(supervisor.log_path(BROKER))})")
         if broker.running(home):
             display.say(f"broker: Kafka {broker.VERSION} at {broker.running(home)} after {waited_s:.1f} s")
             return True
@@ -184,9 +193,8 @@ def _with_broker(run: RunFile, supervisor: Supervisor, display: Display, stop: t
 def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> None:
     """Topics as planned; and no run begins on what another left."""
     if not resume and any(log.end(topic, 0) > 0 for topic in ("config", "policy-versions") if topic in log.topics()):
-        raise StreamrlError(
-            f"the cluster already holds data of a run {run.run!r}: go on with it (--resume), take another name (--set run=NAME), or delete it (`streamrl topics delete RUN.yaml`)"
-        )
+        ways = "go on with it (--resume), take another name (--set run=NAME), or delete it (`streamrl topics delete RUN.yaml`)"
+        raise StreamrlError(f"the cluster already holds data of a run {run.run!r}: {ways}")
     changes = topics.apply(run, broker.settings(run))
     if changes:
         display.say(f"topics: {len(changes)} changes")
@@ -235,6 +243,21 @@ def _display() -> Iterator[Display]:
             display.close()
 
 
+@contextlib.contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """What this process logs goes to a file: on the screen it would tear the display apart."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    root, handler = logging.getLogger(), logging.FileHandler(path)
+    before = root.handlers
+    handler.setFormatter(before[0].formatter if before else None)
+    root.handlers = list[logging.Handler]([handler])
+    try:
+        yield
+    finally:
+        root.handlers = before
+        handler.close()
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
 
@@ -249,5 +272,3 @@ def _shown(path: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)
-
-

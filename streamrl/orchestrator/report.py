@@ -192,15 +192,18 @@ def write(run: RunFile, log: Log) -> dict[str, Any]:
 
 
 def curves(found: History) -> dict[str, Curve]:
-    return {env: Curve([b for b, _, _ in points], [clock(found, t) for _, t, _ in points], [r for _, _, r in points]) for env, points in found.rewards.items()}
+    return {
+        env: Curve([b for b, _, _ in points], [clock(found, t) for _, t, _ in points], [r for _, _, r in points])
+        for env, points in found.rewards.items()
+    }
 
 
 def in_words(report: dict[str, Any]) -> str:
     """The report in one line."""
-    envs = ", ".join(
-        f"{env} {_reward(values['reward_mean_first20'])} -> {_reward(values['reward_mean_last20'])} ({values['rollouts']:,} rollouts)" for env, values in report["envs"].items()
-    )
-    return f"{report['steps']} steps in {report['wall_s']:.0f} s; reward {envs}; logprobs off by {report['logprob_mismatch_max_abs']:.1e} over {report['logprob_mismatch_tokens']:,} tokens"
+    envs = [(name, _reward(env["reward_mean_first20"]), _reward(env["reward_mean_last20"]), env["rollouts"]) for name, env in report["envs"].items()]
+    rewards = ", ".join(f"{name} {first} -> {last} ({rollouts:,} rollouts)" for name, first, last, rollouts in envs)
+    probe = f"logprobs off by {report['logprob_mismatch_max_abs']:.1e} over {report['logprob_mismatch_tokens']:,} tokens"
+    return f"{report['steps']} steps in {report['wall_s']:.0f} s; reward {rewards}; {probe}"
 
 
 def _reward(value: float | None) -> str:

@@ -106,7 +106,13 @@ def _parts(parts: list[PartStatus]) -> Table:
     table = _table("part", "state", "heard", "restarts", "lag")
     for part in parts:
         heard = "-" if part.heard_s_ago is None else f"{clock(part.heard_s_ago)} ago"
-        table.add_row(part.name, Text(part.state, style=STATE_STYLES.get(part.state, "")), heard, str(part.restarts), "-" if part.lag is None else f"{part.lag:,}")
+        table.add_row(
+            part.name,
+            Text(part.state, style=STATE_STYLES.get(part.state, "")),
+            heard,
+            str(part.restarts),
+            "-" if part.lag is None else f"{part.lag:,}",
+        )
     return table
 
 
@@ -115,7 +121,9 @@ def _servers(seen: View, time_s: float) -> Table:
     for name, server in sorted(seen.servers.items()):
         state = "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
         off = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else "-"
-        table.add_row(name, Text(state, style=STATE_STYLES.get(state, "")), str(server.version), str(server.in_flight), off, server.error or server.url)
+        table.add_row(
+            name, Text(state, style=STATE_STYLES.get(state, "")), str(server.version), str(server.in_flight), off, server.error or server.url
+        )
     if not seen.servers:
         table.add_row("none", "", "", "", "", "")
     return table

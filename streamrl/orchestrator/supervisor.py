@@ -1,6 +1,7 @@
 """The processes of a run: starts them, notices their end, takes them down. What to start is decided in `plan.py`.
 
-Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the parts in order. None outlives it, however it ends (`tether.py`).
+Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the parts in order. None of them outlives it, however it
+ends (`tether.py`), nor does anything that they have started (`guardian.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamrl.orchestrator import tether
+from streamrl.orchestrator import guardian, tether
 from streamrl.orchestrator.plan import End, Observed, how, stop_order
 
 logger = logging.getLogger(__name__)
@@ -40,9 +42,12 @@ class Supervisor:
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
-        self._environment = dict(os.environ if environment is None else environment)
+        self._mark = uuid.uuid4().hex
+        self._environment = {**(os.environ if environment is None else environment), guardian.MARK: self._mark}
         self._children: dict[str, Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
+        # It holds the read end of a pipe whose only write end is here. Nothing is ever written.
+        self._guardian = subprocess.Popen([sys.executable, guardian.__file__, self._mark], stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self, name: str, command: Sequence[str]) -> None:
         tied = [sys.executable, "-S", "-E", tether.__file__, str(os.getpid()), *command]
@@ -78,6 +83,11 @@ class Supervisor:
         """Take everything down, in the order of `plan.stop_order`."""
         for wave in stop_order(name for name in self._children if name not in but):
             self.stop(wave, limit_s)
+
+    def close(self, limit_s: float = STOP_LIMIT_S) -> None:
+        """Take everything down, and what is left of it."""
+        self.stop_all(limit_s=limit_s)
+        self._guardian.communicate()
 
     def stop(self, names: Iterable[str], limit_s: float = STOP_LIMIT_S) -> None:
         """SIGTERM to all of them; what has not ended after `limit_s` is killed. They are not observed as ended by themselves."""

@@ -1,7 +1,8 @@
 """Becomes a command that dies with the process that started it, even by SIGKILL: `python tether.py PARENT COMMAND...`.
 
 Asks the kernel for the signal and turns into the command (`exec`), so nothing runs in between and no Python runs between fork and exec. Linux sends
-it when the *thread* that started the process ends, so the supervisor starts parts from its main thread. Standard library only: it runs as a plain file.
+it when the *thread* that started the process ends, so the supervisor starts parts from its main thread. Standard library only: it runs as a plain
+file.
 """
 
 from __future__ import annotations

@@ -13,6 +13,11 @@ from streamrl.records import Server
 
 TOO_LONG = "This model's maximum context length is 64 tokens. However, your prompt contains at least 65 input tokens"
 
+METRICS = """vllm:num_requests_running{engine="0"} 5.0
+vllm:num_requests_waiting{engine="0"} 2.0
+vllm:generation_tokens_total{engine="0"} 77.0
+"""
+
 
 class Stub(ThreadingHTTPServer):
     """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled (no version). `asked`: every (path, body)."""
@@ -82,8 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(*self.server.answer(self.path, body))
 
     def do_GET(self) -> None:
-        metrics = 'vllm:num_requests_running{engine="0"} 5.0\nvllm:num_requests_waiting{engine="0"} 2.0\nvllm:generation_tokens_total{engine="0"} 77.0\n'
-        self._send(*((200, metrics) if self.path == "/metrics" else self.server.answer(self.path, None)))
+        self._send(*((200, METRICS) if self.path == "/metrics" else self.server.answer(self.path, None)))
 
     def _send(self, status: int, body: Any) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()

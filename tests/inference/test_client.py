@@ -55,7 +55,7 @@ def test_the_least_loaded_live_server_of_the_pool_is_chosen():
         server("elsewhere", pool="scoring"),
         server("silent", heartbeat_s=100.0 - room.SILENT_S - 1),
     )
-    load = {name: 0.0 for name in servers} | {"a": 3.0, "b": 2.0}
+    load = dict.fromkeys(servers, 0.0) | {"a": 3.0, "b": 2.0}
     assert choose(servers, load, "generation", 100.0).server_id == "b"
     assert choose(servers, load, "generation", 100.0, avoid={"b"}).server_id == "a"
     assert choose(servers, load, "generation", 100.0, avoid={"a", "b"}) is None
@@ -112,7 +112,8 @@ def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life()
 
 
 def test_a_prompt_that_is_too_long_fails_at_once():
-    with Stub("a", "refuse") as stub, Stub("b", "refuse") as other, pytest.raises(SamplingFailed, match="a refuses the request: This model's maximum context length"):
+    refused = pytest.raises(SamplingFailed, match="a refuses the request: This model's maximum context length")
+    with Stub("a", "refuse") as stub, Stub("b", "refuse") as other, refused:
         run(ask(), stub, other)
     assert len(stub.asked) == 1 and not other.asked
 

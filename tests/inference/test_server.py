@@ -112,8 +112,9 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Si
 
 def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
     script = tmp_path / "leaves.py"
-    script.write_text(f"import subprocess, sys; print(subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)']).pid, flush=True); sys.exit(3)")
-    held = subprocess.Popen([sys.executable, leash.__file__, "1", sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    script.write_text("import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.exit(3)")
+    command = [sys.executable, leash.__file__, "1", sys.executable, str(script)]
+    held = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert held.stdout is not None
     orphan = int(held.stdout.readline())
     assert held.wait(10) == 3

@@ -1,0 +1,66 @@
+"""The model a run starts from when it is given none: a small Llama and a tokenizer of single characters, made from a seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import equinox as eqx
+import jax
+from haliax import Axis
+from levanter.models.llama import LlamaConfig, LlamaLMHeadModel
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig as HfLlamaConfig
+from transformers import PreTrainedTokenizerFast
+
+from streamrl.config import TinyModel
+from streamrl.learner.mesh import on_mesh
+from streamrl.weights.export import save_weights
+
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+HEAD_SCALE = 0.1  # of the usual initial size of lm_head: the first policy is close to uniform, and explores
+CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+    """One token a character, after the special ones. Its chat template is `<bos>` and the messages as they are: `<bos>47=` is to be followed by `47<eos>`."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *dict.fromkeys(alphabet)))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>", clean_up_tokenization_spaces=False)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
+    """Make the model and its tokenizer in `directory`, in Hugging Face layout. The same settings give the same bytes.
+
+    The vocabulary is exactly the tokenizer's: a padded one lets the model sample ids that mean nothing.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_tokenizer(tiny.alphabet)
+    heads = max(tiny.hidden // tiny.head_dim, 1)
+    config = LlamaConfig(
+        max_seq_len=max_seq_len, hidden_dim=tiny.hidden, intermediate_dim=2 * tiny.hidden, num_layers=tiny.layers, num_heads=heads, num_kv_heads=heads, gradient_checkpointing=False
+    )
+    HfLlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.hidden,
+        intermediate_size=2 * tiny.hidden,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=max_seq_len,
+        rms_norm_eps=config.layer_norm_epsilon,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    with on_mesh():
+        model = LlamaLMHeadModel.init(Axis("vocab", len(tokenizer)), config, key=jax.random.PRNGKey(tiny.seed))
+        model = eqx.tree_at(lambda m: m.lm_head.weight, model, replace_fn=lambda weight: weight * HEAD_SCALE)
+        save_weights(model, directory)
+    return directory

@@ -1,0 +1,33 @@
+"""Levanter's trainer configuration, and a mesh to make or load a model on when there is no trainer yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import haliax as hax
+import haliax.partitioning
+import jmp
+from levanter.tracker import NoopConfig
+from levanter.trainer import TrainerConfig
+
+
+def trainer_config(rows: int = 1, name: str = "streamrl") -> TrainerConfig:
+    """In float32 on whatever devices there are; no tracker and no checkpoints of its own, the log and `checkpoints.py` are ours."""
+    return TrainerConfig(
+        id=name,
+        tracker=NoopConfig(),
+        require_accelerator=False,
+        mp=jmp.get_policy("f32"),
+        train_batch_size=rows,
+        num_train_steps=2**31 - 1,
+        log_jaxprs=False,
+        log_xla_hlo=False,
+    )
+
+
+@contextmanager
+def on_mesh() -> Iterator[None]:
+    config = trainer_config()
+    with haliax.partitioning.set_mesh(config.device_mesh), hax.axis_mapping(config.compute_axis_mapping):
+        yield

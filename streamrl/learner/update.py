@@ -1,0 +1,137 @@
+"""One step of training: (state, batch) to (state, metrics), by the Levanter trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import levanter.tracker
+import numpy as np
+import optax
+from levanter.metrics import Metric, ReductionType
+from levanter.tracker import Tracker
+from levanter.trainer import Trainer
+from levanter.trainer_state import TrainerState
+
+from streamrl.batcher.packing import RlExample
+from streamrl.config import Learner
+from streamrl.learner.losses import divergence_named, loss_named, masked_mean, ratio
+from streamrl.learner.mesh import trainer_config
+from streamrl.learner.model import named, predict
+
+EPSILON = 1e-6  # a batch of equal advantages stays 0 when it is divided by their standard deviation
+
+
+class Objective(NamedTuple):
+    """What is minimised: a policy loss and a divergence from the reference, both averaged over the sampled tokens."""
+
+    config: Learner
+
+    def __call__(self, model: Any, example: RlExample, *, key: Any = None) -> tuple[jax.Array, dict[str, Metric]]:
+        """Scalar loss, and metrics. `example` holds NamedArrays here: the trainer shards by the names of their axes."""
+        example = RlExample(*(array.array for array in example))
+        c, mask, predicted = self.config, example.loss_mask, predict(model, example)
+        current = jnp.where(mask > 0, predicted.logprobs, 0.0)
+        policy = loss_named(c.loss)(current, example.policy_logprobs, example.advantages, c.clip_epsilon)
+        divergence = divergence_named(c.kl)(current, example.reference_logprobs)
+        policy_loss, kl = masked_mean(policy, mask), masked_mean(divergence, mask)
+        ratios = ratio(current, example.policy_logprobs)
+        means = {
+            "policy_loss": policy_loss,
+            "kl": kl,
+            "entropy": masked_mean(predicted.entropy, mask),
+            "ratio_mean": masked_mean(ratios, mask),
+            "clip_fraction": masked_mean((jnp.abs(ratios - 1) > c.clip_epsilon).astype(jnp.float32), mask),
+        }
+        metrics = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in means.items()}
+        metrics["ratio_max"] = Metric.from_value(jnp.max(jnp.where(mask > 0, ratios, 0.0)), ReductionType.MAX)
+        return policy_loss + c.kl_coefficient * kl, metrics
+
+
+class GradientNorm(NamedTuple):
+    """Optimiser state that remembers the norm of the last gradient, before clipping."""
+
+    norm: jax.Array
+
+
+def note_norm() -> optax.GradientTransformation:
+    """Changes nothing; its state is the global norm of what passes."""
+    return optax.GradientTransformation(
+        lambda parameters: GradientNorm(jnp.zeros(())),
+        lambda updates, state, parameters=None: (updates, GradientNorm(optax.global_norm(updates))),
+    )
+
+
+def optimizer(config: Learner) -> optax.GradientTransformation:
+    """AdamW behind a clip of the global norm, with a linear warm-up."""
+    schedule = optax.linear_schedule(config.learning_rate / max(config.warmup_steps, 1), config.learning_rate, config.warmup_steps)
+    adamw = optax.adamw(schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay)
+    return optax.chain(note_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw)
+
+
+class Kept(Tracker):
+    """Keeps what the trainer logs of a step."""
+
+    name = "kept"
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def log_hyperparameters(self, hparams: Any) -> None: ...
+
+    def log(self, metrics: Any, *, step: int | None, commit: bool | None = None) -> None:
+        self.values |= metrics
+
+    def log_summary(self, metrics: Any) -> None: ...
+
+    def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class Updater:
+    """The trainer and the reference policy. To be used inside `training()`: Levanter needs its mesh."""
+
+    def __init__(self, config: Learner, rows: int) -> None:
+        self.config = config
+        self._trainer = Trainer(trainer_config(rows), optimizer(config), Objective(config), add_default_hooks=False)
+        self._tracker = Kept()
+        self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        with self._trainer, levanter.tracker.current_tracker(self._tracker):
+            yield
+
+    def initial_state(self, model: Any) -> TrainerState[Any]:
+        return self._trainer.initial_state(jax.random.PRNGKey(self.config.seed), model=model)
+
+    def step(self, state: TrainerState[Any], reference: Any, example: RlExample) -> tuple[TrainerState[Any], dict[str, float]]:
+        """Train on one batch. `reference` is the model that the divergence is measured from; not asked when its coefficient is 0."""
+        started = time.monotonic()
+        if self.config.normalize_advantages:
+            example = normalized(example)
+        if self.config.kl_coefficient > 0:
+            reference_logprobs = np.asarray(self._logprobs(reference, example)) * (example.loss_mask > 0)
+            example = example._replace(reference_logprobs=reference_logprobs.astype(np.float32))
+        info = self._trainer.train_step(state, RlExample(*map(named, example)))
+        elapsed_s = time.monotonic() - started
+        measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
+        real = float((example.segment_ids > 0).sum())
+        return info.state, {**measured, "loss": info.loss, "grad_norm": float(info.state.opt_state[0].norm), "step_s": elapsed_s, "tokens_per_s": real / elapsed_s}
+
+    def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
+        """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""
+        return np.asarray(self._logprobs(model, example))
+
+
+def normalized(example: RlExample) -> RlExample:
+    """Advantages divided by their standard deviation over the sampled tokens of the batch, which keeps the step size when rewards come close together."""
+    sampled = example.advantages[example.loss_mask > 0]
+    scale = float(sampled.std(dtype=np.float64)) if sampled.size else 0.0
+    return example._replace(advantages=(example.advantages / (scale + EPSILON)).astype(np.float32))

@@ -1,0 +1,50 @@
+"""Outlives a supervisor just long enough to end what its parts have started: `python guardian.py MARK`, with a pipe from the supervisor as stdin.
+
+A part dies with the supervisor (`tether.py`), but not what the part has started: an env's sandboxes, say. All of it carries the supervisor's mark in
+its environment, in whatever session it is. When the pipe ends, because the supervisor closed it or died, everything with the mark is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import psutil
+
+MARK = "STREAMRL_SUPERVISOR"  # an environment variable
+ROUNDS = 50  # what is found may be starting another one
+
+
+def sweep(mark: str) -> None:
+    """SIGKILL to every process with that mark but this one, until there is none."""
+    for _ in range(ROUNDS):
+        left = marked(mark)
+        if not left:
+            return
+        for process in left:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        time.sleep(0.02)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that have the mark and are alive."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):  # gone meanwhile, or another user's
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the supervisor decides, through the pipe
+        signal.signal(ignored, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    sweep(sys.argv[1])

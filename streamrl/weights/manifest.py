@@ -1,0 +1,91 @@
+"""What a version consists of: every file with its size and SHA-256. The hash of the manifest stands for the version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from streamrl.errors import WeightError
+
+MANIFEST = "manifest.json"
+CHUNK_BYTES = 1 << 20
+
+
+class File(NamedTuple):
+    name: str  # a plain file name: versions are flat directories
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    files: tuple[File, ...]  # by name
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(to_bytes(self)).hexdigest()
+
+
+def describe(directory: Path) -> Manifest:
+    """The manifest of the files that lie in a directory, itself excepted."""
+    names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
+    return Manifest(tuple(hashed(directory / name) for name in names))
+
+
+def hashed(path: Path) -> File:
+    with path.open("rb") as opened:
+        size_bytes, sha256 = digest(opened)
+    return File(path.name, size_bytes, sha256)
+
+
+def digest(opened: BinaryIO, copy_to: BinaryIO | None = None) -> tuple[int, str]:
+    """(bytes, SHA-256) of what is left to read; written on to `copy_to` in the same pass."""
+    state, size_bytes = hashlib.sha256(), 0
+    while chunk := opened.read(CHUNK_BYTES):
+        state.update(chunk)
+        size_bytes += len(chunk)
+        if copy_to is not None:
+            copy_to.write(chunk)
+    return size_bytes, state.hexdigest()
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """JSON; the same files give the same bytes."""
+    return (json.dumps({"files": [file._asdict() for file in manifest.files]}, sort_keys=True, indent=1) + "\n").encode()
+
+
+def from_bytes(data: bytes, where: str) -> Manifest:
+    """Read a manifest. Raises WeightError for anything but a list of plain file names with sizes and hashes."""
+    try:
+        files = tuple(File(str(f["name"]), int(f["size_bytes"]), str(f["sha256"])) for f in json.loads(data)["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise WeightError(f"{where} is not a manifest ({type(error).__name__}: {error})") from None
+    if bad := next((f.name for f in files if not plain(f.name)), None):
+        raise WeightError(f"{where} names {bad!r}, which is not a plain file name")
+    return Manifest(files)
+
+
+def plain(name: str) -> bool:
+    """A file name that stays in its directory."""
+    return name not in ("", ".", "..", MANIFEST) and not set(name) & set("/\\\0")
+
+
+def differences(expected: Iterable[File], found: Iterable[File]) -> list[str]:
+    """What is wrong with a copy, file by file; empty when it is whole."""
+    there = {file.name: file for file in found}
+    problems: list[str] = []
+    for file in expected:
+        copy = there.pop(file.name, None)
+        if copy is None:
+            problems.append(f"{file.name} is missing")
+        elif copy.size_bytes != file.size_bytes:
+            problems.append(f"{file.name} has {copy.size_bytes} bytes, announced are {file.size_bytes}")
+        elif copy.sha256 != file.sha256:
+            problems.append(f"{file.name} has sha256 {copy.sha256}, announced is {file.sha256}")
+    return problems + [f"{name} was not announced" for name in there]

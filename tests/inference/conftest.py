@@ -1,0 +1,1 @@
+from tests.live import live as live

@@ -1,0 +1,181 @@
+"""With real vLLM: logprobs are those of the version that each span names; what is not as announced is not served; nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from streamrl.config import Env
+from streamrl.errors import InferenceError
+from streamrl.inference.client import Client, Sampled, SamplingFailed
+from streamrl.weights.export import WEIGHTS
+from tests.live import START_S, Live, vllm_processes
+
+pytestmark = pytest.mark.live
+
+T = TypeVar("T")
+TOLERANCE = 1e-4  # of a logprob, in float32
+SHARED = "1234567890+0987654321=13579+24680=55555="  # longer than a block: the second request with it finds it in the prefix cache
+
+
+def question(i: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": SHARED + str(i % 4)}]
+
+
+def distances(live: Live, samples: list[Sampled]) -> np.ndarray:
+    """|server's logprob - learner's|, token by token, each under the weights of its own span with the whole prefix."""
+    versions = sorted({span.version for sample in samples for span in sample.version_spans})
+    texts = [np.concatenate([sample.prompt_tokens, sample.tokens]) for sample in samples]
+    expected = {version: live.logprobs(version, texts, samples[0].temperature) for version in versions}
+    return np.concatenate(
+        [
+            np.abs(expected[span.version][i][len(sample.prompt_tokens) - 1 :][span.start : span.end] - sample.logprobs[span.start : span.end])
+            for i, sample in enumerate(samples)
+            for span in sample.version_spans
+        ]
+    )
+
+
+def cache_hits(live: Live) -> float:
+    lines = httpx.get(live.servers()["inference-0"].url + "/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live, temperature: float):
+    """Before, during and after two updates, with repeated prompts; no request is lost."""
+    env, client, hits = Env(temperature=temperature, max_tokens=150), live.client("inference-0"), cache_hits(live)
+    before = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
+
+    async def update() -> None:
+        for _ in range(2):
+            version = await asyncio.to_thread(live.announce)
+            await asyncio.to_thread(live.serving, "inference-0", version)
+
+    async def ask(i: int) -> list[list[Sampled]]:
+        answers: list[list[Sampled]] = []
+        while not updating.done():
+            answers.append(await client.sample(question(i), 4, env))
+        return answers
+
+    updating = asyncio.create_task(update())
+    during = [answer for answers in await asyncio.gather(*[ask(i) for i in range(6)]) for answer in answers]
+    await updating
+    after = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
+    await client.close()
+    samples = [choice for choices in (*before, *during, *after) for choice in choices]
+    found = distances(live, samples)
+    crossing = [sample for sample in samples if len(sample.version_spans) > 1]
+    assert len(samples) == 4 * (8 + len(during)) and len(found) >= 1_000
+    assert len(crossing) >= 4 and cache_hits(live) > hits
+    assert {sample.version_spans[-1].version for choices in after for sample in choices} == {live.version}
+    print(f"T={temperature}: {len(found)} tokens, {len(crossing)} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}")
+    assert found.max() <= TOLERANCE, f"{(found > TOLERANCE).sum()} of {len(found)} tokens differ, up to {found.max():.2e}"
+
+
+async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(live: Live):
+    def alter(stored: Path) -> None:
+        data = bytearray((stored / WEIGHTS).read_bytes())
+        data[-1] ^= 1
+        (stored / WEIGHTS).write_bytes(data)
+
+    def cut(stored: Path) -> None:
+        os.truncate(stored / WEIGHTS, 1000)
+
+    good, client = live.version, live.client("inference-0")
+    for spoil, cause in ((alter, "has sha256"), (cut, "has 1000 bytes")):
+        bad = await asyncio.to_thread(live.announce, spoil)
+        kept = await asyncio.to_thread(live.until, "inference-0", lambda s, bad=bad: f"version {bad} " in s.error)
+        assert kept.state == "ready" and kept.version == good and f"{WEIGHTS} {cause}" in kept.error
+        (sample,) = await client.sample(question(0), 1, Env())
+        assert [span.version for span in sample.version_spans] == [good]
+    await client.close()
+    version = await asyncio.to_thread(live.announce)
+    assert (await asyncio.to_thread(live.serving, "inference-0", version)).error == ""
+
+
+def test_the_probe_notices_a_head_that_was_left_stale(live: Live):
+    """On a CPU, vLLM keeps the head it has when the weights bring none, and says nothing."""
+    version = live.announce(hide=["lm_head.weight"])
+    stale = live.until("inference-0", lambda s: s.version == version)
+    assert stale.state == "error" and "logprobs differ from the learner's" in stale.error
+    assert stale.mismatch_max_abs > 0.01 and stale.mismatch_tokens == 63
+    healed = live.serving("inference-0", live.announce())
+    assert healed.mismatch_max_abs <= TOLERANCE
+
+
+async def test_the_end_of_the_context(live: Live):
+    client = live.client("inference-0")
+    with pytest.raises(SamplingFailed, match="refuses the request: This model's maximum context length is 256"):
+        await client.sample([{"role": "user", "content": "1" * 256}], 2, Env())
+    choices = await client.sample([{"role": "user", "content": "1" * 245}], 8, Env(max_tokens=50))
+    await client.close()
+    assert all(len(c.prompt_tokens) + len(c.tokens) <= 256 and c.max_tokens == 50 for c in choices)
+    assert any(c.finish_reason == "length" for c in choices)
+
+
+async def test_a_late_server_takes_the_latest_only_follows_and_its_death_ends_its_agent(live: Live):
+    for _ in range(2):
+        version = await asyncio.to_thread(live.announce)
+    late = live.start(1)
+    record = await asyncio.to_thread(live.serving, late, version, START_S)
+    assert [path.name for path in (live.run.directory / "inference" / late).iterdir()] == [str(version)]
+    version = await asyncio.to_thread(live.announce)
+    for identity in ("inference-0", late):  # both reach the next one
+        await asyncio.to_thread(live.serving, identity, version)
+    client = live.client()
+    await served_by(client, {"inference-0", late})
+    engine = next(p for p in vllm_processes(record.url) if p.name().startswith("VLLM::Engine"))
+    engine.kill()
+    gone = await asyncio.to_thread(live.until, late, lambda s: s.state == "error")
+    assert "died while serving" in gone.error and isinstance(live.errors[late], InferenceError)
+    assert {c.server_id for _ in range(4) for c in await client.sample(question(0), 2, Env())} == {"inference-0"}  # has not heard of it
+    await client.close()
+    assert until(lambda: vllm_processes(record.url), lambda left: not left) == []
+
+
+async def served_by(client: Client, identities: set[str]) -> None:
+    """Eight requests at once are spread over these servers."""
+    answers = await asyncio.gather(*[client.sample(question(i), 2, Env()) for i in range(8)])
+    assert {c.server_id for choices in answers for c in choices} == identities
+
+
+START = """
+import sys, threading
+from pathlib import Path
+from streamrl.config import Inference
+from streamrl.inference import server
+server.start(Inference(port=int(sys.argv[2])), Path(sys.argv[1]), Path(sys.argv[3]), threading.Event())
+"""
+
+
+def test_vllm_dies_with_an_agent_that_is_killed(live: Live, tmp_path: Path):
+    """As soon as there is an engine, a minute before the server is up: a parent-death signal to the API server alone would leave it behind."""
+    model = live.run.directory / "inference" / "inference-0"
+    port = str(int(time.time()) % 10_000 + 20_000)
+    agent = subprocess.Popen([sys.executable, "-c", START, str(next(model.iterdir())), port, str(tmp_path / "log")])
+    url = f"http://127.0.0.1:{port}"
+    family = until(lambda: vllm_processes(url), lambda found: any(p.name().startswith("VLLM::") for p in found), START_S)
+    assert any(p.name().startswith("VLLM::") for p in family), (tmp_path / "log").read_text()[-2000:]
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.wait()
+    assert until(lambda: [p for p in family if psutil.pid_exists(p.pid) and p.status() != psutil.STATUS_ZOMBIE], lambda left: not left) == []
+
+
+def until(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 20.0) -> T:
+    deadline = time.monotonic() + timeout_s
+    while not enough(seen := look()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return seen

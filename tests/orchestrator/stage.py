@@ -1,0 +1,21 @@
+"""`streamrl up` with actors for parts, but a real broker: `python -m tests.orchestrator.stage ARGUMENTS OF STREAMRL`."""
+
+from __future__ import annotations
+
+import sys
+
+from streamrl.cli import main
+from streamrl.config import RunFile
+from streamrl.orchestrator import process
+from streamrl.orchestrator.plan import BROKER, Desired
+
+real = process.command
+
+
+def acted(run: RunFile, part: Desired) -> list[str]:
+    return real(run, part) if part.name == BROKER else [sys.executable, "-m", "tests.orchestrator.actor", part.name, str(run.directory / "run.yaml")]
+
+
+if __name__ == "__main__":
+    process.command = acted
+    main()

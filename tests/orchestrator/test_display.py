@@ -1,0 +1,90 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from streamrl.config import parse
+from streamrl.orchestrator.display import Frame, LiveDisplay, PartLine, PlainDisplay, clock, line, picture, sparkline
+from streamrl.orchestrator.observe import fold, view
+from streamrl.records import Metric, PolicyVersion, Server
+from streamrl.stream.log import Event
+
+
+@pytest.fixture
+def frame() -> Frame:
+    run = parse(
+        {"run": "r", "envs": {"copy": {}, "add": {}}, "orchestrator": {"target": {"env": "copy", "reward": 0.9, "batches": 2}, "max_wall_s": 600}}
+    )
+    events = [
+        Event("policy-versions", 0, 0, "lead", PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0")),
+        Event("servers", 0, 0, "inference-0", Server(server_id="inference-0", url="", version=7, state="ready", heartbeat_s=130.0, in_flight=5)),
+    ]
+    for step, (copy, add) in enumerate(((0.2, 0.0), (0.4, 0.1))):
+        values = {"batches/copy/reward/mean": copy, "batches/add/reward/mean": add, "batcher/batch_age_mean": 0.75}
+        events.append(Event("metrics", 0, 0, "batcher", Metric(source="batcher", time_s=150.0, step=step, values=values)))
+    for source, values in (
+        ("env-copy-0", {"env/rollouts_per_s": 12.0}),
+        ("buffer", {"buffer/window_tokens/copy": 100.0}),
+        ("batcher", {"batcher/held_tokens/copy": 1_000.0}),
+    ):
+        events.append(Event("metrics", 0, 0, source, Metric(source=source, time_s=159.0, values=values)))
+    parts = (PartLine("learner", "running", 60.0), PartLine("buffer", "back-off", 1.0, 2, "no broker"))
+    return Frame(run, fold(view(run, 100.0), events), 160.0, parts)
+
+
+def test_a_line_has_it_all(frame: Frame):
+    assert line(frame) == (
+        "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age 0.75 | expired – | "
+        "inference-0 v7 | 9:30 left | restarts: buffer 2"
+    )
+
+
+def test_before_the_first_batch_the_line_says_what_it_waits_for(frame: Frame):
+    assert line(Frame(frame.run, view(frame.run, 100.0), 131.0)) == "waiting 31 s for the first policy version, learner"
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_picture_fits_and_shows_every_part(frame: Frame, width: int):
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(picture(frame, ["buffer ended"], width))
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= width
+    for text in ("step 7", "0.300", "0.050", "v7", "9:30", "copy", "add", "inference-0", "learner", "back-off", "no broker", "1,100", "buffer ended"):
+        assert text in shown, text
+
+
+def test_many_parts_are_counted_and_the_ailing_shown(frame: Frame):
+    parts = [PartLine(f"env-copy-{i}", "running", restarts=int(i == 7)) for i in range(40)]
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(picture(Frame(frame.run, frame.seen, frame.time_s, parts)))
+    shown = console.export_text()
+    assert "env-copy-7" in shown and "39 others" in shown and "env-copy-8" not in shown
+
+
+def test_plain_lines_come_every_few_seconds(frame: Frame, capsys: pytest.CaptureFixture[str]):
+    display = PlainDisplay(every_s=5.0)
+    for time_s in (160.0, 162.0, 166.0):
+        display.show(Frame(frame.run, frame.seen, time_s))
+    display.say("target reached")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and "step 7" in lines[0] and lines[2].endswith(" target reached")
+
+
+def test_a_live_display_begins_with_words(frame: Frame):
+    console = Console(width=100, file=io.StringIO(), force_terminal=True)
+    display = LiveDisplay(console)
+    display.say("starting the broker")
+    display.show(frame)
+    display.close()
+    assert isinstance(console.file, io.StringIO) and "starting the broker" in console.file.getvalue()
+
+
+def test_sparkline():
+    assert sparkline([], 8) == ""
+    assert sparkline([0.0, 0.5, 1.0], 8) == "▁▅█"
+    assert sparkline([0.0, 0.0, 1.0, 1.0], 2) == "▁█"
+    assert sparkline([-1.0, 1.0], 8) == "▁█"
+
+
+def test_clock():
+    assert [clock(s) for s in (None, 5, 75, 3_600)] == ["–", "0:05", "1:15", "1:00:00"]

@@ -1,0 +1,75 @@
+import pytest
+
+from streamrl.config import Orchestrator, parse
+from streamrl.orchestrator.plan import End, GiveUp, Observed, Start, backoff, decide, desired, how, stop_order
+
+LIMITS = Orchestrator(restart_limit=3, restart_window_s=100, backoff_s=0.5)
+
+
+def ended(*ends: tuple[float, float, int]) -> Observed:
+    return Observed(False, tuple(End(*end) for end in ends))
+
+
+def test_a_run_has_a_process_for_every_replica():
+    run = parse({"run": "r", "envs": {"copy": {"replicas": 2}, "add": {}}, "inference": {"replicas": 2}})
+    assert [(part.name, part.args) for part in desired(run)] == [
+        ("learner", ("learner",)),
+        ("inference-0", ("inference", "--index", "0")),
+        ("inference-1", ("inference", "--index", "1")),
+        ("buffer", ("buffer",)),
+        ("batcher", ("batcher",)),
+        ("env-copy-0", ("env", "copy", "--replica", "0")),
+        ("env-copy-1", ("env", "copy", "--replica", "1")),
+        ("env-add-0", ("env", "add", "--replica", "0")),
+    ]
+
+
+def test_envs_stop_first_and_the_broker_last():
+    assert stop_order(["broker", "learner", "env-copy-0", "inference-0"]) == [["env-copy-0"], ["learner", "inference-0"], ["broker"]]
+
+
+def test_what_does_not_run_is_started():
+    assert decide(LIMITS, ["learner", "buffer"], {"learner": Observed(True)}, 0.0) == [Start("buffer")]
+
+
+def test_backoff_doubles_with_every_short_life_in_a_row_up_to_ten_seconds():
+    ends: tuple[End, ...] = ()
+    waits = []
+    for _ in range(7):
+        ends += (End(0.0, 1.0, 1),)
+        waits.append(backoff(LIMITS, ends))
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_a_long_life_begins_the_row_anew():
+    assert backoff(LIMITS, (End(0, 1, 1), End(0, 1, 1), End(0, 3600, 1))) == 0.5
+    assert backoff(LIMITS, (End(0, 3600, 1), End(0, 1, 1))) == 1.0
+
+
+def test_a_part_in_its_backoff_waits():
+    observed = {"buffer": ended((10.0, 1.0, 1))}
+    assert decide(LIMITS, ["buffer"], observed, 10.4) == []
+    assert decide(LIMITS, ["buffer"], observed, 10.5) == [Start("buffer")]
+
+
+def test_a_failed_transaction_that_comes_alone_is_answered_at_once():
+    assert decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 60.0, 75))}, 10.0) == [Start("buffer")]
+    assert backoff(LIMITS, (End(0, 1, 75), End(0, 1, 75))) == 1.0
+
+
+def test_more_ends_than_the_limit_within_the_window_end_the_run():
+    often = [(float(t), 1.0, -9) for t in (10, 20, 30, 40)]
+    [action] = decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 60.0)
+    assert isinstance(action, GiveUp)
+    assert "4 times within 100 s" in action.reason and "SIGKILL" in action.reason
+    assert decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 115.0) == [Start("buffer")]  # the first has left the window
+
+
+@pytest.mark.parametrize(("code", "word"), [(76, "identity"), (2, "settings"), (7, "model")])
+def test_what_a_restart_does_not_help_is_given_up_at_once(code: int, word: str):
+    [action] = decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 1.0, code))}, 10.0)
+    assert isinstance(action, GiveUp) and word in action.reason
+
+
+def test_exit_codes_in_words():
+    assert (how(3), how(-15), how(-200)) == ("exit code 3", "SIGTERM", "signal 200")

@@ -1,0 +1,168 @@
+"""Whole runs, with a real broker and a real `streamrl up`; the parts are actors (`actor.py`)."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from streamrl.orchestrator.observe import View
+from streamrl.orchestrator.process import heard, without_prefix, without_secrets
+from streamrl.orchestrator.supervisor import last_line
+from tests.orchestrator.processes import MARK, left_after, marked
+
+REPOSITORY = Path(__file__).parents[2]
+STAGE = [sys.executable, "-m", "tests.orchestrator.stage"]
+PARTS = ["learner", "inference-0", "buffer", "batcher", "env-copy-digits-0", "env-add-digits-0"]
+
+
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    target = {"env": "copy-digits", "reward": 0.9, "batches": 5}
+    path = tmp_path / "staged.yaml"
+    envs = {"copy-digits": {"fraction": 0.6}, "add-digits": {}}
+    path.write_text(
+        yaml.safe_dump({"run": "staged", "runs_dir": str(tmp_path / "runs"), "envs": envs, "orchestrator": {"target": target, "max_wall_s": 60}})
+    )
+    return path
+
+
+def streamrl(mark: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, MARK: mark}
+    return subprocess.run([*STAGE, *map(str, arguments)], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def wait_for(true: Callable[[], object], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, "took too long"
+        time.sleep(0.05)
+
+
+def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
+    home = run_file.parent / "runs" / "staged"
+
+    first = streamrl(mark, "up", run_file)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "target reached: copy-digits earned" in first.stdout
+    assert left_after(mark, 5.0) == []
+    check_report(json.loads((home / "report.json").read_text()))
+    assert (home / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert yaml.safe_load((home / "run.yaml").read_text())["buffer"]["group_size"] == 8  # as resolved
+    assert all(last_line(home / "logs" / f"{part}.log") == f"{part} is on stage" for part in PARTS)
+
+    shown = streamrl(mark, "status", run_file)
+    assert shown.returncode == 0, shown.stderr
+    assert "broker is stopped" in shown.stderr and "inference-0" in shown.stdout and "policy version" in shown.stdout
+    assert left_after(mark, 5.0) == []
+
+    refused = streamrl(mark, "up", run_file)
+    assert refused.returncode == 1 and refused.stdout == ""
+    assert refused.stderr.startswith("streamrl: run 'staged' exists in") and "--resume" in refused.stderr and refused.stderr.count("\n") == 1
+
+    resumed = streamrl(mark, "up", run_file, "--resume")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    afresh = streamrl(mark, "up", run_file, "--fresh", "--set", "orchestrator.target.batches=4")
+    assert afresh.returncode == 0, afresh.stdout + afresh.stderr
+    [archived] = (home.parent / "archive").iterdir()
+    assert archived.name.startswith("staged-") and (archived / "report.json").exists() and (archived / "kafka" / "data").is_dir()
+    assert left_after(mark, 5.0) == []
+
+
+def check_report(report: dict[str, Any]) -> None:
+    [server] = report["servers"]
+    assert server["id"] == "inference-0" and server["version"] in (report["policy_version"] - 1, report["policy_version"])
+    assert report["run"] == "staged" and report["logprob_mismatch_tokens"] >= 63
+    assert 0 < report["time_to_target_s"] <= report["wall_s"] < 60
+    copy = report["envs"]["copy-digits"]
+    assert copy["reward_mean_first20"] == 0.0 and copy["reward_mean_last20"] > 0.2
+    assert copy["rollouts"] == 10 * report["steps"] + 10 and copy["expired"] * 9 == copy["batched"]
+    assert set(report["versions"]) == {"kafka", "vllm", "levanter", "jax", "streamrl", "python"}
+
+
+def terminal(command: list[str], environment: dict[str, str]) -> tuple[int, int]:
+    """Start a command on a terminal of its own. Returns its process and the terminal."""
+    pid, master = pty.fork()
+    if pid == 0:
+        os.chdir(REPOSITORY)
+        os.execvpe(command[0], command, environment)
+    return pid, master
+
+
+@pytest.mark.parametrize("end", ["ctrl-c", "terminal dies", "kill -9", "streamrl down"])
+def test_nothing_is_left_behind(end: str, run_file: Path, mark: str):
+    command = [*STAGE, "up", str(run_file), "--set", "orchestrator.target=null"]
+    pid, master = terminal(command, {**os.environ, MARK: mark, "TERM": "xterm"})
+    logs = run_file.parent / "runs" / "staged" / "logs"
+    wait_for(lambda: all(last_line(logs / f"{part}.log") for part in PARTS))
+    assert len(marked(mark)) >= 2 * len(PARTS) + 3  # each with a child, the broker with its Java, and the orchestrator
+    if end == "ctrl-c":
+        os.write(master, b"\x03")
+        read_all(master)
+    elif end == "terminal dies":
+        os.close(master)
+    elif end == "streamrl down":
+        assert streamrl("", "down", run_file).stdout == f"run staged stopped (process {pid})\n"
+    else:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == {"ctrl-c": 130, "terminal dies": 129, "kill -9": -9, "streamrl down": 143}[end]
+    assert left_after(mark, 5.0) == []
+
+
+def read_all(terminal: int) -> None:
+    """A terminal that nobody reads would make its writer wait."""
+    try:
+        while os.read(terminal, 65_536):
+            pass
+    except OSError:  # the other side is closed
+        pass
+
+
+def test_a_part_that_cannot_run_ends_the_run_with_its_last_words(run_file: Path, mark: str):
+    failed = streamrl(mark, "up", run_file, "--set", "orchestrator.restart_limit=1", "--set", "run=doomed", "--set", "orchestrator.target=null")
+    assert failed.returncode == 1
+    assert "batcher is given up: ended 2 times within 300 s, last with exit code 1" in failed.stdout
+    assert "It said: out of cues (log: " in failed.stdout
+    assert left_after(mark, 5.0) == []
+
+
+def test_a_wrong_address_is_one_line(run_file: Path, mark: str):
+    failed = streamrl(mark, "up", run_file, "--set", "kafka={bootstrap.servers: '127.0.0.1:1'}")
+    assert failed.returncode == 3 and failed.stderr.count("\n") == 1 and "127.0.0.1:1" in failed.stderr
+    assert left_after(mark, 5.0) == []
+
+
+def test_secrets_of_a_cluster_do_not_go_into_the_log():
+    settings = {"bootstrap.servers": "a:1", "sasl.username": "u", "sasl.password": "p", "sasl.oauthbearer.client.secret": "s"}
+    assert without_secrets(settings) == {
+        "bootstrap.servers": "a:1",
+        "sasl.username": "u",
+        "sasl.password": "(secret)",
+        "sasl.oauthbearer.client.secret": "(secret)",
+    }
+
+
+def test_the_words_of_a_log_line():
+    assert without_prefix("2026-11-21 06:01:14 WARNING streamrl.stream.worker: batcher: short") == "batcher: short"
+    assert without_prefix("streamrl: no broker") == "no broker"
+    assert without_prefix("anything else") == "anything else"
+
+
+def test_parts_that_others_started_are_known_by_their_metrics():
+    seen = View("lead", since_s=50.0, heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0})
+    assert [(part.name, part.state) for part in heard(seen, 100.0)] == [("batcher", "silent"), ("buffer", "running")]

