@@ -1,0 +1,62 @@
+"""How much an env may have in flight: the work it launched and has not seen closed stays within what the batcher wants. Exact, across restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamrl.records import Demand, EnvProgress
+
+
+@dataclass
+class Credit:
+    """The account of one replica. Every group it launches closes exactly once in the buffer, and `Demand.closed_groups` counts that."""
+
+    producer: str
+    replicas: int
+    guess_tokens: float  # of a group, before the first is complete
+    demand: Demand | None = None
+    launched: int = 0  # groups, since the run began
+    complete: int = 0  # groups measured
+    tokens: int = 0  # of those
+
+    @property
+    def outstanding(self) -> int:
+        """Groups launched and not closed."""
+        return self.launched - (self.demand.closed_groups.get(self.producer, 0) if self.demand else 0)
+
+    @property
+    def group_tokens(self) -> float:
+        """What a group is expected to cost."""
+        return self.tokens / self.complete if self.complete else self.guess_tokens
+
+    def allows(self) -> bool:
+        """May another group be launched? The replicas of an env share what is wanted of it."""
+        return self.demand is not None and self.outstanding * self.group_tokens < self.demand.wanted_tokens / self.replicas
+
+    def measured(self, tokens: int) -> None:
+        """A group is complete: so many tokens, prompts included."""
+        self.complete, self.tokens = self.complete + 1, self.tokens + tokens
+
+
+@dataclass
+class Counter:
+    """Which problems are whose: replica i of n takes i, i + n, i + 2n, ... None is skipped or repeated when it restarts."""
+
+    progress: EnvProgress
+    step: int  # replicas
+
+    def take(self) -> int:
+        """The next problem; it is open from now on."""
+        number = self.progress.next_problem
+        self._set(next_problem=number + self.step, open_problems=[*self.progress.open_problems, number])
+        return number
+
+    def done(self, numbers: list[int]) -> EnvProgress:
+        """These problems are being published: the record that goes with them."""
+        left = [number for number in self.progress.open_problems if number not in numbers]
+        self._set(open_problems=left, published_groups=self.progress.published_groups + len(numbers))
+        return self.progress
+
+    def _set(self, **changes: object) -> None:
+        fields = {name: getattr(self.progress, name) for name in self.progress.__struct_fields__}
+        self.progress = EnvProgress(**{**fields, **changes})  # type: ignore[arg-type]

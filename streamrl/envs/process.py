@@ -1,0 +1,196 @@
+"""Env: problems in, rollouts out, for as long as somebody wants them. One process a replica, each at its own rate.
+
+A source, not a fold: what it samples cannot be sampled again. So its progress is in the transaction of its rollouts, and a restart goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streamrl import config
+from streamrl.buffer.groups import total_tokens
+from streamrl.config import RunFile
+from streamrl.envs.base import Env, make
+from streamrl.envs.credit import Counter, Credit
+from streamrl.envs.rollouts import Task, failures, rollouts
+from streamrl.errors import ConfigError
+from streamrl.inference.client import Client, SamplingFailed
+from streamrl.metrics import Meter
+from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout, Server
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.log import Log, Message, Output, Writer, read
+
+logger = logging.getLogger(__name__)
+
+CONSUMES = ("demand", "servers", "policy-versions")
+PRODUCES = ("rollouts", "journal", "metrics")
+TICK_S = 0.01
+REPORT_S = 1.0
+WAITING_S = 5.0  # without a demand for so long, it says so
+SCHEMAS = ("demand", "server", "policy-version")
+
+
+class Group(NamedTuple):
+    """The rollouts of one problem, ready to be published."""
+
+    number: int
+    rollouts: list[Rollout]
+
+
+@dataclass
+class Replica:
+    """One producer of an env: what it has launched, and what it knows of the world."""
+
+    name: str  # of the env in the run
+    settings: config.Env
+    env: Env
+    group_size: int
+    counter: Counter
+    credit: Credit
+    client: Client
+    version: int = 0  # newest heard
+    tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
+    next_launch_s: float = 0.0
+
+    def hear(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            event = to_event(message, SCHEMAS)
+            match event.record:
+                case Demand(environment=self.name) as demand:
+                    self.credit.demand = demand
+                case PolicyVersion(version=version):
+                    self.version = max(self.version, version)
+                case Server() | None if event.topic == "servers":
+                    self.client.heard(event.key, event.record)
+                case _:
+                    pass
+
+    def launch(self, now_s: float) -> None:
+        """As many groups as demand, concurrency and rate allow."""
+        while len(self.tasks) < self.settings.max_groups_in_flight and now_s >= self.next_launch_s and self.credit.allows():
+            self.credit.launched += 1
+            self.start(self.counter.take())
+            if self.settings.max_groups_per_s:
+                self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - 1)
+
+    def start(self, number: int) -> None:
+        self.tasks.add(asyncio.create_task(self.generate(number)))
+
+    async def generate(self, number: int) -> Group:
+        """n samples of one problem in one request; what cannot be had is published as failed."""
+        task = Task(self.name, number, self.credit.producer, self.env.problem(number))
+        try:
+            samples = await self.client.sample(task.problem.messages, self.group_size, self.settings)
+        except SamplingFailed as error:
+            return Group(number, failures(task, self.group_size, str(error), self.version))
+        return Group(number, rollouts(task, self.env, samples, time.time()))
+
+    def finished(self) -> list[Group]:
+        """Groups that have come in since the last call; whatever else went wrong in one ends the process."""
+        done = [task for task in self.tasks if task.done()]
+        self.tasks.difference_update(done)
+        return [task.result() for task in done]
+
+    def outputs(self, groups: Sequence[Group]) -> list[Message]:
+        """One transaction: the rollouts, and the progress that they are."""
+        for group in groups:
+            self.credit.measured(sum(total_tokens(rollout) for rollout in group.rollouts))
+        produced = [Output(f"rollouts.{self.name}", rollout.group_id, rollout) for group in groups for rollout in group.rollouts]
+        progress = Output(f"journal.env-{self.credit.producer}", self.credit.producer, self.counter.done([group.number for group in groups]))
+        return [to_message(output) for output in (*produced, progress)]
+
+
+def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int = 0) -> None:
+    """Produce until `stop` is set."""
+    if env not in run.envs:
+        raise ConfigError(f"the run has no env {env!r}; it has {', '.join(run.envs)}")
+    settings, producer = run.envs[env], f"{env}-{replica}"
+    if replica >= max(settings.replicas, 1):
+        raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
+    made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}")
+    writer = log.writer(f"env-{producer}")  # first: it fences an earlier instance; only now its progress is final
+    progress = last_progress(log, producer) or EnvProgress(producer=producer, next_problem=replica)
+    credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
+    credit.launched = progress.published_groups + len(progress.open_problems)
+    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, Client())
+    asyncio.run(produce(me, log, writer, stop))
+    writer.close()
+
+
+async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) -> None:
+    """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
+    topics = log.topics()
+    reader = log.reader({(topic, p): log.start(topic, p) for topic in CONSUMES for p in range(topics.get(topic, 0))})
+    meter, tally = Meter(log, me.credit.producer), Tally()
+    for number in me.counter.progress.open_problems:
+        me.start(number)
+    try:
+        while not stop.is_set():
+            me.hear(reader.poll(500, 0))
+            me.launch(time.monotonic())
+            if groups := me.finished():
+                await asyncio.to_thread(writer.commit, me.outputs(groups))
+                tally.count(groups)
+            if tally.elapsed_s >= REPORT_S:
+                meter.publish(tally.values(me))
+                tally = Tally(waiting_s=0.0 if me.credit.demand or me.tasks else tally.waiting_s + tally.elapsed_s)
+                if tally.waiting_s >= WAITING_S:
+                    logger.warning("%s: no demand heard for %.0f s; is the batcher running?", me.credit.producer, tally.waiting_s)
+            await asyncio.sleep(TICK_S)
+    finally:
+        for task in me.tasks:
+            task.cancel()
+        await asyncio.gather(*me.tasks, return_exceptions=True)
+        await me.client.close()
+        reader.close()
+        meter.close()
+
+
+@dataclass
+class Tally:
+    """What was done since the last report."""
+
+    waiting_s: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+    groups: list[Group] = field(default_factory=list[Group])
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def count(self, groups: Sequence[Group]) -> None:
+        self.groups += groups
+
+    def values(self, me: Replica) -> dict[str, float]:
+        done = [rollout for group in self.groups for rollout in group.rollouts]
+        good = [rollout for rollout in done if not rollout.failure]
+        waits = [turn.inference_metadata.latency_s for rollout in good for turn in rollout.turns if turn.inference_metadata]
+        values = {
+            "env/groups_in_flight": float(len(me.tasks)),
+            "env/groups_outstanding": float(me.credit.outstanding),
+            "env/rollouts_per_s": len(done) / self.elapsed_s,
+            "env/failed": float(len(done) - len(good)),
+            "env/waiting_for_demand_s": self.waiting_s,
+        }
+        means = {"env/reward_mean": [rollout.reward for rollout in good], "env/request_s": waits}
+        return values | {name: sum(numbers) / len(numbers) for name, numbers in means.items() if numbers}
+
+
+def last_progress(log: Log, producer: str) -> EnvProgress | None:
+    """Where the last life of this replica stopped."""
+    topic = f"journal.env-{producer}"
+    end, tail, found = log.end(topic, 0), 8, None
+    while found is None and end > 0:
+        for message in read(log, topic, 0, max(log.start(topic, 0), end - tail)):
+            record = to_event(message, ("env-progress",)).record
+            found = record if isinstance(record, EnvProgress) else found
+        if tail >= end:
+            break
+        tail *= 8
+    return found
