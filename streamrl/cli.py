@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamrl.config import RunFile
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-QUIET = ("httpx", "httpcore", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
+QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
 
 
 class Commands(click.Group):

@@ -78,7 +78,7 @@ class Fold:
         for env, window in state.windows.items():
             for group_id in list(window.open):
                 self.expire(window, group_id)
-                self.settle(env, window, group_id)
+                self.settle(env, window, group_id, ages_out=self.ages_out(window.open[group_id]))
             self.outputs.append(Output("metrics", "buffer", Metric(source="buffer", time_s=time_s, step=version, values=window.intake.values(env))))
             window.intake = Intake()
 
@@ -125,16 +125,21 @@ class Fold:
             self.end("expired", old)
         group.members = keep
 
-    def settle(self, env: str, window: Window, group_id: str) -> None:
-        """Close the group if it is complete, or would age out, or has been waiting for longer than anything is remembered."""
+    def settle(self, env: str, window: Window, group_id: str, ages_out: bool = False) -> None:
+        """Close the group if it is complete, or ages out, or has been waiting for longer than anything is remembered."""
         rules, version, group = self.rules, self.state.version, window.open[group_id]
         rollouts = group.rollouts
         if any(rollout.newest_policy_version > version for rollout in rollouts):
             return  # from a version not heard of yet: held
         complete = len(rollouts) + group.lost >= rules.group_size
-        ages_out = any(last_chance(version, rollout.policy_version, rules.max_age) for rollout in rollouts) and len(rollouts) >= rules.min_group_size
         if complete or ages_out or version - group.opened > rules.remember_versions:
             self.close(env, window, group_id)
+
+    def ages_out(self, group: OpenGroup) -> bool:
+        """Has it enough members, some of which the next version would make too old? Asked when a version is announced, not when a rollout comes:
+        the rest of its group may be right behind it."""
+        old = any(last_chance(self.state.version, rollout.policy_version, self.rules.max_age) for rollout in group.rollouts)
+        return old and len(group.members) >= self.rules.min_group_size
 
     def relieve(self, env: str, window: Window) -> None:
         """A full window closes its oldest groups at their minimum, rather than wait for rollouts that it will not read."""

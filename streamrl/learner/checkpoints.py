@@ -1,6 +1,7 @@
 """The learner's state on disk, with the place in `batches` it belongs to: parameters, optimiser, step and random key, and `position.json`.
 
-A checkpoint appears by a rename, so there is never half of one. Weights that others pull are not here but in the store.
+A checkpoint appears by a rename and goes by the removal of its position, so there is never half of one. Weights that others pull are not here but in
+the store.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import levanter.checkpoint
 from levanter.trainer_state import TrainerState
 
 from streamrl.errors import ModelError
+from streamrl.learner.model import told
 
 POSITION = "position.json"
 TEMPORARY = ".tmp"
@@ -29,33 +31,53 @@ class Position(NamedTuple):
 
 
 def save(directory: Path, state: TrainerState[Any], position: Position, keep: int) -> None:
-    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep`."""
-    temporary, final = directory / TEMPORARY, directory / f"{position.version:06d}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    levanter.checkpoint.save_checkpoint(state.saveable_state, position.version, temporary, is_temporary=False)
-    (temporary / POSITION).write_text(json.dumps(position._asdict()))
-    shutil.rmtree(final, ignore_errors=True)
-    temporary.rename(final)
+    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep`. Raises ModelError."""
+    temporary, final = directory / TEMPORARY, path_of(directory, position.version)
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        levanter.checkpoint.save_checkpoint(state.saveable_state, position.version, str(temporary), is_temporary=False)
+        (temporary / POSITION).write_text(json.dumps(position._asdict()))
+        _delete(final)
+        temporary.rename(final)
+    except (OSError, ValueError) as error:  # ValueError is TensorStore's, with what the operating system said
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise ModelError(f"checkpoint {final} cannot be written ({told(error)}); free some space, or raise learner.checkpoint_every") from None
     for old in versions(directory)[:-keep]:
-        shutil.rmtree(directory / f"{old:06d}")
+        _delete(path_of(directory, old))
 
 
 def versions(directory: Path) -> list[int]:
     """Those there are, oldest first."""
-    return sorted(int(path.name) for path in directory.glob("[0-9]*") if (path / POSITION).is_file()) if directory.is_dir() else []
+    return sorted(int(path.parent.name) for path in directory.glob(f"[0-9]*/{POSITION}"))
 
 
 def latest(directory: Path, announced: int) -> Position | None:
-    """The newest checkpoint of a version that is announced; one of a later version belongs to a log that is gone."""
+    """The newest checkpoint of a version that is announced; one of a later version belongs to a log that is gone. Raises ModelError."""
     usable = [version for version in versions(directory) if version <= announced]
-    return Position(**json.loads((directory / f"{usable[-1]:06d}" / POSITION).read_text())) if usable else None
+    if not usable:
+        return None
+    path = path_of(directory, usable[-1])
+    try:
+        return Position(**json.loads((path / POSITION).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"checkpoint {path}: its {POSITION} cannot be read ({told(error)}); delete {path} to go on from the one before") from None
 
 
 def load(directory: Path, position: Position, state: TrainerState[Any]) -> TrainerState[Any]:
     """The state of a checkpoint; `state` is any of the same shape. To be called inside the trainer's mesh. Raises ModelError."""
-    path = directory / f"{position.version:06d}"
+    path = path_of(directory, position.version)
     try:
-        return eqx.combine(levanter.checkpoint.load_checkpoint(state.saveable_state, path), state)
+        return eqx.combine(levanter.checkpoint.load_checkpoint(state.saveable_state, str(path)), state)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"checkpoint {path} cannot be loaded ({' '.join(str(error).split())[:200]}); delete it to go on from the one before") from None
+        raise ModelError(f"checkpoint {path} cannot be loaded ({told(error)}); delete {path} to go on from the one before") from None
+
+
+def path_of(directory: Path, version: int) -> Path:
+    return directory / f"{version:06d}"
+
+
+def _delete(path: Path) -> None:
+    """First the position: what is left of an interrupted deletion is no checkpoint."""
+    (path / POSITION).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

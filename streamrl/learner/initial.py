@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import equinox as eqx
@@ -12,13 +13,27 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig as HfLlamaConfig
 from transformers import PreTrainedTokenizerFast
 
-from streamrl.config import TinyModel
+from streamrl.config import RunFile, TinyModel
 from streamrl.learner.mesh import on_mesh
+from streamrl.learner.model import check_directory
 from streamrl.weights.export import save_weights
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 HEAD_SCALE = 0.1  # of the usual initial size of lm_head: the first policy is close to uniform, and explores
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def origin(run: RunFile) -> Path:
+    """The directory of the initial model: the one that is named, or the tiny one, made here once. Raises ModelError."""
+    if run.model.path:
+        check_directory(Path(run.model.path))
+        return Path(run.model.path)
+    directory = run.directory / "model"
+    if not directory.exists():
+        temporary = directory.with_name("model.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that died here
+        write_tiny(temporary, run.model.tiny, run.model.max_seq_len).rename(directory)
+    return directory
 
 
 def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:

@@ -13,7 +13,7 @@ from levanter.trainer import TrainerConfig
 
 
 def trainer_config(rows: int = 1, name: str = "streamrl") -> TrainerConfig:
-    """In float32 on whatever devices there are; no tracker and no checkpoints of its own, the log and `checkpoints.py` are ours."""
+    """In float32 on whatever devices there are. Tracker, checkpoints and the check for a loss that is not finite are ours, and off here."""
     return TrainerConfig(
         id=name,
         tracker=NoopConfig(),
@@ -23,6 +23,9 @@ def trainer_config(rows: int = 1, name: str = "streamrl") -> TrainerConfig:
         num_train_steps=2**31 - 1,
         log_jaxprs=False,
         log_xla_hlo=False,
+        load_checkpoint=False,  # or it looks for one below the current directory
+        crash_on_nan=False,
+        crash_on_inf=False,
     )
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from haliax import Axis, NamedArray
-from levanter.compat.hf_checkpoints import HFCheckpointConverter
+from levanter.compat.hf_checkpoints import HFCheckpointConverter, RepoRef
 from levanter.layers.attention import AttentionMask
 from levanter.models.llama import LlamaConfig, LlamaLMHeadModel
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import LlamaConfig as HfLlamaConfig
 
 from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
+from streamrl.weights.export import CONFIG
 
 BATCH, POSITION = "batch", "position"
 
@@ -67,46 +70,54 @@ def single(tokens: np.ndarray) -> RlExample:
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """Raises ModelError."""
     check_directory(directory)
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{directory}: its tokenizer cannot be loaded ({' '.join(str(error).split())[:200]}); save it there with save_pretrained") from None
+    except Exception as error:  # whatever the tokenizers library makes of a file that it does not understand
+        raise ModelError(f"model directory {directory}: its tokenizer cannot be loaded ({told(error)}); write it there with save_pretrained of transformers 4") from None
 
 
-def converter(directory: Path, max_seq_len: int) -> tuple[HFCheckpointConverter[Any], LlamaConfig]:
-    """How Levanter reads and writes models of this directory's kind, and its Levanter configuration for `max_seq_len` positions."""
+def hf_config(directory: Path) -> HfLlamaConfig:
+    """The settings of a model, in the words of transformers 4. Raises ModelError for what Levanter's Llama would get wrong without a word."""
     check_directory(directory)
-    tokenizer = load_tokenizer(directory)
-    hf_config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
-    if hf_config.model_type != "llama":
-        raise ModelError(f"{directory}: model type {hf_config.model_type!r} is not supported yet; use a Llama-family directory")
-    if getattr(hf_config, "head_dim", None) not in (None, hf_config.hidden_size // hf_config.num_attention_heads):
-        raise ModelError(f"{directory}: head_dim {hf_config.head_dim} is not hidden_size / num_attention_heads, which Levanter's Llama takes it to be")
-    overrides = {"architectures": ["LlamaForCausalLM"]}
-    made = HFCheckpointConverter(LlamaConfig, reference_checkpoint=None, HfConfigClass=type(hf_config), tokenizer=tokenizer, config_overrides=overrides)
-    return made, replace(LlamaConfig.from_hf_config(hf_config), max_seq_len=max_seq_len, gradient_checkpointing=False)
+    try:
+        found = json.loads((directory / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model directory {directory}: {CONFIG} cannot be read ({told(error)})") from None
+    if found.get("model_type") != "llama":
+        raise ModelError(f"model directory {directory}: model type {found.get('model_type')!r} is not supported yet; give model.path a Llama-family directory")
+    if found.get("attention_bias") or found.get("mlp_bias"):
+        raise ModelError(f"model directory {directory}: attention_bias and mlp_bias are not supported; they must be false")
+    rope = found.pop("rope_parameters", None)  # so transformers 5 writes rope_theta and rope_scaling
+    if isinstance(rope, dict):
+        found["rope_theta"] = rope.pop("rope_theta", 10_000.0)
+        found["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    return HfLlamaConfig.from_dict(found)
 
 
 def load(directory: Path, max_seq_len: int) -> LlamaLMHeadModel:
-    """The model in a Hugging Face directory; to be called inside the trainer's mesh. Raises ModelError."""
-    made, config = converter(directory, max_seq_len)
+    """The model in a Hugging Face directory, in float32, for `max_seq_len` positions; to be called inside the trainer's mesh. Raises ModelError."""
+    settings, tokenizer = hf_config(directory), load_tokenizer(directory)
     try:
-        return made.load_pretrained(LlamaLMHeadModel, ref=str(directory), config=config)
-    except (OSError, KeyError, ValueError) as error:
-        raise ModelError(f"{directory}: its weights cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})") from None
+        config = replace(LlamaConfig.from_hf_config(settings), head_dim=settings.head_dim, max_seq_len=max_seq_len, gradient_checkpointing=False)
+        made = HFCheckpointConverter(LlamaConfig, reference_checkpoint=None, HfConfigClass=HfLlamaConfig, tokenizer=tokenizer)
+        return made.load_pretrained(LlamaLMHeadModel, ref=RepoRef(str(directory.absolute())), config=config, dtype=jnp.dtype(jnp.float32))
+    except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
+        raise ModelError(f"model directory {directory}: its weights cannot be loaded ({told(error)})") from None
 
 
 def check_directory(directory: Path) -> None:
     """Is there a model at all? Raises ModelError that names the file that is missing."""
-    for name in ("config.json", "tokenizer_config.json"):
+    if not directory.is_dir():
+        raise ModelError(f"model directory {directory} does not exist; give model.path a Hugging Face directory, or leave it empty for the tiny model")
+    for name in (CONFIG, "tokenizer_config.json"):
         if not (directory / name).is_file():
-            what = "has no " + name if directory.is_dir() else "does not exist"
-            raise ModelError(f"model directory {directory} {what}; give model.path a Hugging Face directory, or leave it empty for the tiny model")
+            raise ModelError(f"model directory {directory} has no {name}; a Hugging Face directory with model and tokenizer is needed")
     if not any(directory.glob("*.safetensors")):
         raise ModelError(f"model directory {directory} has no *.safetensors file; convert its weights with save_pretrained(safe_serialization=True)")
 
 
-def vocab_size(directory: Path) -> int:
-    check_directory(directory)
-    return int(json.loads((directory / "config.json").read_text())["vocab_size"])
+def told(error: Exception) -> str:
+    """What a library said, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -7,7 +7,7 @@ are trained on again, give the same weights, hash by hash, and nothing is announ
 from __future__ import annotations
 
 import logging
-import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from levanter.trainer_state import TrainerState
 
@@ -24,13 +25,14 @@ from streamrl.config import RunFile
 from streamrl.errors import ModelError
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import Position
-from streamrl.learner.initial import write_tiny
+from streamrl.learner.initial import origin
 from streamrl.learner.update import Updater
 from streamrl.metrics import Meter
 from streamrl.records import Batch, BatchPart, PolicyVersion, Probe, token_dtype
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.log import Log, Output, Writer, read
 from streamrl.weights import export
+from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, Stored, version_name
 
 logger = logging.getLogger(__name__)
@@ -46,12 +48,12 @@ def main(run: RunFile, log: Log, stop: threading.Event, name: str | None = None)
     identity = f"learner-{learner}"
     writer = log.writer(identity)  # first: it fences an earlier instance; only now the announcements are final
     announced = announcements(log, learner)
-    origin = origin_of(run)
-    updater, meter = Updater(run.learner, run.batcher.rows), Meter(log, identity)
+    keep_compiled(run.directory / "compiled")
+    start, updater, meter = origin(run), Updater(run.learner, run.batcher.rows), Meter(log, identity)
     with updater.training():
-        reference = model.load(origin, run.model.max_seq_len)
-        state = updater.initial_state(model.load(origin, run.model.max_seq_len))
-        trainee = Trainee(run, learner, origin, updater, announced, writer, state)
+        reference = model.load(start, run.model.max_seq_len) if run.learner.kl_coefficient > 0 else None
+        state = updater.initial_state(model.load(start, run.model.max_seq_len))
+        trainee = Trainee(run, learner, start, updater, announced, writer, state)
         trainee.resume()
         idle_since = time.monotonic()
         for batch, offset in batches(log, trainee.position.offset, stop):
@@ -69,7 +71,7 @@ class Trainee:
 
     run: RunFile
     learner: str
-    origin: Path
+    origin: Path  # directory of the initial model
     updater: Updater
     announced: dict[int, str]  # version -> sha256
     writer: Writer
@@ -79,6 +81,7 @@ class Trainee:
     def __post_init__(self) -> None:
         self.store = Store(f"{self.run.store}/{self.learner}")
         self.checkpoints = self.run.directory / "checkpoints" / self.learner
+        self.vocab_size = min(len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size)  # embeddings may be padded
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, or begin: version 0 is the initial model, announced before training."""
@@ -86,6 +89,7 @@ class Trainee:
         if found is None:
             self.publish(0, 0, None)
             return
+        self.check(found.version, found.sha256)
         self.state, self.position = checkpoints.load(self.checkpoints, found, self.state), found
         logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(self.announced))
 
@@ -93,44 +97,55 @@ class Trainee:
         """One step, and its version. Returns the metrics. `offset`: of the record behind the batch."""
         if batch.number != self.position.version:
             raise ModelError(f"batch {batch.number} came at version {self.position.version}: batches are missing before offset {offset}, or the checkpoint is of another run")
+        check_tokens(batch, self.vocab_size)
         self.state, measured = self.updater.step(self.state, reference, expand(batch))
         started = time.monotonic()
         self.publish(batch.number + 1, offset, batch.number)
-        age = {"batch_age_mean": float(batch.number - batch.oldest_versions.mean()), "batch_age_max": float(batch.number - batch.oldest_versions.min())}
-        return {f"learner/{name}": value for name, value in {**measured, **age, "export_s": time.monotonic() - started}.items()}
+        age = batch.number - batch.oldest_versions
+        values = {**measured, "export_s": time.monotonic() - started, "batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
+        return {f"learner/{name}": value for name, value in values.items()}
 
     def publish(self, version: int, offset: int, batch: int | None) -> None:
-        """Export a version and announce it; one that is announced already must come out the same, and is left alone."""
-        again = version in self.announced
-        name = (".again-" if again else "") + version_name(version)
-        with self.store.writing(name) as directory:
-            export.save(self.state.model, self.origin, directory)
-        stored = self.store.claim(name)
-        if again:
-            self.store.remove(name)
-            if stored.sha256 != self.announced[version]:
-                raise ModelError(f"version {version} of {self.learner} came out as {stored.sha256}, but {self.announced[version]} was announced: code, settings or machine have changed")
+        """Announce the state as `version`; one that is announced already must come out the same, and is left alone."""
+        if version in self.announced:
+            sha256 = self.exported_sha256()
+            self.check(version, sha256)
         else:
-            self.announce(version, batch, stored, offset)
-        self.position = Position(version, offset, stored.sha256)
-        if version % self.run.learner.checkpoint_every == 0 and not (again and version in checkpoints.versions(self.checkpoints)):
+            sha256 = self.announce(version, offset, batch).sha256
+        self.position = Position(version, offset, sha256)
+        if version % self.run.learner.checkpoint_every == 0 and version not in checkpoints.versions(self.checkpoints):
             checkpoints.save(self.checkpoints, self.state, self.position, self.run.learner.keep_checkpoints)
 
-    def announce(self, version: int, batch: int | None, stored: Stored, offset: int) -> None:
-        """One transaction: the version exists, and the batches before `offset` are dealt with."""
-        record = PolicyVersion(
-            learner=self.learner, version=version, uri=stored.uri, size_bytes=stored.size_bytes, sha256=stored.sha256, batch=batch, probe=self.probe(version), time_s=time.time()
-        )
+    def announce(self, version: int, offset: int, batch: int | None) -> Stored:
+        """Write the weights; then, in one transaction: the version exists, and the batches before `offset` are dealt with."""
+        name = version_name(version)
+        with self.store.writing(name, export.size_bytes(self.state.model)) as directory:
+            export.save(self.state.model, self.origin, directory)
+        stored = self.store.claim(name)
+        record = PolicyVersion(learner=self.learner, version=version, batch=batch, probe=self.probe(version), time_s=time.time(), **stored._asdict())
         self.writer.commit([to_message(Output("policy-versions", self.learner, record))], {("batches", 0): offset})
         self.announced[version] = stored.sha256
-        self.store.prune(self.run.weights.keep_versions)
+        self.store.prune(version, self.run.weights.keep_versions)
         logger.info("version %d: %s", version, stored.sha256[:12])
+        return stored
+
+    def exported_sha256(self) -> str:
+        """What the weights would be announced as."""
+        with tempfile.TemporaryDirectory() as directory:
+            export.save(self.state.model, self.origin, Path(directory))
+            return describe(Path(directory)).sha256
+
+    def check(self, version: int, sha256: str) -> None:
+        if sha256 != self.announced[version]:
+            raise ModelError(
+                f"version {version} of {self.learner} came out as {sha256}, but {self.announced[version]} was announced: "
+                "the code, the settings or the machine have changed since, or the checkpoint is of another run; go on under a new run name"
+            )
 
     def probe(self, version: int) -> Probe:
-        """Tokens drawn by the version's number from the ids of the vocabulary, with this policy's logprobs of them."""
-        vocabulary = self.state.model.Vocab.size
+        """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's logprobs of them."""
         count = min(self.run.learner.probe_tokens, self.run.model.max_seq_len, self.run.inference.max_model_len - 1)
-        tokens = np.random.default_rng(version).integers(0, vocabulary, count).astype(token_dtype(vocabulary))
+        tokens = np.random.default_rng(version).integers(0, self.vocab_size, count).astype(token_dtype(self.vocab_size))
         return Probe(tokens=tokens, logprobs=self.updater.logprobs(self.state.model, model.single(tokens))[0, :-1])
 
 
@@ -141,27 +156,31 @@ def announcements(log: Log, learner: str) -> dict[int, str]:
 
 
 def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch, int]]:
-    """Batches from an offset on, as they come, each with the offset behind it."""
+    """Batches from an offset on, as they come, each with the offset behind it. Raises ModelError for one that cannot be read."""
     reader, joiner = log.reader({("batches", 0): max(start, log.start("batches", 0))}), Joiner()
     while not stop.is_set():
         for message in reader.poll(1, POLL_S):
             record = to_event(message, ("batch", "batch-part")).record
             if not isinstance(record, Batch | BatchPart):
                 raise ModelError(f"batches@{message.offset} cannot be read: {record}")
-            if (batch := joiner.add(record)) is not None:
+            try:
+                batch = joiner.add(record)
+            except ValueError as error:
+                raise ModelError(f"batches@{message.offset}: {error}") from None
+            if batch is not None:
                 yield batch, message.offset + 1
     reader.close()
 
 
-def origin_of(run: RunFile) -> Path:
-    """The directory of the initial model: the one that is named, or the tiny one, made here once."""
-    if run.model.path:
-        model.check_directory(Path(run.model.path))
-        return Path(run.model.path)
-    directory = run.directory / "model"
-    if not (directory / export.WEIGHTS).exists():
-        temporary = directory.with_name("model.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        write_tiny(temporary, run.model.tiny, run.model.max_seq_len)
-        temporary.rename(directory)
-    return directory
+def check_tokens(batch: Batch, vocab_size: int) -> None:
+    """Does the model know all tokens? One that it does not makes every weight NaN. Raises ModelError."""
+    for tokens, lengths, names in ((batch.prompts, batch.prompt_lengths, batch.group_ids), (batch.tokens, batch.lengths, batch.uids)):
+        if tokens.size and int(tokens.max()) >= vocab_size:
+            whose = names[int(np.repeat(np.arange(len(names)), lengths)[tokens.argmax()])]
+            raise ModelError(f"batch {batch.number}: {whose} has token {tokens.max()}, the policy knows ids below {vocab_size}; does its env use another tokenizer?")
+
+
+def keep_compiled(directory: Path) -> None:
+    """Keep what JAX compiles: a learner that is restarted trains again within seconds."""
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

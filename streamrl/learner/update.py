@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,37 +21,40 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.batcher.packing import RlExample
 from streamrl.config import Learner
-from streamrl.learner.losses import divergence_named, loss_named, masked_mean, ratio
+from streamrl.errors import ModelError
+from streamrl.learner.losses import Divergence, Loss, divergence_named, loss_named, masked_mean, ratio
 from streamrl.learner.mesh import trainer_config
 from streamrl.learner.model import named, predict
 
-EPSILON = 1e-6  # a batch of equal advantages stays 0 when it is divided by their standard deviation
+SAME = 1e-6  # advantages whose standard deviation is below this are taken as equal: there is no scale to divide by
 
 
 class Objective(NamedTuple):
-    """What is minimised: a policy loss and a divergence from the reference, both averaged over the sampled tokens."""
+    """What is minimised: the policy loss and, weighted, the divergence from the reference, both averaged over the sampled tokens."""
 
     config: Learner
+    loss: Loss
+    divergence: Divergence
 
     def __call__(self, model: Any, example: RlExample, *, key: Any = None) -> tuple[jax.Array, dict[str, Metric]]:
         """Scalar loss, and metrics. `example` holds NamedArrays here: the trainer shards by the names of their axes."""
         example = RlExample(*(array.array for array in example))
         c, mask, predicted = self.config, example.loss_mask, predict(model, example)
         current = jnp.where(mask > 0, predicted.logprobs, 0.0)
-        policy = loss_named(c.loss)(current, example.policy_logprobs, example.advantages, c.clip_epsilon)
-        divergence = divergence_named(c.kl)(current, example.reference_logprobs)
-        policy_loss, kl = masked_mean(policy, mask), masked_mean(divergence, mask)
+        loss = masked_mean(self.loss(current, example.policy_logprobs, example.advantages, c.clip_epsilon), mask)
         ratios = ratio(current, example.policy_logprobs)
         means = {
-            "policy_loss": policy_loss,
-            "kl": kl,
+            "policy_loss": loss,
             "entropy": masked_mean(predicted.entropy, mask),
             "ratio_mean": masked_mean(ratios, mask),
             "clip_fraction": masked_mean((jnp.abs(ratios - 1) > c.clip_epsilon).astype(jnp.float32), mask),
         }
+        if c.kl_coefficient > 0:  # otherwise nobody has asked the reference
+            means["kl"] = masked_mean(self.divergence(current, example.reference_logprobs), mask)
+            loss += c.kl_coefficient * means["kl"]
         metrics = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in means.items()}
         metrics["ratio_max"] = Metric.from_value(jnp.max(jnp.where(mask > 0, ratios, 0.0)), ReductionType.MAX)
-        return policy_loss + c.kl_coefficient * kl, metrics
+        return loss, metrics
 
 
 class GradientNorm(NamedTuple):
@@ -95,11 +99,12 @@ class Kept(Tracker):
 
 
 class Updater:
-    """The trainer and the reference policy. To be used inside `training()`: Levanter needs its mesh."""
+    """The trainer, for batches of `rows` rows. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for a loss that is not known."""
 
     def __init__(self, config: Learner, rows: int) -> None:
         self.config = config
-        self._trainer = Trainer(trainer_config(rows), optimizer(config), Objective(config), add_default_hooks=False)
+        objective = Objective(config, loss_named(config.loss), divergence_named(config.kl))
+        self._trainer = Trainer(trainer_config(rows), optimizer(config), objective, add_default_hooks=False)
         self._tracker = Kept()
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
 
@@ -112,18 +117,22 @@ class Updater:
         return self._trainer.initial_state(jax.random.PRNGKey(self.config.seed), model=model)
 
     def step(self, state: TrainerState[Any], reference: Any, example: RlExample) -> tuple[TrainerState[Any], dict[str, float]]:
-        """Train on one batch. `reference` is the model that the divergence is measured from; not asked when its coefficient is 0."""
+        """Train on one batch. `reference`: the model that the divergence is measured from; None, if its coefficient is 0.
+
+        Raises ModelError when the loss or the gradient is not finite: the state that would follow is worth nothing.
+        """
         started = time.monotonic()
         if self.config.normalize_advantages:
             example = normalized(example)
         if self.config.kl_coefficient > 0:
-            reference_logprobs = np.asarray(self._logprobs(reference, example)) * (example.loss_mask > 0)
-            example = example._replace(reference_logprobs=reference_logprobs.astype(np.float32))
+            example = example._replace(reference_logprobs=np.where(example.loss_mask > 0, self.logprobs(reference, example), np.float32(0)))
         info = self._trainer.train_step(state, RlExample(*map(named, example)))
-        elapsed_s = time.monotonic() - started
         measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
-        real = float((example.segment_ids > 0).sum())
-        return info.state, {**measured, "loss": info.loss, "grad_norm": float(info.state.opt_state[0].norm), "step_s": elapsed_s, "tokens_per_s": real / elapsed_s}
+        measured |= {"loss": float(info.loss), "grad_norm": float(info.state.opt_state[0].norm)}
+        if not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"])):
+            raise ModelError(f"loss {measured['loss']:g} with gradient norm {measured['grad_norm']:g}: training has diverged; lower learner.learning_rate or look at the batch")
+        elapsed_s = time.monotonic() - started
+        return info.state, {**measured, "step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s}
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""
@@ -131,7 +140,10 @@ class Updater:
 
 
 def normalized(example: RlExample) -> RlExample:
-    """Advantages divided by their standard deviation over the sampled tokens of the batch, which keeps the step size when rewards come close together."""
+    """Advantages divided by their standard deviation over the sampled tokens of the batch, so that a step is as large when rewards come close together.
+
+    Longer rollouts count for more, as they do in the loss. The mean stays: the advantage function has chosen its baseline. Equal ones are left alone.
+    """
     sampled = example.advantages[example.loss_mask > 0]
     scale = float(sampled.std(dtype=np.float64)) if sampled.size else 0.0
-    return example._replace(advantages=(example.advantages / (scale + EPSILON)).astype(np.float32))
+    return example._replace(advantages=example.advantages / np.float32(scale)) if scale > SAME else example

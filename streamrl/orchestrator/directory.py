@@ -84,7 +84,7 @@ def write_run_file(run: RunFile) -> Path:
 
 
 def stop(run: RunFile, limit_s: float = 120.0) -> int:
-    """Ask the process that has the run to end it, and wait until it has. Returns its id; raises StreamrlError when there is none, or it takes too long."""
+    """Ask the process that has the run to end it, and wait until it has. Returns its id; StreamrlError when there is none, or it takes long."""
     with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
         owner, deadline = int(file.read() or 0), time.monotonic() + limit_s
         if owner and _is_held(file):

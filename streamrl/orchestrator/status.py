@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from streamrl.stream.worker import partitions
 
 EXACT_LAG = 2_000  # records; a longer lag is the distance of offsets, which counts transaction markers too
 
+PIPE_COLUMNS = 160  # where there is no terminal to fit into
+
 
 @dataclass(frozen=True)
 class PartStatus:
@@ -34,7 +37,7 @@ class PartStatus:
 
 def show(run: RunFile, console: Console | None = None) -> None:
     """Print the status of a run; a stopped run's broker is started for it, and stopped again."""
-    console = console or Console()
+    console = console or Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     live = broker.cluster(run).get("bootstrap.servers") or broker.running(broker.home_of(run))
     if not live:
         Console(stderr=True).print("[dim]the run's broker is stopped; starting it on its data for this question[/]")
@@ -78,7 +81,8 @@ def statuses(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: f
 
 def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
     identity = identities(run).get(name, name)
-    heard_s = max((seen.heard_s[source] for source in (name, identity) if source in seen.heard_s), default=None)
+    sources = (name, identity, name.removeprefix("env-"))  # an env's replica publishes as the producer it is in rollouts
+    heard_s = max((seen.heard_s[source] for source in sources if source in seen.heard_s), default=None)
     if server := seen.servers.get(name):
         heard_s = max(server.heartbeat_s, heard_s or 0.0)
     ago = None if heard_s is None else max(0.0, time_s - heard_s)

@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
-import errno
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from haliax.state_dict import to_torch_compatible_state_dict
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-WEIGHTS = "model.safetensors"
-CARRIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja")
+WEIGHTS, CONFIG, HEAD, EMBEDDING = "model.safetensors", "config.json", "lm_head.weight", "model.embed_tokens.weight"
+CARRIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
 
 
 def state_dict(model: Any) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names. `lm_head.weight` is always among them: on a CPU, vLLM keeps the head it started with when it is missing."""
+    """Tensors by their Hugging Face names. The head is always among them: on a CPU, vLLM keeps the one it started with when it is missing."""
     tensors = dict(to_torch_compatible_state_dict(model))
-    if "lm_head.weight" not in tensors:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    if HEAD not in tensors:
+        tensors[HEAD] = tensors[EMBEDDING].copy()
     return tensors
 
 
+def size_bytes(model: Any) -> int:
+    """About what an export takes: the parameters, without the tokenizer."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(model) if hasattr(leaf, "nbytes"))
+
+
 def save_weights(model: Any, directory: Path) -> None:
-    """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names."""
+    """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names. Raises OSError."""
     tensors = state_dict(model)
     try:
         save_file({name: tensors[name] for name in sorted(tensors)}, directory / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:
-        if "os error 28" in str(error):  # it hides what the operating system said
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory / WEIGHTS)) from None
+        if told := re.search(r"os error (\d+)", str(error)):  # it hides what the operating system said in its text
+            raise OSError(int(told[1]), os.strerror(int(told[1])), str(directory / WEIGHTS)) from None
         raise
 
 
 def save(model: Any, origin: Path, directory: Path) -> None:
-    """Write weights, settings and tokenizer: a directory that starts a server."""
+    """Write weights, settings and tokenizer: a directory that starts a server. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in CARRIED:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, directory / name)
+    settings = json.loads((origin / CONFIG).read_text()) | {"tie_word_embeddings": False}  # the head is written, so it is to be read
+    (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
     save_weights(model, directory)

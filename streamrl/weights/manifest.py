@@ -81,11 +81,9 @@ def differences(expected: Iterable[File], found: Iterable[File]) -> list[str]:
     there = {file.name: file for file in found}
     problems: list[str] = []
     for file in expected:
-        copy = there.pop(file.name, None)
+        copy = there.get(file.name)
         if copy is None:
             problems.append(f"{file.name} is missing")
-        elif copy.size_bytes != file.size_bytes:
-            problems.append(f"{file.name} has {copy.size_bytes} bytes, announced are {file.size_bytes}")
-        elif copy.sha256 != file.sha256:
-            problems.append(f"{file.name} has sha256 {copy.sha256}, announced is {file.sha256}")
-    return problems + [f"{name} was not announced" for name in there]
+        elif copy != file:
+            problems.append(f"{file.name} has {copy.size_bytes} bytes with sha256 {copy.sha256}, announced are {file.size_bytes} bytes with sha256 {file.sha256}")
+    return problems

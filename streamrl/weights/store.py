@@ -6,6 +6,7 @@ Nothing is trusted because of its name: what is pulled is hashed against the ann
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from streamrl.records import PolicyVersion
 from streamrl.weights.manifest import MANIFEST, File, Manifest, describe, differences, digest, from_bytes, plain, to_bytes
 
 TEMPORARY = ".tmp-"
+VERSION_NAME = re.compile(r"v(\d{6,})")
 
 
 class Stored(NamedTuple):
@@ -31,76 +33,88 @@ class Stored(NamedTuple):
     sha256: str
 
 
+def version_name(version: int) -> str:
+    """v000012: sorts as it counts."""
+    return f"v{version:06d}"
+
+
 class Store:
-    """The versions of one learner under `root`, a directory URI."""
+    """The versions of one learner under `root`, a directory URI. All its failures are WeightErrors."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
         self._fs, self._path = _open(self.root)
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """A local directory to write version `name` into. When the block ends well the version stands in the store whole; otherwise nothing of it is left."""
+    def writing(self, name: str, size_bytes: int = 0) -> Iterator[Path]:
+        """A local directory to write `name` into. When the block ends well it stands in the store whole; otherwise nothing of it is left.
+
+        `size_bytes`: what it will take, for the message when the store is full.
+        """
         temporary = f"{self._path}/{TEMPORARY}{name}"
         try:
-            if self._fs.exists(temporary):  # left by a process that died
-                self._fs.rm(temporary, recursive=True)
-            if _local(self._fs):
-                Path(temporary).mkdir(parents=True)
-                yield Path(temporary)
-                self._finish(Path(temporary), temporary, name)
-            else:
-                with tempfile.TemporaryDirectory() as scratch:
-                    yield Path(scratch)
-                    (Path(scratch) / MANIFEST).write_bytes(to_bytes(describe(Path(scratch))))
-                    self._fs.put(scratch + "/", temporary + "/", recursive=True)
-                    self._finish(Path(scratch), temporary, name)
+            with self._removed_after(temporary), self._scratch(temporary) as directory:
+                yield directory
+                self._finish(directory, temporary, name)
         except OSError as error:
-            raise self._full(name, temporary, error) from None
-        finally:
-            if self._fs.exists(temporary):
-                self._fs.rm(temporary, recursive=True)
+            raise self._failure(name, size_bytes, error) from None
 
     def claim(self, name: str) -> Stored:
-        """The claim check of a version that stands in the store."""
+        """The claim check of what stands in the store under that name."""
         manifest = read_manifest(self._fs, f"{self._path}/{name}")
         return Stored(f"{self.root}/{name}", manifest.size_bytes, manifest.sha256)
 
-    def names(self) -> list[str]:
-        """Versions in the store, oldest first: names sort by version."""
+    def versions(self) -> list[int]:
+        """Those in the store, oldest first."""
         if not self._fs.exists(self._path):
             return []
-        found = [str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in self._fs.ls(self._path, detail=True) if entry["type"] == "directory"]
-        return sorted(name for name in found if not name.startswith("."))
+        names = (str(path).rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._path, detail=False))
+        return sorted(int(match[1]) for match in map(VERSION_NAME.fullmatch, names) if match)
 
-    def prune(self, keep: int, always: tuple[str, ...] = ()) -> None:
-        """Delete all but the newest `keep` versions, and those named in `always`."""
-        for name in self.names()[:-keep]:
-            if name not in always:
-                self._fs.rm(f"{self._path}/{name}", recursive=True)
+    def prune(self, newest: int, keep: int) -> None:
+        """Delete all versions but the `keep` up to `newest`. Later ones are left alone: they will be written again."""
+        for version in self.versions():
+            if version <= newest - keep:
+                self._fs.rm(f"{self._path}/{version_name(version)}", recursive=True)
 
-    def remove(self, name: str) -> None:
-        self._fs.rm(f"{self._path}/{name}", recursive=True)
+    @contextmanager
+    def _removed_after(self, path: str) -> Iterator[None]:
+        """Nothing is at `path` before (a process may have died here) nor after."""
+        self._remove(path)
+        try:
+            yield
+        finally:
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        if self._fs.exists(path):
+            self._fs.rm(path, recursive=True)
+
+    @contextmanager
+    def _scratch(self, temporary: str) -> Iterator[Path]:
+        """Where it is written at first: in the store itself, if that is a directory of this machine."""
+        if _local(self._fs):
+            Path(temporary).mkdir(parents=True)
+            yield Path(temporary)
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                yield Path(scratch)
 
     def _finish(self, directory: Path, temporary: str, name: str) -> None:
         manifest = describe(directory)
         (directory / MANIFEST).write_bytes(to_bytes(manifest))
-        final = f"{self._path}/{name}"
         if not _local(self._fs):
-            _raise_if(differences(manifest.files, remote_files(self._fs, temporary, manifest)), f"{self.root}/{name}")
-        if self._fs.exists(final):
-            self._fs.rm(final, recursive=True)
-        self._fs.mv(temporary, final, recursive=True)
+            self._fs.put(f"{directory}/", f"{temporary}/", recursive=True)
+            _raise_if(differences(manifest.files, files_in(self._fs, temporary, manifest)), f"{self.root}/{name}")
+        self._remove(f"{self._path}/{name}")  # written, but never announced
+        self._fs.mv(temporary, f"{self._path}/{name}", recursive=True)
 
-    def _full(self, name: str, temporary: str, error: OSError) -> WeightError:
+    def _failure(self, name: str, size_bytes: int, error: OSError) -> WeightError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return WeightError(f"the weight store {self.root} is full: {name} could not be written; free space there, lower weights.keep_versions, or set weights.store")
-        return WeightError(f"version {name} could not be written to {self.root} ({error.strerror or error})")
-
-
-def version_name(version: int) -> str:
-    """v000012: sorts as it counts."""
-    return f"v{version:06d}"
+            free = f", {shutil.disk_usage(_existing(Path(self._path))).free} are free" if _local(self._fs) else ""
+            hint = "free some space, lower weights.keep_versions, or set weights.store"
+            return WeightError(f"the weight store {self.root} is full: {name} needs about {size_bytes} bytes{free}; {hint}")
+        return WeightError(f"{name} could not be written to the weight store {self.root}: {error.strerror or error}; set weights.store to a place that can be written")
 
 
 def pull(version: PolicyVersion, store_root: str, destination: Path) -> Path:
@@ -110,19 +124,23 @@ def pull(version: PolicyVersion, store_root: str, destination: Path) -> Path:
     """
     where = f"version {version.version} at {version.uri}"
     fs, path = _open(inside(version.uri, store_root))
-    if _local(fs) and Path(path).is_symlink():
-        raise WeightError(f"{where} is a symbolic link; it is refused")
+    if _local(fs):
+        _refuse_links(Path(path), Path(_open(store_root)[1]), where)
     manifest = read_manifest(fs, path)
-    if manifest.sha256 != version.sha256:
-        raise WeightError(f"{where}: its manifest has sha256 {manifest.sha256}, announced is {version.sha256}")
+    if (manifest.size_bytes, manifest.sha256) != (version.size_bytes, version.sha256):
+        found = f"{manifest.size_bytes} bytes with sha256 {manifest.sha256}"
+        raise WeightError(f"{where}: its {MANIFEST} stands for {found}, announced are {version.size_bytes} bytes with sha256 {version.sha256}")
     shutil.rmtree(destination, ignore_errors=True)
-    destination.mkdir(parents=True)
     try:
-        _raise_if(differences(manifest.files, [_copy(fs, path, file, destination, where) for file in manifest.files]), where)
-    except (OSError, WeightError) as error:
+        destination.mkdir(parents=True)
+        _raise_if(differences(manifest.files, files_in(fs, path, manifest, destination)), where)
+        (destination / MANIFEST).write_bytes(to_bytes(manifest))
+    except OSError as error:
         shutil.rmtree(destination, ignore_errors=True)
-        raise error if isinstance(error, WeightError) else WeightError(f"{where} cannot be copied to {destination} ({error.strerror or error})") from None
-    (destination / MANIFEST).write_bytes(to_bytes(manifest))
+        raise WeightError(f"{where} ({version.size_bytes} bytes) cannot be copied to {destination}: {error.strerror or error}") from None
+    except WeightError:
+        shutil.rmtree(destination, ignore_errors=True)
+        raise
     return destination
 
 
@@ -141,26 +159,33 @@ def read_manifest(fs: fsspec.AbstractFileSystem, path: str) -> Manifest:
         return from_bytes(cast(bytes, fs.cat_file(where)), where)
     except FileNotFoundError:
         raise WeightError(f"{where} does not exist: the version is incomplete, or has been deleted") from None
+    except OSError as error:
+        raise WeightError(f"{where} cannot be read: {error.strerror or error}") from None
 
 
-def remote_files(fs: fsspec.AbstractFileSystem, path: str, manifest: Manifest) -> list[File]:
-    """What lies in the store of the files that a manifest names, hashed there and then."""
-    found: list[File] = []
-    for file in manifest.files:
-        with fs.open(f"{path}/{file.name}", "rb") as opened:
-            found.append(File(file.name, *digest(cast(Any, opened))))
-    return found
+def files_in(fs: fsspec.AbstractFileSystem, path: str, manifest: Manifest, copy_to: Path | None = None) -> list[File]:
+    """What really lies there under the names of the manifest, hashed in one pass, and copied in the same one."""
+    return [found for file in manifest.files if (found := _read(fs, f"{path}/{file.name}", copy_to)) is not None]
 
 
-def _copy(fs: fsspec.AbstractFileSystem, path: str, file: File, destination: Path, where: str) -> File:
-    source = f"{path}/{file.name}"
-    if _local(fs) and Path(source).is_symlink():
-        raise WeightError(f"{where}: {file.name} is a symbolic link; it is refused")
+def _read(fs: fsspec.AbstractFileSystem, source: str, copy_to: Path | None) -> File | None:
+    name = source.rpartition("/")[2]
     try:
-        with fs.open(source, "rb") as opened, (destination / file.name).open("wb") as copy:
-            return File(file.name, *digest(cast(Any, opened), copy))
+        with fs.open(source, "rb") as opened:
+            if copy_to is None:
+                return File(name, *digest(cast(Any, opened)))
+            with (copy_to / name).open("wb") as copy:
+                return File(name, *digest(cast(Any, opened), copy))
     except FileNotFoundError:
-        raise WeightError(f"{where}: {file.name} is missing") from None
+        return None
+
+
+def _refuse_links(path: Path, root: Path, where: str) -> None:
+    """No symbolic link below the root, be it the version or a file of it: it may lead anywhere, and change after the check."""
+    steps = (*path.relative_to(root).parents, path.relative_to(root))
+    links = [found for found in (*(root / step for step in steps if step.name), *(path.iterdir() if path.is_dir() else ())) if found.is_symlink()]
+    if links:
+        raise WeightError(f"{where}: {links[0]} is a symbolic link; it is refused")
 
 
 def _raise_if(problems: list[str], where: str) -> None:
@@ -178,3 +203,8 @@ def _open(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 def _local(fs: fsspec.AbstractFileSystem) -> bool:
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory above that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())

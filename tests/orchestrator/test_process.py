@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -103,24 +104,25 @@ def terminal(command: list[str], environment: dict[str, str]) -> tuple[int, int]
     return pid, master
 
 
-@pytest.mark.parametrize("end", ["ctrl-c", "terminal dies", "kill -9", "streamrl down"])
+@pytest.mark.parametrize("end", ["ctrl-c", "terminal dies", "kill -9", "down"])
 def test_nothing_is_left_behind(end: str, run_file: Path, mark: str):
     command = [*STAGE, "up", str(run_file), "--set", "orchestrator.target=null"]
     pid, master = terminal(command, {**os.environ, MARK: mark, "TERM": "xterm"})
     logs = run_file.parent / "runs" / "staged" / "logs"
     wait_for(lambda: all(last_line(logs / f"{part}.log") for part in PARTS))
     assert len(marked(mark)) >= 2 * len(PARTS) + 3  # each with a child, the broker with its Java, and the orchestrator
+    if end != "terminal dies":
+        threading.Thread(target=read_all, args=[master], daemon=True).start()
     if end == "ctrl-c":
         os.write(master, b"\x03")
-        read_all(master)
     elif end == "terminal dies":
         os.close(master)
-    elif end == "streamrl down":
+    elif end == "down":
         assert streamrl("", "down", run_file).stdout == f"run staged stopped (process {pid})\n"
     else:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == {"ctrl-c": 130, "terminal dies": 129, "kill -9": -9, "streamrl down": 143}[end]
+    assert os.waitstatus_to_exitcode(status) == {"ctrl-c": 130, "terminal dies": 129, "kill -9": -9, "down": 143}[end]
     assert left_after(mark, 5.0) == []
 
 
