@@ -127,7 +127,7 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
     topics = log.topics()
     reader = log.reader({(topic, p): log.start(topic, p) for topic in CONSUMES for p in range(topics.get(topic, 0))})
-    meter, tally = Meter(log, me.credit.producer), Tally()
+    meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     for number in me.counter.progress.open_problems:
         me.start(number)
     try:

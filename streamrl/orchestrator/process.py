@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import sys
@@ -39,6 +40,7 @@ PRODUCES = ("config", "metrics")
 POLL_S = 0.2
 SHOW_EVERY_S = 0.5
 MEASURE_EVERY_S = 1.0
+NEWS_S = 30.0  # what a part said longer ago says nothing of now
 BROKER_LIMIT_S = 600.0  # the first start downloads it
 INTERRUPTED = 130
 
@@ -101,13 +103,13 @@ class Parts:
                 "running" if part.running else "back-off",
                 time_s - (self._supervisor.started_s(name) if part.running else part.ends[-1].time_s),
                 len(part.ends) - (not part.running),
-                self.note(name),
+                self.note(name, NEWS_S if part.running else math.inf),
             )
             for name, part in observed.items()
         ]
 
-    def note(self, name: str) -> str:
-        return without_prefix(self._supervisor.last_line(name))
+    def note(self, name: str, within_s: float = math.inf) -> str:
+        return without_prefix(self._supervisor.last_line(name, within_s))
 
     def _broker(self) -> list[str]:
         return [BROKER] if self._supervisor.has(BROKER) else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -72,8 +73,10 @@ class Supervisor:
     def log_path(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
-    def last_line(self, name: str) -> str:
-        return last_line(self.log_path(name))
+    def last_line(self, name: str, within_s: float = math.inf) -> str:
+        """What it said last, if that is not longer ago than `within_s`."""
+        path = self.log_path(name)
+        return last_line(path) if time.time() - path.stat().st_mtime <= within_s else ""
 
     def has(self, name: str) -> bool:
         """Was it ever started, and not stopped since?"""

@@ -1,0 +1,146 @@
+"""Whole runs as a user starts them: `streamrl up` in a process of its own, watched from outside, and nothing left when it is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from streamrl import config
+from streamrl.config import RunFile
+from streamrl.records import Metric, PolicyVersion, Record
+from streamrl.stream import broker
+from streamrl.stream.codec import to_event
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import read
+
+MARK = "STREAMRL_TEST_MARK"  # in the environment of everything that a run starts
+ROOT = Path(__file__).parents[2]
+STREAMRL = (sys.executable, "-m", "streamrl.cli")
+
+
+class Live:
+    """A run file in a directory of its own, and the processes that `streamrl up` makes of it."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        self.file = directory / "run.yaml"
+        self.file.write_text(yaml.safe_dump({**settings, "runs_dir": str(directory / "runs")}))
+        self.run: RunFile = config.load(self.file)
+        self.mark = uuid.uuid4().hex
+        self.output = directory / "output.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def up(self, *options: str) -> None:
+        with self.output.open("ab") as output:
+            command = [*STREAMRL, "up", str(self.file), *options]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=self.environment, start_new_session=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, MARK: self.mark}
+
+    def command(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*STREAMRL, *arguments], capture_output=True, text=True, cwd=ROOT, env=self.environment, timeout=timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+    def until(self, true: Callable[[], bool], what: str, timeout_s: float = 240.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert self.process is None or self.process.poll() is None, f"the run ended while waiting for {what}:\n{self.said()}"
+            assert time.monotonic() < deadline, f"{what} did not come within {timeout_s:.0f} s:\n{self.said()}"
+            time.sleep(0.5)
+
+    def said(self) -> str:
+        logs = [f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-5:]) for path in sorted(self.run.directory.glob("logs/*.log"))]
+        return "\n".join([*self.output.read_text(errors="replace").splitlines()[-15:], *logs])
+
+    def log(self) -> KafkaLog:
+        return KafkaLog(broker.settings(self.run), self.run.run)
+
+    def records(self, topic: str, schema: str) -> Iterator[Record]:
+        log = self.log()
+        for partition in range(log.topics()[topic]):
+            for message in read(log, topic, partition, log.start(topic, partition)):
+                record = to_event(message, (schema,)).record
+                if isinstance(record, Record):
+                    yield record
+
+    def version(self) -> int:
+        """The newest announced; -1 before there is a broker."""
+        if broker.running(broker.home_of(self.run)) is None:
+            return -1
+        return max((r.version for r in self.records("policy-versions", "policy-version") if isinstance(r, PolicyVersion)), default=-1)
+
+    def advances(self, by: int, what: str, timeout_s: float = 240.0) -> None:
+        """Wait until `by` more versions are announced."""
+        wanted = self.version() + by
+        self.until(lambda: self.version() >= wanted, f"version {wanted} ({what})", timeout_s)
+
+    def part(self, name: str) -> psutil.Process:
+        """The process of a part, by its command line."""
+        role, options = name.split()[0], name.split()[1:]
+        for process in self.processes():
+            line = process.cmdline()
+            if "streamrl.cli" in line and role in line and all(option in line for option in options) and "up" not in line and "tether.py" not in " ".join(line[:5]):
+                return process
+        raise AssertionError(f"no process of {name} among {[p.cmdline()[:8] for p in self.processes()]}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that bears this run's mark."""
+        return [process for process in psutil.process_iter() if marked(process, self.mark)]
+
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.run.directory / "report.json").read_text())
+
+    def nothing_left(self, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert [p.cmdline()[:8] for p in self.processes()] == []
+
+    def close(self) -> None:
+        for process in self.processes():
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        if self.process is not None:
+            self.process.wait(20)
+
+
+def marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
+
+
+@contextmanager
+def live(directory: Path, settings: dict[str, Any]) -> Iterator[Live]:
+    made = Live(directory, settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def quickstart() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "deploy" / "runs" / "quickstart.yaml").read_text())
+
+
+def metric_values(run: Live, name: str) -> list[float]:
+    return [record.values[name] for record in run.records("metrics", "metric") if isinstance(record, Metric) and name in record.values]

@@ -1,0 +1,25 @@
+"""However a run is ended, nothing of it stays behind. No server is needed for that: the parts are the real ones, and the broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.loop.runs import live, quickstart
+
+WITHOUT_SERVERS = {**quickstart(), "inference": {"max_model_len": 64, "replicas": 0}}
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, None), (signal.SIGHUP, None), (signal.SIGKILL, -9)])
+def test_nothing_stays_behind(tmp_path: Path, sign: signal.Signals, code: int | None):
+    with live(tmp_path, WITHOUT_SERVERS) as run:
+        run.up()
+        run.until(lambda: len([p for p in run.processes() if "streamrl.cli" in p.cmdline()]) >= 6, "its parts", 90)
+        assert run.process is not None
+        os.kill(run.process.pid, sign)
+        ended = run.wait(60)
+        assert ended != 0 and (code is None or ended == code), run.said()
+        run.nothing_left()

@@ -1,0 +1,113 @@
+"""One live run with many envs: shipped ones, tasks of reasoning-gym, one from a file, one from outside. Every part is stopped once, and it goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from streamrl.learner.mesh import on_mesh
+from streamrl.learner.model import load
+from streamrl.records import Fate, PolicyVersion, Rollout
+from streamrl.weights.store import pull
+from tests.live import learner_logprobs
+from tests.loop.runs import ROOT, Live, live
+
+OUTSIDE = "outside"
+LENGTH = 256
+GYM = {
+    "chain-sum": {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    "letter-counting": {"task": "letter_counting", "min_words": 1, "max_words": 2},
+    "number-sorting": {"task": "number_sorting", "min_numbers": 2, "max_numbers": 2},
+}
+SETTINGS: dict[str, Any] = {
+    "run": "many",
+    "envs": {
+        "copy-digits": {"fraction": 0.2, "max_tokens": 3},
+        **{name: {"kind": "reasoning-gym", "params": params, "fraction": 0.1, "max_tokens": 8} for name, params in GYM.items()},
+        "reverse": {"kind": "examples/reverse_digits.py:ReverseDigits", "fraction": 0.1, "max_tokens": 4, "temperature": 0.7},
+        OUTSIDE: {"replicas": 0},
+    },
+    "buffer": {"group_size": 4, "min_group_size": 2, "max_age": 2},
+    "batcher": {"total_token_budget": 6000, "max_seq_len": LENGTH, "lookahead": 1},
+    "model": {"max_seq_len": LENGTH, "tiny": {"alphabet": "".join(map(chr, range(32, 127))) + "\n"}},
+    "learner": {"checkpoint_every": 5},
+    "weights": {"keep_versions": 100_000},
+    "inference": {"max_model_len": LENGTH},
+}
+PARTS = ("buffer", "batcher", "env copy-digits", "env chain-sum", "learner", "inference")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory):
+    with live(tmp_path_factory.mktemp("many"), SETTINGS) as made:
+        made.up()
+        made.until(lambda: made.version() >= 3, "version 3", 400)
+        yield made
+        made.close()
+
+
+def trained(run: Live, env: str) -> int:
+    """Rollouts of an env that are in a batch."""
+    return sum(len(f.offsets) for f in run.records("fates", "fate") if isinstance(f, Fate) and f.environment == env and f.fate == "batched")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("env", ["copy-digits", *GYM, "reverse"])
+def test_every_env_is_trained_on(run: Live, env: str):
+    run.until(lambda: trained(run, env) > 0, f"rollouts of {env} in a batch", 120)
+
+
+@pytest.mark.live
+def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys(run: Live, tmp_path: Path):
+    address = run.log().address
+    command = [sys.executable, str(ROOT / "examples" / "external_env.py"), address, run.run.run, OUTSIDE, "6"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    run.until(lambda: trained(run, OUTSIDE) > 0, "rollouts from outside in a batch", 120)
+    rollouts = [r for r in run.records(f"rollouts.{OUTSIDE}", "rollout") if isinstance(r, Rollout) and r.policy_version == r.newest_policy_version and not r.failure]
+    version = rollouts[0].policy_version
+    chosen = [r for r in rollouts if r.policy_version == version]
+    announced = next(v for v in run.records("policy-versions", "policy-version") if isinstance(v, PolicyVersion) and v.version == version)
+    weights = pull(announced, run.run.store, tmp_path / "weights")
+    sequences = [np.concatenate([turn.tokens for turn in r.turns if turn.tokens is not None]) for r in chosen]
+    with on_mesh():
+        load(weights, LENGTH)
+    for r, expected in zip(chosen, learner_logprobs(weights, sequences, 1.0), strict=True):
+        logprobs = r.turns[-1].logprobs
+        assert logprobs is not None
+        assert np.abs(expected[-len(logprobs) :] - logprobs).max() <= 1e-4
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_is_stopped_is_started_again_and_the_loop_goes_on(run: Live, part: str):
+    before = run.part(part)
+    before.terminate()
+    before.wait(30)
+    run.until(lambda: any_part(run, part, before.pid), f"another process of {part}", 60)
+    run.advances(3, f"after {part} was stopped", 240)
+
+
+@pytest.mark.live
+def test_status_shows_the_parts_of_a_live_run(run: Live):
+    shown = run.command("status", str(run.file))
+    assert shown.returncode == 0, shown.stderr
+    for name in ("buffer", "batcher", "learner", "inference-0", "env-copy-digits-0"):
+        assert name in shown.stdout
+
+
+def any_part(run: Live, part: str, old: int) -> bool:
+    try:
+        return run.part(part).pid != old
+    except AssertionError:
+        return False
+
+
+def test_the_settings_are_a_run_file(tmp_path: Path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(SETTINGS))

@@ -1,0 +1,66 @@
+"""The quickstart's own run file, killed in the middle with SIGKILL and resumed: it still learns to copy, and every rollout is accounted for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.replay.audit import audit
+from streamrl.replay.compare import replay
+from streamrl.stream import broker
+from streamrl.stream.kafka import KafkaLog
+from tests.loop.runs import live, quickstart
+
+
+@pytest.mark.live
+def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
+    with live(tmp_path, quickstart()) as run:
+        run.up()
+        run.until(lambda: run.version() >= 25, "version 25", 400)
+        assert run.process is not None
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait()
+        run.nothing_left()
+
+        refused = run.command("up", str(run.file))
+        assert refused.returncode != 0 and "--resume" in refused.stderr and "--fresh" in refused.stderr and "Traceback" not in refused.stderr
+
+        run.up("--resume")
+        assert run.wait(700) == 0, run.said()
+        run.nothing_left()
+        report = run.report()
+        check_report(report)
+        assert (run.run.directory / "reward.png").stat().st_size > 10_000
+
+        status = run.command("status", str(run.file))
+        assert status.returncode == 0, status.stderr
+        assert "batcher" in status.stdout and f"v{report['policy_version']}" in status.stdout.replace("version ", "v")
+        run.nothing_left()
+        check_account(run.run, report)
+
+
+def check_report(report: dict) -> None:
+    copy = report["envs"]["copy-digits"]
+    assert report["run"] == "quickstart" and report["steps"] >= 25 and report["policy_version"] >= 25
+    assert copy["reward_mean_last20"] >= 0.9 > 0.2 > copy["reward_mean_first20"]
+    assert 0 < report["time_to_target_s"] <= report["wall_s"] + 1
+    assert report["logprob_mismatch_tokens"] >= 1000 and 0 < report["logprob_mismatch_max_abs"] <= 1e-4
+    assert {"kafka", "vllm", "levanter", "jax"} <= report["versions"].keys() and report["servers"][0]["id"] == "inference-0"
+    for env in report["envs"].values():
+        assert 0 < env["batched"] <= env["rollouts"] and env["expired"] <= 0.25 * env["rollouts"]
+
+
+def check_account(run, report: dict) -> None:
+    """From the topics of the stopped run: what was published has ended exactly once, and the run replays bit for bit."""
+    parts = [buffer.part(run), batcher.part(run)]
+    with broker.reach(run) as settings:
+        log = KafkaLog(settings, run.run)
+        account = audit(log, list(run.envs), run.learner.name, parts)
+        assert account.balanced, account.problems
+        assert account.published == sum(env["rollouts"] for env in report["envs"].values())
+        assert [replay(log, part)[0].difference for part in parts] == ["", ""]
