@@ -147,6 +147,37 @@ def report(run: str) -> None:
         click.echo(reports.in_words(reports.write(settings, KafkaLog(kafka, settings.run))))
 
 
+@cli.command()
+@run_argument
+@click.option("--by-version", is_flag=True, help="A row for each policy version that made rollouts.")
+def audit(run: str, by_version: bool) -> None:
+    """Account for every rollout: published = fates + in flight."""
+    from rich.console import Console
+
+    from streamrl.replay.show import show_audit
+    from streamrl.stream.kafka import KafkaLog
+
+    with _kafka(_load(run)) as (settings, kafka):
+        code = show_audit(settings, KafkaLog(kafka, settings.run), by_version, Console())
+    sys.exit(code)
+
+
+@cli.command()
+@run_argument
+@click.option("--part", metavar="NAME", help="Only this one: buffer or batcher.")
+@click.option("--step", type=int, help="Stop there and print the state.")
+def replay(run: str, part: str | None, step: int | None) -> None:
+    """Run the journals again and compare every group and batch, bit for bit."""
+    from rich.console import Console
+
+    from streamrl.replay.show import show_replay
+    from streamrl.stream.kafka import KafkaLog
+
+    with _kafka(_load(run)) as (settings, kafka):
+        code = show_replay(settings, KafkaLog(kafka, settings.run), part, step, Console())
+    sys.exit(code)
+
+
 # ---- the broker and its topics --------------------------------------------------------------------------------------------------------
 
 

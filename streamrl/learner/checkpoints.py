@@ -31,7 +31,10 @@ class Position(NamedTuple):
 
 
 def save(directory: Path, state: TrainerState[Any], position: Position, keep: int) -> None:
-    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep`. Raises ModelError."""
+    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises ModelError.
+
+    Those of later versions go too: they belong to a log that is gone.
+    """
     temporary, final = directory / TEMPORARY, path_of(directory, position.version)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -43,8 +46,10 @@ def save(directory: Path, state: TrainerState[Any], position: Position, keep: in
     except (OSError, ValueError) as error:  # ValueError is TensorStore's, with what the operating system said
         shutil.rmtree(temporary, ignore_errors=True)
         raise ModelError(f"checkpoint {final} cannot be written ({told(error)}); free some space, or raise learner.checkpoint_every") from None
-    for old in versions(directory)[:-keep]:
-        _delete(path_of(directory, old))
+    kept = [version for version in versions(directory) if version <= position.version][-keep:]
+    for version in versions(directory):
+        if version not in kept:
+            _delete(path_of(directory, version))
 
 
 def versions(directory: Path) -> list[int]:
@@ -53,7 +58,7 @@ def versions(directory: Path) -> list[int]:
 
 
 def latest(directory: Path, announced: int) -> Position | None:
-    """The newest checkpoint of a version that is announced; one of a later version belongs to a log that is gone. Raises ModelError."""
+    """The newest checkpoint of a version that is announced. Raises ModelError."""
     usable = [version for version in versions(directory) if version <= announced]
     if not usable:
         return None

@@ -37,12 +37,14 @@ def origin(run: RunFile) -> Path:
 
 
 def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token a character, after the special ones. Its chat template is `<bos>` and the messages as they are: `<bos>47=` is to be followed by `47<eos>`."""
+    """One token a character, after the special ones. Its chat template is `<bos>` and the messages as they are, so that `<bos>47=` is to be followed
+    by `47<eos>`."""
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *dict.fromkeys(alphabet)))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>", clean_up_tokenization_spaces=False)
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -54,28 +56,40 @@ def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_tokenizer(tiny.alphabet)
-    heads = max(tiny.hidden // tiny.head_dim, 1)
     config = LlamaConfig(
-        max_seq_len=max_seq_len, hidden_dim=tiny.hidden, intermediate_dim=2 * tiny.hidden, num_layers=tiny.layers, num_heads=heads, num_kv_heads=heads, gradient_checkpointing=False
+        max_seq_len=max_seq_len,
+        hidden_dim=tiny.hidden,
+        intermediate_dim=2 * tiny.hidden,
+        num_layers=tiny.layers,
+        num_heads=max(tiny.hidden // tiny.head_dim, 1),
+        num_kv_heads=max(tiny.hidden // tiny.head_dim, 1),
+        head_dim=tiny.head_dim,
+        gradient_checkpointing=False,
     )
-    HfLlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=len(tokenizer),
-        hidden_size=tiny.hidden,
-        intermediate_size=2 * tiny.hidden,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=max_seq_len,
-        rms_norm_eps=config.layer_norm_epsilon,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    ).save_pretrained(directory)
+    hf_config(config, tokenizer).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     with on_mesh():
         model = LlamaLMHeadModel.init(Axis("vocab", len(tokenizer)), config, key=jax.random.PRNGKey(tiny.seed))
         model = eqx.tree_at(lambda m: m.lm_head.weight, model, replace_fn=lambda weight: weight * HEAD_SCALE)
         save_weights(model, directory)
     return directory
+
+
+def hf_config(config: LlamaConfig, tokenizer: PreTrainedTokenizerFast) -> HfLlamaConfig:
+    """The same settings in Hugging Face's words; a server stops at the tokenizer's end of sequence."""
+    return HfLlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_dim,
+        intermediate_size=config.intermediate_dim,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_seq_len,
+        rms_norm_eps=config.layer_norm_epsilon,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )

@@ -1,4 +1,4 @@
-"""Per-token losses. Each is pure, takes arrays of one shape, and returns an array of that shape; `masked_mean` alone decides what they are divided by.
+"""Per-token losses. Each is pure, takes arrays of one shape, and returns an array of that shape; `masked_mean` alone normalises.
 
 Notation: `current`, `policy`, `reference` are logprobs of the same tokens under the model being trained, the policy that sampled them, and the
 reference; ratio = exp(current - policy). A loss is minimised, so good tokens have negative ones.

@@ -1,12 +1,14 @@
-"""Levanter's trainer configuration, and a mesh to make or load a model on when there is no trainer yet."""
+"""What the learner sets of Levanter and JAX: the trainer's configuration, a mesh where there is no trainer, compiled programs that are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import haliax as hax
 import haliax.partitioning
+import jax
 import jmp
 from levanter.tracker import NoopConfig
 from levanter.trainer import TrainerConfig
@@ -31,6 +33,13 @@ def trainer_config(rows: int = 1, name: str = "streamrl") -> TrainerConfig:
 
 @contextmanager
 def on_mesh() -> Iterator[None]:
+    """To make or load a model in, outside a trainer."""
     config = trainer_config()
     with haliax.partitioning.set_mesh(config.device_mesh), hax.axis_mapping(config.compute_axis_mapping):
         yield
+
+
+def keep_compiled(directory: Path) -> None:
+    """Keep what JAX compiles there: a learner that is restarted trains again within seconds."""
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

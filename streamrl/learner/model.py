@@ -21,6 +21,7 @@ from transformers import LlamaConfig as HfLlamaConfig
 
 from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
+from streamrl.records import Batch
 from streamrl.weights.export import CONFIG
 
 BATCH, POSITION = "batch", "position"
@@ -75,7 +76,8 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     except Exception as error:  # whatever the tokenizers library makes of a file that it does not understand
-        raise ModelError(f"model directory {directory}: its tokenizer cannot be loaded ({told(error)}); write it there with save_pretrained of transformers 4") from None
+        hint = "write it there with save_pretrained of transformers 4"
+        raise ModelError(f"model directory {directory}: its tokenizer cannot be loaded ({told(error)}); {hint}") from None
 
 
 def hf_config(directory: Path) -> HfLlamaConfig:
@@ -86,7 +88,7 @@ def hf_config(directory: Path) -> HfLlamaConfig:
     except (OSError, ValueError) as error:
         raise ModelError(f"model directory {directory}: {CONFIG} cannot be read ({told(error)})") from None
     if found.get("model_type") != "llama":
-        raise ModelError(f"model directory {directory}: model type {found.get('model_type')!r} is not supported yet; give model.path a Llama-family directory")
+        raise ModelError(f"model directory {directory}: model type {found.get('model_type')!r} is not supported; give model.path a Llama")
     if found.get("attention_bias") or found.get("mlp_bias"):
         raise ModelError(f"model directory {directory}: attention_bias and mlp_bias are not supported; they must be false")
     rope = found.pop("rope_parameters", None)  # so transformers 5 writes rope_theta and rope_scaling
@@ -110,12 +112,21 @@ def load(directory: Path, max_seq_len: int) -> LlamaLMHeadModel:
 def check_directory(directory: Path) -> None:
     """Is there a model at all? Raises ModelError that names the file that is missing."""
     if not directory.is_dir():
-        raise ModelError(f"model directory {directory} does not exist; give model.path a Hugging Face directory, or leave it empty for the tiny model")
+        raise ModelError(f"model directory {directory} does not exist; give model.path a Hugging Face directory, or none for the tiny model")
     for name in (CONFIG, "tokenizer_config.json"):
         if not (directory / name).is_file():
             raise ModelError(f"model directory {directory} has no {name}; a Hugging Face directory with model and tokenizer is needed")
     if not any(directory.glob("*.safetensors")):
         raise ModelError(f"model directory {directory} has no *.safetensors file; convert its weights with save_pretrained(safe_serialization=True)")
+
+
+def check_tokens(batch: Batch, vocab_size: int) -> None:
+    """Does the model know all tokens? One that it does not makes every weight NaN. Raises ModelError."""
+    for tokens, lengths, names in ((batch.prompts, batch.prompt_lengths, batch.group_ids), (batch.tokens, batch.lengths, batch.uids)):
+        if tokens.size and int(tokens.max()) >= vocab_size:
+            whose = names[int(np.repeat(np.arange(len(names)), lengths)[tokens.argmax()])]
+            known = f"the policy knows ids below {vocab_size}"
+            raise ModelError(f"batch {batch.number}: {whose!r} has token {tokens.max()}, {known}; does its env use another tokenizer?")
 
 
 def told(error: Exception) -> str:

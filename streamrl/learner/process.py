@@ -1,7 +1,7 @@
 """Learner: batches in, policy versions out. Batch k is trained at version k and gives version k + 1.
 
-Not a fold like the others, as its output is not only records: a checkpoint stores the place in `batches` it belongs to. After a crash the batches since
-are trained on again, give the same weights, hash by hash, and nothing is announced twice.
+Not a fold like the others, as its output is not only records: a checkpoint stores the place in `batches` it belongs to. After a crash the batches
+since are trained on again, give the same weights, hash by hash, and nothing is announced twice.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from levanter.trainer_state import TrainerState
 
@@ -26,6 +25,7 @@ from streamrl.errors import ModelError
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
+from streamrl.learner.mesh import keep_compiled
 from streamrl.learner.update import Updater
 from streamrl.metrics import Meter
 from streamrl.records import Batch, BatchPart, PolicyVersion, Probe, token_dtype
@@ -76,7 +76,7 @@ class Trainee:
     announced: dict[int, str]  # version -> sha256
     writer: Writer
     state: TrainerState[Any]
-    position: Position = Position(0, 0, "")
+    position: Position = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = Store(f"{self.run.store}/{self.learner}")
@@ -96,8 +96,9 @@ class Trainee:
     def train(self, batch: Batch, offset: int, reference: Any) -> dict[str, float]:
         """One step, and its version. Returns the metrics. `offset`: of the record behind the batch."""
         if batch.number != self.position.version:
-            raise ModelError(f"batch {batch.number} came at version {self.position.version}: batches are missing before offset {offset}, or the checkpoint is of another run")
-        check_tokens(batch, self.vocab_size)
+            missing = f"batches are missing before offset {offset}, or the checkpoint is of another run; go on under a new run name"
+            raise ModelError(f"batch {batch.number} came at version {self.position.version}: {missing}")
+        model.check_tokens(batch, self.vocab_size)
         self.state, measured = self.updater.step(self.state, reference, expand(batch))
         started = time.monotonic()
         self.publish(batch.number + 1, offset, batch.number)
@@ -113,7 +114,7 @@ class Trainee:
         else:
             sha256 = self.announce(version, offset, batch).sha256
         self.position = Position(version, offset, sha256)
-        if version % self.run.learner.checkpoint_every == 0 and version not in checkpoints.versions(self.checkpoints):
+        if version % self.run.learner.checkpoint_every == 0:
             checkpoints.save(self.checkpoints, self.state, self.position, self.run.learner.keep_checkpoints)
 
     def announce(self, version: int, offset: int, batch: int | None) -> Stored:
@@ -170,17 +171,3 @@ def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch
             if batch is not None:
                 yield batch, message.offset + 1
     reader.close()
-
-
-def check_tokens(batch: Batch, vocab_size: int) -> None:
-    """Does the model know all tokens? One that it does not makes every weight NaN. Raises ModelError."""
-    for tokens, lengths, names in ((batch.prompts, batch.prompt_lengths, batch.group_ids), (batch.tokens, batch.lengths, batch.uids)):
-        if tokens.size and int(tokens.max()) >= vocab_size:
-            whose = names[int(np.repeat(np.arange(len(names)), lengths)[tokens.argmax()])]
-            raise ModelError(f"batch {batch.number}: {whose} has token {tokens.max()}, the policy knows ids below {vocab_size}; does its env use another tokenizer?")
-
-
-def keep_compiled(directory: Path) -> None:
-    """Keep what JAX compiles: a learner that is restarted trains again within seconds."""
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import levanter.tracker
 import numpy as np
 import optax
+from haliax import NamedArray
 from levanter.metrics import Metric, ReductionType
 from levanter.tracker import Tracker
 from levanter.trainer import Trainer
@@ -36,13 +37,13 @@ class Objective(NamedTuple):
     loss: Loss
     divergence: Divergence
 
-    def __call__(self, model: Any, example: RlExample, *, key: Any = None) -> tuple[jax.Array, dict[str, Metric]]:
-        """Scalar loss, and metrics. `example` holds NamedArrays here: the trainer shards by the names of their axes."""
-        example = RlExample(*(array.array for array in example))
-        c, mask, predicted = self.config, example.loss_mask, predict(model, example)
+    def __call__(self, model: Any, arrays: tuple[NamedArray, ...], *, key: Any = None) -> tuple[jax.Array, dict[str, Metric]]:
+        """Scalar loss, and metrics. `arrays`: the fields of an RlExample, named, for the trainer shards by the names of axes."""
+        example = RlExample(*(array.array for array in arrays))
+        c, mask, policy, predicted = self.config, jnp.asarray(example.loss_mask), jnp.asarray(example.policy_logprobs), predict(model, example)
         current = jnp.where(mask > 0, predicted.logprobs, 0.0)
-        loss = masked_mean(self.loss(current, example.policy_logprobs, example.advantages, c.clip_epsilon), mask)
-        ratios = ratio(current, example.policy_logprobs)
+        loss = masked_mean(self.loss(current, policy, jnp.asarray(example.advantages), c.clip_epsilon), mask)
+        ratios = ratio(current, policy)
         means = {
             "policy_loss": loss,
             "entropy": masked_mean(predicted.entropy, mask),
@@ -50,7 +51,7 @@ class Objective(NamedTuple):
             "clip_fraction": masked_mean((jnp.abs(ratios - 1) > c.clip_epsilon).astype(jnp.float32), mask),
         }
         if c.kl_coefficient > 0:  # otherwise nobody has asked the reference
-            means["kl"] = masked_mean(self.divergence(current, example.reference_logprobs), mask)
+            means["kl"] = masked_mean(self.divergence(current, jnp.asarray(example.reference_logprobs)), mask)
             loss += c.kl_coefficient * means["kl"]
         metrics = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in means.items()}
         metrics["ratio_max"] = Metric.from_value(jnp.max(jnp.where(mask > 0, ratios, 0.0)), ReductionType.MAX)
@@ -66,8 +67,8 @@ class GradientNorm(NamedTuple):
 def note_norm() -> optax.GradientTransformation:
     """Changes nothing; its state is the global norm of what passes."""
     return optax.GradientTransformation(
-        lambda parameters: GradientNorm(jnp.zeros(())),
-        lambda updates, state, parameters=None: (updates, GradientNorm(optax.global_norm(updates))),
+        lambda params: GradientNorm(jnp.zeros(())),
+        lambda updates, state, params=None: (updates, GradientNorm(jnp.asarray(optax.global_norm(updates)))),
     )
 
 
@@ -99,12 +100,12 @@ class Kept(Tracker):
 
 
 class Updater:
-    """The trainer, for batches of `rows` rows. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for a loss that is not known."""
+    """The trainer, for batches of `rows` rows. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for an unknown loss."""
 
     def __init__(self, config: Learner, rows: int) -> None:
         self.config = config
         objective = Objective(config, loss_named(config.loss), divergence_named(config.kl))
-        self._trainer = Trainer(trainer_config(rows), optimizer(config), objective, add_default_hooks=False)
+        self._trainer = Trainer(trainer_config(rows), optimizer(config), cast(Any, objective), add_default_hooks=False)
         self._tracker = Kept()
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
 
@@ -126,11 +127,13 @@ class Updater:
             example = normalized(example)
         if self.config.kl_coefficient > 0:
             example = example._replace(reference_logprobs=np.where(example.loss_mask > 0, self.logprobs(reference, example), np.float32(0)))
-        info = self._trainer.train_step(state, RlExample(*map(named, example)))
+        info = self._trainer.train_step(state, tuple(map(named, example)))
         measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
-        measured |= {"loss": float(info.loss), "grad_norm": float(info.state.opt_state[0].norm)}
+        noted: GradientNorm = cast(Any, info.state.opt_state)[0]
+        measured |= {"loss": float(info.loss), "grad_norm": float(noted.norm)}
         if not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"])):
-            raise ModelError(f"loss {measured['loss']:g} with gradient norm {measured['grad_norm']:g}: training has diverged; lower learner.learning_rate or look at the batch")
+            seen = f"loss {measured['loss']:g}, gradient norm {measured['grad_norm']:g}"
+            raise ModelError(f"{seen}: training has diverged; lower learner.learning_rate, or look at the batch")
         elapsed_s = time.monotonic() - started
         return info.state, {**measured, "step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s}
 
@@ -140,9 +143,9 @@ class Updater:
 
 
 def normalized(example: RlExample) -> RlExample:
-    """Advantages divided by their standard deviation over the sampled tokens of the batch, so that a step is as large when rewards come close together.
+    """Advantages divided by their standard deviation over the sampled tokens of the batch: steps stay as large when rewards come close together.
 
-    Longer rollouts count for more, as they do in the loss. The mean stays: the advantage function has chosen its baseline. Equal ones are left alone.
+    Longer rollouts count for more, as they do in the loss. The mean stays: the advantage function chose its baseline. Equal ones are left alone.
     """
     sampled = example.advantages[example.loss_mask > 0]
     scale = float(sampled.std(dtype=np.float64)) if sampled.size else 0.0

@@ -278,7 +278,7 @@ def _reward(frame: Frame, env: str) -> float | None:
 
 def _rate(frame: Frame, env: str) -> float | None:
     """Rollouts a second of all replicas of the env."""
-    sources = [f"{env}-{i}" for i in range(frame.run.envs[env].replicas)]
+    sources = [f"env-{env}-{i}" for i in range(frame.run.envs[env].replicas)]
     return total(frame.seen, "env/rollouts_per_s", sources, frame.time_s - FRESH_S)
 
 

@@ -85,5 +85,6 @@ def differences(expected: Iterable[File], found: Iterable[File]) -> list[str]:
         if copy is None:
             problems.append(f"{file.name} is missing")
         elif copy != file:
-            problems.append(f"{file.name} has {copy.size_bytes} bytes with sha256 {copy.sha256}, announced are {file.size_bytes} bytes with sha256 {file.sha256}")
+            announced = f"{file.size_bytes} bytes with sha256 {file.sha256}"
+            problems.append(f"{file.name} has {copy.size_bytes} bytes with sha256 {copy.sha256}, announced are {announced}")
     return problems

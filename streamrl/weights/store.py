@@ -1,4 +1,4 @@
-"""Where versions lie: directories in a store (any fsspec URI), written under a temporary name, verified, renamed, announced. Topics carry the claim check.
+"""Where versions lie: directories in a store (any fsspec URI), written under a temporary name, verified, renamed, then announced by claim check.
 
 Nothing is trusted because of its name: what is pulled is hashed against the announcement, and only from the configured store.
 """
@@ -114,7 +114,8 @@ class Store:
             free = f", {shutil.disk_usage(_existing(Path(self._path))).free} are free" if _local(self._fs) else ""
             hint = "free some space, lower weights.keep_versions, or set weights.store"
             return WeightError(f"the weight store {self.root} is full: {name} needs about {size_bytes} bytes{free}; {hint}")
-        return WeightError(f"{name} could not be written to the weight store {self.root}: {error.strerror or error}; set weights.store to a place that can be written")
+        cause = error.strerror or error
+        return WeightError(f"{name} could not be written to the weight store {self.root}: {cause}; set weights.store to a place that can be written")
 
 
 def pull(version: PolicyVersion, store_root: str, destination: Path) -> Path:
