@@ -106,7 +106,7 @@ class Learner(Section):
 
 
 class Weights(Section):
-    store: str = ""  # an fsspec URI; empty: weights/ in the run's directory
+    store: str = ""  # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
     keep_versions: int = Field(4, ge=2)  # the newest ones; older files are deleted
 
 
@@ -207,8 +207,8 @@ class RunFile(Section):
 
     @property
     def store(self) -> str:
-        """Where weights are written, as a URI."""
-        return self.weights.store or (self.directory / "weights").as_uri()
+        """Where the run's weights are written, as a URI (fsspec's: nothing is percent-encoded). Runs that share a store do not meet in it."""
+        return f"{self.weights.store.rstrip('/')}/{self.run}" if self.weights.store else f"file://{self.directory / 'weights'}"
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1)

@@ -6,25 +6,22 @@ takes the next number with `announce` and never assumes one.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from streamrl.batcher.packing import RlExample
 from streamrl.config import RunFile, parse
 from streamrl.inference import process
 from streamrl.inference.client import Client
-from streamrl.learner.initial import write_tiny
-from streamrl.learner.mesh import on_mesh
-from streamrl.learner.model import load, predict
 from streamrl.records import PolicyVersion, Probe, Server
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.log import Output, read
@@ -34,7 +31,6 @@ from streamrl.weights.store import Store, version_name
 
 CONTEXT = 256  # tokens
 EOS = 2  # of the tiny tokenizer
-ROWS = 32  # sequences the learner looks at together
 START_S = 240.0
 
 
@@ -45,6 +41,8 @@ class Live:
         self.run = run_file(directory)
         self.log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
         self.store, self.version = Store(self.run.store), -1
+        from streamrl.learner.initial import write_tiny  # JAX: only for those who use a live server
+
         self._origin = write_tiny(directory / "origin", self.run.model.tiny, CONTEXT)
         self._agents: list[tuple[threading.Thread, threading.Event]] = []
         self.errors: dict[str, BaseException] = {}
@@ -75,7 +73,9 @@ class Live:
 
     def logprobs(self, version: int, sequences: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
         """The learner's: of each sequence's tokens[1:] under that version's weights, divided by the temperature."""
-        return learner_logprobs(self._origin.parent / version_name(version), sequences, temperature)
+        from tests.parity import learner_logprobs
+
+        return learner_logprobs(self._origin.parent / version_name(version), sequences, temperature, CONTEXT)
 
     def start(self, index: int) -> str:
         """Start agent `index` in a thread; its name on `servers`."""
@@ -108,13 +108,30 @@ class Live:
     def serving(self, identity: str, version: int, timeout_s: float = 30.0) -> Server:
         return self.until(identity, lambda s: s.state == "ready" and s.version == version, timeout_s)
 
-    def client(self, *identities: str) -> Client:
-        """A client that has heard of these servers, or of all."""
+    @asynccontextmanager
+    async def client(self, *identities: str) -> AsyncIterator[Client]:
+        """A client that hears of these servers, or of all, for as long as it is open."""
         client = Client()
-        for identity, server in self.servers().items():
-            if not identities or identity in identities:
-                client.heard(identity, server)
-        return client
+
+        def listen() -> None:
+            for message in reader.poll(512, 0.0):
+                event = to_event(message, ("server",))
+                if not identities or event.key in identities:
+                    client.heard(event.key, event.record)  # type: ignore[arg-type]
+
+        async def follow() -> None:
+            while True:
+                listen()
+                await asyncio.sleep(0.1)
+
+        reader = self.log.reader({("servers", 0): 0})
+        listen()
+        following = asyncio.create_task(follow())
+        try:
+            yield client
+        finally:
+            following.cancel()
+            await client.close()
 
     def write(self, topic: str, key: str, record: Any) -> None:
         self.log.plain_writer().send(to_message(Output(topic, key, record)))
@@ -159,33 +176,6 @@ def perturbed(tensors: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray
     head = noisy["lm_head.weight"] * 10
     head[EOS] = 0  # answers of some length
     return {**noisy, "lm_head.weight": head}
-
-
-def learner_logprobs(directory: Path, sequences: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
-    """By the function that the learner trains with, a sequence a row; the same shape every time, so that it compiles once."""
-    found: list[np.ndarray] = []
-    with on_mesh():
-        model = load(directory, CONTEXT)
-        for start in range(0, len(sequences), ROWS):
-            chunk = sequences[start : start + ROWS]
-            predicted = np.asarray(_predict(model, rows_of(chunk, temperature)))
-            found += [row[: len(sequence) - 1] for row, sequence in zip(predicted, chunk, strict=False)]
-    return found
-
-
-def rows_of(sequences: Sequence[np.ndarray], temperature: float) -> RlExample:
-    """Up to ROWS sequences, each alone in its row."""
-    shape = (ROWS, CONTEXT)
-    ids, segments, zeros = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
-    positions = np.tile(np.arange(CONTEXT, dtype=np.int32), (ROWS, 1))
-    return RlExample(ids, zeros, segments, positions, zeros, zeros, zeros, np.full(shape, temperature, np.float32))
-
-
-@eqx.filter_jit
-def _predict(model: Any, example: RlExample) -> Any:
-    return predict(model, example).logprobs
 
 
 def vllm_processes(url: str) -> list[psutil.Process]:

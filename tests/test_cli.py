@@ -17,9 +17,9 @@ RUN = "run: r\nenvs: {copy-digits: {}}\n"
 
 
 @pytest.fixture
-def run_file(tmp_path: Path) -> Path:
+def run_file(tmp_path: Path, run_name: str) -> Path:
     path = tmp_path / "r.yaml"
-    path.write_text(f"{RUN}runs_dir: {tmp_path / 'runs'}\n")
+    path.write_text(f"run: {run_name}\nenvs: {{copy-digits: {{}}}}\nruns_dir: {tmp_path / 'runs'}\n")
     return path
 
 
@@ -72,11 +72,12 @@ def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_broker_is_one_line_and_debug_shows_where(run_file: Path):
     failed = streamrl("buffer", run_file)
     assert failed.returncode == BrokerUnreachable.exit_code
-    assert failed.stderr.startswith("streamrl: no broker is running for run 'r'") and failed.stderr.count("\n") == 1
+    assert failed.stderr.startswith("streamrl: no broker is running for run 't") and failed.stderr.count("\n") == 1
     assert "Traceback" in streamrl("--debug", "buffer", run_file).stderr
 
 
 def test_the_run_needs_that_env(run_file: Path, broker: str):
+    assert streamrl("topics", "apply", run_file, STREAMRL_KAFKA=broker).returncode == 0
     for arguments in (("env", run_file, "nosuch"), ("buffer", run_file, "--env", "nosuch")):
         failed = streamrl(*arguments, STREAMRL_KAFKA=broker)
         assert failed.returncode == 2 and "nosuch" in failed.stderr and "copy-digits" in failed.stderr and failed.stderr.count("\n") == 1
@@ -87,9 +88,7 @@ def test_missing_topics_are_one_line(run_file: Path, broker: str):
     assert failed.returncode == 4 and "streamrl topics apply" in failed.stderr
 
 
-def test_topics_are_made_once_and_a_part_leaves_when_asked(tmp_path: Path, broker: str, run_name: str):
-    run_file = tmp_path / "r.yaml"
-    run_file.write_text(f"run: {run_name}\nenvs: {{copy-digits: {{}}}}\nruns_dir: {tmp_path / 'runs'}\n")
+def test_topics_are_made_once_and_a_part_leaves_when_asked(run_file: Path, broker: str, run_name: str):
     assert streamrl("topics", "diff", run_file, STREAMRL_KAFKA=broker).returncode == 1
     assert f"+ {run_name}.batches" in streamrl("topics", "apply", run_file, STREAMRL_KAFKA=broker).stdout
     assert streamrl("topics", "apply", run_file, STREAMRL_KAFKA=broker).stdout == "nothing to change\n"

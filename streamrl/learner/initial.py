@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -75,7 +76,7 @@ def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
     return directory
 
 
-def hf_config(config: LlamaConfig, tokenizer: PreTrainedTokenizerFast) -> HfLlamaConfig:
+def hf_config(config: LlamaConfig, tokenizer: Any) -> HfLlamaConfig:
     """The same settings in Hugging Face's words; a server stops at the tokenizer's end of sequence."""
     return HfLlamaConfig(
         architectures=["LlamaForCausalLM"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import haliax as hax
 import jax
@@ -103,7 +103,7 @@ def load(directory: Path, max_seq_len: int) -> LlamaLMHeadModel:
     settings, tokenizer = hf_config(directory), load_tokenizer(directory)
     try:
         config = replace(LlamaConfig.from_hf_config(settings), head_dim=settings.head_dim, max_seq_len=max_seq_len, gradient_checkpointing=False)
-        made = HFCheckpointConverter(LlamaConfig, reference_checkpoint=None, HfConfigClass=HfLlamaConfig, tokenizer=tokenizer)
+        made: Any = HFCheckpointConverter(LlamaConfig, reference_checkpoint=None, HfConfigClass=HfLlamaConfig, tokenizer=tokenizer)
         return made.load_pretrained(LlamaLMHeadModel, ref=RepoRef(str(directory.absolute())), config=config, dtype=jnp.dtype(jnp.float32))
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(f"model directory {directory}: its weights cannot be loaded ({told(error)})") from None

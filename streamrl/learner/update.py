@@ -39,7 +39,7 @@ class Objective(NamedTuple):
 
     def __call__(self, model: Any, arrays: tuple[NamedArray, ...], *, key: Any = None) -> tuple[jax.Array, dict[str, Metric]]:
         """Scalar loss, and metrics. `arrays`: the fields of an RlExample, named, for the trainer shards by the names of axes."""
-        example = RlExample(*(array.array for array in arrays))
+        example = RlExample(*(cast(Any, array.array) for array in arrays))
         c, mask, policy, predicted = self.config, jnp.asarray(example.loss_mask), jnp.asarray(example.policy_logprobs), predict(model, example)
         current = jnp.where(mask > 0, predicted.logprobs, 0.0)
         loss = masked_mean(self.loss(current, policy, jnp.asarray(example.advantages), c.clip_epsilon), mask)

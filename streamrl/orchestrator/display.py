@@ -19,6 +19,7 @@ from rich.text import Text
 
 from streamrl.config import RunFile
 from streamrl.orchestrator.observe import SILENT_S, View, expired_share, latest, recent_rewards, total, waiting
+from streamrl.topics import env_part
 
 LINE_EVERY_S = 5.0
 FRESH_S = 5.0  # a rate that is older is not shown
@@ -278,7 +279,7 @@ def _reward(frame: Frame, env: str) -> float | None:
 
 def _rate(frame: Frame, env: str) -> float | None:
     """Rollouts a second of all replicas of the env."""
-    sources = [f"env-{env}-{i}" for i in range(frame.run.envs[env].replicas)]
+    sources = [env_part(env, i) for i in range(frame.run.envs[env].replicas)]
     return total(frame.seen, "env/rollouts_per_s", sources, frame.time_s - FRESH_S)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from streamrl.config import Orchestrator, RunFile
 from streamrl.errors import ConfigError, Fenced, ModelError, TransactionFailed
+from streamrl.topics import env_part
 
 BROKER = "broker"
 LONG_LIFE_S = 30.0  # a part that lived so long was well: its next end is the first in a row
@@ -63,7 +64,7 @@ def desired(run: RunFile) -> tuple[Desired, ...]:
     learner = Desired("learner", ("learner",))
     servers = [Desired(f"inference-{i}", ("inference", "--index", str(i))) for i in range(run.inference.replicas)]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
-    envs = [Desired(f"env-{name}-{i}", ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
+    envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
     return (learner, *servers, *loop, *envs)  # the learner first: everybody waits for version 0
 
 

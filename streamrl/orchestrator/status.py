@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -39,13 +39,13 @@ def show(run: RunFile, console: Console | None = None) -> None:
     """Print the status of a run; a stopped run's broker is started for it, and stopped again."""
     console = console or Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     live = broker.cluster(run).get("bootstrap.servers") or broker.running(broker.home_of(run))
-    if not live:
+    if not live and broker.home_of(run).exists():
         Console(stderr=True).print("[dim]the run's broker is stopped; starting it on its data for this question[/]")
     with broker.reach(run) as settings:
         log = KafkaLog(settings, run.run)
         seen = look(run, log)
         parts = statuses(run, seen, {name: lag(log, name) for name in identities(run).values()}, time.time())
-    for renderable in (_headline(run, seen, time.time()), Text(), _parts(parts), Text(), _servers(seen, time.time()), Text(), _envs(run, seen)):
+    for renderable in tables(run, seen, parts, time.time()):
         console.print(renderable)
 
 
@@ -81,8 +81,7 @@ def statuses(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: f
 
 def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
     identity = identities(run).get(name, name)
-    sources = (name, identity, name.removeprefix("env-"))  # an env's replica publishes as the producer it is in rollouts
-    heard_s = max((seen.heard_s[source] for source in sources if source in seen.heard_s), default=None)
+    heard_s = max((seen.heard_s[source] for source in (name, identity) if source in seen.heard_s), default=None)
     if server := seen.servers.get(name):
         heard_s = max(server.heartbeat_s, heard_s or 0.0)
     ago = None if heard_s is None else max(0.0, time_s - heard_s)
@@ -97,6 +96,11 @@ def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None],
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------------------------
+
+
+def tables(run: RunFile, seen: View, parts: list[PartStatus], time_s: float) -> list[RenderableType]:
+    """Everything that is shown, from top to bottom."""
+    return [_headline(run, seen, time_s), Text(), _parts(parts), Text(), _servers(seen, time_s), Text(), _envs(run, seen)]
 
 
 def _headline(run: RunFile, seen: View, time_s: float) -> Text:

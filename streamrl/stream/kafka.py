@@ -86,8 +86,7 @@ class KafkaLog:
         return self._offset(topic, partition, OffsetSpec.latest())
 
     def reader(self, positions: Positions) -> KafkaReader:
-        if missing := {topic for topic, _ in positions} - self.topics().keys():  # librdkafka itself would say so after half a minute
-            raise TopicMissing(f"topic {self._prefix}{min(missing)} is missing on {self.address}; create it with `streamrl topics apply RUN.yaml`")
+        self._require({topic for topic, _ in positions})  # librdkafka itself would say so after half a minute
         return KafkaReader(self._settings, self._prefix, positions)
 
     def writer(self, identity: str) -> KafkaWriter:
@@ -114,7 +113,15 @@ class KafkaLog:
             futures = self._admin.list_offsets({where: which}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_TIMEOUT_S)
             return int(futures[where].result().offset)
 
-        return again(ask, self.address)
+        try:
+            return again(ask, self.address)
+        except BrokerError:
+            self._require({topic})  # librdkafka only says that it has found no leader
+            raise
+
+    def _require(self, topics: Collection[str]) -> None:
+        if missing := set(topics) - self.topics().keys():
+            raise TopicMissing(f"topic {self._prefix}{min(missing)} is missing on {self.address}; create it with `streamrl topics apply RUN.yaml`")
 
 
 class KafkaReader:

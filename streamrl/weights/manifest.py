@@ -66,8 +66,8 @@ def from_bytes(data: bytes, where: str) -> Manifest:
         files = tuple(File(str(f["name"]), int(f["size_bytes"]), str(f["sha256"])) for f in json.loads(data)["files"])
     except (ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{where} is not a manifest ({type(error).__name__}: {error})") from None
-    if bad := next((f.name for f in files if not plain(f.name)), None):
-        raise WeightError(f"{where} names {bad!r}, which is not a plain file name")
+    if bad := [file.name for file in files if not plain(file.name)]:
+        raise WeightError(f"{where} names {bad[0]!r}, which is not a plain file name")
     return Manifest(files)
 
 

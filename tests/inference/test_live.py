@@ -56,8 +56,7 @@ def cache_hits(live: Live) -> float:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live, temperature: float):
     """Before, during and after two updates, with repeated prompts; no request is lost."""
-    env, client, hits = Env(temperature=temperature, max_tokens=150), live.client("inference-0"), cache_hits(live)
-    before = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
+    env, hits = Env(temperature=temperature, max_tokens=150), cache_hits(live)
 
     async def update() -> None:
         for _ in range(2):
@@ -70,18 +69,19 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live
             answers.append(await client.sample(question(i), 4, env))
         return answers
 
-    updating = asyncio.create_task(update())
-    during = [answer for answers in await asyncio.gather(*[ask(i) for i in range(6)]) for answer in answers]
-    await updating
-    after = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
-    await client.close()
+    async with live.client("inference-0") as client:
+        before = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
+        updating = asyncio.create_task(update())
+        during = [answer for answers in await asyncio.gather(*[ask(i) for i in range(6)]) for answer in answers]
+        await updating
+        after = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
     samples = [choice for choices in (*before, *during, *after) for choice in choices]
     found = distances(live, samples)
     crossing = [sample for sample in samples if len(sample.version_spans) > 1]
+    print(f"T={temperature}: {len(found)} tokens, {len(crossing)} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}")
     assert len(samples) == 4 * (8 + len(during)) and len(found) >= 1_000
     assert len(crossing) >= 4 and cache_hits(live) > hits
     assert {sample.version_spans[-1].version for choices in after for sample in choices} == {live.version}
-    print(f"T={temperature}: {len(found)} tokens, {len(crossing)} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}")
     assert found.max() <= TOLERANCE, f"{(found > TOLERANCE).sum()} of {len(found)} tokens differ, up to {found.max():.2e}"
 
 
@@ -94,14 +94,14 @@ async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(
     def cut(stored: Path) -> None:
         os.truncate(stored / WEIGHTS, 1000)
 
-    good, client = live.version, live.client("inference-0")
-    for spoil, cause in ((alter, "has sha256"), (cut, "has 1000 bytes")):
-        bad = await asyncio.to_thread(live.announce, spoil)
-        kept = await asyncio.to_thread(live.until, "inference-0", lambda s, bad=bad: f"version {bad} " in s.error)
-        assert kept.state == "ready" and kept.version == good and f"{WEIGHTS} {cause}" in kept.error
-        (sample,) = await client.sample(question(0), 1, Env())
-        assert [span.version for span in sample.version_spans] == [good]
-    await client.close()
+    good = live.version
+    async with live.client("inference-0") as client:
+        for spoil, cause in ((alter, " bytes with sha256 "), (cut, " has 1000 bytes")):
+            bad = await asyncio.to_thread(live.announce, spoil)
+            kept = await asyncio.to_thread(live.until, "inference-0", lambda s, bad=bad: f"version {bad} " in s.error)
+            assert kept.state == "ready" and kept.version == good and WEIGHTS in kept.error and cause in kept.error
+            (sample,) = await client.sample(question(0), 1, Env())
+            assert [span.version for span in sample.version_spans] == [good]
     version = await asyncio.to_thread(live.announce)
     assert (await asyncio.to_thread(live.serving, "inference-0", version)).error == ""
 
@@ -117,11 +117,10 @@ def test_the_probe_notices_a_head_that_was_left_stale(live: Live):
 
 
 async def test_the_end_of_the_context(live: Live):
-    client = live.client("inference-0")
-    with pytest.raises(SamplingFailed, match="refuses the request: This model's maximum context length is 256"):
-        await client.sample([{"role": "user", "content": "1" * 256}], 2, Env())
-    choices = await client.sample([{"role": "user", "content": "1" * 245}], 8, Env(max_tokens=50))
-    await client.close()
+    async with live.client("inference-0") as client:
+        with pytest.raises(SamplingFailed, match="refuses the request: This model's maximum context length is 256"):
+            await client.sample([{"role": "user", "content": "1" * 256}], 2, Env())
+        choices = await client.sample([{"role": "user", "content": "1" * 245}], 8, Env(max_tokens=50))
     assert all(len(c.prompt_tokens) + len(c.tokens) <= 256 and c.max_tokens == 50 for c in choices)
     assert any(c.finish_reason == "length" for c in choices)
 
@@ -135,21 +134,20 @@ async def test_a_late_server_takes_the_latest_only_follows_and_its_death_ends_it
     version = await asyncio.to_thread(live.announce)
     for identity in ("inference-0", late):  # both reach the next one
         await asyncio.to_thread(live.serving, identity, version)
-    client = live.client()
-    await served_by(client, {"inference-0", late})
-    engine = next(p for p in vllm_processes(record.url) if p.name().startswith("VLLM::Engine"))
-    engine.kill()
-    gone = await asyncio.to_thread(live.until, late, lambda s: s.state == "error")
+    async with live.client() as client:
+        assert await served_by(client) == {"inference-0", late}
+        engine = next(p for p in vllm_processes(record.url) if p.name().startswith("VLLM::Engine"))
+        engine.kill()
+        assert await served_by(client) == {"inference-0"}  # those that were sent to the dead one were sent again
+        gone = await asyncio.to_thread(live.until, late, lambda s: s.state == "error")
     assert "died while serving" in gone.error and isinstance(live.errors[late], InferenceError)
-    assert {c.server_id for _ in range(4) for c in await client.sample(question(0), 2, Env())} == {"inference-0"}  # has not heard of it
-    await client.close()
     assert until(lambda: vllm_processes(record.url), lambda left: not left) == []
 
 
-async def served_by(client: Client, identities: set[str]) -> None:
-    """Eight requests at once are spread over these servers."""
+async def served_by(client: Client) -> set[str]:
+    """Who answers eight requests at once."""
     answers = await asyncio.gather(*[client.sample(question(i), 2, Env()) for i in range(8)])
-    assert {c.server_id for choices in answers for c in choices} == identities
+    return {choice.server_id for choices in answers for choice in choices}
 
 
 START = """

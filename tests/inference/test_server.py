@@ -73,7 +73,7 @@ def test_a_directory_that_is_no_model(tmp_path: Path):
 
 
 def test_a_python_without_vllm_or_none_at_all():
-    with pytest.raises(InferenceError, match="has no vllm; run `make install`"):
+    with pytest.raises(InferenceError, match="has no vllm; run `make setup`"):
         server.find_vllm(sys.executable)
     with pytest.raises(InferenceError, match="does not run.*No such file"):
         server.find_vllm("/nowhere/python")

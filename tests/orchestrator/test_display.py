@@ -23,7 +23,7 @@ def frame() -> Frame:
         values = {"batches/copy/reward/mean": copy, "batches/add/reward/mean": add, "batcher/batch_age_mean": 0.75}
         events.append(Event("metrics", 0, 0, "batcher", Metric(source="batcher", time_s=150.0, step=step, values=values)))
     for source, values in (
-        ("copy-0", {"env/rollouts_per_s": 12.0}),
+        ("env-copy-0", {"env/rollouts_per_s": 12.0}),
         ("buffer", {"buffer/window_tokens/copy": 100.0}),
         ("batcher", {"batcher/held_tokens/copy": 1_000.0}),
     ):

@@ -91,7 +91,8 @@ def check_report(report: dict[str, Any]) -> None:
     assert 0 < report["time_to_target_s"] <= report["wall_s"] < 60
     copy = report["envs"]["copy-digits"]
     assert copy["reward_mean_first20"] == 0.0 and copy["reward_mean_last20"] > 0.2
-    assert copy["rollouts"] == 10 * report["steps"] + 10 and copy["expired"] * 9 == copy["batched"]
+    assert 10 * report["steps"] <= copy["rollouts"] <= 10 * report["steps"] + 10  # it may be stopped in the middle of a step
+    assert abs(9 * copy["expired"] - copy["batched"]) <= 9
     assert set(report["versions"]) == {"kafka", "vllm", "levanter", "jax", "streamrl", "python"}
 
 

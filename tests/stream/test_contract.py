@@ -152,6 +152,8 @@ def test_a_missing_topic_is_named(open_log: Open):
         log.writer("a").commit([message("k", "v", "nowhere")])
     with pytest.raises(TopicMissing, match="nowhere"):
         log.reader({("nowhere", 0): 0})
+    with pytest.raises(TopicMissing, match="nowhere"):
+        log.end("nowhere", 0)
 
 
 def test_an_offset_that_is_gone_is_an_error_and_no_jump(open_log: Open):

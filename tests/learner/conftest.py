@@ -1,0 +1,32 @@
+"""A tiny model for tests, made once; and JAX's compiled programs, kept for the session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamrl.config import TinyModel
+from streamrl.learner import process
+from streamrl.learner.initial import write_tiny
+from streamrl.learner.mesh import keep_compiled
+
+TINY = TinyModel(layers=2, hidden=32, head_dim=16, seed=1)
+CONTEXT = 32  # tokens
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    keep_compiled(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True)
+def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners in tests use the session's, not one for every run."""
+    monkeypatch.setattr(process, "keep_compiled", lambda directory: None)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a two-layer Llama of 16 tokens in Hugging Face layout; not to be written to."""
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny", TINY, CONTEXT)

@@ -1,0 +1,67 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from streamrl.config import RunFile, parse
+from streamrl.metrics import Meter
+from streamrl.orchestrator import status
+from streamrl.orchestrator.observe import View, fold, view
+from streamrl.orchestrator.status import lag, look, statuses
+from streamrl.records import Metric, PolicyVersion, Server
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Event, Message, Output
+from streamrl.stream.memory import MemoryLog
+
+TOPICS = {"metrics": 1, "servers": 1, "policy-versions": 1, "demand": 1, "fates": 1, "groups.copy": 2, "batches": 1}
+
+
+@pytest.fixture
+def run() -> RunFile:
+    return parse({"run": "r", "envs": {"copy": {}}})
+
+
+def test_lag_counts_records_and_not_markers():
+    log = MemoryLog(TOPICS)
+    groups, batcher = log.writer("buffer"), log.writer("batcher")
+    for key in (b"a", b"b", b"c"):
+        groups.commit([Message("groups.copy", key, b"x", partition=1)])  # offsets 0, 2, 4; a marker behind each
+    assert lag(log, "batcher") is None
+    batcher.commit([Message("batches", b"0", b"x")], {("groups.copy", 0): 0, ("groups.copy", 1): 1})
+    assert lag(log, "batcher") == 2
+    batcher.commit([Message("batches", b"1", b"x")], {("groups.copy", 1): 5})
+    assert lag(log, "batcher") == 0
+
+
+def metric(source: str, time_s: float, values: dict[str, float]) -> Event:
+    return Event("metrics", 0, 0, source, Metric(source=source, time_s=time_s, values=values))
+
+
+def states(run: RunFile, seen: View, time_s: float) -> dict[str, tuple[str, int]]:
+    return {part.name: (part.state, part.restarts) for part in statuses(run, seen, {"buffer": 3}, time_s)}
+
+
+def test_parts_by_their_supervisor_and_by_what_is_heard_of_them(run: RunFile):
+    kept = {"orchestrator/running/buffer": 1.0, "orchestrator/running/batcher": 0.0, "orchestrator/restarts/batcher": 4.0}
+    server = Server(server_id="inference-0", url="", heartbeat_s=85.0)
+    seen = fold(view(run), [metric("orchestrator", 99.0, kept), metric("learner-lead", 95.0, {}), Event("servers", 0, 0, "inference-0", server)])
+    found = states(run, seen, 100.0)
+    expected = {"learner": "running", "inference-0": "silent", "buffer": "running", "batcher": "back-off", "env-copy-0": "stopped"}
+    assert {name: state for name, (state, _) in found.items()} == expected
+    assert found["batcher"] == ("back-off", 4)
+    assert {part.name: part.lag for part in statuses(run, seen, {"buffer": 3}, 100.0)}["buffer"] == 3
+    assert states(run, seen, 1_000.0)["buffer"][0] == "stopped"  # nobody says that it runs any more
+
+
+def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
+    log = MemoryLog(TOPICS)
+    meter = Meter(log, "batcher")
+    meter.publish({"batches/copy/reward/mean": 0.25}, step=6, time_s=100.0)
+    log.append([to_message(Output("policy-versions", "lead", PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0")))], False)
+    seen = look(run, log)
+    console = Console(width=120, file=io.StringIO(), record=True)
+    for renderable in status.tables(run, seen, statuses(run, seen, {}, 101.0), 101.0):
+        console.print(renderable)
+    shown = console.export_text()
+    for text in ("live", "step 7", "last batch 6", "0.250 (batch 6)", "env-copy-0", "none"):
+        assert text in shown, text

@@ -1,0 +1,43 @@
+"""The learner's logprobs of whole texts, for tests that hold a server's to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+
+from streamrl.batcher.packing import RlExample
+from streamrl.learner.mesh import on_mesh
+from streamrl.learner.model import load, predict
+
+ROWS = 32
+
+
+def learner_logprobs(directory: Path, sequences: Sequence[np.ndarray], temperature: float, context: int) -> list[np.ndarray]:
+    """Of each sequence's tokens[1:], by the function that the learner trains with; a sequence a row of `context` tokens, always ROWS rows: one compilation."""
+    found: list[np.ndarray] = []
+    with on_mesh():
+        model = load(directory, context)
+        for start in range(0, len(sequences), ROWS):
+            chunk = sequences[start : start + ROWS]
+            predicted = np.asarray(_predict(model, rows_of(chunk, temperature, context)))
+            found += [row[: len(sequence) - 1] for row, sequence in zip(predicted, chunk, strict=False)]
+    return found
+
+
+def rows_of(sequences: Sequence[np.ndarray], temperature: float, context: int) -> RlExample:
+    """Up to ROWS sequences, each alone in its row."""
+    shape = (ROWS, context)
+    ids, segments, zeros = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
+    positions = np.tile(np.arange(context, dtype=np.int32), (ROWS, 1))
+    return RlExample(ids, zeros, segments, positions, zeros, zeros, zeros, np.full(shape, temperature, np.float32))
+
+
+@eqx.filter_jit
+def _predict(model: Any, example: RlExample) -> Any:
+    return predict(model, example).logprobs

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from streamrl.errors import WeightError
+from streamrl.records import PolicyVersion
+from streamrl.weights.manifest import MANIFEST, describe
+from streamrl.weights.store import Store, Stored, inside, pull, version_name
+
+WEIGHTS = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
+SIZE = 7002
+
+
+class Cramped(MemoryFileSystem):
+    """A remote store that is full after the first file, and leaves half of the second."""
+
+    protocol = "cramped"
+
+    def put_file(self, lpath: Any, rpath: str, **kwargs: Any) -> None:
+        if rpath.endswith("model.safetensors"):
+            self.pipe_file(rpath, b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().put_file(lpath, rpath, **kwargs)
+
+
+fsspec.register_implementation("cramped", Cramped, clobber=True)
+
+
+@pytest.fixture(params=["file", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The root of a store on this machine, and of one that is not."""
+    yield f"file://{tmp_path}/a store" if request.param == "file" else "memory://bucket/weights"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def write(store: Store, version: int, files: dict[str, bytes] = WEIGHTS) -> Stored:
+    with store.writing(version_name(version), SIZE) as directory:
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+    return store.claim(version_name(version))
+
+
+def announced(stored: Stored, version: int = 1) -> PolicyVersion:
+    return PolicyVersion(learner="lead", version=version, **stored._asdict())
+
+
+def files_below(root: str) -> list[str]:
+    fs, path = fsspec.core.url_to_fs(root)
+    return sorted(name[len(path) :].lstrip("/") for name in fs.find(path))
+
+
+def test_what_is_written_can_be_pulled(root: str, tmp_path: Path):
+    stored = write(Store(f"{root}/lead"), 1)
+    assert stored.uri == f"{root}/lead/v000001" and stored.size_bytes == SIZE
+    there = pull(announced(stored), root, tmp_path / "copy")
+    assert there == tmp_path / "copy" and {p.name: p.read_bytes() for p in there.iterdir() if p.name != MANIFEST} == WEIGHTS
+    assert describe(there).sha256 == stored.sha256
+
+
+def test_the_same_files_give_the_same_claim(root: str):
+    first = write(Store(f"{root}/lead"), 1)
+    assert write(Store(f"{root}/other"), 1)[1:] == first[1:]
+    assert write(Store(f"{root}/other"), 2, {**WEIGHTS, "config.json": b"[]"}).sha256 != first.sha256
+
+
+def test_a_version_that_was_never_announced_is_written_again(root: str):
+    store = Store(root)
+    write(store, 1, {"old": b"x", "older": b"y"})
+    write(store, 1)
+    assert files_below(root) == sorted(f"v000001/{name}" for name in (*WEIGHTS, MANIFEST))
+
+
+def test_a_failure_leaves_nothing(root: str):
+    store = Store(root)
+    with pytest.raises(ZeroDivisionError), store.writing(version_name(1)) as directory:
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise ZeroDivisionError
+    assert files_below(root) == []
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path):
+    left = tmp_path / ".tmp-v000001"
+    left.mkdir()
+    (left / "half").write_bytes(b"x")
+    stored = write(Store(f"file://{tmp_path}"), 1)
+    assert not left.exists() and stored.size_bytes == SIZE
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path):
+    store = Store(f"file://{tmp_path}/store")
+    with (
+        pytest.raises(WeightError, match=rf"weight store file://{tmp_path}/store is full: v000007 needs about 7002 bytes, \d+ are free; free some"),
+        store.writing("v000007", SIZE) as directory,
+    ):
+        (directory / "config.json").write_bytes(b"{}")
+        (directory / "model.safetensors").symlink_to("/dev/full")  # a real write that fails as on a full disk
+        with (directory / "model.safetensors").open("wb") as full:
+            full.write(WEIGHTS["model.safetensors"])
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_full_remote_store_is_said_and_leaves_nothing():
+    store = Store("cramped://bucket/weights")
+    with pytest.raises(WeightError, match="weight store cramped://bucket/weights is full: v000001 needs about 7002 bytes; free some"):
+        write(store, 1)
+    assert files_below("cramped://bucket/weights") == []
+
+
+def test_a_store_that_cannot_be_written_is_said(tmp_path: Path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(WeightError, match="v000001 could not be written to the weight store .*Not a directory; set weights.store"):
+        write(Store(f"file://{tmp_path}/file"), 1)
+
+
+def test_an_unknown_kind_of_store_is_said():
+    with pytest.raises(WeightError, match="weight store nowhere://x: .*any URI that fsspec knows"):
+        Store("nowhere://x")
+
+
+def test_pruning_keeps_the_newest_and_leaves_what_is_to_come(root: str):
+    store = Store(root)
+    for version in (0, 1, 2, 3, 4, 9):
+        write(store, version)
+    store.prune(newest=4, keep=2)
+    assert store.versions() == [3, 4, 9]  # 9 is of an earlier run of that name, and will be written again
+
+
+def truncate(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(WEIGHTS["model.safetensors"][:-1])
+
+
+def alter(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"x" + WEIGHTS["model.safetensors"][1:])
+
+
+def remove(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+def agree_on_it(directory: Path) -> None:
+    """Alter a file, and the manifest with it."""
+    from streamrl.weights.manifest import to_bytes
+
+    alter(directory)
+    (directory / MANIFEST).write_bytes(to_bytes(describe(directory)))
+
+
+def link(directory: Path) -> None:
+    elsewhere = directory.parents[1] / "elsewhere"
+    (directory / "config.json").rename(elsewhere)
+    (directory / "config.json").symlink_to(elsewhere)
+
+
+def link_all(directory: Path) -> None:
+    directory.rename(directory.parents[1] / "moved")
+    directory.symlink_to(directory.parents[1] / "moved")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (truncate, "model.safetensors has 6999 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}"),
+        (alter, "model.safetensors has 7000 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}"),
+        (remove, "model.safetensors is missing"),
+        (agree_on_it, "its manifest.json stands for 7002 bytes with sha256 [0-9a-f]{64}, announced are 7002 bytes with sha256 [0-9a-f]{64}"),
+        (lambda directory: (directory / MANIFEST).unlink(), "manifest.json does not exist: the version is incomplete, or has been deleted"),
+        (lambda directory: (directory / MANIFEST).write_bytes(b"{"), "is not a manifest"),
+        (link, "config.json is a symbolic link; it is refused"),
+        (link_all, "v000001 is a symbolic link; it is refused"),
+    ],
+)
+def test_a_spoilt_version_is_refused(tmp_path: Path, spoil: Any, says: str):
+    root = f"file://{tmp_path}/store"
+    stored = write(Store(f"{root}/lead"), 1)
+    spoil(tmp_path / "store" / "lead" / "v000001")
+    with pytest.raises(WeightError, match=says):
+        pull(announced(stored), root, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "file:///etc",
+        "file:///data/weights",
+        "file:///data/weights/",
+        "file:///data/weights/../secrets/v000001",
+        "file:///data/weights/lead/%2e%2e/v000001",
+        "file:///data/weights//v000001",
+        "file:///data/weights-of-others/v000001",
+        "https://example.org/weights/v000001",
+        "/data/weights/v000001",
+    ],
+)
+def test_a_uri_outside_the_store_is_refused(uri: str, tmp_path: Path):
+    with pytest.raises(WeightError, match="is not a version in the configured store file:///data/weights; it is refused"):
+        pull(PolicyVersion(learner="lead", version=1, uri=uri, size_bytes=1, sha256="00"), "file:///data/weights", tmp_path / "copy")
+
+
+def test_a_uri_inside_the_store_stays_as_it_is():
+    assert inside("s3://bucket/w/lead/v000001/", "s3://bucket/w/") == "s3://bucket/w/lead/v000001"
+
+
+def test_a_destination_that_cannot_be_written_is_said(tmp_path: Path):
+    stored = write(Store(f"file://{tmp_path}/store"), 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WeightError, match=r"version 1 at .* \(7002 bytes\) cannot be copied to .*/file/copy: Not a directory"):
+        pull(announced(stored), f"file://{tmp_path}/store", tmp_path / "file" / "copy")
