@@ -48,7 +48,15 @@ class Live:
         self.errors: dict[str, BaseException] = {}
 
     def announce(self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()) -> int:
-        """Write a new version and announce it, with the learner's logprobs of a probe.
+        """Write the next version and announce it; its number. `spoil` and `hide` as in `prepare`."""
+        return self.tell(self.prepare(spoil, hide))
+
+    def tell(self, record: PolicyVersion) -> int:
+        self.write("policy-versions", record.learner, record)
+        return record.version
+
+    def prepare(self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()) -> PolicyVersion:
+        """Write the next version, with the learner's logprobs of a probe.
 
         `spoil` gets the stored directory after it was claimed; the tensors in `hide` are left out of what servers load.
         """
@@ -68,8 +76,7 @@ class Live:
         spoil(Path(self.run.directory / "weights" / name))
         text = np.random.default_rng(self.version).integers(0, 16, 64).astype(np.uint16)
         probe = Probe(tokens=text, logprobs=self.logprobs(self.version, [text], 1.0)[0])
-        self.write("policy-versions", "lead", PolicyVersion(learner="lead", version=self.version, probe=probe, **stored._asdict()))
-        return self.version
+        return PolicyVersion(learner="lead", version=self.version, probe=probe, **stored._asdict())
 
     def logprobs(self, version: int, sequences: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
         """The learner's: of each sequence's tokens[1:] under that version's weights, divided by the temperature."""

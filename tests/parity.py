@@ -17,7 +17,10 @@ ROWS = 32
 
 
 def learner_logprobs(directory: Path, sequences: Sequence[np.ndarray], temperature: float, context: int) -> list[np.ndarray]:
-    """Of each sequence's tokens[1:], by the function that the learner trains with; a sequence a row of `context` tokens, always ROWS rows: one compilation."""
+    """Of each sequence's tokens[1:], by the function that the learner trains with.
+
+    A row of `context` tokens a sequence, and ROWS rows every time, so that it compiles once.
+    """
     found: list[np.ndarray] = []
     with on_mesh():
         model = load(directory, context)

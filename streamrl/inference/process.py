@@ -168,7 +168,10 @@ def objection(served: Served, tolerance: float) -> str:
 
 
 def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:
-    """A sign of life, with the load; none while vLLM does not answer. Returns when it last did (monotonic, s). Raises InferenceError when too long ago."""
+    """A sign of life, with the load; none while vLLM does not answer.
+
+    Returns when it last did (monotonic, s). Raises InferenceError when that is UNRESPONSIVE_S ago.
+    """
     try:
         load = host.load()
     except InferenceError as error:

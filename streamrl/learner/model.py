@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import haliax as hax
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 from haliax import Axis, NamedArray
 from levanter.compat.hf_checkpoints import HFCheckpointConverter, RepoRef
@@ -104,7 +105,8 @@ def load(directory: Path, max_seq_len: int) -> LlamaLMHeadModel:
     try:
         config = replace(LlamaConfig.from_hf_config(settings), head_dim=settings.head_dim, max_seq_len=max_seq_len, gradient_checkpointing=False)
         made: Any = HFCheckpointConverter(LlamaConfig, reference_checkpoint=None, HfConfigClass=HfLlamaConfig, tokenizer=tokenizer)
-        return made.load_pretrained(LlamaLMHeadModel, ref=RepoRef(str(directory.absolute())), config=config, dtype=jnp.dtype(jnp.float32))
+        loaded = made.load_pretrained(LlamaLMHeadModel, ref=RepoRef(str(directory.absolute())), config=config)
+        return jmp.get_policy("f32").cast_to_param(loaded)  # load_pretrained has a `dtype`, but leaves bfloat16 as it is
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(f"model directory {directory}: its weights cannot be loaded ({told(error)})") from None
 

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.monitoring
+import msgspec
+import numpy as np
+import pytest
+
+from streamrl import config
+from streamrl.batcher.assemble import assemble
+from streamrl.batcher.parts import split
+from streamrl.config import RunFile
+from streamrl.errors import Fenced, ModelError
+from streamrl.learner import checkpoints, process
+from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Message, Output
+from streamrl.stream.memory import MemoryLog
+from streamrl.weights.manifest import describe
+from streamrl.weights.store import pull
+from tests.build import group
+from tests.data_path import found, publish
+from tests.learner import plain_llama
+
+PATIENCE_S = 90.0  # for anything that a learner does: it compiles, and the machine may be busy
+COMPILED = "/jax/core/compile/backend_compile_duration"  # recorded for a program from the persistent cache, too
+
+
+def run_of(directory: Path, tiny: Path) -> RunFile:
+    return config.parse(
+        {
+            "run": "small",
+            "runs_dir": str(directory),
+            "envs": {"copy": {}},
+            "batcher": {"total_token_budget": 24, "max_seq_len": 16, "row_count": 2},
+            "model": {"path": str(tiny), "max_seq_len": 16},
+            "learner": {"checkpoint_every": 2, "probe_tokens": 8},
+            "weights": {"keep_versions": 2},
+        }
+    )
+
+
+def batch(number: int) -> Batch:
+    made = assemble([group("copy", f"g{number}", sizes=(2, 3, 1), prompt=2 + number % 2, version=number)], number, number, row_count=2, max_seq_len=16)
+    assert made is not None
+    return made
+
+
+def a_log(*records: Batch | BatchPart | PolicyVersion) -> MemoryLog:
+    log = MemoryLog({"policy-versions": 1, "batches": 1, "metrics": 1})
+    send(log, *records)
+    return log
+
+
+def send(log: MemoryLog, *records: Batch | BatchPart | PolicyVersion) -> None:
+    publish(log, *(Output("policy-versions" if isinstance(r, PolicyVersion) else "batches", "lead", r) for r in records))
+
+
+def versions(log: MemoryLog, learner: str = "lead") -> list[PolicyVersion]:
+    records = found(log, "policy-versions", "policy-version")
+    return [record for record in records if isinstance(record, PolicyVersion) and record.learner == learner]
+
+
+def metrics(log: MemoryLog, learner: str = "lead") -> list[Metric]:
+    return [record for record in found(log, "metrics", "metric") if isinstance(record, Metric) and record.source == f"learner-{learner}"]
+
+
+@dataclass
+class Life:
+    """One learner at work in a thread."""
+
+    run: RunFile
+    log: MemoryLog
+    name: str | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            process.main(self.run, self.log, self.stop, self.name)
+        except BaseException as error:
+            self.error = error
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self._thread.is_alive(), f"the learner has ended: {self.error!r}"
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s"
+            time.sleep(0.02)
+
+    def end(self) -> BaseException | None:
+        """What it died of, if it did so by itself."""
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), f"the learner does not end within {PATIENCE_S} s"
+        return self.error
+
+
+@contextmanager
+def learning(run: RunFile, log: MemoryLog, name: str | None = None) -> Iterator[Life]:
+    life = Life(run, log, name)
+    try:
+        yield life
+    finally:
+        life.stop.set()
+        life.end()
+    if life.error is not None:
+        raise life.error
+
+
+def dies_of(run: RunFile, log: MemoryLog) -> str:
+    error = Life(run, log).end()
+    assert isinstance(error, ModelError), repr(error)
+    return str(error)
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """One entry for each program that JAX compiles meanwhile."""
+    seen: list[str] = []
+
+    def note(event: str, duration_s: float, **about: Any) -> None:
+        if event == COMPILED:
+            seen.append(str(about.get("fun_name", event)))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+
+
+class Lived(NamedTuple):
+    """A life of four versions: batches 0 to 2, the last one in pieces."""
+
+    run: RunFile
+    log: MemoryLog
+    begun: list[PolicyVersion]  # announced before there was a batch
+    compiled_at_first: list[str]
+    compiled_later: list[str]
+
+
+@pytest.fixture(scope="module")
+def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "keep_compiled", lambda directory: None)  # the session's cache
+        run, log = run_of(tmp_path_factory.mktemp("runs"), tiny), a_log()
+        with compilations() as compiled, learning(run, log) as life:
+            life.until(lambda: len(versions(log)) == 1)
+            begun = versions(log)
+            send(log, batch(0), batch(1))
+            life.until(lambda: len(metrics(log)) == 2)  # the second step, and the first checkpoint of a trained state
+            at_first = list(compiled)
+            send(log, *split(batch(2), limit_bytes=100))
+            life.until(lambda: len(metrics(log)) == 3)
+            later = compiled[len(at_first) :]
+        yield Lived(run, log, begun, at_first, later)
+
+
+def fresh(lived: Lived, directory: Path) -> RunFile:
+    """The same settings in an empty directory."""
+    return lived.run.model_copy(update={"runs_dir": str(directory)})
+
+
+def test_version_0_is_announced_before_any_batch(lived: Lived):
+    assert [(record.version, record.batch) for record in lived.begun] == [(0, None)]
+
+
+def test_batch_k_gives_version_k_plus_1(lived: Lived):
+    assert [(record.version, record.batch) for record in versions(lived.log)] == [(0, None), (1, 0), (2, 1), (3, 2)]
+    assert len({record.sha256 for record in versions(lived.log)}) == 4
+
+
+def test_a_batch_in_pieces_is_joined(lived: Lived):
+    assert len(found(lived.log, "batches", "batch-part")) > 2 and versions(lived.log)[-1].batch == 2
+
+
+def test_the_place_in_batches_is_committed(lived: Lived):
+    pieces = len(split(batch(2), limit_bytes=100))
+    assert lived.log.committed("learner-lead") == {("batches", 0): 2 + pieces}
+
+
+def test_what_is_announced_can_be_pulled_and_the_oldest_goes(lived: Lived, tmp_path: Path):
+    newest = versions(lived.log)[-1]
+    directory = pull(newest, lived.run.store, tmp_path / "copy")
+    assert describe(directory).sha256 == newest.sha256 and newest.size_bytes == sum(file.size_bytes for file in describe(directory).files)
+    assert process.Store(f"{lived.run.store}/lead").versions() == [2, 3]
+
+
+def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Path):
+    for record in versions(lived.log)[-2:]:
+        assert record.probe is not None and len(record.probe.tokens) == 8
+        directory = pull(record, lived.run.store, tmp_path / str(record.version))
+        np.testing.assert_allclose(record.probe.logprobs, plain_llama.next_logprobs(directory, record.probe.tokens.tolist()), atol=2e-5)
+    first, second = (record.probe for record in versions(lived.log)[-2:])
+    assert first is not None and second is not None and first.tokens.tolist() != second.tokens.tolist()
+
+
+def test_metrics_come_with_every_step(lived: Lived):
+    names = "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s batch_age_mean batch_age_max idle_s"
+    for number, metric in enumerate(metrics(lived.log)):
+        assert metric.step == number and {f"learner/{name}" for name in names.split()} <= set(metric.values)
+        assert all(map(math.isfinite, metric.values.values()))
+        assert metric.values["learner/batch_age_max"] == 0
+
+
+def test_checkpoints_are_those_of_every_second_version(lived: Lived):
+    directory = lived.run.directory / "checkpoints" / "lead"
+    assert checkpoints.versions(directory) == [0, 2]
+    assert checkpoints.latest(directory, 3) == (2, 2, versions(lived.log)[2].sha256)
+
+
+def test_nothing_is_compiled_after_the_first_steps(lived: Lived):
+    """With export, probe and announcement. That something was compiled before shows that the count counts."""
+    assert len(lived.compiled_at_first) > 0 and lived.compiled_later == []
+
+
+def test_a_second_life_goes_on_and_announces_nothing_twice(lived: Lived, tmp_path: Path):
+    """From the checkpoint of version 2: batch 2 is trained again, and must give the version 3 that is announced. Then another learner, from nothing."""
+    run, log = fresh(lived, tmp_path), a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *versions(lived.log))
+    shutil.copytree(lived.run.directory, run.directory)
+    with learning(run, log) as life:
+        life.until(lambda: len(metrics(log)) == 1)
+        assert versions(log) == versions(lived.log)
+        send(log, batch(3))
+        life.until(lambda: len(metrics(log)) == 2)
+    assert [metric.step for metric in metrics(log)] == [2, 3]
+    assert [record.version for record in versions(log)] == [0, 1, 2, 3, 4]
+
+    with learning(run, log, "other") as life:
+        life.until(lambda: len(metrics(log, "other")) == 4)
+    assert [record.version for record in versions(log)] == [0, 1, 2, 3, 4]  # the run's own is not disturbed
+    assert [record.sha256 for record in versions(log, "other")] == [record.sha256 for record in versions(log)]  # a death in between changes nothing
+    assert all(record.uri.startswith(f"{run.store}/other/") for record in versions(log, "other"))
+
+
+def test_another_instance_takes_over(lived: Lived, tmp_path: Path):
+    log = a_log()
+    life = Life(fresh(lived, tmp_path), log)
+    life.until(lambda: len(versions(log)) == 1)
+    log.writer("learner-lead")
+    send(log, batch(0))
+    assert isinstance(life.end(), Fenced) and len(versions(log)) == 1
+
+
+def test_an_announced_hash_that_does_not_come_out_again_is_refused(lived: Lived, tmp_path: Path):
+    announced = versions(lived.log)
+    announced[1] = msgspec.structs.replace(announced[1], sha256="ab" * 32)
+    said = dies_of(fresh(lived, tmp_path), a_log(*announced, batch(0)))
+    assert said.startswith(f"version 1 of lead came out as {versions(lived.log)[1].sha256}, but {'ab' * 32} was announced") and "\n" not in said
+
+
+def test_a_checkpoint_of_another_hash_is_refused(lived: Lived, tmp_path: Path):
+    announced, run = versions(lived.log), fresh(lived, tmp_path)
+    announced[2] = msgspec.structs.replace(announced[2], sha256="ab" * 32)
+    shutil.copytree(lived.run.directory, run.directory)
+    assert dies_of(run, a_log(*announced)).startswith("version 2 of lead came out as")
+
+
+def test_a_batch_out_of_order_is_refused(lived: Lived, tmp_path: Path):
+    log = a_log(batch(1))
+    said = dies_of(fresh(lived, tmp_path), log)
+    assert said.startswith("batch 1 came at version 0: batches are missing before offset 1") and "\n" not in said
+    assert len(versions(log)) == 1
+
+
+def next_batch(log: MemoryLog) -> object:
+    stop = threading.Event()
+    timer = threading.Timer(20, stop.set)
+    timer.start()
+    try:
+        return next(process.batches(log, 0, stop), None)
+    finally:
+        timer.cancel()
+
+
+def test_pieces_give_one_batch_and_the_offset_behind_the_last():
+    log, pieces = a_log(), split(batch(5), limit_bytes=100)
+    send(log, *pieces)
+    made = next_batch(log)
+    assert isinstance(made, tuple) and made[1] == len(pieces) and made[0].number == 5 and made[0].tokens.tolist() == batch(5).tokens.tolist()
+
+
+def test_a_missing_piece_is_refused():
+    first, _, third, *_ = split(batch(5), limit_bytes=100)
+    with pytest.raises(ModelError, match=r"^batches@1: batch 5: piece 2 of \d+ came after 1 pieces$"):
+        next_batch(a_log(first, third))
+
+
+def test_a_record_that_cannot_be_read_is_refused():
+    log = a_log()
+    writer = log.plain_writer()
+    writer.send(to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish"))
+    with pytest.raises(ModelError, match=r"^batches@0 cannot be read: "):
+        next_batch(log)
+
+
+def test_a_message_of_another_kind_is_refused():
+    log = a_log()
+    message: Message = to_message(Output("batches", "lead", PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256="")))
+    log.plain_writer().send(message)
+    with pytest.raises(ModelError, match=r"^batches@0 cannot be read: "):
+        next_batch(log)

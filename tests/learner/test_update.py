@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import monitoring
+
+from streamrl.batcher.packing import RlExample
+from streamrl.config import Learner
+from streamrl.errors import ConfigError, ModelError
+from streamrl.learner import model
+from streamrl.learner.update import Updater, normalized
+from tests.learner import plain_llama
+from tests.learner.conftest import CONTEXT
+from tests.learner.examples import Segment, example
+
+ROWS, ROW = 2, 32
+GOOD, BAD = [1, 8, 11, 15, 8, 11, 2], [1, 8, 11, 15, 9, 9, 9]  # answers to "47="
+LITTLE_KNOWN = (-3.5, -2.0, -2.7)  # logprobs of an older policy: ratios on both sides of the clip range
+COMPILED: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _count_compilations() -> None:
+    monitoring.register_event_duration_secs_listener(lambda event, duration, **_: COMPILED.append(event) if "backend_compile" in event else None)
+
+
+def batch(advantage: float = 1.0, temperature: float = 1.0) -> RlExample:
+    good = Segment(GOOD, 4, advantage, LITTLE_KNOWN, temperature)
+    bad = Segment(BAD, 4, -advantage, LITTLE_KNOWN)
+    return example([[good, bad, good], [bad, Segment(GOOD, 5, 3 * advantage, (-2.8, -2.6))]], ROW)
+
+
+class Training:
+    """An updater with a state, inside its mesh."""
+
+    def __init__(self, tiny: Path, **settings: Any) -> None:
+        self.config = Learner.model_validate({"warmup_steps": 0, **settings})
+        self.updater = Updater(self.config, ROWS)
+        self._tiny = tiny
+
+    def __enter__(self) -> Training:
+        self._mesh = self.updater.training()
+        self._mesh.__enter__()
+        self.reference = model.load(self._tiny, CONTEXT)
+        self.state = self.updater.initial_state(model.load(self._tiny, CONTEXT))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mesh.__exit__(*error)
+
+    def step(self, taken: RlExample) -> dict[str, float]:
+        self.state, measured = self.updater.step(self.state, self.reference, taken)
+        return measured
+
+
+@pytest.fixture
+def training(tiny: Path) -> Iterator[Training]:
+    with Training(tiny, kl_coefficient=0.1) as made:
+        yield made
+
+
+def by_hand(tiny: Path, config: Learner) -> dict[str, float]:
+    """The metrics of the first step on `batch(temperature=0.7)`, token by token, in plain numpy. The reference is the policy itself."""
+    good, warm, bad = (plain_llama.next_logprobs(tiny, t, x)[3:] for t, x in ((GOOD, 1.0), (GOOD, 0.7), (BAD, 1.0)))
+    current = np.concatenate([warm, bad, warm, bad, good[1:]])
+    policy = np.array([*LITTLE_KNOWN] * 4 + [-2.8, -2.6])
+    advantages = np.repeat([1.0, -1.0, 1.0, -1.0, 3.0], [3, 3, 3, 3, 2])
+    advantages /= advantages.std()
+    ratio = np.exp(current - policy)
+    clipped = np.clip(ratio, 0.8, 1.2)
+    loss = -np.minimum(ratio * advantages, clipped * advantages).mean() if config.loss == "ppo" else -(clipped * advantages).mean()
+    entropy = [plain_llama.entropies(tiny, t, x)[s:-1] for t, x, s in ((GOOD, 0.7, 3), (BAD, 1, 3), (GOOD, 0.7, 3), (BAD, 1, 3), (GOOD, 1, 4))]
+    return {
+        "loss": loss,
+        "policy_loss": loss,
+        "kl": 0.0,
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "clip_fraction": (np.abs(ratio - 1) > 0.2).mean(),
+        "entropy": np.concatenate(entropy).mean(),
+    }
+
+
+@pytest.mark.parametrize("loss", ["ppo", "clipped-ratio"])
+def test_a_step_measures_what_numpy_does(tiny: Path, loss: str):
+    with Training(tiny, loss=loss, kl_coefficient=0.1) as training:
+        measured = training.step(batch(temperature=0.7))
+    expected = by_hand(tiny, training.config)
+    assert 0 < expected["clip_fraction"] < 1
+    assert {name: measured[name] for name in expected} == pytest.approx(expected, abs=2e-5)
+    assert measured["grad_norm"] > 0 and measured["step_s"] > 0 and measured["tokens_per_s"] == pytest.approx(35 / measured["step_s"])
+
+
+def test_the_gradient_is_that_of_the_loss(tiny: Path, training: Training):
+    """Plain gradient descent by the optimiser's first step: Adam moves every parameter by the learning rate, against the sign of its gradient."""
+    before = np.asarray(training.state.model.lm_head.weight.array)
+    training.step(batch())
+    moved = np.asarray(training.state.model.lm_head.weight.array) - before
+    assert np.abs(moved).max() == pytest.approx(training.config.learning_rate, rel=1e-3)
+    head = before.T if before.shape[0] != 16 else before
+    assert head.shape[0] == 16
+    assert loss_with_head(tiny, head) - loss_with_head(tiny, head + (moved.T if moved.shape[0] != 16 else moved)) > 0
+
+
+def loss_with_head(tiny: Path, head: np.ndarray) -> float:
+    """-mean(ratio * A) of two sampled tokens' worth of the batch: what a step must lower."""
+    from safetensors.numpy import load_file, save_file
+
+    changed = tiny.parent / "changed"
+    changed.mkdir(exist_ok=True)
+    (changed / "config.json").write_text((tiny / "config.json").read_text())
+    save_file({**load_file(tiny / "model.safetensors"), "lm_head.weight": np.ascontiguousarray(head)}, changed / "model.safetensors")
+    good, bad = plain_llama.next_logprobs(changed, GOOD)[3:], plain_llama.next_logprobs(changed, BAD)[3:]
+    return float(-np.exp(good).sum() + np.exp(bad).sum())
+
+
+def test_the_divergence_is_from_the_reference(training: Training):
+    """After some steps the policy has left it; k3 of plain logprobs says how far."""
+    for _ in range(3):
+        training.step(batch())
+    taken = batch()
+    current, reference = (training.updater.logprobs(m, taken) for m in (training.state.model, training.reference))
+    d = (reference - current)[taken.loss_mask > 0]
+    measured = training.step(taken)
+    assert measured["kl"] == pytest.approx(float((np.exp(d) - d - 1).mean()), rel=1e-3) and measured["kl"] > 1e-6
+    assert measured["loss"] == pytest.approx(measured["policy_loss"] + 0.1 * measured["kl"], abs=1e-6)
+
+
+def test_nothing_is_compiled_after_the_first_step(training: Training):
+    training.updater.logprobs(training.state.model, model.single(np.arange(8)))
+    training.step(batch())
+    assert COMPILED
+    seen = len(COMPILED)
+    for advantage in (0.5, -1.0, 0.0, 2.0):
+        training.step(batch(advantage, temperature=1 + advantage / 10))
+        training.updater.logprobs(training.state.model, model.single(np.arange(8)))
+    assert COMPILED[seen:] == []
+
+
+def test_good_answers_become_likelier(training: Training):
+    def likelihood() -> float:
+        return float(training.updater.logprobs(training.state.model, model.single(np.array(GOOD)))[0, 3:6].sum())
+
+    before = likelihood()
+    for _ in range(20):
+        training.step(batch())
+    assert likelihood() > before + 0.3
+
+
+def test_without_a_coefficient_nobody_asks_the_reference(tiny: Path):
+    with Training(tiny, kl_coefficient=0.0) as training:
+        training.reference = None
+        assert "kl" not in training.step(batch())
+
+
+def test_the_same_steps_give_the_same_bits(tiny: Path):
+    ends: list[list[bytes]] = []
+    for _ in range(2):
+        with Training(tiny) as training:
+            for advantage in (1.0, 0.3, -0.7):
+                training.step(batch(advantage))
+            ends.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(training.state.model)])
+    assert ends[0] == ends[1]
+
+
+def test_the_learning_rate_warms_up(tiny: Path):
+    with Training(tiny, warmup_steps=4, learning_rate=0.4) as training:
+        rates: list[float] = []
+        for _ in range(2):
+            before = np.asarray(training.state.model.lm_head.weight.array)
+            training.step(batch())
+            rates.append(float(np.abs(np.asarray(training.state.model.lm_head.weight.array) - before).max()))
+    assert rates[0] == pytest.approx(0.1, rel=1e-2) and 0.1 < rates[1] <= 0.4
+
+
+def test_a_diverged_step_ends_the_learner(training: Training):
+    taken = batch()
+    taken.advantages[0, 3] = np.inf
+    with pytest.raises(ModelError, match="training has diverged; lower learner.learning_rate"):
+        training.step(taken)
+
+
+def test_an_unknown_loss_is_said_before_any_training():
+    with pytest.raises(ConfigError, match="learner.loss: 'ppoo' is not known; did you mean 'ppo'"):
+        Updater(Learner(loss="ppoo"), ROWS)
+    with pytest.raises(ConfigError, match="learner.kl: 'k9' is not known"):
+        Updater(Learner(kl="k9"), ROWS)
+
+
+def test_advantages_are_divided_by_their_deviation_over_sampled_tokens():
+    """Tokens 1, 1, 1, -1: mean 0.5, standard deviation sqrt(0.75). Prompts and padding do not count."""
+    made = example([[Segment([1, 2, 3, 4], 1, 1.0), Segment([1, 2], 1, -1.0)]], 8)
+    scaled = normalized(made)
+    assert scaled.advantages.dtype == np.float32
+    np.testing.assert_allclose(scaled.advantages, made.advantages / np.sqrt(0.75), rtol=1e-6)
+
+
+@pytest.mark.parametrize("advantage", [0.0, 0.5, 1e-9])
+def test_equal_advantages_are_left_alone(advantage: float):
+    made = example([[Segment([1, 2, 3], 1, advantage), Segment([1, 2], 1, advantage)]], 8)
+    np.testing.assert_array_equal(normalized(made).advantages, made.advantages)
+    np.testing.assert_array_equal(normalized(example([[]], 8)).advantages, np.zeros((1, 8)))
