@@ -28,17 +28,15 @@ def latest(bootstrap, topic):
 
 
 def post(url, body):
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, json.dumps(body | {"model": "policy"}).encode(), {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(request, timeout=60))
 
 
-def sample(server, question):
+def sample(url, question):
     """The prompt's token ids, and answers with token ids, logprobs and the version of each token."""
-    model, messages = server.get("model", "policy"), [{"role": "user", "content": question}]
-    ids = post(server["url"] + "/v1/chat/completions/render", {"model": model, "messages": messages, "max_tokens": 1})["token_ids"]
+    ids = post(url + "/v1/chat/completions/render", {"messages": [{"role": "user", "content": question}], "max_tokens": 1})["token_ids"]
     sampling = {"n": SAMPLES, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 1, "logprobs": 0, "skip_special_tokens": False}
-    body = {"model": model, "token_ids": ids, "sampling_params": sampling, "output_mode": "text"}
-    return ids, post(server["url"] + "/inference/v1/generate", body)["choices"]
+    return ids, post(url + "/inference/v1/generate", {"token_ids": ids, "sampling_params": sampling, "output_mode": "text"})["choices"]
 
 
 def packed(code, dtype, values):
@@ -47,15 +45,14 @@ def packed(code, dtype, values):
 
 
 def rollout(env, group, index, server, question, ids, choice):
-    versions = [int(span["version"]) for span in choice["weight_versions"]]
-    spans = [[int(s["version"]), s["start"], s["end"]] for s in choice["weight_versions"]]
+    spans = [[int(span["version"]), span["start"], span["end"]] for span in choice["weight_versions"]]
     how = {"server": server["server_id"], "temperature": 1.0, "max_tokens": 1, "finish_reason": choice["finish_reason"], "version_spans": spans}
-    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    logprobs = packed("f", "<f4", [entry["logprob"] for entry in choice["logprobs"]["content"]])
     asked = {"message": question, "role": "user", "tokens": packed("H", "<u2", ids)}
-    said = {"message": choice["text"], "role": "assistant", "tokens": packed("H", "<u2", choice["token_ids"]), "logprobs": packed("f", "<f4", logprobs)}
+    said = {"message": choice["text"], "role": "assistant", "tokens": packed("H", "<u2", choice["token_ids"]), "logprobs": logprobs}
     reward = float(choice["text"] in set("02468"))
     names = {"environment": env, "problem_id": group, "rollout_uid": f"{group}-{index}", "group_id": group, "producer": f"{env}-outside"}
-    seen = {"policy_version": min(versions), "newest_policy_version": max(versions), "temperature": 1.0}
+    seen = {"policy_version": min(s[0] for s in spans), "newest_policy_version": max(s[0] for s in spans), "temperature": 1.0}
     return {**names, **seen, "turns": [asked, {**said, "inference_metadata": how}], "reward": reward, "rewards": {"even": reward}}
 
 
@@ -65,11 +62,11 @@ def main(bootstrap, run, env, groups):
     made = 0
     while made < int(groups):
         server = next((s for s in latest(bootstrap, f"{run}.servers").values() if s.get("state") == "ready"), None)
-        if server is None or latest(bootstrap, f"{run}.demand").get(env, {}).get("wanted_tokens", 0) <= 0:
+        if server is None or latest(bootstrap, f"{run}.demand").get(env, {}).get("wanted_tokens", 0) <= 0:  # it has enough for now
             time.sleep(0.5)
             continue
         group, question = f"{env}-{uuid.uuid4().hex}", f"{made % 10}="
-        ids, choices = sample(server, question)
+        ids, choices = sample(server["url"], question)
         producer.begin_transaction()
         for index, choice in enumerate(choices):
             record = msgpack.packb(rollout(env, group, index, server, question, ids, choice))

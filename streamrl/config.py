@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,39 +29,39 @@ class Env(Section):
 
     kind: str = ""  # a shipped env, or FILE.py:CLASS, or MODULE:CLASS; default: the name it has in the run file
     params: dict[str, Any] = {}  # given to the env's constructor
-    fraction: float = Field(0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
-    replicas: int = Field(1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
+    fraction: float = Field(default=0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
+    replicas: int = Field(default=1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
     seed: int = 0
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1  # -1: off
-    max_tokens: int = Field(16, ge=1)  # sampled a turn
-    max_groups_in_flight: int = Field(64, ge=1)  # an upper bound on top of demand
-    max_groups_per_s: float = Field(0.0, ge=0)  # 0: as fast as demand asks
-    timeout_s: float = Field(60.0, gt=0)  # of one request
-    attempts: int = Field(3, ge=1)  # on different servers, before a rollout is published with its failure
+    max_tokens: int = Field(default=16, ge=1)  # sampled a turn
+    max_groups_in_flight: int = Field(default=64, ge=1)  # an upper bound on top of demand
+    max_groups_per_s: float = Field(default=0.0, ge=0)  # 0: as fast as demand asks
+    timeout_s: float = Field(default=60.0, gt=0)  # of one request
+    attempts: int = Field(default=3, ge=1)  # on different servers, before a rollout is published with its failure
 
 
 class Buffer(Section):
     """Rollouts in, scored groups out."""
 
-    group_size: int = Field(8, ge=1)  # rollouts a problem
-    min_group_size: int = Field(2, ge=1)  # a group that would age out closes with at least so many
-    max_age: int = Field(1, ge=0)  # learner versions
-    max_window_tokens: int = Field(4_000_000, ge=1)  # an env's window: full, it stops reading
+    group_size: int = Field(default=8, ge=1)  # rollouts a problem
+    min_group_size: int = Field(default=2, ge=1)  # a group that would age out closes with at least so many
+    max_age: int = Field(default=1, ge=0)  # learner versions
+    max_window_tokens: int = Field(default=4_000_000, ge=1)  # an env's window: full, it stops reading
     advantage: str = "rloo"  # rloo, grpo, or MODULE:FUNCTION
-    remember_versions: int = Field(16, ge=1)  # how long uids and closed groups are known, in versions
+    remember_versions: int = Field(default=16, ge=1)  # how long uids and closed groups are known, in versions
 
 
 class Batcher(Section):
     """Groups in, batches out."""
 
-    total_token_budget: int = Field(16_384, ge=1)  # real tokens of a batch, prompts included
-    max_seq_len: int = Field(2_048, ge=2)  # tokens of a row
-    row_count: int = Field(0, ge=0)  # rows of every batch; 0: enough for the budget and a tenth more
-    lookahead: int = Field(0, ge=0)  # batch k is built when version k - lookahead is announced
+    total_token_budget: int = Field(default=16_384, ge=1)  # real tokens of a batch, prompts included
+    max_seq_len: int = Field(default=2_048, ge=2)  # tokens of a row
+    row_count: int = Field(default=0, ge=0)  # rows of every batch; 0: enough for the budget and a tenth more
+    lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
-    shortage_after_s: float = Field(2.0, gt=0)  # a shortage that lasts so long is reported
+    shortage_after_s: float = Field(default=2.0, gt=0)  # a shortage that lasts so long is reported
 
     @property
     def rows(self) -> int:
@@ -71,9 +72,9 @@ class Batcher(Section):
 class TinyModel(Section):
     """A small Llama the project makes itself, for machines without a hub."""
 
-    layers: int = Field(2, ge=1)
-    hidden: int = Field(128, ge=8)
-    head_dim: int = Field(32, ge=8)
+    layers: int = Field(default=2, ge=1)
+    hidden: int = Field(default=128, ge=8)
+    head_dim: int = Field(default=32, ge=8)
     alphabet: str = "0123456789+="  # one token a character, after the special tokens
     seed: int = 0
 
@@ -81,7 +82,7 @@ class TinyModel(Section):
 class Model(Section):
     path: str = ""  # a Hugging Face directory; empty: make the tiny one
     tiny: TinyModel = TinyModel()
-    max_seq_len: int = Field(128, ge=2)  # positions the model is built for (tokens of one rollout)
+    max_seq_len: int = Field(default=128, ge=2)  # positions the model is built for (tokens of one rollout)
 
 
 class Learner(Section):
@@ -89,40 +90,40 @@ class Learner(Section):
 
     name: str = "lead"  # inference follows the learner that `lead_learner` names
     loss: str = "ppo"  # ppo, clipped-ratio (document 000), or MODULE:FUNCTION
-    clip_epsilon: float = Field(0.2, gt=0)
+    clip_epsilon: float = Field(default=0.2, gt=0)
     kl: str = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
-    kl_coefficient: float = Field(0.01, ge=0)
-    learning_rate: float = Field(1e-3, gt=0)
-    warmup_steps: int = Field(10, ge=0)
+    kl_coefficient: float = Field(default=0.01, ge=0)
+    learning_rate: float = Field(default=1e-3, gt=0)
+    warmup_steps: int = Field(default=10, ge=0)
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.0
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     normalize_advantages: bool = True  # divide by their standard deviation in the batch
-    checkpoint_every: int = Field(20, ge=1)  # versions
-    keep_checkpoints: int = Field(2, ge=1)
+    checkpoint_every: int = Field(default=20, ge=1)  # versions
+    keep_checkpoints: int = Field(default=2, ge=1)
     seed: int = 0
-    probe_tokens: int = Field(64, ge=8)
+    probe_tokens: int = Field(default=64, ge=8)
 
 
 class Weights(Section):
     store: str = ""  # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
-    keep_versions: int = Field(4, ge=2)  # the newest ones; older files are deleted
+    keep_versions: int = Field(default=4, ge=2)  # the newest ones; older files are deleted
 
 
 class Inference(Section):
     """Policy versions in, tokens out."""
 
-    replicas: int = Field(1, ge=0)
+    replicas: int = Field(default=1, ge=0)
     python: str = ""  # of the environment that has vllm; empty: .venv-inference/bin/python, then this one
-    port: int = Field(0, ge=0, le=65535)  # 0: any free one; replica i takes port + i
+    port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; replica i takes port + i
     dtype: str = "float32"
-    max_model_len: int = Field(128, ge=8)  # tokens
-    max_num_seqs: int = Field(64, ge=1)
-    kv_cache_gib: int = Field(1, ge=1)  # on a CPU
+    max_model_len: int = Field(default=128, ge=8)  # tokens
+    max_num_seqs: int = Field(default=64, ge=1)
+    kv_cache_gib: int = Field(default=1, ge=1)  # on a CPU
     extra_args: list[str] = []  # passed to vllm as they are
-    heartbeat_s: float = Field(1.0, gt=0)
-    probe_tolerance: float = Field(1e-3, gt=0)  # |difference| of logprobs beyond which a server is in error
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    probe_tolerance: float = Field(default=1e-3, gt=0)  # |difference| of logprobs beyond which a server is in error
 
 
 class Target(Section):
@@ -130,22 +131,22 @@ class Target(Section):
 
     env: str
     reward: float
-    batches: int = Field(20, ge=1)
+    batches: int = Field(default=20, ge=1)
 
 
 class Orchestrator(Section):
     target: Target | None = None
-    max_steps: int = Field(0, ge=0)  # 0: no limit; reached, the run ends well
-    max_wall_s: float = Field(0.0, ge=0)  # 0: no limit; from the moment a server is ready; with a target, reached first is a failure
-    restart_limit: int = Field(20, ge=0)  # of one part within restart_window_s
+    max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
+    max_wall_s: float = Field(default=0.0, ge=0)  # 0: no limit; from the moment a server is ready; with a target, reached first is a failure
+    restart_limit: int = Field(default=20, ge=0)  # of one part within restart_window_s
     restart_window_s: float = 300.0
-    backoff_s: float = Field(0.2, ge=0)  # doubles at each restart in a row, up to 10 s
+    backoff_s: float = Field(default=0.2, ge=0)  # doubles at each restart in a row, up to 10 s
 
 
 class Topics(Section):
-    partitions: int = Field(1, ge=1)  # of rollouts.<env> and groups.<env>; fixed for a run
-    replicas: int = Field(1, ge=1)  # copies of each partition
-    retention_hours: float = Field(168, gt=0)
+    partitions: int = Field(default=1, ge=1)  # of rollouts.<env> and groups.<env>; fixed for a run
+    replicas: int = Field(default=1, ge=1)  # copies of each partition
+    retention_hours: float = Field(default=168, gt=0)
     config: dict[str, str] = {}  # more settings for every topic
 
 
@@ -172,33 +173,40 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
+        for problem in (*self._env_problems(), *self._size_problems()):
+            raise ValueError(problem)
+        return self
+
+    def _env_problems(self) -> Iterator[str]:
         if not self.envs:
-            raise ValueError("envs: a run needs at least one env")
-        for name in self.envs:
+            yield "envs: a run needs at least one env"
+        for name, env in self.envs.items():
             if not NAME.fullmatch(name):
-                raise ValueError(f"envs.{name}: not a name of lowercase letters, digits and '-'")
-            if self.envs[name].top_p < 1 or self.envs[name].top_k > 0:
-                raise ValueError(f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1")
+                yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
+            if env.top_p < 1 or env.top_k > 0:
+                yield f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1"
         total = sum(env.fraction for env in self.envs.values())
         if total > 1 + 1e-9:
-            raise ValueError(f"envs: the fractions add up to {total:.4g}; at most 1 is possible")
-        if self.batcher.lookahead > self.buffer.max_age:
-            raise ValueError(f"batcher.lookahead is {self.batcher.lookahead} but buffer.max_age is {self.buffer.max_age}: need 0 <= lookahead <= max_age")
-        if self.buffer.min_group_size > self.buffer.group_size:
-            raise ValueError(f"buffer.min_group_size {self.buffer.min_group_size} is larger than buffer.group_size {self.buffer.group_size}")
-        if self.buffer.remember_versions <= self.buffer.max_age:
-            raise ValueError(f"buffer.remember_versions {self.buffer.remember_versions} must exceed buffer.max_age {self.buffer.max_age}")
-        share = max([env.fraction for env in self.envs.values()] + [0.0]) * self.batcher.total_token_budget
-        if self.buffer.max_window_tokens < share:
-            raise ValueError(f"buffer.max_window_tokens {self.buffer.max_window_tokens} is smaller than an env's share of a batch ({share:.0f} tokens): it would starve")
-        if self.batcher.rows * self.batcher.max_seq_len < self.batcher.total_token_budget:
-            raise ValueError(f"batcher.row_count {self.batcher.rows} x max_seq_len {self.batcher.max_seq_len} is less than total_token_budget {self.batcher.total_token_budget}")
-        if self.model.max_seq_len > self.batcher.max_seq_len:
-            raise ValueError(f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {self.batcher.max_seq_len}: rollouts could not be packed")
+            yield f"envs: the fractions add up to {total:.4g}; at most 1 is possible"
         target = self.orchestrator.target
         if target is not None and target.env not in self.envs:
-            raise ValueError(f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}")
-        return self
+            yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
+
+    def _size_problems(self) -> Iterator[str]:
+        buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
+        if batcher.lookahead > buffer.max_age:
+            yield f"batcher.lookahead is {batcher.lookahead} but buffer.max_age is {buffer.max_age}: need 0 <= lookahead <= max_age"
+        if buffer.min_group_size > buffer.group_size:
+            yield f"buffer.min_group_size {buffer.min_group_size} is larger than buffer.group_size {buffer.group_size}"
+        if buffer.remember_versions <= buffer.max_age:
+            yield f"buffer.remember_versions {buffer.remember_versions} must exceed buffer.max_age {buffer.max_age}"
+        share = max((env.fraction for env in self.envs.values()), default=0.0) * budget
+        if buffer.max_window_tokens < share:
+            yield f"buffer.max_window_tokens {buffer.max_window_tokens} is less than an env's share of a batch ({share:.0f} tokens): it would starve"
+        if batcher.rows * batcher.max_seq_len < budget:
+            yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
+        if self.model.max_seq_len > batcher.max_seq_len:
+            yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
 
     @property
     def directory(self) -> Path:
@@ -219,7 +227,9 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
     try:
         text = Path(path).read_text()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a run file, for instance deploy/runs/quickstart.yaml") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); give the path of a run file, for instance deploy/runs/quickstart.yaml"
+        ) from None
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -1,18 +1,18 @@
 """What can go wrong, as a tree. A StreamrlError is one line for the user: what, where, and what to do; the CLI prints it without a traceback.
 
-    StreamrlError            exit 1
-    ├── ConfigError          exit 2   the run file or an option
-    ├── BrokerError
-    │   ├── BrokerUnreachable     exit 3
-    │   ├── TopicMissing          exit 4
-    │   └── InputGone             exit 5   retention has removed records that are still needed
-    ├── TransactionFailed    exit 75  leave at once and be restarted: crash-only
-    ├── Fenced               exit 76  another process has this identity; do not restart
-    ├── PortTaken            exit 6
-    ├── ModelError           exit 7   model directory missing or not loadable
-    ├── WeightError          exit 8   store full, file altered, URI outside the store
-    ├── InferenceError       exit 9   the inference server died or does not answer
-    └── TooManyInvalid       exit 10  a source sends mostly rubbish
+StreamrlError            exit 1
+├── ConfigError          exit 2   the run file or an option
+├── BrokerError
+│   ├── BrokerUnreachable     exit 3
+│   ├── TopicMissing          exit 4
+│   └── InputGone             exit 5   retention has removed records that are still needed
+├── TransactionFailed    exit 75  leave at once and be restarted: crash-only
+├── Fenced               exit 76  another process has this identity; do not restart
+├── PortTaken            exit 6
+├── ModelError           exit 7   model directory missing or not loadable
+├── WeightError          exit 8   store full, file altered, URI outside the store
+├── InferenceError       exit 9   the inference server died or does not answer
+└── TooManyInvalid       exit 10  a source sends mostly rubbish
 """
 
 

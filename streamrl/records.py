@@ -32,7 +32,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 # ---- env ------------------------------------------------------------------------------------------------------------------------------
 
 
-class VersionSpan(Record, array_like=True, kw_only=True):
+class VersionSpan(Record, frozen=True, array_like=True, kw_only=True):
     """Tokens `start` to `end` (exclusive) of a turn were sampled by policy version `version`."""
 
     version: int
@@ -40,7 +40,7 @@ class VersionSpan(Record, array_like=True, kw_only=True):
     end: int
 
 
-class InferenceMetadata(Record, kw_only=True):
+class InferenceMetadata(Record, frozen=True, kw_only=True):
     """How a turn was sampled: what the learner needs to reproduce the distribution, and what a person needs to find the server."""
 
     server: str
@@ -53,7 +53,7 @@ class InferenceMetadata(Record, kw_only=True):
     latency_s: float = 0.0
 
 
-class Turn(Record, kw_only=True):
+class Turn(Record, frozen=True, kw_only=True):
     """A single message of a rollout, with the very tokens the model saw or sampled."""
 
     message: str
@@ -71,7 +71,7 @@ class Turn(Record, kw_only=True):
             check_floats("turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens))
 
 
-class Rollout(Record, kw_only=True):
+class Rollout(Record, frozen=True, kw_only=True):
     """A sequence of turns and what it earned; `failure` says why there is nothing to train on, so that its group can still close."""
 
     environment: str
@@ -109,7 +109,7 @@ class Rollout(Record, kw_only=True):
                 raise ValueError(f"{who}: no turn was sampled (logprobs missing)")
 
 
-class EnvProgress(Record, kw_only=True):
+class EnvProgress(Record, frozen=True, kw_only=True):
     """Where an env replica is: every problem below `next_problem` is published or in `open_problems`; its totals so far."""
 
     producer: str
@@ -121,7 +121,7 @@ class EnvProgress(Record, kw_only=True):
 # ---- buffer ---------------------------------------------------------------------------------------------------------------------------
 
 
-class ScoredGroup(Record, kw_only=True):
+class ScoredGroup(Record, frozen=True, kw_only=True):
     """The rollouts of one problem with their advantages; an empty one says that a group closed with nothing to train on.
 
     Ragged: `tokens`, `policy_logprobs` and `loss_mask` are the rollouts' own parts one after another, cut by `lengths`; `prompt` precedes each.
@@ -163,7 +163,7 @@ class ScoredGroup(Record, kw_only=True):
 # ---- batcher --------------------------------------------------------------------------------------------------------------------------
 
 
-class Batch(Record, kw_only=True):
+class Batch(Record, frozen=True, kw_only=True):
     """What the learner trains on at policy version `number`: whole groups, packed into rows. Readable by itself.
 
     Ragged like its groups: `prompts` cut by `prompt_lengths` (one a group), `tokens`, `policy_logprobs`, `loss_mask` cut by `lengths` (one a
@@ -204,7 +204,7 @@ class Batch(Record, kw_only=True):
         check_floats(f"batch {self.number}: advantages", self.advantages, n)
 
 
-class Demand(Record, kw_only=True):
+class Demand(Record, frozen=True, kw_only=True):
     """How much work the batcher wants from an env: its replicas together keep what they have launched and not seen closed within `wanted_tokens`."""
 
     environment: str
@@ -217,14 +217,14 @@ class Demand(Record, kw_only=True):
 # ---- learner and weights --------------------------------------------------------------------------------------------------------------
 
 
-class Probe(Record, kw_only=True):
+class Probe(Record, frozen=True, kw_only=True):
     """A short text and the learner's own logprobs of it: what a server must answer too, or it does not serve this version."""
 
     tokens: Array  # (n,) unsigned
     logprobs: Array  # (n - 1,) float32: of tokens[1:], each given those before it
 
 
-class PolicyVersion(Record, kw_only=True):
+class PolicyVersion(Record, frozen=True, kw_only=True):
     """Version `version` exists: where its weights are and how to tell that they are whole. Version 0 is the initial model (`batch` None)."""
 
     learner: str
@@ -240,7 +240,7 @@ class PolicyVersion(Record, kw_only=True):
 # ---- inference ------------------------------------------------------------------------------------------------------------------------
 
 
-class Server(Record, kw_only=True):
+class Server(Record, frozen=True, kw_only=True):
     """One inference server, as it stands; a null record removes it."""
 
     server_id: str
@@ -262,7 +262,7 @@ class Server(Record, kw_only=True):
 FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
 
 
-class Fate(Record, kw_only=True):
+class Fate(Record, frozen=True, kw_only=True):
     """The one end of each of these rollouts. A fate belongs to a record of rollouts.<env>: (partition, offset)."""
 
     fate: FateKind
@@ -281,7 +281,7 @@ class Fate(Record, kw_only=True):
             raise ValueError(f"fate {self.fate} with batch {self.batch}")
 
 
-class Slice(Record, array_like=True, kw_only=True):
+class Slice(Record, frozen=True, array_like=True, kw_only=True):
     """Records `start` to `end` (exclusive) of one input partition, `count` of them, taken in one go. Slices of a partition tile."""
 
     topic: str  # without the run's name
@@ -291,7 +291,7 @@ class Slice(Record, array_like=True, kw_only=True):
     count: int
 
 
-class JournalEntry(Record, kw_only=True):
+class JournalEntry(Record, frozen=True, kw_only=True):
     """One turn of a part's loop: what it took, in order, and when; enough to run it again."""
 
     sequence: int
@@ -303,7 +303,7 @@ class JournalEntry(Record, kw_only=True):
     config: str = ""  # JSON, at the start and at each change
 
 
-class Snapshot(Record, kw_only=True):
+class Snapshot(Record, frozen=True, kw_only=True):
     """A part's state after entry `sequence`, held records by reference; cut into `parts` records where it is large."""
 
     sequence: int
@@ -314,7 +314,7 @@ class Snapshot(Record, kw_only=True):
     parts: int = 1
 
 
-class BatchPart(Record, kw_only=True):
+class BatchPart(Record, frozen=True, kw_only=True):
     """A piece of a Batch that is larger than a message may be; the last piece carries the digest of the whole."""
 
     number: int
@@ -324,7 +324,7 @@ class BatchPart(Record, kw_only=True):
     digest: bytes = b""
 
 
-class Metric(Record, kw_only=True):
+class Metric(Record, frozen=True, kw_only=True):
     """Values of one part at one moment, by name (`metrics.py`)."""
 
     source: str
@@ -333,7 +333,7 @@ class Metric(Record, kw_only=True):
     step: int | None = None  # the batch or version they belong to
 
 
-class RunConfig(Record, kw_only=True):
+class RunConfig(Record, frozen=True, kw_only=True):
     """The resolved run file. A change is another record."""
 
     run: str

@@ -18,13 +18,27 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def turns(prompt: Sequence[int] = (1, 2), response: Sequence[int] = (3, 4, 5), logprob: float = -0.5, temperature: float = 1.0, top_p: float = 1.0) -> list[Turn]:
+def turns(
+    prompt: Sequence[int] = (1, 2), response: Sequence[int] = (3, 4, 5), logprob: float = -0.5, temperature: float = 1.0, top_p: float = 1.0
+) -> list[Turn]:
     how = InferenceMetadata(server="inference-0", temperature=temperature, top_p=top_p)
     asked = Turn(message="12=", role="user", tokens=tokens(*prompt))
-    return [asked, Turn(message="12", role="assistant", tokens=tokens(*response), logprobs=np.full(len(response), logprob, np.float32), inference_metadata=how)]
+    return [
+        asked,
+        Turn(message="12", role="assistant", tokens=tokens(*response), logprobs=np.full(len(response), logprob, np.float32), inference_metadata=how),
+    ]
 
 
-def rollout(env: str = "copy", group: str = "g0", sample: int = 0, version: int = 0, newest: int | None = None, reward: float = 0.0, failure: str = "", **fields: object) -> Rollout:
+def rollout(
+    env: str = "copy",
+    group: str = "g0",
+    sample: int = 0,
+    version: int = 0,
+    newest: int | None = None,
+    reward: float = 0.0,
+    failure: str = "",
+    **fields: object,
+) -> Rollout:
     made = {
         "environment": env,
         "problem_id": group,
@@ -50,7 +64,15 @@ def version_event(version: int, learner: str = "lead") -> Event:
     return Event("policy-versions", 0, version, learner, record)
 
 
-def group(env: str = "copy", name: str = "g0", sizes: Sequence[int] = (3, 3), prompt: int = 2, version: int = 0, newest: int | None = None, reward: float = 0.0) -> ScoredGroup:
+def group(
+    env: str = "copy",
+    name: str = "g0",
+    sizes: Sequence[int] = (3, 3),
+    prompt: int = 2,
+    version: int = 0,
+    newest: int | None = None,
+    reward: float = 0.0,
+) -> ScoredGroup:
     """A group of rollouts with `sizes` sampled tokens each, behind a prompt of `prompt` tokens."""
     n, total = len(sizes), sum(sizes)
     return ScoredGroup(

@@ -28,7 +28,7 @@ RUN = config.parse(
     }
 )
 TOPICS = {
-    **{name: 1 for name in ("policy-versions", "batches", "demand", "fates", "metrics", "journal.buffer", "journal.batcher", "dead-letters.batches")},
+    **dict.fromkeys(("policy-versions", "batches", "demand", "fates", "metrics", "journal.buffer", "journal.batcher", "dead-letters.batches"), 1),
     **{f"{kind}.{env}": 1 for env in RUN.envs for kind in ("rollouts", "groups", "dead-letters.rollouts", "dead-letters.groups")},
 }
 
@@ -61,7 +61,14 @@ def publish(log: Log, *outputs: Output) -> None:
 
 
 def announce(log: Log, version: int) -> None:
-    publish(log, Output("policy-versions", "lead", PolicyVersion(learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=version - 1 if version else None)))
+    publish(
+        log,
+        Output(
+            "policy-versions",
+            "lead",
+            PolicyVersion(learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=version - 1 if version else None),
+        ),
+    )
 
 
 def send_groups(log: Log, env: str, numbers: range, version: int, size: int = 2) -> None:

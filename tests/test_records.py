@@ -47,11 +47,28 @@ def examples() -> dict[str, Record]:
         "batch-part": split(batch, limit_bytes=100)[-1],
         "demand": Demand(environment="copy", wanted_tokens=100, held_tokens=20, closed_groups={"copy-0": 4}, missing_tokens=3),
         "policy-version": PolicyVersion(
-            learner="lead", version=4, uri="file:///w/v4", size_bytes=9, sha256="ab", batch=3, probe=Probe(tokens=tokens(1, 2), logprobs=floats(-0.25)), time_s=1.5
+            learner="lead",
+            version=4,
+            uri="file:///w/v4",
+            size_bytes=9,
+            sha256="ab",
+            batch=3,
+            probe=Probe(tokens=tokens(1, 2), logprobs=floats(-0.25)),
+            time_s=1.5,
         ),
         "server": Server(server_id="inference-0", url="http://127.0.0.1:1", version=4, state="ready", heartbeat_s=2.0, max_model_len=64),
-        "fate": Fate(fate="batched", environment="copy", partition=0, offsets=np.array([4, 5]), uids=["a", "b"], policy_versions=np.array([1, 2], np.int32), batch=3),
-        "journal-entry": JournalEntry(sequence=2, time_s=1.5, slices=[Slice(topic="rollouts.copy", partition=0, start=3, end=9, count=5)], digest=b"\x01\x02", output_count=4),
+        "fate": Fate(
+            fate="batched",
+            environment="copy",
+            partition=0,
+            offsets=np.array([4, 5]),
+            uids=["a", "b"],
+            policy_versions=np.array([1, 2], np.int32),
+            batch=3,
+        ),
+        "journal-entry": JournalEntry(
+            sequence=2, time_s=1.5, slices=[Slice(topic="rollouts.copy", partition=0, start=3, end=9, count=5)], digest=b"\x01\x02", output_count=4
+        ),
         "snapshot": Snapshot(sequence=2, positions=[("rollouts.copy", 0, 9)], state=b"\x80", config="{}"),
         "metric": Metric(source="batcher", time_s=1.5, values={"learner/loss": 0.5}, step=3),
         "run-config": RunConfig(run="quickstart", text="{}", time_s=1.5),

@@ -120,7 +120,7 @@ class Fold:
         self.note_shortage(selection.short)
         if selection.short or not selection.chosen:
             return False
-        groups = [self.usable(state.pools[c.env].groups[c.index]) for c in selection.chosen]
+        groups = [self.usable(state.pools[c.env].groups[c.place]) for c in selection.chosen]
         batch = self.assemble(groups)
         taken = selection.chosen[: len(batch.group_ids)]
         before = {env: (pool.rollouts, pool.tokens, self.on_policy(pool)) for env, pool in state.pools.items()}
@@ -129,9 +129,11 @@ class Fold:
             self.end("batched", group, batch=batch.number)
         state.balance = carry(config.fractions, state.balance, paid_by(selection, len(taken)), config.spill)
         for env, pool in state.pools.items():
-            remove(pool, [pool.groups[c.index] for c in taken if c.env == env])
+            remove(pool, [pool.groups[c.place] for c in taken if c.env == env])
         state.next_batch += 1
-        self.outputs.append(Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(batch, before))))
+        self.outputs.append(
+            Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(batch, before)))
+        )
         return True
 
     def candidates(self, env: str, pool: Pool) -> list[Candidate]:

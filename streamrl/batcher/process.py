@@ -47,7 +47,8 @@ def report(config: Config, state: State, time_s: float) -> Report:
     if waited_s < config.shortage_after_s:
         return Report(values)
     who = {share: "the envs together" if share == REST else share for share in state.short}
-    return Report(values, [f"batch {state.next_batch} has waited {waited_s:.0f} s for {who[share]}, {tokens} tokens short" for share, tokens in state.short.items()])
+    waits = (f"batch {state.next_batch} has waited {waited_s:.0f} s for {who[share]}, {tokens} tokens short" for share, tokens in state.short.items())
+    return Report(values, tuple(waits))
 
 
 def part(run: RunFile) -> Part[Config, State]:

@@ -16,7 +16,7 @@ class Candidate(NamedTuple):
     """A group that the batch may take."""
 
     env: str
-    index: int  # in its env's pool
+    place: int  # in its env's pool
     tokens: int
 
 
@@ -31,7 +31,9 @@ def shares(fractions: Mapping[str, float]) -> dict[str, float]:
     return {**{env: fraction for env, fraction in fractions.items() if fraction > 0}, REST: max(1.0 - sum(fractions.values()), 0.0)}
 
 
-def select(supply: Mapping[str, Sequence[Candidate]], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool) -> Selection:
+def select(
+    supply: Mapping[str, Sequence[Candidate]], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool
+) -> Selection:
     """Take groups, always for the share that lacks most tokens, until the next one would not fit in `budget` tokens.
 
     `supply`: each env's candidates, newest first. `balance`: tokens carried over, by share. With `spill`, what an env cannot supply is taken from the

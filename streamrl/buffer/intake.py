@@ -71,7 +71,12 @@ class Intake(msgspec.Struct):
     def values(self, env: str) -> dict[str, float]:
         """By the names of document 001."""
         named = {f"rewards/{name}": moments for name, moments in self.rewards.items()}
-        over = {f"{name}/{what}": value for name, m in {"reward": self.reward, **named}.items() for what, value in (("mean", m.mean), ("std", m.std)) if m.count}
+        over = {
+            f"{name}/{what}": value
+            for name, m in {"reward": self.reward, **named}.items()
+            for what, value in (("mean", m.mean), ("std", m.std))
+            if m.count
+        }
         counts = {
             "new_rollouts": float(self.rollouts),
             "new_tokens": float(self.tokens),

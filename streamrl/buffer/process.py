@@ -32,7 +32,9 @@ class Config:
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.group_size, self.min_group_size, self.max_age, self.max_window_tokens, self.remember_versions, advantage_named(self.advantage))
+        return Rules(
+            self.group_size, self.min_group_size, self.max_age, self.max_window_tokens, self.remember_versions, advantage_named(self.advantage)
+        )
 
 
 def step(config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
@@ -56,8 +58,9 @@ def paused(config: Config, state: State) -> frozenset[str]:
 
 def report(config: Config, state: State, time_s: float) -> Report:
     values = {f"buffer/window_tokens/{env}": float(window.tokens) for env, window in state.windows.items()}
-    full = [f"the window of {topic.removeprefix('rollouts.')} is full of open groups, not reading on; raise buffer.max_window_tokens" for topic in sorted(paused(config, state))]
-    return Report({**values, "buffer/version": float(state.version)}, full)
+    full = sorted(topic.removeprefix("rollouts.") for topic in paused(config, state))
+    warnings = (f"the window of {env} is full of open groups, not reading on; raise buffer.max_window_tokens" for env in full)
+    return Report({**values, "buffer/version": float(state.version)}, tuple(warnings))
 
 
 def part(run: RunFile, envs: Sequence[str] = ()) -> Part[Config, State]:

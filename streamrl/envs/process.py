@@ -1,6 +1,6 @@
 """Env: problems in, rollouts out, for as long as somebody wants them. One process a replica, each at its own rate.
 
-A source, not a fold: what it samples cannot be sampled again. So its progress is in the transaction of its rollouts, and a restart goes on from there.
+A source, not a fold: what it samples cannot be sampled again. So its progress is in the transaction of its rollouts; a restart goes on from there.
 """
 
 from __future__ import annotations

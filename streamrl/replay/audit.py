@@ -38,14 +38,23 @@ class Ledger:
 
     @classmethod
     def empty(cls, end: int) -> Ledger:
-        return cls(np.zeros(end, bool), np.full(end, -1, np.int32), np.zeros(end, np.uint8), np.full(end, -1, np.int8), np.full(end, -1, np.int32), np.zeros(end, bool))
+        return cls(
+            np.zeros(end, bool),
+            np.full(end, -1, np.int32),
+            np.zeros(end, np.uint8),
+            np.full(end, -1, np.int8),
+            np.full(end, -1, np.int32),
+            np.zeros(end, bool),
+        )
 
 
 @dataclass
 class Audit:
     """The account of a run. `problems` names what does not balance; `unexplained` counts it."""
 
-    counts: dict[tuple[str, int], Counter[str]] = field(default_factory=dict[tuple[str, int], Counter[str]])  # (env, policy version) -> fate -> rollouts
+    counts: dict[tuple[str, int], Counter[str]] = field(
+        default_factory=dict[tuple[str, int], Counter[str]]
+    )  # (env, policy version) -> fate -> rollouts
     ages: Counter[int] = field(default_factory=Counter[int])  # age at training, in versions
     trained: int = 0  # batched, and the lead learner has announced the version
     batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
@@ -83,7 +92,11 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
             done += 1
             if done % 1000 == 0:
                 progress(done, total)
-    announced = {r.version: r.batch for r in records(log, topics, "policy-versions", ("policy-version",)) if isinstance(r, PolicyVersion) and r.learner == learner}
+    announced = {
+        r.version: r.batch
+        for r in records(log, topics, "policy-versions", ("policy-version",))
+        if isinstance(r, PolicyVersion) and r.learner == learner
+    }
     result.made = {version: batch for version, batch in announced.items() if batch is not None}
     for record in records(log, topics, "fates", ("fate",)):
         if isinstance(record, Fate):
@@ -107,7 +120,9 @@ def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate) -> None:
     for index, offset in enumerate(fate.offsets.tolist()):
         if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
             result.astray += 1
-            result.add(f"fate {fate.fate} of {named(fate, index)} points at rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies")
+            result.add(
+                f"fate {fate.fate} of {named(fate, index)} points at rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies"
+            )
             continue
         ledger.fates[offset] += 1
         ledger.kind[offset], ledger.batch[offset] = KINDS.index(fate.fate), -1 if fate.batch is None else fate.batch

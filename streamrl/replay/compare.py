@@ -72,7 +72,8 @@ def compare(name: str, entry: JournalEntry, outputs: list[Message], recorded: Re
             continue
         then = recorded.take(output)
         if then is None:
-            return f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key {(output.key or b'').decode()!r} that was not recorded there"
+            key = (output.key or b"").decode()
+            return f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key {key!r} that was not recorded there"
         if then.value != output.value:
             return f"{output.topic}[{then.partition}]@{then.offset}: {first_difference(then, output)}"
         identical[kind] = identical.get(kind, 0) + 1

@@ -30,7 +30,13 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
     """Print the account of a run. Returns the exit code: 1 when it does not balance."""
     with Progress(TextColumn("reading rollouts"), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
-        result = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()), lambda done, total: bar.update(task, completed=done, total=max(total, 1)))
+        result = audit(
+            log,
+            list(run.envs),
+            run.learner.name,
+            list(parts_of(run).values()),
+            lambda done, total: bar.update(task, completed=done, total=max(total, 1)),
+        )
     console.print(account(result, by_version))
     batched, published = result.total("batched"), result.published
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
@@ -66,7 +72,11 @@ def show_replay(run: RunFile, log: Log, only: str | None, step: int | None, cons
         raise ConfigError(f"--part {only}: there is no such part; {' and '.join(parts)} have journals")
     identical: Counter[str] = Counter()
     for name in [only] if only else list(parts):
-        stop = (lambda fold: fold.state.next_batch > step) if step is not None and name == "batcher" else (lambda fold: step is not None and fold.state.version >= step)
+        stop = (
+            (lambda fold: fold.state.next_batch > step)
+            if step is not None and name == "batcher"
+            else (lambda fold: step is not None and fold.state.version >= step)
+        )
         result: Replayed
         result, fold = replay(log, parts[name], stop)
         identical.update(result.identical)

@@ -36,5 +36,13 @@ def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Out
     uids, versions = [], None
     if isinstance(event.record, Rollout):
         uids, versions = [event.record.rollout_uid], np.array([event.record.policy_version], np.int32)
-    fate = Fate(fate="invalid", environment=environment, partition=event.partition, offsets=np.array([event.offset]), uids=uids, policy_versions=versions, cause=cause)
+    fate = Fate(
+        fate="invalid",
+        environment=environment,
+        partition=event.partition,
+        offsets=np.array([event.offset]),
+        uids=uids,
+        policy_versions=versions,
+        cause=cause,
+    )
     return [letter, Output("fates", environment, fate)]

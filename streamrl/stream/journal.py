@@ -68,7 +68,8 @@ class Tape:
         """The events of a slice. Raises InputGone when they are not all there any more."""
         messages = list(self._between((part.topic, part.partition), part.start, part.end - 1))
         if len(messages) != part.count:
-            raise InputGone(f"{part.topic}[{part.partition}] {part.start} to {part.end} held {part.count} records, now {len(messages)}: retention or somebody has removed them")
+            where = f"{part.topic}[{part.partition}] {part.start} to {part.end}"
+            raise InputGone(f"{where} held {part.count} records, now {len(messages)}: retention or somebody has removed them")
         return [to_event(message, self.schemas[part.topic]) for message in messages]
 
     def fetch(self, references: Collection[Reference]) -> dict[Reference, Event]:
@@ -81,7 +82,9 @@ class Tape:
                     found[*where, message.offset] = to_event(message, self.schemas[where[0]])
             self._close(where)
         if missing := set(references) - found.keys():
-            raise InputGone(f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: retention is shorter than the window")
+            raise InputGone(
+                f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: retention is shorter than the window"
+            )
         return found
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The log on an Apache Kafka broker, through librdkafka. Nothing else in the project knows Kafka, but `broker.py` (runs one) and `topics.py` (makes topics).
+"""The log on an Apache Kafka broker, through librdkafka. Nothing else knows Kafka, but `broker.py` (runs one) and `topics.py` (makes topics).
 
 Settings below that matter were measured: `retry.backoff.ms` 1 makes a transaction 5 ms instead of 105, `fetch.queue.backoff.ms` 5 and 1 MB batches
 double the throughput. Crash-only: a transactional call that fails once ends the process; one that retries after a broker's death hangs for minutes.
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -60,6 +60,7 @@ _AGAIN = {
     KafkaError._WAIT_COORD,
 }
 _FENCED = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+_EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 
@@ -80,10 +81,10 @@ class KafkaLog:
         return {name.removeprefix(self._prefix): len(topic.partitions) for name, topic in metadata.topics.items() if name.startswith(self._prefix)}
 
     def start(self, topic: str, partition: int) -> int:
-        return self._offset(topic, partition, OffsetSpec.earliest())
+        return self._offset(topic, partition, _EARLIEST)
 
     def end(self, topic: str, partition: int) -> int:
-        return self._offset(topic, partition, OffsetSpec.latest())
+        return self._offset(topic, partition, _LATEST)
 
     def reader(self, positions: Positions) -> KafkaReader:
         self._require({topic for topic, _ in positions})  # librdkafka itself would say so after half a minute
@@ -135,16 +136,17 @@ class KafkaReader:
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         found: list[Message] = []
         for raw in self._consumer.consume(max_messages, timeout_s):
-            topic, partition, offset = raw.topic().removeprefix(self._prefix), raw.partition(), raw.offset()
+            topic, partition, offset = str(raw.topic()).removeprefix(self._prefix), cast(int, raw.partition()), cast(int, raw.offset())
             error = raw.error()
             if error is None:
                 self._positions[topic, partition] = offset + 1
-                headers = tuple((name, value or b"") for name, value in raw.headers() or ())
+                headers = tuple((name, cast(bytes, value or b"")) for name, value in raw.headers() or ())
                 found.append(Message(topic, raw.key(), raw.value(), headers, partition, offset, raw.timestamp()[1] / 1000))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._positions[topic, partition] = max(self._positions[topic, partition], offset)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise InputGone(f"{topic}[{partition}] no longer has offset {self._positions[topic, partition]}: retention has removed it; lengthen topics.retention_hours")
+                gone = f"{topic}[{partition}] no longer has offset {self._positions[topic, partition]}"
+                raise InputGone(f"{gone}: retention has removed it; lengthen topics.retention_hours")
             elif error.code() in _MISSING:
                 raise TopicMissing(f"topic {raw.topic()} is missing on {self._address}; create it with `streamrl topics apply RUN.yaml`")
             elif error.code() not in _AGAIN:
@@ -197,7 +199,9 @@ class KafkaWriter:
         if error.code() in _FENCED:
             raise Fenced(f"{self._identity}: another process with this identity has taken over; stop one of the two")
         if missing := self._missing(topics):
-            raise TopicMissing(f"topic {missing} that {self._identity} writes to is missing on {self._address}; create it with `streamrl topics apply RUN.yaml`")
+            raise TopicMissing(
+                f"topic {missing} that {self._identity} writes to is missing on {self._address}; create it with `streamrl topics apply RUN.yaml`"
+            )
         raise TransactionFailed(f"{self._identity}: transaction failed on {self._address} ({error.str()}); it has left no trace, start again")
 
     def _missing(self, topics: Collection[str]) -> str:
@@ -256,7 +260,9 @@ def again(call: Callable[[], T], address: str, timeout_s: float = START_TIMEOUT_
             if error.code() not in _AGAIN and not error.retriable():
                 raise BrokerError(f"{address}: {error.str()}") from None
             if time.monotonic() >= deadline:
-                raise BrokerUnreachable(f"no Kafka broker answers at {address} ({error.str()}); start one with `streamrl broker RUN.yaml` or name yours in STREAMRL_KAFKA") from None
+                raise BrokerUnreachable(
+                    f"no Kafka broker answers at {address} ({error.str()}); start one with `streamrl broker RUN.yaml` or name yours in STREAMRL_KAFKA"
+                ) from None
             logger.debug("%s: %s: again", address, error.str())
             time.sleep(0.05)
 

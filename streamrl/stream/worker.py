@@ -1,7 +1,7 @@
-"""The one loop of every part: poll, decode, step, one transaction. Facts enter `step` as arguments, so a journal entry is enough to run a turn again.
+"""The one loop of every part: poll, decode, step, one transaction. Facts enter `step` as arguments: a journal entry is enough to run a turn again.
 
-A turn's outputs, its journal entry and its input positions commit or abort together. A part that starts folds its journal, outputs thrown away, and is
-where it was. A transaction that fails ends the process (`errors.TransactionFailed`); the supervisor starts the next one.
+A turn's outputs, its journal entry and its input positions commit or abort together. A part that starts folds its journal, outputs thrown
+away, and is where it was. A transaction that fails ends the process (`errors.TransactionFailed`); the supervisor starts the next one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -39,7 +40,7 @@ class Report(NamedTuple):
     """What a part says of itself between turns: gauges, and sentences for its log."""
 
     values: dict[str, float]
-    warnings: list[str] = []
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def snapshot(fold: Fold[Any, Any]) -> list[Snapshot]:
     data = freeze(fold.state)
     pieces = [data[i : i + SNAPSHOT_BYTES] for i in range(0, len(data), SNAPSHOT_BYTES)]
     positions = [(topic, partition, offset) for (topic, partition), offset in fold.positions.items()]
-    common = {"sequence": fold.sequence, "positions": positions, "config": to_json(fold.config), "parts": len(pieces)}
-    return [Snapshot(**common, state=piece, part=i) for i, piece in enumerate(pieces)]
+    make = partial(Snapshot, sequence=fold.sequence, positions=positions, config=to_json(fold.config), parts=len(pieces))
+    return [make(state=piece, part=i) for i, piece in enumerate(pieces)]
 
 
 def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
@@ -218,5 +219,9 @@ def gauges(part: Part[C, S], state: S, tally: Tally, time_s: float) -> dict[str,
     report, elapsed_s = part.report(part.config, state, time_s), tally.elapsed_s
     for warning in report.warnings:
         logger.warning("%s: %s", part.name, warning)
-    loop = {"worker/events_per_s": tally.events / elapsed_s, "worker/turn_s": tally.busy_s / max(tally.turns, 1), "worker/busy_frac": tally.busy_s / elapsed_s}
+    loop = {
+        "worker/events_per_s": tally.events / elapsed_s,
+        "worker/turn_s": tally.busy_s / max(tally.turns, 1),
+        "worker/busy_frac": tally.busy_s / elapsed_s,
+    }
     return {**report.values, **loop}

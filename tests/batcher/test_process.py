@@ -92,8 +92,8 @@ def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
     assert batches(out) == []
     demands = {o.record.environment: o.record for o in out if isinstance(o.record, Demand)}
     assert demands["add"].missing_tokens == 20
-    assert report(config, state, 101.0).warnings == []
-    assert report(config, state, 103.0).warnings == ["batch 0 has waited 3 s for add, 20 tokens short"]
+    assert report(config, state, 101.0).warnings == ()
+    assert report(config, state, 103.0).warnings == ("batch 0 has waited 3 s for add, 20 tokens short",)
     assert report(config, state, 103.0).values["batcher/missing_tokens/add"] == 20
 
 

@@ -17,7 +17,7 @@ def test_what_the_fractions_leave_is_the_rest():
 def test_the_share_that_lacks_most_takes_next():
     # budget 40: a is due 30, b 10. a takes until both lack 10; a comes first among equals
     out = select(supply(a=[10] * 9, b=[10] * 9), {"a": 0.75, "b": 0.25}, {}, 40, spill=False)
-    assert [(c.env, c.index) for c in out.chosen] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
+    assert [(c.env, c.place) for c in out.chosen] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
     assert out.paid == {"a": 30, "b": 10, REST: 0} and out.short == {}
 
 
@@ -61,7 +61,7 @@ def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
         for share, tokens in out.paid.items():
             used[share] += tokens
         for env in pools:
-            gone = {c.index for c in out.chosen if c.env == env}
+            gone = {c.place for c in out.chosen if c.env == env}
             pools[env] = [size for i, size in enumerate(pools[env]) if i not in gone]
     total = sum(used.values())
     assert total > 50 * 9_500

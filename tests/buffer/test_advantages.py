@@ -33,7 +33,10 @@ def test_own_function_by_import_path():
     assert advantage_named("streamrl.buffer.advantages:grpo") is grpo
 
 
-@pytest.mark.parametrize(("name", "says"), [("rlo", "did you mean 'rloo'"), ("nowhere.at.all:f", "cannot be imported"), ("streamrl.buffer.advantages:nope", "has no 'nope'")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("rlo", "did you mean 'rloo'"), ("nowhere.at.all:f", "cannot be imported"), ("streamrl.buffer.advantages:nope", "has no 'nope'")],
+)
 def test_a_wrong_name_is_explained(name: str, says: str):
     with pytest.raises(ConfigError, match=says):
         advantage_named(name)

@@ -13,7 +13,9 @@ from streamrl.records import Fate, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output, Undecodable
 from tests.build import rollout, rollout_event, turns, version_event
 
-CONFIG = Config(envs=("copy",), learner="lead", group_size=2, min_group_size=2, max_age=1, max_window_tokens=1000, remember_versions=4, advantage="rloo")
+CONFIG = Config(
+    envs=("copy",), learner="lead", group_size=2, min_group_size=2, max_age=1, max_window_tokens=1000, remember_versions=4, advantage="rloo"
+)
 
 
 def fold(events: Sequence[Event], config: Config = CONFIG) -> list[Output]:
@@ -55,7 +57,16 @@ def test_what_is_too_old_on_arrival_expires_and_its_group_closes_without_it():
 
 def test_a_group_that_would_age_out_closes_at_its_minimum():
     config = replace(CONFIG, group_size=3)
-    out = fold([version_event(0), rollout_event(0, rollout(sample=0)), rollout_event(1, rollout(sample=1)), version_event(1), rollout_event(2, rollout(sample=2))], config)
+    out = fold(
+        [
+            version_event(0),
+            rollout_event(0, rollout(sample=0)),
+            rollout_event(1, rollout(sample=1)),
+            version_event(1),
+            rollout_event(2, rollout(sample=2)),
+        ],
+        config,
+    )
     assert groups(out)[0].uids == ["g0-0", "g0-1"]
     assert fates(out) == [("filtered", [2], "late for its group")]
 

@@ -37,7 +37,9 @@ def predict(directory: Path, packed: RlExample) -> tuple[np.ndarray, np.ndarray]
     return np.asarray(logprobs), np.asarray(entropy)
 
 
-def edited(origin: Path, directory: Path, settings: Callable[[dict[str, Any]], None], tensors: Callable[[dict[str, Any]], None] | None = None) -> Path:
+def edited(
+    origin: Path, directory: Path, settings: Callable[[dict[str, Any]], None], tensors: Callable[[dict[str, Any]], None] | None = None
+) -> Path:
     """A copy with other settings, and other tensors."""
     shutil.copytree(origin, directory)
     config = json.loads((directory / "config.json").read_text())
@@ -69,7 +71,9 @@ def test_packed_and_alone_are_equal(tiny: Path):
 
 def test_each_segment_has_its_own_temperature(tiny: Path):
     sharp = edited(tiny, tiny.parent / "sharp", lambda c: None, lambda w: w.update({"lm_head.weight": w["lm_head.weight"] * 30}))
-    logprobs, entropy = predict(sharp, example([[Segment(ONE, 4, temperature=1.0), Segment(ONE, 4, temperature=0.7), Segment(TWO, 9, temperature=1.3)]], ROW))
+    logprobs, entropy = predict(
+        sharp, example([[Segment(ONE, 4, temperature=1.0), Segment(ONE, 4, temperature=0.7), Segment(TWO, 9, temperature=1.3)]], ROW)
+    )
     assert np.abs(logprobs[0, :6] - logprobs[0, 7:13]).max() > 0.1
     for start, tokens, temperature in ((0, ONE, 1.0), (7, ONE, 0.7), (14, TWO, 1.3)):
         np.testing.assert_allclose(logprobs[0, start : start + len(tokens) - 1], plain_llama.next_logprobs(sharp, tokens, temperature), atol=2e-5)

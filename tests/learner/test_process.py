@@ -23,7 +23,7 @@ from streamrl.errors import Fenced, ModelError
 from streamrl.learner import checkpoints, process
 from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
 from streamrl.stream.codec import to_message
-from streamrl.stream.log import Message, Output
+from streamrl.stream.log import Output
 from streamrl.stream.memory import MemoryLog
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import pull
@@ -50,7 +50,9 @@ def run_of(directory: Path, tiny: Path) -> RunFile:
 
 
 def batch(number: int) -> Batch:
-    made = assemble([group("copy", f"g{number}", sizes=(2, 3, 1), prompt=2 + number % 2, version=number)], number, number, row_count=2, max_seq_len=16)
+    made = assemble(
+        [group("copy", f"g{number}", sizes=(2, 3, 1), prompt=2 + number % 2, version=number)], number, number, row_count=2, max_seq_len=16
+    )
     assert made is not None
     return made
 
@@ -209,7 +211,9 @@ def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Pat
 
 
 def test_metrics_come_with_every_step(lived: Lived):
-    names = "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s batch_age_mean batch_age_max idle_s"
+    names = (
+        "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s batch_age_mean batch_age_max idle_s"
+    )
     for number, metric in enumerate(metrics(lived.log)):
         assert metric.step == number and {f"learner/{name}" for name in names.split()} <= set(metric.values)
         assert all(map(math.isfinite, metric.values.values()))
@@ -228,12 +232,12 @@ def test_nothing_is_compiled_after_the_first_steps(lived: Lived):
 
 
 def test_a_second_life_goes_on_and_announces_nothing_twice(lived: Lived, tmp_path: Path):
-    """From the checkpoint of version 2: batch 2 is trained again, and must give the version 3 that is announced. Then another learner, from nothing."""
+    """From the checkpoint of version 2: batch 2 is trained again, and must give the version 3 that is announced. Then another learner."""
     run, log = fresh(lived, tmp_path), a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *versions(lived.log))
     shutil.copytree(lived.run.directory, run.directory)
     with learning(run, log) as life:
         life.until(lambda: len(metrics(log)) == 1)
-        assert versions(log) == versions(lived.log)
+        assert [record.sha256 for record in versions(log)] == [record.sha256 for record in versions(lived.log)]
         send(log, batch(3))
         life.until(lambda: len(metrics(log)) == 2)
     assert [metric.step for metric in metrics(log)] == [2, 3]
@@ -301,15 +305,13 @@ def test_a_missing_piece_is_refused():
 
 def test_a_record_that_cannot_be_read_is_refused():
     log = a_log()
-    writer = log.plain_writer()
-    writer.send(to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish"))
+    log.plain_writer().send(to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish"))
     with pytest.raises(ModelError, match=r"^batches@0 cannot be read: "):
         next_batch(log)
 
 
 def test_a_message_of_another_kind_is_refused():
     log = a_log()
-    message: Message = to_message(Output("batches", "lead", PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256="")))
-    log.plain_writer().send(message)
+    publish(log, Output("batches", "lead", PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256="")))
     with pytest.raises(ModelError, match=r"^batches@0 cannot be read: "):
         next_batch(log)

@@ -44,7 +44,9 @@ class Live:
     def up(self, *options: str) -> None:
         with self.output.open("ab") as output:
             command = [*STREAMRL, "up", str(self.file), *options]
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=self.environment, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=self.environment, start_new_session=True
+            )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -65,7 +67,10 @@ class Live:
             time.sleep(0.5)
 
     def said(self) -> str:
-        logs = [f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-5:]) for path in sorted(self.run.directory.glob("logs/*.log"))]
+        logs = [
+            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-5:])
+            for path in sorted(self.run.directory.glob("logs/*.log"))
+        ]
         return "\n".join([*self.output.read_text(errors="replace").splitlines()[-15:], *logs])
 
     def log(self) -> KafkaLog:
@@ -73,7 +78,7 @@ class Live:
 
     def records(self, topic: str, schema: str) -> Iterator[Record]:
         log = self.log()
-        for partition in range(log.topics()[topic]):
+        for partition in range(log.topics().get(topic, 0)):  # none yet while the run is starting
             for message in read(log, topic, partition, log.start(topic, partition)):
                 record = to_event(message, (schema,)).record
                 if isinstance(record, Record):
@@ -95,7 +100,13 @@ class Live:
         role, options = name.split()[0], name.split()[1:]
         for process in self.processes():
             line = process.cmdline()
-            if "streamrl.cli" in line and role in line and all(option in line for option in options) and "up" not in line and "tether.py" not in " ".join(line[:5]):
+            if (
+                "streamrl.cli" in line
+                and role in line
+                and all(option in line for option in options)
+                and "up" not in line
+                and "tether.py" not in " ".join(line[:5])
+            ):
                 return process
         raise AssertionError(f"no process of {name} among {[p.cmdline()[:8] for p in self.processes()]}")
 

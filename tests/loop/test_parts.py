@@ -1,4 +1,4 @@
-"""One live run with many envs: shipped ones, tasks of reasoning-gym, one from a file, one from outside. Every part is stopped once, and it goes on."""
+"""One live run with many envs: shipped ones, tasks of reasoning-gym, one from a file, one from outside. Every part is stopped once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,11 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     run.until(lambda: trained(run, OUTSIDE) > 0, "rollouts from outside in a batch", 120)
-    rollouts = [r for r in run.records(f"rollouts.{OUTSIDE}", "rollout") if isinstance(r, Rollout) and r.policy_version == r.newest_policy_version and not r.failure]
+    rollouts = [
+        r
+        for r in run.records(f"rollouts.{OUTSIDE}", "rollout")
+        if isinstance(r, Rollout) and r.policy_version == r.newest_policy_version and not r.failure
+    ]
     version = rollouts[0].policy_version
     chosen = [r for r in rollouts if r.policy_version == version]
     announced = next(v for v in run.records("policy-versions", "policy-version") if isinstance(v, PolicyVersion) and v.version == version)

@@ -55,7 +55,9 @@ def test_what_is_no_record_says_why(name: str):
         decode("rollout/1", data)
 
 
-@pytest.mark.parametrize(("schema", "says"), [("pickle/1", "'pickle' is unknown"), ("rollout", "no version"), ("rollout/0", "no version"), ("", "unknown")])
+@pytest.mark.parametrize(
+    ("schema", "says"), [("pickle/1", "'pickle' is unknown"), ("rollout", "no version"), ("rollout/0", "no version"), ("", "unknown")]
+)
 def test_an_unknown_schema_is_refused(schema: str, says: str):
     with pytest.raises(DecodeError, match=says):
         decode(schema, GOOD)

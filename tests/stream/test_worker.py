@@ -130,7 +130,11 @@ def test_settings_may_change_between_two_lives():
     for more in (number("a", 100), number("a", 101)):
         log.writer("source").commit([more])
     fold = live(log, [2], each=part(Config(hold=2)))
-    configs = [r.config for m in read(log, "journal.adder", 0, 0) if isinstance(r := decode(dict(m.headers)["schema"], m.value or b""), JournalEntry) and r.config]
+    configs = [
+        r.config
+        for m in read(log, "journal.adder", 0, 0)
+        if isinstance(r := decode(dict(m.headers)["schema"], m.value or b""), JournalEntry) and r.config
+    ]
     assert configs == ['{"hold":3}', '{"hold":2}']
     assert freeze(restore(log, part(Config(hold=2)))[0].state) == freeze(fold.state)
 

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from streamrl.config import Learner
+from streamrl.errors import ModelError
+from streamrl.learner import checkpoints, model
+from streamrl.learner.checkpoints import POSITION, Position
+from streamrl.learner.update import Updater
+from tests.learner.conftest import CONTEXT
+from tests.learner.test_update import ROWS, batch
+
+
+@pytest.fixture
+def updater() -> Iterator[Updater]:
+    made = Updater(Learner(kl_coefficient=0.0), ROWS)
+    with made.training():
+        yield made
+
+
+@pytest.fixture
+def state(updater: Updater, tiny: Path) -> Any:
+    return updater.initial_state(model.load(tiny, CONTEXT))
+
+
+def bits(state: Any) -> list[bytes]:
+    """Parameters, optimiser, step and random key."""
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+
+
+def write(directory: Path, *versions: int) -> None:
+    """Checkpoints with nothing but their position."""
+    for version in versions:
+        checkpoints.path_of(directory, version).mkdir(parents=True)
+        (checkpoints.path_of(directory, version) / POSITION).write_text(f'{{"version": {version}, "offset": {10 * version}, "sha256": "s{version}"}}')
+
+
+def test_training_goes_on_from_a_checkpoint_bit_by_bit(updater: Updater, state: Any, tiny: Path, tmp_path: Path):
+    for advantage in (1.0, -0.5):
+        state, _ = updater.step(state, None, batch(advantage))
+    checkpoints.save(tmp_path, state, Position(2, 7, "abc"), keep=2)
+    saved = bits(state)
+    state, _ = updater.step(state, None, batch(0.3))
+
+    found = checkpoints.latest(tmp_path, 2)
+    assert found == Position(2, 7, "abc")
+    again = checkpoints.load(tmp_path, found, updater.initial_state(model.load(tiny, CONTEXT)))
+    assert bits(again) == saved and int(again.step) == 2
+    again, _ = updater.step(again, None, batch(0.3))
+    assert bits(again) == bits(state)
+
+
+def test_the_newest_that_is_announced_is_taken(tmp_path: Path):
+    assert checkpoints.latest(tmp_path / "none", 5) is None
+    write(tmp_path, 0, 20, 40)
+    assert checkpoints.latest(tmp_path, 59) == Position(40, 400, "s40")
+    assert checkpoints.latest(tmp_path, 39) == Position(20, 200, "s20")
+    assert checkpoints.latest(tmp_path, -1) is None
+
+
+def test_half_a_checkpoint_is_none(tmp_path: Path):
+    write(tmp_path, 0, 20)
+    (tmp_path / "000020" / POSITION).unlink()
+    (tmp_path / ".tmp").mkdir()
+    assert checkpoints.versions(tmp_path) == [0]
+
+
+def test_as_many_are_kept_as_asked_for(state: Any, tmp_path: Path):
+    for version in (0, 20, 40):
+        checkpoints.save(tmp_path, state, Position(version, 0, ""), keep=2)
+    assert checkpoints.versions(tmp_path) == [20, 40] and not (tmp_path / "000000").exists()
+
+
+def test_those_of_a_log_that_is_gone_do_not_push_out_the_new_ones(state: Any, tmp_path: Path):
+    write(tmp_path, 60, 80)
+    checkpoints.save(tmp_path, state, Position(20, 0, ""), keep=2)
+    assert checkpoints.versions(tmp_path) == [20]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_said(state: Any, tmp_path: Path):
+    checkpoints.save(tmp_path, state, Position(20, 0, ""), keep=2)
+    for path in (tmp_path / "000020").rglob("*"):
+        if path.is_file() and path.name != POSITION:
+            path.unlink()
+    with pytest.raises(ModelError, match=f"checkpoint {tmp_path}/000020 cannot be loaded .*delete {tmp_path}/000020 to go on"):
+        checkpoints.load(tmp_path, Position(20, 0, ""), state)
+    (tmp_path / "000020" / POSITION).write_text("{")
+    with pytest.raises(ModelError, match=f"checkpoint {tmp_path}/000020: its position.json cannot be read"):
+        checkpoints.latest(tmp_path, 20)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_said(state: Any, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=f"checkpoint {tmp_path}/file/000020 cannot be written .*free some space"):
+        checkpoints.save(tmp_path / "file", state, Position(20, 0, ""), keep=2)
