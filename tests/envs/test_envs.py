@@ -1,0 +1,84 @@
+"""The shipped envs, and how one is found: problems that do not depend on who asks, rewards worked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamrl.envs.base import SHIPPED, Answer, make
+from streamrl.errors import ConfigError
+
+GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+PARAMS = {"copy-digits": {}, "add-digits": {}, "reasoning-gym": GYM}
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_a_problem_follows_from_seed_and_index_alone(kind: str):
+    env, again, other = (make(kind, seed, PARAMS[kind], "envs.x") for seed in (1, 1, 2))
+    posed = [env.problem(i).messages for i in range(20)]
+    assert posed == [again.problem(i).messages for i in reversed(range(20))][::-1]
+    assert posed != [other.problem(i).messages for i in range(20)] and len({str(p) for p in posed}) > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "finished", "reward"),
+    [
+        ("47", True, 1.0),
+        ("47", False, 2 / 3),
+        ("4", True, 1 / 3),
+        ("74", True, 1 / 3),
+        ("4<pad>", True, 2 / 3),
+        ("477", True, 2 / 3),
+        ("", True, 0.0),
+    ],
+)
+def test_copying_is_rewarded_by_positions_the_end_among_them(text: str, finished: bool, reward: float):
+    env = make("copy-digits", 0, {"digits": 2}, "envs.x")
+    problem = env.problem(0)._replace(answer="47")
+    assert env.rewards(problem, Answer(text, finished)) == {"positions": pytest.approx(reward)}
+
+
+@pytest.mark.parametrize(("text", "finished", "reward"), [("1", True, 1.0), ("1", False, 0.5), ("2", True, 0.5), ("11", True, 0.5)])
+def test_adding_is_rewarded_for_the_last_digit_and_the_end(text: str, finished: bool, reward: float):
+    env = make("add-digits", 0, {}, "envs.x")
+    problem = env.problem(0)
+    first, second = (int(c) for c in problem.messages[0]["content"] if c.isdigit())
+    assert problem.answer == str((first + second) % 10)
+    assert env.rewards(problem._replace(answer="1"), Answer(text, finished)) == {"positions": reward}
+
+
+@pytest.mark.parametrize("task", ["chain_sum", "letter_counting", "number_sorting"])
+def test_tasks_of_reasoning_gym_score_their_own_answers(task: str):
+    env = make("reasoning-gym", 3, {"task": task}, "envs.x")
+    problem = env.problem(5)
+    assert env.rewards(problem, Answer(f" {problem.answer['answer']}\n", True)) == {"score": 1.0}
+    assert env.rewards(problem, Answer("nonsense", True))["score"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "says"),
+    [
+        ("copy-digit", {}, "env 'copy-digit' not found; shipped are copy-digits, add-digits, reasoning-gym; did you mean 'copy-digits'"),
+        ("nowhere.py:Mine", {}, "no file nowhere.py"),
+        ("no.such.module:Mine", {}, "cannot be loaded"),
+        ("streamrl.envs.copy_digits:Nope", {}, "has no class 'Nope'"),
+        ("copy-digits", {"digit": 3}, "takes no 'digit'; did you mean 'digits'"),
+        ("copy-digits", {"digits": 0}, "digits is 0; at least 1 is needed"),
+        ("reasoning-gym", {"task": "chain_sums"}, "no task 'chain_sums'.*chain_sum"),
+        ("reasoning-gym", {"task": "chain_sum", "terms": 3}, "refuses them.*terms"),
+        ("reasoning-gym", {}, "refuses them.*task"),
+    ],
+)
+def test_what_is_not_found_is_named(kind: str, params: dict[str, object], says: str):
+    with pytest.raises(ConfigError, match=f"^envs.x.*{says}"):
+        make(kind, 0, params, "envs.x")
+
+
+def test_an_env_of_ones_own_by_file_and_by_module(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text((Path(__file__).parents[2] / "examples" / "reverse_digits.py").read_text())
+    env = make(f"{file}:ReverseDigits", 0, {"digits": 3}, "envs.x")
+    problem = env.problem(0)
+    assert problem.messages[0]["content"][:3] == problem.answer[::-1]
+    assert make("streamrl.envs.copy_digits:CopyDigits", 0, {}, "envs.x").problem(0).answer

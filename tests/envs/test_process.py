@@ -1,0 +1,204 @@
+"""The env's loop over a log in memory, with a client that answers at once: what it launches, what it publishes, and how it goes on after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from streamrl import config
+from streamrl.config import Env, RunFile
+from streamrl.envs import process
+from streamrl.errors import ConfigError
+from streamrl.inference.client import Sampled, SamplingFailed
+from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout, VersionSpan
+from streamrl.stream.codec import to_event
+from streamrl.stream.log import Output, read
+from streamrl.stream.memory import MemoryLog, MemoryWriter
+from tests.build import floats, tokens
+from tests.data_path import publish
+
+GROUP = 2  # rollouts; 4 + 3 tokens each: 14 a group
+
+
+class FakeClient:
+    """Answers every conversation with the same three tokens."""
+
+    delay_s = 0.0
+    fails = ""
+    in_flight = most = 0
+
+    def heard(self, server_id: str, server: object) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def sample(self, messages: list[dict[str, str]], n: int, env: Env) -> list[Sampled]:
+        FakeClient.in_flight += 1
+        FakeClient.most = max(FakeClient.most, FakeClient.in_flight)
+        try:
+            await asyncio.sleep(self.delay_s)
+        finally:
+            FakeClient.in_flight -= 1
+        if self.fails:
+            raise SamplingFailed(self.fails)
+        spans = [VersionSpan(version=0, start=0, end=3)]
+        return [Sampled("s", tokens(1, 8, 11, 15), tokens(8, 11, 2), floats(-1, -1, -1), "47", "stop", spans, 0.0, 1.0, 1.0, -1, 3) for _ in range(n)]
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
+    monkeypatch.setattr(process, "Client", FakeClient)
+    for name, value in (("delay_s", 0.0), ("fails", ""), ("in_flight", 0), ("most", 0)):
+        monkeypatch.setattr(FakeClient, name, value)
+    return FakeClient
+
+
+def run_file(replicas: int = 1, **env: object) -> RunFile:
+    return config.parse({"run": "r", "envs": {"copy-digits": {"replicas": replicas, **env}}, "buffer": {"group_size": GROUP}})
+
+
+def log_for(replicas: int = 1) -> MemoryLog:
+    topics = ["demand", "servers", "policy-versions", "rollouts.copy-digits", "metrics", *(f"journal.env-copy-digits-{i}" for i in range(replicas))]
+    return MemoryLog(dict.fromkeys(topics, 1))
+
+
+def wants(log: MemoryLog, wanted: int, closed: dict[str, int] | None = None) -> None:
+    demand = Demand(environment="copy-digits", wanted_tokens=wanted, held_tokens=0, closed_groups=closed or {})
+    publish(
+        log,
+        Output("demand", "copy-digits", demand),
+        Output("policy-versions", "lead", PolicyVersion(learner="lead", version=4, uri="", size_bytes=0, sha256="")),
+    )
+
+
+def published(log: MemoryLog) -> list[Rollout]:
+    events = (to_event(m, ("rollout",)).record for m in read(log, "rollouts.copy-digits", 0, 0))
+    return [record for record in events if isinstance(record, Rollout)]
+
+
+def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0, timeout_s: float = 10.0) -> float:
+    """One life, stopped as soon as `until` holds. Returns the seconds that stopping took; raises what it raised."""
+    stop, errors = threading.Event(), list[BaseException]()
+
+    def target() -> None:
+        try:
+            process.main(run, log, stop, "copy-digits", replica)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    deadline = time.monotonic() + timeout_s
+    while thread.is_alive() and not until() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.set()
+    before = time.monotonic()
+    thread.join(10)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+    assert until(), "it did not get there"
+    return time.monotonic() - before
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+def test_it_publishes_what_is_wanted_and_no_more():
+    log = log_for()
+    wants(log, 60)
+    live(log, run_file(max_tokens=3), after(1.0))
+    # A guess of 12 tokens a group lets it begin 5; those done are measured at 14, so a fifth (at 56) is the last below 60
+    assert {r.group_id for r in published(log)} == {f"copy-digits-{i}" for i in range(5)}
+    assert len(published(log)) == 5 * GROUP
+
+
+def test_what_was_closed_makes_room():
+    log = log_for()
+    wants(log, 60)
+    live(log, run_file(max_tokens=3), lambda: len(published(log)) == 5 * GROUP)
+    wants(log, 60, {"copy-digits-0": 4})
+    live(log, run_file(max_tokens=3), lambda: len({r.group_id for r in published(log)}) == 9)
+
+
+def test_without_a_demand_nothing_is_launched_and_it_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(process, "REPORT_S", 0.1)
+    monkeypatch.setattr(process, "WAITING_S", 0.2)
+    log = log_for()
+    live(log, run_file(), after(0.8))
+    assert published(log) == [] and "no demand heard" in caplog.text
+
+
+def test_groups_in_flight_and_their_rate_are_bounded(fake: type[FakeClient]):
+    fake.delay_s = 0.05
+    log = log_for()
+    wants(log, 10**6)
+    live(log, run_file(max_groups_in_flight=3), lambda: len(published(log)) >= 40)
+    assert fake.most == 3
+    log = log_for()
+    wants(log, 10**6)
+    live(log, run_file(max_groups_per_s=10), after(1.5))
+    assert 5 <= len({r.group_id for r in published(log)}) <= 27  # 10 a second, and one second's worth at once
+
+
+def test_a_generation_that_fails_is_published_with_its_failure(fake: type[FakeClient]):
+    fake.fails = "inference-0: no answer within 60 s"
+    log = log_for()
+    wants(log, 10)
+    live(log, run_file(), lambda: len(published(log)) >= GROUP)
+    assert {(r.failure, r.policy_version) for r in published(log)} == {(fake.fails, 4)}
+
+
+@pytest.mark.parametrize("die_at", range(6))
+def test_after_a_crash_no_problem_is_repeated_or_skipped(die_at: int, monkeypatch: pytest.MonkeyPatch):
+    """Dies before or after any of the first commits, then lives on."""
+    log, count, commit = log_for(), iter(range(10**6)), MemoryWriter.commit
+
+    def dying(writer: MemoryWriter, *arguments: object) -> list[int]:
+        if next(count) == die_at:
+            raise RuntimeError("killed before")
+        offsets = commit(writer, *arguments)  # type: ignore[arg-type]
+        if next(count) == die_at:
+            raise RuntimeError("killed after")
+        return offsets
+
+    wants(log, 10**6)
+    monkeypatch.setattr(MemoryWriter, "commit", dying)
+    with pytest.raises(RuntimeError, match="killed"):
+        live(log, run_file(max_groups_in_flight=4), lambda: False)
+    monkeypatch.setattr(MemoryWriter, "commit", commit)
+    live(log, run_file(max_groups_in_flight=4), lambda: len(published(log)) >= 60)
+    uids = [r.rollout_uid for r in published(log)]
+    assert len(uids) == len(set(uids))
+    last = [to_event(m, ("env-progress",)).record for m in read(log, "journal.env-copy-digits-0", 0, 0)][-1]
+    assert isinstance(last, EnvProgress)
+    done = {int(r.problem_id) for r in published(log)}
+    assert done | set(last.open_problems) >= set(range(max(done))) and not done & set(last.open_problems)
+
+
+def test_replicas_pose_different_problems():
+    log = log_for(2)
+    wants(log, 100)
+    for replica in (0, 1):
+        live(log, run_file(2, max_tokens=3), lambda r=replica: len({x.group_id for x in published(log)}) >= 4 * (r + 1), replica)
+    by_producer = {p: {int(r.problem_id) % 2 for r in published(log) if r.producer == p} for p in ("copy-digits-0", "copy-digits-1")}
+    assert by_producer == {"copy-digits-0": {0}, "copy-digits-1": {1}}
+
+
+def test_it_stops_at_once_whatever_is_in_flight(fake: type[FakeClient]):
+    fake.delay_s = 60.0
+    log = log_for()
+    wants(log, 10**6)
+    assert live(log, run_file(), lambda: fake.most > 0) < 2.0
+
+
+def test_an_unknown_env_or_replica_is_named():
+    with pytest.raises(ConfigError, match="the run has no env 'nope'; it has copy-digits"):
+        process.main(run_file(), log_for(), threading.Event(), "nope")
+    with pytest.raises(ConfigError, match="replicas is 1: there is no replica 4"):
+        process.main(run_file(), log_for(), threading.Event(), "copy-digits", 4)

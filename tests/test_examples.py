@@ -1,0 +1,66 @@
+"""The examples and the page that explains them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import yaml
+
+from streamrl import config
+from streamrl.records import Rollout
+from streamrl.stream.codec import decode
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = ROOT / "examples" / "external_env.py"
+PAGE = (ROOT / "docs" / "add-an-env.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return [part.split("```")[0].strip() for part in PAGE.split(f"```{language}\n")[1:]]
+
+
+def test_the_pages_env_is_the_examples():
+    assert blocks("python") == [(ROOT / "examples" / "reverse_digits.py").read_text().strip()]
+    assert len(blocks("python")[0].splitlines()) <= 45
+
+
+def test_the_pages_settings_make_a_run_file():
+    for block in blocks("yaml"):
+        config.parse({"run": "mine", **yaml.safe_load(block)})
+
+
+def test_the_outside_env_is_short_and_knows_nothing_of_streamrl():
+    text = OUTSIDE.read_text()
+    imported = {name.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {str(node.module) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+    assert len(text.splitlines()) <= 80
+    assert imported <= {"array", "json", "sys", "time", "urllib.request", "uuid", "kafka", "msgpack"}
+
+
+def test_what_the_outside_env_sends_is_a_rollout():
+    choice = {
+        "text": "4",
+        "token_ids": [8],
+        "finish_reason": "length",
+        "logprobs": {"content": [{"logprob": -0.5}]},
+        "weight_versions": [{"version": "3", "start": 0, "end": 1}],
+    }
+    made = outside().rollout("outside", "g", 0, {"server_id": "inference-0"}, "7=", [1, 11, 15], choice)
+    record = decode("rollout/1", msgpack.packb(made) or b"")
+    assert isinstance(record, Rollout)
+    assert (record.reward, record.policy_version, record.group_id, record.rollout_uid) == (1.0, 3, "g", "g-0")
+    prompt, answer = record.turns
+    assert prompt.tokens is not None and prompt.tokens.tolist() == [1, 11, 15]
+    assert answer.logprobs is not None and answer.logprobs.tolist() == [-0.5]
+
+
+def outside() -> Any:
+    spec = importlib.util.spec_from_file_location("external_env", OUTSIDE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
