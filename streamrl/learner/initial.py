@@ -67,7 +67,7 @@ def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
         head_dim=tiny.head_dim,
         gradient_checkpointing=False,
     )
-    hf_config(config, tokenizer).save_pretrained(directory)
+    hf_settings(config, tokenizer).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     with on_mesh():
         model = LlamaLMHeadModel.init(Axis("vocab", len(tokenizer)), config, key=jax.random.PRNGKey(tiny.seed))
@@ -76,7 +76,7 @@ def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
     return directory
 
 
-def hf_config(config: LlamaConfig, tokenizer: Any) -> HfLlamaConfig:
+def hf_settings(config: LlamaConfig, tokenizer: Any) -> HfLlamaConfig:
     """The same settings in Hugging Face's words; a server stops at the tokenizer's end of sequence."""
     return HfLlamaConfig(
         architectures=["LlamaForCausalLM"],

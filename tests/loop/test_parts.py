@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from streamrl.learner.mesh import on_mesh
-from streamrl.learner.model import load
 from streamrl.records import Fate, PolicyVersion, Rollout
 from streamrl.weights.store import pull
-from tests.live import learner_logprobs
 from tests.loop.runs import ROOT, Live, live
+from tests.parity import learner_logprobs
 
 OUTSIDE = "outside"
 LENGTH = 256
@@ -80,9 +77,7 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
     announced = next(v for v in run.records("policy-versions", "policy-version") if isinstance(v, PolicyVersion) and v.version == version)
     weights = pull(announced, run.run.store, tmp_path / "weights")
     sequences = [np.concatenate([turn.tokens for turn in r.turns if turn.tokens is not None]) for r in chosen]
-    with on_mesh():
-        load(weights, LENGTH)
-    for r, expected in zip(chosen, learner_logprobs(weights, sequences, 1.0), strict=True):
+    for r, expected in zip(chosen, learner_logprobs(weights, sequences, 1.0, LENGTH), strict=True):
         logprobs = r.turns[-1].logprobs
         assert logprobs is not None
         assert np.abs(expected[-len(logprobs) :] - logprobs).max() <= 1e-4
@@ -111,7 +106,3 @@ def any_part(run: Live, part: str, old: int) -> bool:
         return run.part(part).pid != old
     except AssertionError:
         return False
-
-
-def test_the_settings_are_a_run_file(tmp_path: Path):
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(SETTINGS))
