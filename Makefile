@@ -47,7 +47,7 @@ $(UV):
 	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements/main.txt)"
 
 $(ENV)/.synced: requirements/main.txt | $(UV)
-	$(UV) pip sync --quiet --python $(ENV)/bin/python $<
+	$(UV) pip sync --quiet --compile-bytecode --python $(ENV)/bin/python $<
 	@touch $@
 
 $(ENV)/.installed: pyproject.toml $(ENV)/.synced
@@ -56,7 +56,7 @@ $(ENV)/.installed: pyproject.toml $(ENV)/.synced
 
 $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	@test -x $(INFERENCE_ENV)/bin/python || $(ENV)/bin/python -m venv --without-pip $(INFERENCE_ENV)
-	$(UV) pip sync --quiet --python $(INFERENCE_ENV)/bin/python $<
+	$(UV) pip sync --quiet --compile-bytecode --python $(INFERENCE_ENV)/bin/python $<
 	@touch $@
 
 .streamrl/.kafka: streamrl/stream/broker_files/jars.txt | $(ENV)/.installed

@@ -1,7 +1,8 @@
 """Outlives a supervisor just long enough to end what its parts have started: `python guardian.py MARK`, with a pipe from the supervisor as stdin.
 
-A part dies with the supervisor (`tether.py`), but not what the part has started: an env's sandboxes, say. All of it carries the supervisor's mark in
-its environment, in whatever session it is. When the pipe ends, because the supervisor closed it or died, everything with the mark is killed.
+A part dies with the supervisor (`tether.py`), but not what the part has started: an env's sandboxes, or vLLM. All of it carries the supervisor's mark
+in its environment, in whatever session it is, or belongs to the process group of one that does: a process that renames itself, as vLLM's engine
+does, overwrites its environment. When the pipe ends, because the supervisor closed it or died, all of that is killed.
 """
 
 from __future__ import annotations
@@ -18,17 +19,36 @@ ROUNDS = 50  # what is found may be starting another one
 
 
 def sweep(mark: str) -> None:
-    """SIGKILL to every process with that mark but this one, until there is none."""
+    """SIGKILL to every process with that mark but this one, and to their process groups, until there is none."""
+    groups: set[int] = set()
     for _ in range(ROUNDS):
         left = marked(mark)
-        if not left:
-            return
+        groups |= {group for process in left if (group := group_of(process)) not in (None, os.getpgrp())}
+        alive = [group for group in groups if kill_group(group)]
         for process in left:
             try:
                 process.kill()
             except psutil.Error:
                 continue
+        if not left and not alive:
+            return
         time.sleep(0.02)
+
+
+def group_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return None
+
+
+def kill_group(group: int) -> bool:
+    """SIGKILL to a process group; is there still anybody in it?"""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def marked(mark: str) -> list[psutil.Process]:

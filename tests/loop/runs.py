@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ class Live:
         self.mark = uuid.uuid4().hex
         self.output = directory / "output.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.sessions: set[int] = set()
 
     def up(self, *options: str) -> None:
         with self.output.open("ab") as output:
@@ -108,11 +108,13 @@ class Live:
                 and "tether.py" not in " ".join(line[:5])
             ):
                 return process
-        raise AssertionError(f"no process of {name} among {[p.cmdline()[:8] for p in self.processes()]}")
+        raise AssertionError(f"no process of {name} among {[command_line(p)[:8] for p in self.processes()]}")
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that bears this run's mark."""
-        return [process for process in psutil.process_iter() if marked(process, self.mark)]
+        """Everything that bears this run's mark, and whoever shares a session with one that does: vLLM's engine overwrites its environment."""
+        alive = [process for process in psutil.process_iter() if process.is_running()]
+        self.sessions |= {session for process in alive if marked(process, self.mark) and (session := session_of(process)) != os.getsid(0)}
+        return [process for process in alive if marked(process, self.mark) or session_of(process) in self.sessions]
 
     def report(self) -> dict[str, Any]:
         return json.loads((self.run.directory / "report.json").read_text())
@@ -121,16 +123,29 @@ class Live:
         deadline = time.monotonic() + timeout_s
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert [p.cmdline()[:8] for p in self.processes()] == []
+        assert [command_line(p)[:8] for p in self.processes()] == []
 
     def close(self) -> None:
         for process in self.processes():
-            try:
-                process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         if self.process is not None:
             self.process.wait(20)
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def session_of(process: psutil.Process) -> int:
+    """0 for one that has ended."""
+    try:
+        return 0 if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return 0
 
 
 def marked(process: psutil.Process, mark: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.runs import live, quickstart
+from tests.loop.runs import command_line, live, quickstart
 
 WITHOUT_SERVERS = {**quickstart(), "inference": {"max_model_len": 64, "replicas": 0}}
 
@@ -17,7 +17,7 @@ WITHOUT_SERVERS = {**quickstart(), "inference": {"max_model_len": 64, "replicas"
 def test_nothing_stays_behind(tmp_path: Path, sign: signal.Signals, code: int | None):
     with live(tmp_path, WITHOUT_SERVERS) as run:
         run.up()
-        run.until(lambda: len([p for p in run.processes() if "streamrl.cli" in p.cmdline()]) >= 6, "its parts", 90)
+        run.until(lambda: len([p for p in run.processes() if "streamrl.cli" in command_line(p)]) >= 6, "its parts", 90)
         assert run.process is not None
         os.kill(run.process.pid, sign)
         ended = run.wait(60)

@@ -14,7 +14,7 @@ from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
 from streamrl.stream import broker
 from streamrl.stream.kafka import KafkaLog
-from tests.loop.runs import live, quickstart
+from tests.loop.runs import command_line, live, quickstart
 
 
 @pytest.mark.live
@@ -22,7 +22,7 @@ def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
     with live(tmp_path, quickstart()) as run:
         run.up()
         run.until(lambda: run.version() >= 25, "version 25", 400)
-        assert run.process is not None
+        assert run.process is not None and any("VLLM" in " ".join(command_line(process)) for process in run.processes())
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
         run.nothing_left()

@@ -187,6 +187,16 @@ def test_a_spoilt_version_is_refused(tmp_path: Path, spoil: Any, says: str):
     assert not (tmp_path / "copy").exists()
 
 
+def test_only_what_was_announced_is_copied(tmp_path: Path):
+    """A file that lies beside the announced ones stays where it is, and what was at the destination goes."""
+    stored = write(Store(f"file://{tmp_path}/store"), 1)
+    (tmp_path / "store" / "v000001" / "modeling.py").write_text("print('anything')")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "of an earlier version").write_text("")
+    there = pull(announced(stored), f"file://{tmp_path}/store", tmp_path / "copy")
+    assert {path.name for path in there.iterdir()} == {*WEIGHTS, MANIFEST}
+
+
 @pytest.mark.parametrize(
     "uri",
     [
