@@ -139,6 +139,10 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
                 tally.count(groups)
             if tally.elapsed_s >= REPORT_S:
                 meter.publish(tally.values(me))
+                if failed := tally.failed():
+                    logger.warning(
+                        "%s: %d of %d rollouts failed, the last: %s", me.credit.producer, len(failed), tally.rollouts(), failed[-1].failure
+                    )
                 tally = Tally(waiting_s=0.0 if me.credit.demand or me.tasks else tally.waiting_s + tally.elapsed_s)
                 if tally.waiting_s >= WAITING_S:
                     logger.warning("%s: no demand heard for %.0f s; is the batcher running?", me.credit.producer, tally.waiting_s)
@@ -167,15 +171,20 @@ class Tally:
     def count(self, groups: Sequence[Group]) -> None:
         self.groups += groups
 
+    def rollouts(self) -> int:
+        return sum(len(group.rollouts) for group in self.groups)
+
+    def failed(self) -> list[Rollout]:
+        return [rollout for group in self.groups for rollout in group.rollouts if rollout.failure]
+
     def values(self, me: Replica) -> dict[str, float]:
-        done = [rollout for group in self.groups for rollout in group.rollouts]
-        good = [rollout for rollout in done if not rollout.failure]
+        good = [rollout for group in self.groups for rollout in group.rollouts if not rollout.failure]
         waits = [turn.inference_metadata.latency_s for rollout in good for turn in rollout.turns if turn.inference_metadata]
         values = {
             "env/groups_in_flight": float(len(me.tasks)),
             "env/groups_outstanding": float(me.credit.outstanding),
-            "env/rollouts_per_s": len(done) / self.elapsed_s,
-            "env/failed": float(len(done) - len(good)),
+            "env/rollouts_per_s": self.rollouts() / self.elapsed_s,
+            "env/failed": float(len(self.failed())),
             "env/waiting_for_demand_s": self.waiting_s,
         }
         means = {"env/reward_mean": [rollout.reward for rollout in good], "env/request_s": waits}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import random
+from functools import lru_cache
 from typing import Any
 
 import reasoning_gym
+from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
 from streamrl.envs.base import Answer, Problem
 
-SIZE = 2**31 - 1  # the tasks make problems on demand; this only bounds the index
+CHUNK = 500  # problems of one dataset: the library's own default. Some tasks draw all their problems at once, or refuse more than 20,000
 
 
 class ReasoningGym:
@@ -20,11 +23,25 @@ class ReasoningGym:
         if task not in DATASETS:
             near = difflib.get_close_matches(task, DATASETS, 3)
             raise ValueError(f"no task {task!r} among reasoning-gym's {len(DATASETS)}; near: {', '.join(near) or 'none'}")
-        self.dataset = reasoning_gym.create_dataset(task, seed=seed, size=SIZE, **kwargs)
+        if task == "composite":  # the one task whose settings are objects
+            kwargs["datasets"] = [DatasetSpec(**spec) for spec in kwargs.get("datasets", [])]
+        # The library makes problem i from its seed + i: seeds 1 and 2 would share all problems but one.
+        first = random.Random(f"{task} {seed}").randrange(2**31)
+
+        @lru_cache(maxsize=2)
+        def dataset(chunk: int) -> Any:
+            return reasoning_gym.create_dataset(task, seed=(first + chunk * CHUNK) % 2**31, size=CHUNK, **kwargs)
+
+        self._dataset = dataset
+        self._verifier = dataset(0)  # scores depend on the task's settings, not on the chunk
 
     def problem(self, index: int) -> Problem:
-        entry = self.dataset[index]
+        entry = self._dataset(index // CHUNK)[index % CHUNK]
         return Problem([{"role": "user", "content": entry["question"]}], entry)
 
     def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
-        return {"score": float(self.dataset.score_answer(answer.text.strip(), problem.answer))}
+        try:
+            score = float(self._verifier.score_answer(answer.text.strip(), problem.answer))
+        except Exception:  # some verifiers stumble over what they cannot parse: that is a wrong answer, not a failed generation
+            score = 0.0
+        return {"score": score}

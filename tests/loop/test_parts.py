@@ -20,7 +20,7 @@ LENGTH = 256
 GYM = {
     "chain-sum": {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
     "letter-counting": {"task": "letter_counting", "min_words": 1, "max_words": 2},
-    "number-sorting": {"task": "number_sorting", "min_numbers": 2, "max_numbers": 2},
+    "lcm": {"task": "lcm"},
 }
 SETTINGS: dict[str, Any] = {
     "run": "many",
