@@ -235,6 +235,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     batch: int | None = None  # the batch it was trained on
     probe: Probe | None = None
     time_s: float = 0.0
+    vocab_size: int = 0  # token ids are below it; 0: not said
 
 
 # ---- inference ------------------------------------------------------------------------------------------------------------------------

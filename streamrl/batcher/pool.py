@@ -155,13 +155,17 @@ class Fold:
         self.state.short = short
 
     def want(self, env: str) -> None:
-        """Publish the env's demand if it has changed: what the batches that its next rollouts could serve need, less what is held."""
+        """Publish the env's demand if it has changed: what the batches that its next rollouts could serve need, less what is held.
+
+        What the fractions leave is asked of all envs evenly, and what is still missing of it of each: any of them may have stopped.
+        """
         config, state, pool = self.config, self.state, self.state.pools.setdefault(env, Pool())
         last_batch = min(state.version + config.lookahead + 1, state.version + config.max_age)
         batches = max(last_batch - state.next_batch + 1, 0)
         share = shares(config.fractions)
         due = share.get(env, 0.0) + share[REST] / len(config.fractions)
-        wanted = math.ceil(batches * due * config.total_token_budget + state.balance.get(env, 0.0)) - pool.tokens
+        needed = batches * due * config.total_token_budget + state.balance.get(env, 0.0) + state.short.get(REST, 0)
+        wanted = math.ceil(needed) - pool.tokens
         demand = Demand(
             environment=env,
             wanted_tokens=max(wanted, 0) if state.version >= 0 else 0,

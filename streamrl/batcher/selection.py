@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-REST = ""  # the pseudo-env that stands for what the fractions leave; it takes from whoever has most
+REST = ""  # the pseudo-env that stands for what the fractions leave: it goes evenly to the envs that have more than their own share needs
 
 
 class Candidate(NamedTuple):
@@ -42,7 +42,7 @@ def select(
     need = {share: fraction * budget + balance.get(share, 0.0) for share, fraction in shares(fractions).items()}
     left = {env: list(reversed(candidates)) for env, candidates in supply.items()}
     chosen: list[Candidate] = []
-    paid = dict.fromkeys(need, 0)
+    paid, of_rest = dict.fromkeys(need, 0), dict.fromkeys(left, 0)
     short: dict[str, int] = {}
     total = 0
     while True:
@@ -53,7 +53,7 @@ def select(
         lacking = need[share] - paid[share]
         if lacking < 1:
             return Selection(chosen, paid, short)
-        env = share or max(left, key=lambda e: sum(c.tokens for c in left[e]), default=REST)
+        env = share or spare(left, {e: need[e] - paid[e] for e in need}, of_rest)
         if not left.get(env):
             if spill and share != REST:
                 need[REST] += lacking
@@ -66,7 +66,14 @@ def select(
             candidate = left[env].pop()
             chosen.append(candidate)
             paid[share] += candidate.tokens
+            of_rest[env] += 0 if share else candidate.tokens
             total += candidate.tokens
+
+
+def spare(left: Mapping[str, Sequence[Candidate]], lacking: Mapping[str, float], of_rest: Mapping[str, int]) -> str:
+    """The env that the rest takes from next: of those with more tokens left than their own share lacks, the one that has given it least."""
+    able = [env for env, candidates in left.items() if sum(c.tokens for c in candidates) > max(lacking.get(env, 0.0), 0.0)]
+    return min(able, key=lambda env: of_rest[env], default=REST)
 
 
 def carry(fractions: Mapping[str, float], balance: Mapping[str, float], paid: Mapping[str, int], spill: bool) -> dict[str, float]:

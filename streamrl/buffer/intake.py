@@ -10,8 +10,11 @@ from streamrl.buffer.groups import generated_tokens, total_tokens
 from streamrl.records import Rollout
 
 
-def objection(rollout: Rollout, key: str, environment: str, newest_version: int) -> str:
-    """Why this readable rollout cannot be used, in a line; empty when it can. `newest_version` is the furthest ahead that is held."""
+def objection(rollout: Rollout, key: str, environment: str, newest_version: int, vocab_size: int = 0) -> str:
+    """Why this readable rollout cannot be used, in a line; empty when it can.
+
+    `newest_version` is the furthest ahead that is held; `vocab_size` bounds token ids, 0 if nobody has said it.
+    """
     if rollout.environment != environment:
         return f"rollout says environment {rollout.environment!r} but lies in rollouts.{environment}"
     if key != rollout.group_id:
@@ -19,6 +22,8 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int)
     if rollout.newest_policy_version > newest_version:
         return f"policy version {rollout.newest_policy_version} is further ahead than {newest_version}: nobody has announced it"
     for turn in rollout.turns:
+        if vocab_size and turn.tokens is not None and len(turn.tokens) and int(turn.tokens.max()) >= vocab_size:
+            return f"token id {int(turn.tokens.max())} is not in the policy's vocabulary of {vocab_size}"
         how = turn.inference_metadata
         if how is not None and turn.logprobs is not None and (how.top_p < 1 or how.top_k > 0):
             return f"sampled with top_p {how.top_p} and top_k {how.top_k}: the learner reproduces temperature only; sample with top_p 1 and top_k -1"

@@ -42,8 +42,8 @@ def step(config: Config, state: State, events: Sequence[Event], time_s: float) -
     fold = Fold(config.rules, state)
     for event in events:
         match event.record:
-            case PolicyVersion(learner=config.learner, version=version) if version > state.version:
-                fold.hear(version, time_s)
+            case PolicyVersion(learner=config.learner, version=version) as announced if version > state.version:
+                fold.hear(version, announced.vocab_size, time_s)
             case Rollout() as rollout:
                 fold.take(event, rollout)
             case _:

@@ -55,6 +55,7 @@ class Window(msgspec.Struct):
 
 class State(msgspec.Struct):
     version: int = -1  # newest heard; -1: none yet
+    vocab_size: int = 0  # of the policy, as announced; 0: not said
     windows: dict[str, Window] = {}
     seen: dict[int, dict[str, None]] = {}  # version heard -> uids; a dict keeps their order, so that equal states have equal bytes
     closed: dict[int, dict[str, None]] = {}  # version heard -> groups
@@ -68,10 +69,10 @@ class Fold:
     state: State
     outputs: list[Output] = field(default_factory=list[Output])
 
-    def hear(self, version: int, time_s: float) -> None:
+    def hear(self, version: int, vocab_size: int, time_s: float) -> None:
         """A new policy version: forget what is long over, drop what has become too old, close what could not wait for another."""
         state, horizon = self.state, version - self.rules.remember_versions
-        state.version = version
+        state.version, state.vocab_size = version, vocab_size
         for memory in (state.seen, state.closed):
             for old in [v for v in memory if v < horizon]:
                 del memory[old]
@@ -85,7 +86,7 @@ class Fold:
     def take(self, event: Event, rollout: Rollout) -> None:
         """A rollout has come: it joins its group, or meets its end."""
         state, env, uid, group_id = self.state, event.topic.partition(".")[2], rollout.rollout_uid, rollout.group_id
-        if cause := objection(rollout, event.key, env, state.version + FUTURE_VERSIONS):
+        if cause := objection(rollout, event.key, env, state.version + FUTURE_VERSIONS, state.vocab_size):
             self.outputs += reject(event, cause)
             return
         if any(uid in uids for uids in state.seen.values()):

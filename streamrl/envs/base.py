@@ -12,6 +12,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -55,16 +56,18 @@ class Env(Protocol):
 def make(kind: str, seed: int, params: Mapping[str, Any], where: str) -> Env:
     """The env of that kind: a shipped name, FILE.py:CLASS or MODULE:CLASS. `where` names it in a ConfigError."""
     found = env_class(kind, where)
-    accepted = [name for name in inspect.signature(found).parameters if name != "seed"]
+    parameters = inspect.signature(found).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    accepted = [parameter.name for parameter in parameters if parameter.name != "seed" and parameter.kind is not parameter.VAR_KEYWORD]
     for name in params:
-        if name not in accepted and "kwargs" not in accepted:
+        if name not in accepted and not takes_any:
             near = difflib.get_close_matches(name, accepted, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(accepted) or 'none'}"
             raise ConfigError(f"{where}.params: {kind} takes no {name!r}; {hint}")
     try:
         return cast(Env, found(seed=seed, **params))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}.params: {kind} refuses them: {error}") from None
+    except Exception as error:  # it is somebody else's code; many check their settings with `assert`
+        raise ConfigError(f"{where}.params: {kind} refuses them: {one_line(error)}") from error
 
 
 def env_class(kind: str, where: str) -> Any:
@@ -75,18 +78,29 @@ def env_class(kind: str, where: str) -> Any:
         raise ConfigError(f"{where}: env {kind!r} not found; shipped are {', '.join(SHIPPED)}; {hint}")
     try:
         module = _from_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"{where}: env {kind!r} cannot be loaded ({error}); is the path right, seen from where streamrl was started?") from None
-    if not hasattr(module, name):
+    except (ImportError, OSError) as error:
+        raise ConfigError(f"{where}: env {kind!r} cannot be loaded ({error}); is the path right, seen from where streamrl was started?") from error
+    except Exception as error:  # whatever its own code raises
+        raise ConfigError(f"{where}: env {kind!r} cannot be loaded, {path} fails with {one_line(error)}") from error
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
         raise ConfigError(f"{where}: {path} has no class {name!r}")
-    return getattr(module, name)
+    if missing := [method for method in ("problem", "rewards") if not callable(getattr(found, method, None))]:
+        raise ConfigError(f"{where}: class {name!r} of {path} has no method {missing[0]!r}; an env has problem(index) and rewards(problem, answer)")
+    return found
+
+
+def one_line(error: Exception) -> str:
+    """What somebody else's code raised, for a log or a record."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"env_from_file_{path.stem}", path)  # hides no other module
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module

@@ -17,7 +17,7 @@ class Credit:
     demand: Demand | None = None
     launched: int = 0  # groups, since the run began
     complete: int = 0  # groups measured
-    tokens: int = 0  # of those
+    tokens: float = 0.0  # of those
 
     @property
     def outstanding(self) -> int:
@@ -33,8 +33,8 @@ class Credit:
         """May another group be launched? The replicas of an env share what is wanted of it."""
         return self.demand is not None and self.outstanding * self.group_tokens < self.demand.wanted_tokens / self.replicas
 
-    def measured(self, tokens: int) -> None:
-        """A group is complete: so many tokens, prompts included."""
+    def measured(self, tokens: float) -> None:
+        """A group is complete: so many tokens, prompts included. One that failed says nothing about the size of the others."""
         self.complete, self.tokens = self.complete + 1, self.tokens + tokens
 
 

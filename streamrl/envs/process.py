@@ -16,23 +16,27 @@ from typing import NamedTuple
 from streamrl import config
 from streamrl.buffer.groups import total_tokens
 from streamrl.config import RunFile
-from streamrl.envs.base import Env, make
+from streamrl.envs.base import Env, Problem, make
 from streamrl.envs.credit import Counter, Credit
-from streamrl.envs.rollouts import Task, failures, rollouts
+from streamrl.envs.rollouts import NoProblem, Task, failures, pose, rollouts
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.metrics import Meter
 from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout, Server
 from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.log import Log, Message, Output, Writer, read
+from streamrl.stream.log import Log, Message, Output, Undecodable, Writer, read
+from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
 
 CONSUMES = ("demand", "servers", "policy-versions")
 PRODUCES = ("rollouts", "journal", "metrics")
-TICK_S = 0.01
+TICK_S = 0.02  # what finishes within one is one transaction
 REPORT_S = 1.0
-WAITING_S = 5.0  # without a demand for so long, it says so
+WAITING_S = 5.0  # without a demand for so long, it says so, and again after as much
+BURST_S = 0.1  # a rate is kept on average: launches that were due so long ago are made up for
+PAUSE_S = 0.1  # before the next launch, for each group that failed in a row
+MAX_PAUSE_S = 1.0
 SCHEMAS = ("demand", "server", "policy-version")
 
 
@@ -41,6 +45,12 @@ class Group(NamedTuple):
 
     number: int
     rollouts: list[Rollout]
+
+    @property
+    def tokens(self) -> float:
+        """What it would have cost had none of its rollouts failed; 0 when all have."""
+        sizes = [total_tokens(rollout) for rollout in self.rollouts if not rollout.failure]
+        return len(self.rollouts) * sum(sizes) / len(sizes) if sizes else 0.0
 
 
 @dataclass
@@ -54,9 +64,11 @@ class Replica:
     counter: Counter
     credit: Credit
     client: Client
+    learner: str  # whose versions count
     version: int = 0  # newest heard
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
+    failed_in_a_row: int = 0  # groups
 
     def hear(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -64,10 +76,12 @@ class Replica:
             match event.record:
                 case Demand(environment=self.name) as demand:
                     self.credit.demand = demand
-                case PolicyVersion(version=version):
+                case PolicyVersion(learner=self.learner, version=version):
                     self.version = max(self.version, version)
                 case Server() | None if event.topic == "servers":
                     self.client.heard(event.key, event.record)
+                case Undecodable(cause=cause):
+                    logger.warning("%s: %s[%d]@%d is passed over: %s", self.credit.producer, event.topic, event.partition, event.offset, cause)
                 case _:
                     pass
 
@@ -77,17 +91,18 @@ class Replica:
             self.credit.launched += 1
             self.start(self.counter.take())
             if self.settings.max_groups_per_s:
-                self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - 1)
+                self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S)
 
     def start(self, number: int) -> None:
         self.tasks.add(asyncio.create_task(self.generate(number)))
 
     async def generate(self, number: int) -> Group:
         """n samples of one problem in one request; what cannot be had is published as failed."""
-        task = Task(self.name, number, self.credit.producer, self.env.problem(number))
+        task = Task(self.name, number, self.credit.producer, Problem([]))
         try:
+            task = task._replace(problem=pose(self.env, number))
             samples = await self.client.sample(task.problem.messages, self.group_size, self.settings)
-        except SamplingFailed as error:
+        except (NoProblem, SamplingFailed) as error:
             return Group(number, failures(task, self.group_size, str(error), self.version))
         return Group(number, rollouts(task, self.env, samples, time.time()))
 
@@ -97,10 +112,17 @@ class Replica:
         self.tasks.difference_update(done)
         return [task.result() for task in done]
 
+    def learn(self, groups: Sequence[Group], now_s: float) -> None:
+        """What these groups say about the next: their size, and whether it is of any use to go on at this pace."""
+        for group in groups:
+            if tokens := group.tokens:
+                self.credit.measured(tokens)
+            self.failed_in_a_row = 0 if tokens else self.failed_in_a_row + 1
+        if self.failed_in_a_row:
+            self.next_launch_s = max(self.next_launch_s, now_s + min(self.failed_in_a_row * PAUSE_S, MAX_PAUSE_S))
+
     def outputs(self, groups: Sequence[Group]) -> list[Message]:
         """One transaction: the rollouts, and the progress that they are."""
-        for group in groups:
-            self.credit.measured(sum(total_tokens(rollout) for rollout in group.rollouts))
         produced = [Output(f"rollouts.{self.name}", rollout.group_id, rollout) for group in groups for rollout in group.rollouts]
         progress = Output(f"journal.env-{self.credit.producer}", self.credit.producer, self.counter.done([group.number for group in groups]))
         return [to_message(output) for output in (*produced, progress)]
@@ -118,15 +140,16 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     progress = last_progress(log, producer) or EnvProgress(producer=producer, next_problem=replica)
     credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
     credit.launched = progress.published_groups + len(progress.open_problems)
-    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, Client())
-    asyncio.run(produce(me, log, writer, stop))
-    writer.close()
+    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, Client(), run.learner.name)
+    try:
+        asyncio.run(produce(me, log, writer, stop))
+    finally:
+        writer.close()
 
 
 async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) -> None:
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
-    topics = log.topics()
-    reader = log.reader({(topic, p): log.start(topic, p) for topic in CONSUMES for p in range(topics.get(topic, 0))})
+    reader = log.reader({(topic, p): log.start(topic, p) for topic in CONSUMES for p in range(partitions(log, topic))})
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     for number in me.counter.progress.open_problems:
         me.start(number)
@@ -134,19 +157,12 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
         while not stop.is_set():
             me.hear(reader.poll(500, 0))
             me.launch(time.monotonic())
-            if groups := me.finished():
-                await asyncio.to_thread(writer.commit, me.outputs(groups))
-                tally.count(groups)
+            tally.count(await publish(me, writer))
             if tally.elapsed_s >= REPORT_S:
                 meter.publish(tally.values(me))
-                if failed := tally.failed():
-                    logger.warning(
-                        "%s: %d of %d rollouts failed, the last: %s", me.credit.producer, len(failed), tally.rollouts(), failed[-1].failure
-                    )
-                tally = Tally(waiting_s=0.0 if me.credit.demand or me.tasks else tally.waiting_s + tally.elapsed_s)
-                if tally.waiting_s >= WAITING_S:
-                    logger.warning("%s: no demand heard for %.0f s; is the batcher running?", me.credit.producer, tally.waiting_s)
+                tally = tally.next(me)
             await asyncio.sleep(TICK_S)
+        await publish(me, writer)
     finally:
         for task in me.tasks:
             task.cancel()
@@ -154,6 +170,14 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
         await me.client.close()
         reader.close()
         meter.close()
+
+
+async def publish(me: Replica, writer: Writer) -> list[Group]:
+    """Commit the groups that have come in; which they are."""
+    if groups := me.finished():
+        me.learn(groups, time.monotonic())
+        await asyncio.to_thread(writer.commit, me.outputs(groups))
+    return groups
 
 
 @dataclass
@@ -176,6 +200,16 @@ class Tally:
 
     def failed(self) -> list[Rollout]:
         return [rollout for group in self.groups for rollout in group.rollouts if rollout.failure]
+
+    def next(self, me: Replica) -> Tally:
+        """The tally that follows this one. What a person should know by now goes to the log."""
+        who = me.credit.producer
+        if failed := self.failed():
+            logger.warning("%s: %d of %d rollouts failed, the last: %s", who, len(failed), self.rollouts(), failed[-1].failure)
+        waiting_s = 0.0 if me.credit.demand or me.tasks else self.waiting_s + self.elapsed_s
+        if waiting_s // WAITING_S > self.waiting_s // WAITING_S:
+            logger.warning("%s: no demand heard for %.0f s; is the batcher running?", who, waiting_s)
+        return Tally(waiting_s)
 
     def values(self, me: Replica) -> dict[str, float]:
         good = [rollout for group in self.groups for rollout in group.rollouts if not rollout.failure]

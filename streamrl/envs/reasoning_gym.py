@@ -26,7 +26,7 @@ class ReasoningGym:
         if task == "composite":  # the one task whose settings are objects
             kwargs["datasets"] = [DatasetSpec(**spec) for spec in kwargs.get("datasets", [])]
         # The library makes problem i from its seed + i: seeds 1 and 2 would share all problems but one.
-        first = random.Random(f"{task} {seed}").randrange(2**31)
+        self._first = first = random.Random(f"{task} {seed}").randrange(2**31)
 
         @lru_cache(maxsize=2)
         def dataset(chunk: int) -> Any:
@@ -36,6 +36,7 @@ class ReasoningGym:
         self._verifier = dataset(0)  # scores depend on the task's settings, not on the chunk
 
     def problem(self, index: int) -> Problem:
+        random.seed(self._first + index)  # a task may draw from the global generator too (list_functions does)
         entry = self._dataset(index // CHUNK)[index % CHUNK]
         return Problem([{"role": "user", "content": entry["question"]}], entry)
 

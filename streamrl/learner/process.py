@@ -123,7 +123,8 @@ class Trainee:
         with self.store.writing(name, export.size_bytes(self.state.model)) as directory:
             export.save(self.state.model, self.origin, directory)
         stored = self.store.claim(name)
-        record = PolicyVersion(learner=self.learner, version=version, batch=batch, probe=self.probe(version), time_s=time.time(), **stored._asdict())
+        told = {"probe": self.probe(version), "vocab_size": self.state.model.Vocab.size, "time_s": time.time()}
+        record = PolicyVersion(learner=self.learner, version=version, batch=batch, **told, **stored._asdict())
         self.writer.commit([to_message(Output("policy-versions", self.learner, record))], {("batches", 0): offset})
         self.announced[version] = stored.sha256
         self.store.prune(version, self.run.weights.keep_versions)

@@ -119,6 +119,13 @@ def test_demand_is_said_again_only_when_it_changes():
     assert step(CONFIG, state, [version_event(0, learner="other")], 1.0)[1] == []
 
 
+def test_what_is_missing_of_the_rest_is_asked_of_everybody():
+    # no fractions: each env is asked for half of two batches of 40; the first one lacks 30 of the rest, and anybody may supply it
+    config = replace(CONFIG, fractions={"copy": 0.0, "add": 0.0}, total_token_budget=40)
+    out = fold([version_event(0), *arrivals("a")], config)
+    assert {o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)} == {"copy": 40 + 30 - 10, "add": 40 + 30}
+
+
 def test_an_empty_group_counts_as_closed():
     empty = group(name="gone", sizes=())
     out = fold([version_event(0), group_event(0, empty)])

@@ -37,6 +37,14 @@ def test_the_rest_goes_by_availability():
     assert sorted(c.env for c in out.chosen) == ["a", "b", "b", "b"]
 
 
+def test_the_rest_takes_evenly_and_leaves_everybody_his_own_share():
+    # budget 60, a is due 30: two of its five groups are spare. The rest, 30, takes in turn: from a, b, c
+    out = select(supply(a=[10] * 5, b=[10] * 9, c=[10]), {"a": 0.5}, {}, 60, spill=False)
+    assert sorted(c.env for c in out.chosen) == ["a", "a", "a", "a", "b", "c"] and out.short == {}
+    # nothing of a is spare now: the rest lacks a group rather than a's share
+    assert select(supply(a=[10] * 3, b=[10, 10]), {"a": 0.5}, {}, 60, spill=False).short == {REST: 10}
+
+
 def test_a_group_that_would_not_fit_ends_the_batch_and_the_balance_makes_up_for_it():
     fractions = {"a": 0.5, "b": 0.5}
     out = select(supply(a=[15, 15], b=[15, 15]), fractions, {}, 40, spill=False)

@@ -113,6 +113,12 @@ def test_what_cannot_be_used_is_dead_lettered_with_its_cause(event: Event, cause
     assert isinstance(fate.record, Fate) and fate.record.fate == "invalid" and cause in fate.record.cause
 
 
+def test_a_token_that_is_not_in_the_vocabulary_is_dead_lettered():
+    letter, fate = fold([version_event(0, vocab_size=5), rollout_event(0, rollout(turns=turns(response=[3, 5])))])
+    assert letter.topic == "dead-letters.rollouts.copy"
+    assert isinstance(fate.record, Fate) and fate.record.cause == "token id 5 is not in the policy's vocabulary of 5"
+
+
 def test_another_learners_versions_do_not_count():
     out = fold([version_event(0), rollout_event(0, rollout()), version_event(7, learner="second"), rollout_event(1, rollout(sample=1))])
     assert len(groups(out)) == 1 and fates(out) == []
