@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from reasoning_gym.factory import DATASETS
 
 from streamrl.envs.base import SHIPPED, Answer, make
+from streamrl.envs.reasoning_gym import CHUNK
 from streamrl.errors import ConfigError
 
 GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -56,6 +58,32 @@ def test_tasks_of_reasoning_gym_score_their_own_answers(task: str):
     assert env.rewards(problem, Answer("nonsense", True))["score"] < 0.5
 
 
+def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
+    one, again, next_seed = (make("reasoning-gym", seed, {"task": "list_functions"}, "envs.x") for seed in (1, 1, 2))
+    numbers = [0, 3, CHUNK - 1, CHUNK, CHUNK + 3, 10**9]
+    posed = [one.problem(i).messages[0]["content"] for i in numbers]
+    assert posed == [again.problem(i).messages[0]["content"] for i in reversed(numbers)][::-1] and len(set(posed)) == len(posed)
+    shifted = [make("reasoning-gym", seed, {"task": "chain_sum", "min_digits": 9, "max_digits": 9}, "envs.x") for seed in (1, 2)]
+    assert not {shifted[0].problem(i).messages[0]["content"] for i in range(50)} & {shifted[1].problem(i).messages[0]["content"] for i in range(50)}
+    assert next_seed.problem(0) != one.problem(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(DATASETS))
+def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(task: str):
+    parts = [{"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "leg_counting")]
+    env = make("reasoning-gym", 1, {"task": task, **({"datasets": parts} if task == "composite" else {})}, "envs.x")
+    for number in (0, CHUNK + 1):
+        problem = env.problem(number)
+        assert problem.messages[0]["content"] and problem == env.problem(number)
+        assert all(0 <= env.rewards(problem, Answer(text, True))["score"] <= 1 for text in ("", "nonsense"))  # where it halts, "nonsense" is a no
+
+
+def test_an_answer_that_a_verifier_stumbles_over_earns_nothing():
+    env = make("reasoning-gym", 1, {"task": "prime_factorization"}, "envs.x")
+    assert env.rewards(env.problem(0), Answer("nonsense", True)) == {"score": 0.0}  # the library raises ValueError
+
+
 @pytest.mark.parametrize(
     ("kind", "params", "says"),
     [
@@ -68,6 +96,10 @@ def test_tasks_of_reasoning_gym_score_their_own_answers(task: str):
         ("reasoning-gym", {"task": "chain_sums"}, "no task 'chain_sums'.*chain_sum"),
         ("reasoning-gym", {"task": "chain_sum", "terms": 3}, "refuses them.*terms"),
         ("reasoning-gym", {}, "refuses them.*task"),
+        ("reasoning-gym", {"task": "chain_sum", "min_terms": -1}, "refuses them: AssertionError: min_terms must be positive"),
+        ("reasoning-gym", {"task": "chain_sum", "size": 10}, "refuses them.*size"),
+        ("streamrl.envs.base:Answer", {}, "has no method 'problem'"),
+        ("streamrl.envs.base:make", {}, "has no class 'make'"),
     ],
 )
 def test_what_is_not_found_is_named(kind: str, params: dict[str, object], says: str):
@@ -82,3 +114,22 @@ def test_an_env_of_ones_own_by_file_and_by_module(tmp_path: Path):
     problem = env.problem(0)
     assert problem.messages[0]["content"][:3] == problem.answer[::-1]
     assert make("streamrl.envs.copy_digits:CopyDigits", 0, {}, "envs.x").problem(0).answer
+
+
+def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
+    file = tmp_path / "random.py"  # as a module of the library is called
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom streamrl.envs.base import Problem\n"
+        "@dataclass\nclass Mine:\n    seed: int\n    word: str = 'a'\n"
+        "    def problem(self, index): return Problem([], self.word * index)\n    def rewards(self, problem, answer): return {}\n"
+    )
+    assert make(f"{file}:Mine", 0, {"word": "b"}, "envs.x").problem(3).answer == "bbb"
+    assert make("copy-digits", 0, {}, "envs.x").problem(0).answer
+
+
+def test_a_file_that_fails_is_named_with_what_it_said(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    for text, says in (("words = undefined", "NameError: name 'undefined'"), ("def f(:", "SyntaxError")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"cannot be loaded, .*mine.py fails with {says}"):
+            make(f"{file}:Mine", 0, {}, "envs.x")

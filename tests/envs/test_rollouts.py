@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from streamrl.envs.base import Answer, Problem
-from streamrl.envs.rollouts import Task, failures, rollouts
+from streamrl.envs.rollouts import NoProblem, Task, failures, pose, rollouts
 from streamrl.inference.client import Sampled
 from streamrl.records import VersionSpan
+from streamrl.stream.codec import decode, encode
 from tests.build import floats, tokens
 
 TASK = Task("copy", 7, "copy-0", Problem([{"role": "user", "content": "47="}], "47", {"level": "easy"}))
@@ -48,9 +50,35 @@ def test_cut_off_by_a_limit_is_truncated():
 
 
 def test_a_reward_that_cannot_be_computed_is_that_rollouts_failure():
-    for value, says in ((KeyError("x"), "KeyError: 'x'"), (float("nan"), "a reward is not finite"), ("high", "TypeError")):
+    for value, says in ((KeyError("x"), "KeyError: 'x'"), (float("nan"), "a reward is not finite"), ("high", "could not convert string to float")):
         (made,) = rollouts(TASK, Rewarding(value), [sampled()], 0.0)
         assert says in made.failure and made.turns == [] and made.group_id == "copy-7"
+
+
+def test_rewards_travel_as_floats_whatever_a_comparison_gave():
+    (made,) = rollouts(TASK, Rewarding(np.bool_(True)), [sampled()], 0.0)
+    assert made.failure == "" and decode("rollout/1", encode(made)).rewards == {"digits": 1.0, "finished": 1.0}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("metadata", [{"a": object()}, {1: "a number as a key"}, {"a": "\ud83d"}])
+def test_metadata_that_no_reader_could_read_is_that_rollouts_failure(metadata: dict[str, object]):
+    (made,) = rollouts(TASK._replace(problem=Problem([], "47", metadata)), Rewarding(0.5), [sampled()], 0.0)
+    assert made.failure and decode("rollout/1", encode(made)) == made
+
+
+class Posing(Rewarding):
+    def problem(self, index: int) -> Problem:
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value  # type: ignore[return-value]
+
+
+def test_a_problem_that_cannot_be_posed_is_named():
+    with pytest.raises(NoProblem, match="problem 12: KeyError: 'x'"):
+        pose(Posing(KeyError("x")), 12)
+    with pytest.raises(NoProblem, match="problem 12: TypeError: not a Problem but dict"):
+        pose(Posing({"question": "47="}), 12)
+    assert pose(Posing(TASK.problem), 12) is TASK.problem
 
 
 def test_a_generation_that_failed_is_a_whole_group_of_failures():

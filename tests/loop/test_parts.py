@@ -63,7 +63,7 @@ def test_every_env_is_trained_on(run: Live, env: str):
 @pytest.mark.live
 def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys(run: Live, tmp_path: Path):
     address = run.log().address
-    command = [sys.executable, str(ROOT / "examples" / "external_env.py"), address, run.run.run, OUTSIDE, "6"]
+    command = [sys.executable, str(ROOT / "examples" / "external_env.py"), address, run.run.run, OUTSIDE, "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     run.until(lambda: trained(run, OUTSIDE) > 0, "rollouts from outside in a batch", 120)

@@ -1,0 +1,70 @@
+"""The env from outside, as it is run: a real broker, a server that answers as vLLM does, and what lies in the log read by our own codec."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from streamrl.records import Demand, Rollout
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Message, Output, read
+from tests.inference.stub import Stub
+from tests.kafka import make_topics
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "external_env.py"
+PARTITIONS = 3
+
+
+@pytest.fixture
+def log(broker: str, run_name: str) -> KafkaLog:
+    topics = {"servers": 1, "demand": 1, "rollouts.outside": PARTITIONS}
+    make_topics(broker, {f"{run_name}.{topic}": n for topic, n in topics.items()})
+    return KafkaLog({"bootstrap.servers": broker}, run_name)
+
+
+def tell(log: KafkaLog, *outputs: Output) -> None:
+    writer = log.plain_writer()
+    for output in outputs:
+        writer.send(to_message(output))
+    writer.flush()
+    writer.close()
+
+
+def wants(log: KafkaLog, tokens: int) -> None:
+    tell(log, Output("demand", "outside", Demand(environment="outside", wanted_tokens=tokens, held_tokens=0, closed_groups={})))
+
+
+def published(log: KafkaLog) -> list[Message]:
+    return [message for p in range(PARTITIONS) for message in read(log, "rollouts.outside", p, 0)]
+
+
+def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: KafkaLog, run_name: str):
+    with Stub("inference-0") as stub:
+        tell(log, Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")), Output("servers", "gone", None))
+        tell(log, Output("servers", "inference-0", stub.record()))
+        wants(log, 0)
+        script = subprocess.Popen([sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"], stderr=subprocess.PIPE, text=True)
+        ended = threading.Timer(60, script.kill)
+        ended.start()
+        try:
+            time.sleep(3)
+            assert script.poll() is None and published(log) == []
+            wants(log, 100)
+            _, errors = script.communicate()
+        finally:
+            ended.cancel()
+            script.kill()
+    assert script.returncode == 0, errors
+    messages = published(log)
+    records = [to_event(message, ("rollout",)).record for message in messages]
+    assert len(records) == 8 and all(isinstance(r, Rollout) and r.environment == "outside" and not r.failure for r in records)
+    groups = {r.group_id: {m.partition for m, s in zip(messages, records, strict=True) if s.group_id == r.group_id} for r in records}  # type: ignore[union-attr]
+    assert len(groups) == 2 and all(len(partitions) == 1 for partitions in groups.values())
+    assert {(m.key or b"").decode() for m in messages} == set(groups)
+    assert {(r.policy_version, r.newest_policy_version) for r in records} == {(2, 3)}  # type: ignore[union-attr]
