@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
+import numpy as np
 import yaml
 
 from streamrl import config
-from streamrl.records import Rollout
+from streamrl.records import Rollout, VersionSpan
 from streamrl.stream.codec import decode
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +34,20 @@ def test_the_pages_env_is_the_examples():
 def test_the_pages_settings_make_a_run_file():
     for block in blocks("yaml"):
         config.parse({"run": "mine", **yaml.safe_load(block)})
+
+
+def test_the_pages_record_is_a_rollout():
+    (block,) = blocks("json")
+    shown = json.loads(block)
+    for turn in shown["turns"]:
+        for name, dtype in (("tokens", np.uint16), ("logprobs", np.float32)):
+            if name in turn:
+                turn[name] = np.array(turn[name], dtype)
+    made = msgspec.convert(shown, Rollout, dec_hook=lambda _, array: array)
+    fields = {field.encode_name for field in msgspec.structs.fields(Rollout)}
+    assert shown.keys() <= fields and made.reward == sum(made.rewards.values()) == 1.0
+    how = made.turns[1].inference_metadata
+    assert how is not None and how.version_spans[1] == VersionSpan(version=4, start=1, end=3)
 
 
 def test_the_outside_env_is_short_and_knows_nothing_of_streamrl():
