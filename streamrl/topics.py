@@ -4,6 +4,9 @@ What a topic carries, by which key, who writes it and who reads it stands in its
 Parts name topics without the run (`rollouts.copy-digits`); on the broker each is `<run>.<topic>`, so two runs never meet.
 """
 
+# pyright: reportPrivateImportUsage=false
+# confluent_kafka.admin passes its names on without saying so
+
 from __future__ import annotations
 
 import time

@@ -60,8 +60,8 @@ def rollout_event(offset: int, record: Rollout, partition: int = 0) -> Event:
 
 
 def version_event(version: int, learner: str = "lead", vocab_size: int = 0) -> Event:
-    made = {"learner": learner, "version": version, "uri": "file:///nowhere", "size_bytes": 1, "sha256": "00", "vocab_size": vocab_size}
-    record = PolicyVersion(**made, batch=version - 1 if version else None)  # type: ignore[arg-type]
+    batch = version - 1 if version else None
+    record = PolicyVersion(learner=learner, version=version, batch=batch, uri="file:///nowhere", size_bytes=1, sha256="00", vocab_size=vocab_size)
     return Event("policy-versions", 0, version, learner, record)
 
 

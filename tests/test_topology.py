@@ -12,16 +12,16 @@ from streamrl import topics
 from streamrl.orchestrator.observe import TOPICS
 from streamrl.topics import Kind
 
-ROOMS = ("envs", "buffer", "batcher", "learner", "inference", "orchestrator")
+PACKAGE = Path(__file__).parents[1] / "streamrl"
+ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/process.py"))
 OWN = {"journal"}  # read by the part itself when it starts, not in its loop
 
 
 def declared(room: str, name: str) -> set[str]:
     """The constant of a room's process.py, read without importing what the room needs."""
-    source = (Path(__file__).parents[1] / "streamrl" / room / "process.py").read_text()
-    for node in ast.parse(source).body:
+    for node in ast.parse((PACKAGE / room / "process.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
-            return set(TOPICS) if isinstance(node.value, ast.Call) else set(ast.literal_eval(node.value))
+            return set(TOPICS) if ast.unparse(node.value) == "tuple(TOPICS)" else set(ast.literal_eval(node.value))
     raise AssertionError(f"streamrl/{room}/process.py has no {name}")
 
 
@@ -34,6 +34,12 @@ def disagreements(room: str, consumes: set[str], produces: set[str], kinds: Mapp
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_and_templates_agree(room: str):
     assert disagreements(room, declared(room, "CONSUMES"), declared(room, "PRODUCES"), topics.kinds()) == set()
+
+
+def test_templates_name_rooms_only():
+    """A misspelled room would agree with nobody and be missed by nobody."""
+    named = {name for kind in topics.kinds().values() for name in kind.readers + kind.writers}
+    assert named <= set(ROOMS)
 
 
 def test_a_disagreement_is_found():

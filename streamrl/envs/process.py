@@ -24,7 +24,8 @@ from streamrl.inference.client import Client, SamplingFailed
 from streamrl.metrics import Meter
 from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout, Server
 from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.log import Log, Message, Output, Undecodable, Writer, read
+from streamrl.stream.journal import newest
+from streamrl.stream.log import Log, Message, Output, Undecodable, Writer
 from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
     made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}")
     writer = log.writer(f"env-{producer}")  # first: it fences an earlier instance; only now its progress is final
-    progress = last_progress(log, producer) or EnvProgress(producer=producer, next_problem=replica)
+    progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
     credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
     credit.launched = progress.published_groups + len(progress.open_problems)
     me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, Client(), run.learner.name)
@@ -223,17 +224,3 @@ class Tally:
         }
         means = {"env/reward_mean": [rollout.reward for rollout in good], "env/request_s": waits}
         return values | {name: sum(numbers) / len(numbers) for name, numbers in means.items() if numbers}
-
-
-def last_progress(log: Log, producer: str) -> EnvProgress | None:
-    """Where the last life of this replica stopped."""
-    topic = f"journal.env-{producer}"
-    end, tail, found = log.end(topic, 0), 8, None
-    while found is None and end > 0:
-        for message in read(log, topic, 0, max(log.start(topic, 0), end - tail)):
-            record = to_event(message, ("env-progress",)).record
-            found = record if isinstance(record, EnvProgress) else found
-        if tail >= end:
-            break
-        tail *= 8
-    return found

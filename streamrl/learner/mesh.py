@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def trainer_config(rows: int = 1, name: str = "streamrl") -> TrainerConfig:
 
 
 @contextmanager
-def on_mesh() -> Iterator[None]:
+def on_mesh() -> Generator[None]:
     """To make or load a model in, outside a trainer."""
     config = trainer_config()
     with haliax.partitioning.set_mesh(config.device_mesh), hax.axis_mapping(config.compute_axis_mapping):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -110,7 +110,7 @@ class Updater:
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
 
     @contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self) -> Generator[None]:
         with self._trainer, levanter.tracker.current_tracker(self._tracker):
             yield
 

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -112,7 +112,7 @@ def running(directory: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def ensure(directory: Path, port: int = 0) -> Iterator[str]:
+def ensure(directory: Path, port: int = 0) -> Generator[str]:
     """Address of the broker on `directory`; one that had to be started for it is stopped again at the end."""
     broker, is_new = _start_or_find(directory.absolute(), port, die_with_parent=True)
     try:
@@ -157,7 +157,7 @@ def settings(run: RunFile) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def reach(run: RunFile) -> Iterator[dict[str, Any]]:
+def reach(run: RunFile) -> Generator[dict[str, Any]]:
     """As `settings`; a run whose broker is stopped gets it back on its data for as long as the block lasts."""
     named, directory = cluster(run), home_of(run)
     if "bootstrap.servers" in named or not _is_formatted(directory):
@@ -232,7 +232,7 @@ def _start(directory: Path, port: int, die_with_parent: bool) -> Broker:
 
 
 @contextlib.contextmanager
-def _sole_owner(data: Path) -> Iterator[int]:
+def _sole_owner(data: Path) -> Generator[int]:
     """A lock that whoever inherits this file descriptor holds as long as it lives. Kafka's own comes too late: a second one has written by then."""
     with (data / ".owner").open("w") as file:
         try:

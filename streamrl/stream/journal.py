@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from streamrl.errors import InputGone
-from streamrl.records import JournalEntry, Slice, Snapshot
+from streamrl.records import Record, Slice
 from streamrl.stream.codec import decode, to_event
 from streamrl.stream.log import Event, Log, Message, Reader, TopicPartition, read
 from streamrl.stream.snapshots import Reference
 
+R = TypeVar("R", bound=Record)
 TAIL = 8  # messages looked at first when the last entry is sought
 
 
@@ -35,20 +36,18 @@ def slices_of(messages: Sequence[Message], positions: dict[TopicPartition, int])
     return slices
 
 
-def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, JournalEntry | Snapshot]]:
+def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, Record]]:
     """(offset, record) of a journal, from an offset on."""
     for message in read(log, topic, 0, start):
-        record = decode(dict(message.headers)["schema"], message.value or b"")
-        assert isinstance(record, (JournalEntry, Snapshot))
-        yield message.offset, record
+        yield message.offset, decode(dict(message.headers)["schema"], message.value or b"")
 
 
-def last_entry(log: Log, topic: str) -> JournalEntry | None:
-    """The newest entry, found from the end."""
+def newest(log: Log, topic: str, kind: type[R]) -> R | None:
+    """The last record of that kind in a journal, found from the end; None when there is none."""
     end, tail, found = log.end(topic, 0), TAIL, None
     while found is None and end > 0:
         for _, record in entries(log, topic, max(log.start(topic, 0), end - tail)):
-            found = record if isinstance(record, JournalEntry) else found
+            found = record if isinstance(record, kind) else found
         if tail >= end:
             break
         tail *= 8

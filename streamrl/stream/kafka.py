@@ -4,6 +4,9 @@ Settings below that matter were measured: `retry.backoff.ms` 1 makes a transacti
 double the throughput. Crash-only: a transactional call that fails once ends the process; one that retries after a broker's death hangs for minutes.
 """
 
+# pyright: reportPrivateImportUsage=false
+# confluent_kafka.admin passes its names on without saying so
+
 from __future__ import annotations
 
 import logging
@@ -272,5 +275,5 @@ def _note_offset(offsets: list[int], index: int, error: KafkaError | None, messa
         offsets[index] = message.offset()
 
 
-def _check(log: KafkaLog) -> Log:
+def _check(log: KafkaLog) -> Log:  # pyright: ignore[reportUnusedFunction]
     return log  # the type checker holds KafkaLog to the protocol here

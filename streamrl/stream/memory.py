@@ -153,5 +153,5 @@ class MemoryPlainWriter:
     def close(self) -> None: ...
 
 
-def _check(log: MemoryLog) -> Log:
+def _check(log: MemoryLog) -> Log:  # pyright: ignore[reportUnusedFunction]
     return log  # the type checker holds MemoryLog to the protocol here

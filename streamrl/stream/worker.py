@@ -21,7 +21,7 @@ from streamrl.metrics import METRICS, Meter
 from streamrl.records import JournalEntry, Snapshot
 from streamrl.stream.codec import digest, to_event, to_message
 from streamrl.stream.dead_letters import reject
-from streamrl.stream.journal import Tape, entries, last_entry, slices_of
+from streamrl.stream.journal import Tape, entries, newest, slices_of
 from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, Undecodable
 from streamrl.stream.snapshots import freeze, thaw
 
@@ -145,20 +145,20 @@ def snapshot(fold: Fold[Any, Any]) -> list[Snapshot]:
 def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
     """The part where it was: its last snapshot, the records that holds, and the entries since, outputs thrown away. Also the records read."""
     topic = f"journal.{part.name}"
-    newest, fold, tape = last_entry(log, topic), Fold(part.initial()), Tape(log, dict(part.inputs))
-    if newest is None:
+    last, fold, tape = newest(log, topic, JournalEntry), Fold(part.initial()), Tape(log, dict(part.inputs))
+    if last is None:
         return fold, 0
     pieces: list[Snapshot] = []
-    for offset, record in entries(log, topic, max(newest.snapshot_offset, 0)):
+    for offset, record in entries(log, topic, max(last.snapshot_offset, 0)):
         if isinstance(record, Snapshot):
-            if offset - newest.snapshot_offset == len(pieces) and len(pieces) <= record.part:
+            if offset - last.snapshot_offset == len(pieces) and len(pieces) <= record.part:
                 pieces.append(record)
                 if len(pieces) == record.parts:
                     fold.state = thaw(b"".join(piece.state for piece in pieces), type(fold.state), tape.fetch)
-                    fold.sequence, fold.snapshot_offset = record.sequence, newest.snapshot_offset
+                    fold.sequence, fold.snapshot_offset = record.sequence, last.snapshot_offset
                     fold.config = from_json(record.config, part)
                     fold.positions = {(t, p): o for t, p, o in record.positions}
-        elif record.sequence > fold.sequence:
+        elif isinstance(record, JournalEntry) and record.sequence > fold.sequence:
             outputs = refold(part, fold, record, tape)
             if digest(outputs) != record.digest:
                 differ = f"{len(outputs)} outputs that differ from the {record.output_count} recorded"

@@ -9,7 +9,7 @@ import errno
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -46,7 +46,7 @@ class Store:
         self._fs, self._path = _open(self.root)
 
     @contextmanager
-    def writing(self, name: str, size_bytes: int = 0) -> Iterator[Path]:
+    def writing(self, name: str, size_bytes: int = 0) -> Generator[Path]:
         """A local directory to write `name` into. When the block ends well it stands in the store whole; otherwise nothing of it is left.
 
         `size_bytes`: what it will take, for the message when the store is full.
@@ -78,7 +78,7 @@ class Store:
                 self._fs.rm(f"{self._path}/{version_name(version)}", recursive=True)
 
     @contextmanager
-    def _removed_after(self, path: str) -> Iterator[None]:
+    def _removed_after(self, path: str) -> Generator[None]:
         """Nothing is at `path` before (a process may have died here) nor after."""
         self._remove(path)
         try:
@@ -91,7 +91,7 @@ class Store:
             self._fs.rm(path, recursive=True)
 
     @contextmanager
-    def _scratch(self, temporary: str) -> Iterator[Path]:
+    def _scratch(self, temporary: str) -> Generator[Path]:
         """Where it is written at first: in the store itself, if that is a directory of this machine."""
         if _local(self._fs):
             Path(temporary).mkdir(parents=True)

@@ -55,7 +55,7 @@ def test_a_group_that_would_not_fit_ends_the_batch_and_the_balance_makes_up_for_
 def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
     """A simulated supply: env `fast` makes ten groups where `slow` makes one, of any size; both are asked for their share."""
     rng = random.Random(0)
-    fractions, balance, used = {"fast": 0.5, "slow": 0.3}, dict[str, float](), dict.fromkeys(("fast", "slow", REST), 0)
+    fractions, balance, used = {"fast": 0.5, "slow": 0.3}, dict[str, float](), {"fast": 0, "slow": 0, REST: 0}
     pools: dict[str, list[int]] = {"fast": [], "slow": []}
     batches = 0
     while batches < 50:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_a_run_replays_bit_for_bit(recording: MemoryLog):
 
 
 def test_one_ulp_of_one_advantage_is_found(recording: MemoryLog, monkeypatch: pytest.MonkeyPatch):
-    def off_by_one_ulp(*arguments: object) -> ScoredGroup:
+    def off_by_one_ulp(*arguments: Any) -> ScoredGroup:
         made = original(*arguments)
         if made.group_id != "copy-3":
             return made
@@ -61,7 +62,9 @@ def test_differences_name_field_and_index():
         "rewards[0]: recorded np.float32(0.0), replayed np.float32(0.5)",
         "rewards[1]: recorded np.float32(0.0), replayed np.float32(0.5)",
     ]
-    assert list(differences(np.float32([0.0]), np.float32([-0.0]), "x")) == ["x[0]: recorded np.float32(0.0), replayed np.float32(-0.0)"]
+    assert list(differences(np.array([0.0], np.float32), np.array([-0.0], np.float32), "x")) == [
+        "x[0]: recorded np.float32(0.0), replayed np.float32(-0.0)"
+    ]
     assert next(differences(group(sizes=(1,)), group(sizes=(1, 1)), "")) == "offsets: recorded int64[1], replayed int64[2]"
 
 
