@@ -48,7 +48,7 @@ def test_a_missing_topic(tmp_path: Path, broker: str, run_name: str):
     assert code == TopicMissing.exit_code and "streamrl topics apply" in line
 
     run = config.load(path)
-    settings = {"bootstrap.servers": broker}
+    settings: dict[str, str | int | float | bool] = {"bootstrap.servers": broker}
     topics.apply(run, settings)
     from confluent_kafka.admin import AdminClient
 
