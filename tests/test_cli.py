@@ -28,11 +28,9 @@ def streamrl(*arguments: object, **environment: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
 
 
-def test_help_is_instant_and_imports_nothing_heavy():
+def test_help_imports_nothing_heavy():
     script = "import sys; from streamrl.cli import cli; cli(['--help'], standalone_mode=False); print(*sys.modules)"
-    started = time.monotonic()
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert time.monotonic() - started < 0.5
     assert not {"pydantic", "confluent_kafka", "numpy", "rich", "jax", "yaml"} & set(shown.splitlines()[-1].split())
     assert all(
         name in shown
