@@ -1,8 +1,6 @@
 """An env from outside: kafka-python, msgpack and HTTP, nothing of streamrl. The policy earns 1 for an even digit.
 
-    python examples/external_env.py BOOTSTRAP RUN ENV GROUPS
-
-Needs an env of that name with `replicas: 0` in the run file. docs/records.md describes the records.
+    python examples/external_env.py BOOTSTRAP RUN ENV GROUPS    # ENV has `replicas: 0` in the run file; the records: docs/records.md
 """
 
 import array
@@ -16,6 +14,8 @@ import msgpack
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 SAMPLES = 4
+CHOICE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+SAMPLING = {**CHOICE, "n": SAMPLES, "max_tokens": 1, "logprobs": 0, "skip_special_tokens": False}  # all of them: defaults are the model's
 
 
 def latest(bootstrap, topic):
@@ -27,52 +27,51 @@ def latest(bootstrap, topic):
     return {key: record for key, record in found.items() if record}
 
 
-def post(url, body):
-    request = urllib.request.Request(url, json.dumps(body | {"model": "policy"}).encode(), {"Content-Type": "application/json"})
-    return json.load(urllib.request.urlopen(request, timeout=60))
+def post(server, path, body):
+    data = json.dumps({"model": server.get("model", "policy"), **body}).encode()
+    return json.load(urllib.request.urlopen(urllib.request.Request(server["url"] + path, data, {"Content-Type": "application/json"}), timeout=60))
 
 
-def sample(url, question):
-    """The prompt's token ids, and answers with token ids, logprobs and the version of each token."""
-    ids = post(url + "/v1/chat/completions/render", {"messages": [{"role": "user", "content": question}], "max_tokens": 1})["token_ids"]
-    sampling = {"n": SAMPLES, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 1, "logprobs": 0, "skip_special_tokens": False}
-    return ids, post(url + "/inference/v1/generate", {"token_ids": ids, "sampling_params": sampling, "output_mode": "text"})["choices"]
-
-
-def packed(code, dtype, values):
-    """An array as it travels: [dtype, shape], then the raw little-endian data."""
-    return msgpack.ExtType(1, msgpack.packb([dtype, [len(values)]]) + array.array(code, values).tobytes())
+def packed(values, dtype=None):
+    """An array as it travels: [dtype, shape], then the raw little-endian data; token ids as narrow as they fit."""
+    dtype = dtype or ("<u2" if max(values) < 1 << 16 else "<u4")
+    raw = array.array({"<u2": "H", "<u4": "I", "<f4": "f"}[dtype], values).tobytes()
+    return msgpack.ExtType(1, msgpack.packb([dtype, [len(values)]]) + raw)
 
 
 def rollout(env, group, index, server, question, ids, choice):
-    spans = [[int(span["version"]), span["start"], span["end"]] for span in choice["weight_versions"]]
-    how = {"server": server["server_id"], "temperature": 1.0, "max_tokens": 1, "finish_reason": choice["finish_reason"], "version_spans": spans}
-    logprobs = packed("f", "<f4", [entry["logprob"] for entry in choice["logprobs"]["content"]])
-    asked = {"message": question, "role": "user", "tokens": packed("H", "<u2", ids)}
-    said = {"message": choice["text"], "role": "assistant", "tokens": packed("H", "<u2", choice["token_ids"]), "logprobs": logprobs}
-    reward = float(choice["text"] in set("02468"))
+    spans, end = [[int(span["version"]), span["start"], span["end"]] for span in choice["weight_versions"]], choice["finish_reason"]
+    how = {"server": server["server_id"], "temperature": 1.0, "max_tokens": 1, "finish_reason": end, "version_spans": spans}
+    logprobs = packed([entry["logprob"] for entry in choice["logprobs"]["content"]], "<f4")
+    asked = {"message": question, "role": "user", "tokens": packed(ids)}
+    said = {"message": choice["text"], "role": "assistant", "tokens": packed(choice["token_ids"]), "logprobs": logprobs, "inference_metadata": how}
     names = {"environment": env, "problem_id": group, "rollout_uid": f"{group}-{index}", "group_id": group, "producer": f"{env}-outside"}
-    seen = {"policy_version": min(s[0] for s in spans), "newest_policy_version": max(s[0] for s in spans), "temperature": 1.0}
-    return {**names, **seen, "turns": [asked, {**said, "inference_metadata": how}], "reward": reward, "rewards": {"even": reward}}
+    seen = {"policy_version": min(s[0] for s in spans), "newest_policy_version": max(s[0] for s in spans), "truncated": end == "length"}
+    reward = float(choice["text"] in set("02468"))
+    return {**names, **seen, "temperature": 1.0, "turns": [asked, said], "reward": reward, "rewards": {"even": reward}}
 
 
 def main(bootstrap, run, env, groups):
     producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{run}.{env}-outside")
     producer.init_transactions()
-    made = 0
+    made = tokens = before = 0
     while made < int(groups):
-        server = next((s for s in latest(bootstrap, f"{run}.servers").values() if s.get("state") == "ready"), None)
-        if server is None or latest(bootstrap, f"{run}.demand").get(env, {}).get("wanted_tokens", 0) <= 0:  # it has enough for now
+        ready = [s for s in latest(bootstrap, f"{run}.servers").values() if s.get("state") == "ready" and time.time() - s["heartbeat_s"] < 10]
+        demand = latest(bootstrap, f"{run}.demand").get(env, {})
+        closed = demand.get("closed_groups", {}).get(f"{env}-outside", 0)  # since the run began, earlier lives included
+        before = before if made else closed
+        if not ready or tokens * (made + before - closed) / max(made, 1) >= demand.get("wanted_tokens", 0):  # what is on its way is enough
             time.sleep(0.5)
             continue
         group, question = f"{env}-{uuid.uuid4().hex}", f"{made % 10}="
-        ids, choices = sample(server["url"], question)
+        ids = post(ready[0], "/v1/chat/completions/render", {"messages": [{"role": "user", "content": question}], "max_tokens": 1})["token_ids"]
+        choices = post(ready[0], "/inference/v1/generate", {"token_ids": ids, "sampling_params": SAMPLING, "output_mode": "text"})["choices"]
         producer.begin_transaction()
         for index, choice in enumerate(choices):
-            record = msgpack.packb(rollout(env, group, index, server, question, ids, choice))
+            record = msgpack.packb(rollout(env, group, index, ready[0], question, ids, choice))
             producer.send(f"{run}.rollouts.{env}", record, key=group.encode(), headers=[("schema", b"rollout/1")])
         producer.commit_transaction()
-        made += 1
+        made, tokens = made + 1, tokens + sum(len(ids) + len(choice["token_ids"]) for choice in choices)
     print(f"{made} groups of {SAMPLES} rollouts published to {run}.rollouts.{env}")
 
 

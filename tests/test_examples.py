@@ -15,7 +15,7 @@ import yaml
 
 from streamrl import config
 from streamrl.records import Rollout, VersionSpan
-from streamrl.stream.codec import decode
+from streamrl.stream.codec import decode, unpack_array
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ROOT / "examples" / "external_env.py"
@@ -73,6 +73,10 @@ def test_what_the_outside_env_sends_is_a_rollout():
     prompt, answer = record.turns
     assert prompt.tokens is not None and prompt.tokens.tolist() == [1, 11, 15]
     assert answer.logprobs is not None and answer.logprobs.tolist() == [-0.5]
+    assert record.truncated and answer.inference_metadata is not None and answer.inference_metadata.finish_reason == "length"
+    for ids, dtype in (([1, 65535], "<u2"), ([1, 65536], "<u4")):
+        array = unpack_array(outside().packed(ids).data)
+        assert array.tolist() == ids and array.dtype == dtype
 
 
 def outside() -> Any:

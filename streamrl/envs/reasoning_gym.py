@@ -1,4 +1,8 @@
-"""Any task of reasoning-gym: procedural problems with a verifier, made offline. `params: {task: chain_sum, ...}`; the others go to the task."""
+"""Any task of reasoning-gym: procedural problems with a verifier, made offline. `params: {task: chain_sum, ...}`; the others go to the task.
+
+Three tasks iterate over sets of strings: isomorphic_strings, polynomial_multiplication and ransom_note give the same problems in another process only
+under the same PYTHONHASHSEED, which the orchestrator sets; set it where you start such an env by hand.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import random
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import reasoning_gym
 from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
@@ -36,7 +41,8 @@ class ReasoningGym:
         self._verifier = dataset(0)  # scores depend on the task's settings, not on the chunk
 
     def problem(self, index: int) -> Problem:
-        random.seed(self._first + index)  # a task may draw from the global generator too (list_functions does)
+        random.seed(self._first + index)  # a task may draw from the global generators too (list_functions does; codeio from numpy's)
+        np.random.seed((self._first + index) % 2**32)
         entry = self._dataset(index // CHUNK)[index % CHUNK]
         return Problem([{"role": "user", "content": entry["question"]}], entry)
 

@@ -19,7 +19,7 @@ from streamrl.errors import ModelError
 from streamrl.learner.model import told
 
 POSITION = "position.json"
-TEMPORARY = ".tmp"
+TEMPORARY = ".tmp-"
 
 
 class Position(NamedTuple):
@@ -35,9 +35,11 @@ def save(directory: Path, state: TrainerState[Any], position: Position, keep: in
 
     Those of later versions go too: they belong to a log that is gone.
     """
-    temporary, final = directory / TEMPORARY, path_of(directory, position.version)
+    final = path_of(directory, position.version)
+    temporary = directory / f"{TEMPORARY}{final.name}"  # a path of its own: TensorStore remembers what it once found under a path
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left in directory.glob(f"{TEMPORARY}*"):
+            shutil.rmtree(left, ignore_errors=True)
         temporary.mkdir(parents=True)
         levanter.checkpoint.save_checkpoint(state.saveable_state, position.version, str(temporary), is_temporary=False)
         (temporary / POSITION).write_text(json.dumps(position._asdict()))

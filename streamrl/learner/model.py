@@ -133,4 +133,4 @@ def check_tokens(batch: Batch, vocab_size: int) -> None:
 
 def told(error: Exception) -> str:
     """What a library said, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"

@@ -44,7 +44,8 @@ class Supervisor:
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
         self._mark = uuid.uuid4().hex
-        self._environment = {**(os.environ if environment is None else environment), guardian.MARK: self._mark}
+        given = os.environ if environment is None else environment
+        self._environment = {"PYTHONHASHSEED": "0", **given, guardian.MARK: self._mark}  # sets of strings keep their order over restarts
         self._children: dict[str, Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
         # It holds the read end of a pipe whose only write end is here. Nothing is ever written.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from reasoning_gym.factory import DATASETS
 
@@ -66,6 +70,38 @@ def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
     shifted = [make("reasoning-gym", seed, {"task": "chain_sum", "min_digits": 9, "max_digits": 9}, "envs.x") for seed in (1, 2)]
     assert not {shifted[0].problem(i).messages[0]["content"] for i in range(50)} & {shifted[1].problem(i).messages[0]["content"] for i in range(50)}
     assert next_seed.problem(0) != one.problem(0)
+
+
+def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # codeio's programs write files
+    env = make("reasoning-gym", 1, {"task": "codeio"}, "envs.x")
+    posed = list[str]()
+    for state in (1, 2, 3):
+        np.random.seed(state)  # what went before must not matter
+        posed.append(env.problem(214).messages[0]["content"])
+    assert "np.random" in posed[0] and len(set(posed)) == 1
+
+
+def test_another_process_poses_the_same_problems():
+    script = """if True:
+        from streamrl.envs.base import make
+        for kind, params in (("copy-digits", {}), ("add-digits", {}), ("reasoning-gym", {"task": "chain_sum"})):
+            print([make(kind, 1, params, "envs.x").problem(i).messages for i in range(20)])
+    """
+    root = Path(__file__).parents[2]
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1] != ""
 
 
 @pytest.mark.slow

@@ -36,8 +36,10 @@ def tell(log: KafkaLog, *outputs: Output) -> None:
     writer.close()
 
 
-def wants(log: KafkaLog, tokens: int) -> None:
-    tell(log, Output("demand", "outside", Demand(environment="outside", wanted_tokens=tokens, held_tokens=0, closed_groups={})))
+def wants(log: KafkaLog, tokens: int, closed: int = 7) -> None:
+    """Of this producer 7 groups were closed in earlier lives."""
+    closed_groups = {"outside-outside": closed}
+    tell(log, Output("demand", "outside", Demand(environment="outside", wanted_tokens=tokens, held_tokens=0, closed_groups=closed_groups)))
 
 
 def published(log: KafkaLog) -> list[Message]:
@@ -68,3 +70,27 @@ def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: Ka
     assert len(groups) == 2 and all(len(partitions) == 1 for partitions in groups.values())
     assert {(m.key or b"").decode() for m in messages} == set(groups)
     assert {(r.policy_version, r.newest_policy_version) for r in records} == {(2, 3)}  # type: ignore[union-attr]
+    sampling = [body["sampling_params"] for path, body in stub.asked if path == "/inference/v1/generate"]
+    assert all((p["min_p"], p["repetition_penalty"], p["top_p"], p["top_k"]) == (0.0, 1.0, 1.0, -1) for p in sampling)
+
+
+def test_what_it_has_on_its_way_stays_within_what_is_wanted_and_a_silent_server_is_not_asked(log: KafkaLog, run_name: str):
+    with Stub("inference-1") as stub, Stub("inference-0") as silent:
+        tell(log, *(Output("servers", s.name, s.record(heartbeat_s=time.time() - age)) for s, age in ((silent, 60), (stub, -60))))
+        wants(log, 30)  # a group is 4 x (6 + 3) = 36 tokens: one, and no other before it is closed
+        script = subprocess.Popen([sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"], stderr=subprocess.PIPE, text=True)
+        ended = threading.Timer(60, script.kill)
+        ended.start()
+        try:
+            deadline = time.monotonic() + 30
+            while len(published(log)) < 4 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            time.sleep(5)  # twice what it takes to look again
+            assert script.poll() is None and len(published(log)) == 4
+            wants(log, 30, closed=8)
+            _, errors = script.communicate()
+        finally:
+            ended.cancel()
+            script.kill()
+    assert script.returncode == 0, errors
+    assert len(published(log)) == 8 and silent.asked == []

@@ -222,11 +222,13 @@ def test_after_a_crash_no_problem_is_repeated_or_skipped(die_at: int, monkeypatc
         live(log, run_file(max_groups_in_flight=4), lambda: False)
     monkeypatch.setattr(MemoryWriter, "commit", commit)
     live(log, run_file(max_groups_in_flight=4), lambda: len(published(log)) >= 60)
-    uids = [r.rollout_uid for r in published(log)]
+    uids = [(r.group_id, r.rollout_uid) for r in published(log)]
     assert len(uids) == len(set(uids))
+    assert set(uids) == {(r.group_id, f"{r.group_id}-{i}") for r in published(log) for i in range(GROUP)}
     last = [to_event(m, ("env-progress",)).record for m in read(log, "journal.env-copy-digits-0", 0, 0)][-1]
     assert isinstance(last, EnvProgress)
     done = {int(r.problem_id) for r in published(log)}
+    assert last.published_groups == len(done)
     assert done | set(last.open_problems) >= set(range(max(done))) and not done & set(last.open_problems)
 
 

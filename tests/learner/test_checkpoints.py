@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import levanter.checkpoint
 import numpy as np
 import pytest
 
@@ -67,8 +68,29 @@ def test_the_newest_that_is_announced_is_taken(tmp_path: Path):
 def test_half_a_checkpoint_is_none(tmp_path: Path):
     write(tmp_path, 0, 20)
     (tmp_path / "000020" / POSITION).unlink()
-    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp-000020").mkdir()
     assert checkpoints.versions(tmp_path) == [0]
+
+
+def test_what_an_interrupted_one_left_goes(state: Any, tmp_path: Path):
+    (tmp_path / ".tmp-000020" / "part").mkdir(parents=True)
+    checkpoints.save(tmp_path, state, Position(40, 0, ""), keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["000040"]
+
+
+def test_no_two_are_written_under_one_path(state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """TensorStore keeps what it read of a path for the life of the process: the next checkpoint there finds files that are gone."""
+    paths = list[str]()
+    save = levanter.checkpoint.save_checkpoint
+
+    def noted(tree: Any, step: int, path: str, **options: Any) -> None:
+        paths.append(path)
+        save(tree, step, path, **options)
+
+    monkeypatch.setattr(levanter.checkpoint, "save_checkpoint", noted)
+    for version in range(12):
+        checkpoints.save(tmp_path, state, Position(version, 0, ""), keep=2)
+    assert len(set(paths)) == 12 and checkpoints.versions(tmp_path) == [10, 11]
 
 
 def test_as_many_are_kept_as_asked_for(state: Any, tmp_path: Path):
