@@ -1,42 +1,43 @@
 """An env from outside: kafka-python, msgpack and HTTP, nothing of streamrl. The policy earns 1 for an even digit.
 
-    python examples/external_env.py BOOTSTRAP RUN ENV GROUPS    # ENV has `replicas: 0` in the run file; the records: docs/records.md
-"""
+    python examples/external_env.py BOOTSTRAP RUN ENV GROUPS    # ENV has `replicas: 0` in the run file; the records: docs/records.md"""
 
 import array
 import json
+import os
 import sys
 import time
 import urllib.request
-import uuid
 
 import msgpack
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-SAMPLES = 4
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('STREAMRL_INFERENCE_KEY', 'none')}"}  # of the run
 CHOICE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-SAMPLING = {**CHOICE, "n": SAMPLES, "max_tokens": 1, "logprobs": 0, "skip_special_tokens": False}  # all of them: defaults are the model's
+SAMPLING = {**CHOICE, "n": 4, "max_tokens": 1, "logprobs": 0, "skip_special_tokens": False}  # all of them: defaults are the model's
 
 
 def latest(bootstrap, topic):
     """The newest record of each key of a compacted topic, by key; null records are gone."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", consumer_timeout_ms=1000, auto_offset_reset="earliest")
-    consumer.assign([TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)])
-    found = {m.key.decode(): m.value and msgpack.unpackb(m.value) for m in consumer}
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest")
+    partitions = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
+    consumer.assign(partitions)
+    ends, found = consumer.end_offsets(partitions), {}
+    while any(consumer.position(p) < ends[p] for p in partitions):
+        found.update({m.key.decode(): m.value and msgpack.unpackb(m.value) for batch in consumer.poll(200).values() for m in batch})
     consumer.close()
     return {key: record for key, record in found.items() if record}
 
 
 def post(server, path, body):
     data = json.dumps({"model": server.get("model", "policy"), **body}).encode()
-    return json.load(urllib.request.urlopen(urllib.request.Request(server["url"] + path, data, {"Content-Type": "application/json"}), timeout=60))
+    return json.load(urllib.request.urlopen(urllib.request.Request(server["url"] + path, data, HEADERS), timeout=60))
 
 
 def packed(values, dtype=None):
     """An array as it travels: [dtype, shape], then the raw little-endian data; token ids as narrow as they fit."""
     dtype = dtype or ("<u2" if max(values) < 1 << 16 else "<u4")
-    raw = array.array({"<u2": "H", "<u4": "I", "<f4": "f"}[dtype], values).tobytes()
-    return msgpack.ExtType(1, msgpack.packb([dtype, [len(values)]]) + raw)
+    return msgpack.ExtType(1, msgpack.packb([dtype, [len(values)]]) + array.array({"<u2": "H", "<u4": "I", "<f4": "f"}[dtype], values).tobytes())
 
 
 def rollout(env, group, index, server, question, ids, choice):
@@ -63,7 +64,7 @@ def main(bootstrap, run, env, groups):
         if not ready or tokens * (made + before - closed) / max(made, 1) >= demand.get("wanted_tokens", 0):  # what is on its way is enough
             time.sleep(0.5)
             continue
-        group, question = f"{env}-{uuid.uuid4().hex}", f"{made % 10}="
+        group, question = f"{env}-{time.time_ns()}", f"{made % 10}="
         ids = post(ready[0], "/v1/chat/completions/render", {"messages": [{"role": "user", "content": question}], "max_tokens": 1})["token_ids"]
         choices = post(ready[0], "/inference/v1/generate", {"token_ids": ids, "sampling_params": SAMPLING, "output_mode": "text"})["choices"]
         producer.begin_transaction()
@@ -72,7 +73,7 @@ def main(bootstrap, run, env, groups):
             producer.send(f"{run}.rollouts.{env}", record, key=group.encode(), headers=[("schema", b"rollout/1")])
         producer.commit_transaction()
         made, tokens = made + 1, tokens + sum(len(ids) + len(choice["token_ids"]) for choice in choices)
-    print(f"{made} groups of {SAMPLES} rollouts published to {run}.rollouts.{env}")
+    print(f"{made} groups of 4 rollouts published to {run}.rollouts.{env}")
 
 
 if __name__ == "__main__":
