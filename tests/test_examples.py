@@ -55,7 +55,7 @@ def test_the_outside_env_is_short_and_knows_nothing_of_streamrl():
     imported = {name.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for name in node.names}
     imported |= {str(node.module) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     assert len(text.splitlines()) <= 80
-    assert imported <= {"array", "json", "sys", "time", "urllib.request", "uuid", "kafka", "msgpack"}
+    assert imported <= {"array", "json", "os", "sys", "time", "urllib.request", "kafka", "msgpack"}
 
 
 def test_what_the_outside_env_sends_is_a_rollout():
