@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from streamrl.errors import StreamrlError, TopicMissing
 
 if TYPE_CHECKING:
     from streamrl.config import RunFile
+    from streamrl.stream.log import Log
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
@@ -151,14 +153,13 @@ def report(run: str) -> None:
 @run_argument
 @click.option("--by-version", is_flag=True, help="A row for each policy version that made rollouts.")
 def audit(run: str, by_version: bool) -> None:
-    """Account for every rollout: published = fates + in flight."""
+    """Account for every rollout: published = fates + in flight. RUN may be the directory of an export."""
     from rich.console import Console
 
     from streamrl.replay.show import show_audit
-    from streamrl.stream.kafka import KafkaLog
 
-    with _kafka(_load(run)) as (settings, kafka):
-        code = show_audit(settings, KafkaLog(kafka, settings.run), by_version, Console())
+    with _recording(run) as (settings, log):
+        code = show_audit(settings, log, by_version, Console())
     sys.exit(code)
 
 
@@ -166,16 +167,118 @@ def audit(run: str, by_version: bool) -> None:
 @run_argument
 @click.option("--part", metavar="NAME", help="Only this one: buffer or batcher.")
 @click.option("--step", type=int, help="Stop there and print the state.")
-def replay(run: str, part: str | None, step: int | None) -> None:
-    """Run the journals again and compare every group and batch, bit for bit."""
+@click.option("--weights", is_flag=True, help="Train again as well, and compare the hash of every policy version; on the machine that made them.")
+@click.option("--from", "first", type=click.IntRange(0), help="With --weights: begin with the checkpoint of this version.")
+def replay(run: str, part: str | None, step: int | None, weights: bool, first: int | None) -> None:
+    """Run the journals again and compare every group and batch, bit for bit. RUN may be the directory of an export."""
     from rich.console import Console
 
     from streamrl.replay.show import show_replay
+    from streamrl.replay.weights import show_weights
+
+    if first is not None and not weights:
+        raise click.UsageError("--from needs --weights.")
+    with _recording(run) as (settings, log):
+        code = show_replay(settings, log, part, step, Console())
+        if weights and not code:
+            code = show_weights(settings, log, first, Console())
+    sys.exit(code)
+
+
+@cli.command()
+@run_argument
+@click.option("--at", "version", type=click.IntRange(0), required=True, help="The policy version that it begins with.")
+@click.option("--as", "name", required=True, help="Name of the new run.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, as learner.loss=clipped-ratio; may be repeated.")
+@click.option("--rollouts", is_flag=True, help="Take along the rollouts that were recorded and not trained on by then.")
+def fork(run: str, version: int, name: str, overrides: tuple[str, ...], rollouts: bool) -> None:
+    """Make a new run that begins with a version of RUN, live or stopped, under other settings. RUN is only read."""
+    import time
+
+    from rich.console import Console
+
+    from streamrl.replay.fork import show_fork
+
+    show_fork(_load(run), name, version, overrides, rollouts, time.time(), Console())
+
+
+@cli.command()
+@run_argument
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+def export(run: str, directory: Path) -> None:
+    """Write all topics of a run to Parquet files in DIR: to query, to keep, to replay without a broker."""
+    from rich.console import Console
+
+    from streamrl.replay.show_archive import show_export
+
+    with _recording(run) as (settings, log):
+        show_export(settings, log, directory, Console())
+
+
+@cli.command("import")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--as", "name", metavar="NEW", default="", help="Name of the run that is made; default: the one it had.")
+def import_(directory: Path, name: str) -> None:
+    """Make a run of an export, every record at its old offset."""
+    from rich.console import Console
+
+    from streamrl.replay.show_archive import show_import
+
+    show_import(directory, name, Console())
+
+
+@cli.group("dead-letters")
+def dead_letters() -> None:
+    """What could not be used: list it, look at it, put it back."""
+
+
+@dead_letters.command("list")
+@run_argument
+def list_letters(run: str) -> None:
+    """Count what was put aside, by topic and cause."""
+    from rich.console import Console
+
+    from streamrl.replay.show_letters import show_list
     from streamrl.stream.kafka import KafkaLog
 
     with _kafka(_load(run)) as (settings, kafka):
-        code = show_replay(settings, KafkaLog(kafka, settings.run), part, step, Console())
-    sys.exit(code)
+        show_list(KafkaLog(kafka, settings.run), Console())
+
+
+@dead_letters.command("show")
+@run_argument
+@click.argument("place", metavar="TOPIC[PARTITION]@OFFSET")
+def show_letter(run: str, place: str) -> None:
+    """Show one record: the cause, its headers, its fields as far as they can be read, its bytes."""
+    from rich.console import Console
+
+    from streamrl.replay import show_letters
+    from streamrl.stream.kafka import KafkaLog
+
+    with _kafka(_load(run)) as (settings, kafka):
+        show_letters.show_letter(KafkaLog(kafka, settings.run), place, Console())
+
+
+@dead_letters.command("retry")
+@run_argument
+@click.argument("which", metavar="[TOPIC | TOPIC[PARTITION]@OFFSET]", required=False)
+@click.option("--cause", default="", help="Only those whose cause contains this.")
+@click.option("--all", "everything", is_flag=True, help="Of every topic and cause.")
+def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> None:
+    """Put records back to the topic they came from, each once for ever.
+
+    For when what was wrong with them is mended: a part that did not know a field, a version nobody had announced yet. What is refused again is a new
+    letter.
+    """
+    from rich.console import Console
+
+    from streamrl.replay.show_letters import put_back
+    from streamrl.stream.kafka import KafkaLog
+
+    if not (which or cause or everything):
+        raise click.UsageError("Say what to put back: a topic, the place of one record, --cause, or --all.")
+    with _kafka(_load(run)) as (settings, kafka):
+        put_back(KafkaLog(kafka, settings.run), which, cause, Console())
 
 
 # ---- the broker and its topics --------------------------------------------------------------------------------------------------------
@@ -202,7 +305,7 @@ def broker(run: str | None, port: int, download: bool) -> None:
 
 @cli.group()
 def topics() -> None:
-    """Topics as code: render, plan, apply, diff, delete."""
+    """Topics as code: render, plan, apply, diff, delete, and who may use them."""
 
 
 @topics.command()
@@ -245,6 +348,21 @@ def diff(run: str) -> None:
         changes = planned.diff(settings, kafka)
     _list(changes, "no difference")
     sys.exit(1 if changes else 0)
+
+
+@topics.command()
+@run_argument
+@click.option("--apply", "applied", is_flag=True, help="Have the broker allow it; needs a user who may.")
+def acls(run: str, applied: bool) -> None:
+    """List what each role may do on the broker, or make it so."""
+    from streamrl import acls as access
+
+    settings = _load(run)
+    if not applied:
+        _list(access.in_words(settings), "")
+        return
+    with _kafka(settings) as (settings, kafka):
+        _list(access.apply(settings, kafka), "")
 
 
 @topics.command()
@@ -296,11 +414,16 @@ def batcher(run: str) -> None:
 @cli.command()
 @run_argument
 @click.option("--name", default=None, help="Of the learner; default: the lead, learner.name of the run file.")
-def learner(run: str, name: str | None) -> None:
-    """Train on batches, announce policy versions."""
+@click.option("--at", "version", type=click.IntRange(0), help="A second learner: begin as the lead was at this version. Default: as the run began.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A second learner: a learner.* setting of its own; may be repeated.")
+def learner(run: str, name: str | None, version: int | None, overrides: tuple[str, ...]) -> None:
+    """Train on batches, announce policy versions.
+
+    With a --name of its own it is a second learner: it follows the same batches, and nobody follows its versions.
+    """
     from streamrl.learner.process import main
 
-    _be(run, main, *([name] if name else []))
+    _be(run, main, name, version, overrides)
 
 
 @cli.command()
@@ -350,6 +473,22 @@ def _load(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
     from streamrl.orchestrator.directory import find
 
     return find(run, overrides)
+
+
+@contextlib.contextmanager
+def _recording(run: str) -> Iterator[tuple[RunFile, Log]]:
+    """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
+    if os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml")):
+        from streamrl.replay.archive import run_of
+        from streamrl.stream.files import FileLog
+
+        files = FileLog(Path(run))
+        yield run_of(files), files
+        return
+    from streamrl.stream.kafka import KafkaLog
+
+    with _kafka(_load(run)) as (settings, kafka):
+        yield settings, KafkaLog(kafka, settings.run)
 
 
 @contextlib.contextmanager

@@ -6,15 +6,17 @@ An unknown key, a wrong type or settings that cannot work together are a ConfigE
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from streamrl.credentials import exposed
 from streamrl.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
@@ -49,6 +51,7 @@ class Buffer(Section):
     min_group_size: int = Field(default=2, ge=1)  # a group that would age out closes with at least so many
     max_age: int = Field(default=1, ge=0)  # learner versions
     max_window_tokens: int = Field(default=4_000_000, ge=1)  # an env's window: full, it stops reading
+    max_invalid_frac: float = Field(default=0.5, ge=0, le=1)  # of the last 1,000 rollouts of an env: beyond it the env is not read for 30 s; 1: never
     advantage: str = "rloo"  # rloo, grpo, or MODULE:FUNCTION
     remember_versions: int = Field(default=16, ge=1)  # how long uids and closed groups are known, in versions
 
@@ -88,7 +91,7 @@ class Model(Section):
 class Learner(Section):
     """Batches in, policy versions out."""
 
-    name: str = "lead"  # inference follows the learner that `lead_learner` names
+    name: str = "lead"  # of the run's own: all parts follow its versions. Others may join, under other names (`streamrl learner --name`)
     loss: str = "ppo"  # ppo, clipped-ratio (document 000), or MODULE:FUNCTION
     clip_epsilon: float = Field(default=0.2, gt=0)
     kl: str = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
@@ -116,7 +119,9 @@ class Inference(Section):
 
     replicas: int = Field(default=1, ge=0)
     python: str = ""  # of the environment that has vllm; empty: .venv-inference/bin/python, then this one
+    host: str = "127.0.0.1"  # the address that servers bind, and that envs reach them at; any but loopback needs an api_key; may be env:NAME
     port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; replica i takes port + i
+    api_key: str = ""  # env:NAME; with it, servers answer nobody who does not send it (what controls a server is its agent's alone in any case)
     dtype: str = "float32"
     max_model_len: int = Field(default=128, ge=8)  # tokens
     max_num_seqs: int = Field(default=64, ge=1)
@@ -150,9 +155,18 @@ class Topics(Section):
     config: dict[str, str] = {}  # more settings for every topic
 
 
+class Fork(Section):
+    """Where a run comes from that `streamrl fork` made, and so where it begins. Written there, not by hand."""
+
+    run: str  # the parent
+    version: int = Field(ge=0)  # of the parent's policy; the fork's first batch has this number
+    sha256: str  # of that version
+    balance: dict[str, float] = {}  # tokens that the parent owed each share of a batch (batcher/selection.py)
+
+
 class RunFile(Section):
     run: str
-    kafka: dict[str, Any] = {}  # librdkafka settings of an existing cluster; empty: a local broker in the run's directory
+    kafka: dict[str, Any] = {}  # librdkafka settings of an existing cluster, secrets as env:NAME; empty: a local broker in the run's directory
     runs_dir: str = "runs"
     envs: dict[str, Env]
     buffer: Buffer = Buffer()
@@ -163,6 +177,7 @@ class RunFile(Section):
     inference: Inference = Inference()
     orchestrator: Orchestrator = Orchestrator()
     topics: Topics = Topics()
+    fork: Fork | None = None
 
     @field_validator("run")
     @classmethod
@@ -173,7 +188,7 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
-        for problem in (*self._env_problems(), *self._size_problems()):
+        for problem in (*self._env_problems(), *self._size_problems(), *self._secret_problems()):
             raise ValueError(problem)
         return self
 
@@ -208,6 +223,16 @@ class RunFile(Section):
         if self.model.max_seq_len > batcher.max_seq_len:
             yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
 
+    def _secret_problems(self) -> Iterator[str]:
+        yield from exposed(self.kafka, "kafka")
+        yield from exposed({"api_key": self.inference.api_key}, "inference")
+        if re.search(r"://[^/]*@", self.weights.store):
+            yield "weights.store: credentials in a URI would show in logs and records; give them as the store's own environment variables"
+        if any(argument.startswith("--api-key") for argument in self.inference.extra_args):
+            yield "inference.extra_args: --api-key would show in the process list; set inference.api_key"
+        if not is_loopback(self.inference.host) and not self.inference.api_key:
+            yield f"inference.host {self.inference.host} can be reached from other machines: set inference.api_key"
+
     @property
     def directory(self) -> Path:
         """What the run leaves behind lies here."""
@@ -220,6 +245,14 @@ class RunFile(Section):
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1)
+
+
+def is_loopback(host: str) -> bool:
+    """Can nobody outside this machine reach it? A name, or a reference, may be any address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFile:
@@ -239,6 +272,14 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
     for override in overrides:
         _set(data, override)
     return parse(data, str(path))
+
+
+def changed(run: RunFile, overrides: Sequence[str]) -> RunFile:
+    """The run with these settings instead of its own, as `load` takes them. Raises ConfigError."""
+    data = run.model_dump(mode="json")
+    for override in overrides:
+        _set(data, override)
+    return parse(data, f"--set {' '.join(overrides)}") if overrides else run
 
 
 def parse(data: dict[str, Any], where: str = "run file") -> RunFile:
@@ -279,5 +320,5 @@ def _section(path: list[Any]) -> type[BaseModel]:
             section = Env
         elif index or key != "envs":
             annotation = section.model_fields[key].annotation
-            section = Target if key == "target" else annotation
+            section = {"target": Target, "fork": Fork}.get(key, annotation)
     return section

@@ -5,14 +5,15 @@ StreamrlError            exit 1
 ├── BrokerError
 │   ├── BrokerUnreachable     exit 3
 │   ├── TopicMissing          exit 4
-│   └── InputGone             exit 5   retention has removed records that are still needed
+│   ├── InputGone             exit 5   retention has removed records that are still needed
+│   └── AccessDenied          exit 11  the broker does not know this user, or refuses it what it asked for
 ├── TransactionFailed    exit 75  leave at once and be restarted: crash-only
 ├── Fenced               exit 76  another process has this identity; do not restart
 ├── PortTaken            exit 6
 ├── ModelError           exit 7   model directory missing or not loadable
 ├── WeightError          exit 8   store full, file altered, URI outside the store
 ├── InferenceError       exit 9   the inference server died or does not answer
-└── TooManyInvalid       exit 10  a source sends mostly rubbish
+└── ExportError          exit 12  an export is missing, damaged or in the way
 """
 
 
@@ -40,6 +41,10 @@ class InputGone(BrokerError):
     exit_code = 5
 
 
+class AccessDenied(BrokerError):
+    exit_code = 11
+
+
 class PortTaken(StreamrlError):
     exit_code = 6
 
@@ -56,8 +61,8 @@ class InferenceError(StreamrlError):
     exit_code = 9
 
 
-class TooManyInvalid(StreamrlError):
-    exit_code = 10
+class ExportError(StreamrlError):
+    exit_code = 12
 
 
 class TransactionFailed(StreamrlError):

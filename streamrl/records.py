@@ -96,12 +96,13 @@ class Rollout(Record, frozen=True, kw_only=True):
         who = f"rollout {self.rollout_uid!r}"
         if not self.rollout_uid or not self.group_id:
             raise ValueError("rollout_uid and group_id must not be empty")
-        if not (0 <= self.policy_version <= self.newest_policy_version):
+        if not (0 <= self.policy_version <= self.newest_policy_version < 2**31):  # versions travel as int32
             raise ValueError(f"{who}: policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
         if not (math.isfinite(self.reward) and all(map(math.isfinite, self.rewards.values()))):
             raise ValueError(f"{who}: a reward is not finite")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"{who}: temperature {self.temperature} is not above 0")
+        check_depth(self.metadata)
         if not self.failure:
             if any(t.tokens is None for t in self.turns):
                 raise ValueError(f"{who}: a turn has no tokens")
@@ -358,6 +359,19 @@ RECORDS: dict[str, type[Record]] = {
     "run-config": RunConfig,
 }
 """Schema names as they stand in the `schema` header, followed by `/` and the version."""
+
+
+MAX_DEPTH = 32  # of maps and lists in free-form fields
+
+
+def check_depth(value: Any) -> None:
+    """Lists and maps at most MAX_DEPTH deep. Deeper ones would be readable or not by how much of the stack is in use, and a replay would differ."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for v in level if isinstance(v, dict | list) for inner in (v.values() if isinstance(v, dict) else v)]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
 
 
 def check_length(what: str, array: Array, length: int) -> None:

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from string import Template
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Where
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from streamrl.config import RunFile
-from streamrl.errors import BrokerError, ConfigError
-from streamrl.stream.kafka import COMMON, again
+from streamrl.errors import AccessDenied, BrokerError, ConfigError
+from streamrl.stream.kafka import Admin, again, denied
+
+T = TypeVar("T")
 
 ROLLOUTS = "rollouts"
 GROUPS = "groups"
@@ -155,6 +157,21 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
     return Topic(manifest["metadata"]["name"], kind, manifest)
 
 
+def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
+    """The topics of a recorded run, whose names without the run and numbers of partitions are given, and what else the run file plans.
+
+    Raises ConfigError for a topic of no kind.
+    """
+    templates, made = kinds(), {topic.name: topic for topic in plan(run)}
+    for name, count in partitions.items():
+        kind, _, of = name.partition(".")
+        if kind not in templates:
+            raise ConfigError(f"topic {name} is of no kind that streamrl knows: {', '.join(templates)}")
+        topic = made.get(f"{run.run}.{name}") or _topic(templates[kind], of, run, "streamrl")  # else: of an env that has been taken out
+        made[topic.name] = replace(topic, manifest={**topic.manifest, "spec": {**topic.manifest["spec"], "partitions": count}})
+    return list(made.values())
+
+
 def render(run: RunFile, cluster: str = "streamrl") -> str:
     """The run's KafkaTopics for `kubectl apply -f -`."""
     return yaml.safe_dump_all([dict(topic.manifest) for topic in plan(run, cluster)], sort_keys=False, explicit_start=True)
@@ -200,6 +217,14 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
     cluster.grow([change.topic for change in changes if change.what == "partitions"])
     cluster.configure([change for change in changes if change.what not in ("create", "partitions", "replicas")])
     return changes
+
+
+def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, int]) -> None:
+    """Make the topics of a recorded run (`recorded`). Raises ConfigError, and changes nothing, when the cluster has topics of a run of that name."""
+    cluster, wanted = _Cluster(settings), recorded(run, partitions)
+    if there := sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}.")):
+        raise ConfigError(f"{cluster.address} has topics of a run {run.run!r} already ({there[0]}, ...); take another name with --as")
+    cluster.create(wanted)
 
 
 def delete(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
@@ -249,8 +274,8 @@ class _Cluster:
     """The few questions and orders for a cluster's administration, each made again while a broker starts or moves."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.address = str(settings.get("bootstrap.servers"))
-        self._admin = AdminClient({**COMMON, **settings})
+        self.address, self._settings = str(settings.get("bootstrap.servers")), settings
+        self._admin = Admin(settings)
 
     def partitions(self) -> dict[str, tuple[int, int]]:
         """(partitions, replicas) of every topic."""
@@ -263,7 +288,7 @@ class _Cluster:
             futures = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, t.name) for t in topics], request_timeout=CALL_TIMEOUT_S)
             return {resource.name: {name: str(entry.value) for name, entry in future.result().items()} for resource, future in futures.items()}
 
-        return again(ask, self.address) if topics else {}
+        return self._again(ask) if topics else {}
 
     def has_data(self, name: str, partitions: int) -> bool:
         """Was ever anything written to it?"""
@@ -273,7 +298,7 @@ class _Cluster:
             futures = self._admin.list_offsets(ends, request_timeout=CALL_TIMEOUT_S)
             return any(future.result().offset > 0 for future in futures.values())
 
-        return again(ask, self.address)
+        return self._again(ask)
 
     def create(self, topics: list[Topic]) -> None:
         """Make them, and wait until each can be written to."""
@@ -284,12 +309,12 @@ class _Cluster:
             new = [NewTopic(t.name, t.partitions, t.replicas, config=t.config) for t in topics]
             self._carry_out(self._admin.create_topics(new, request_timeout=CALL_TIMEOUT_S), unless=KafkaError.TOPIC_ALREADY_EXISTS)
 
-        again(order, self.address)
+        self._again(order)
         self._settle(partial(_have_leaders, topics))
 
     def grow(self, topics: list[Topic]) -> None:
         if topics:
-            again(lambda: self._carry_out(self._admin.create_partitions([NewPartitions(t.name, t.partitions) for t in topics])), self.address)
+            self._again(lambda: self._carry_out(self._admin.create_partitions([NewPartitions(t.name, t.partitions) for t in topics])))
             self._settle(partial(_have_leaders, topics))
 
     def configure(self, changes: list[Change]) -> None:
@@ -299,14 +324,14 @@ class _Cluster:
         for change in changes:
             entries.setdefault(change.topic.name, []).append(ConfigEntry(change.what, change.new, incremental_operation=AlterConfigOpType.SET))
         resources = [ConfigResource(ResourceType.TOPIC, name, incremental_configs=found) for name, found in entries.items()]
-        again(lambda: self._carry_out(self._admin.incremental_alter_configs(resources, request_timeout=CALL_TIMEOUT_S)), self.address)
+        self._again(lambda: self._carry_out(self._admin.incremental_alter_configs(resources, request_timeout=CALL_TIMEOUT_S)))
 
     def delete(self, names: list[str]) -> None:
         def order() -> None:
             self._carry_out(self._admin.delete_topics(names, request_timeout=CALL_TIMEOUT_S), unless=KafkaError.UNKNOWN_TOPIC_OR_PART)
 
         if names:
-            again(order, self.address)
+            self._again(order)
             self._settle(lambda there: not set(names) & there.keys())
 
     def _carry_out(self, futures: Mapping[Any, Any], unless: int | None = None) -> None:
@@ -332,7 +357,13 @@ class _Cluster:
             time.sleep(0.05)
 
     def _topics(self) -> Mapping[str, Any]:
-        return again(lambda: self._admin.list_topics(timeout=CALL_TIMEOUT_S / 4), self.address, CALL_TIMEOUT_S / 2).topics
+        return self._admin.seen(CALL_TIMEOUT_S / 2)
+
+    def _again(self, call: Callable[[], T]) -> T:
+        try:
+            return again(call, self.address)
+        except AccessDenied:
+            raise denied(self._settings, "make, describe or change topics") from None
 
 
 def _have_leaders(wanted: list[Topic], there: Mapping[str, Any]) -> bool:

@@ -6,10 +6,14 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from streamrl.stream import broker as local
+
+if TYPE_CHECKING:
+    from tests.secure import Secure
 
 
 def pytest_configure() -> None:
@@ -23,6 +27,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a real Apache Kafka. It ends with the session, and with the process however that ends."""
     with local.ensure(tmp_path_factory.mktemp("kafka")) as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
+    """A real broker that asks who is there: TLS, passwords, access rules."""
+    from tests.secure import secure_broker
+
+    with secure_broker(tmp_path_factory.mktemp("secure")) as made:
+        yield made
 
 
 @pytest.fixture

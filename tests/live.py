@@ -7,6 +7,7 @@ takes the next number with `announce` and never assumes one.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from streamrl.weights.store import Store, version_name
 
 CONTEXT = 256  # tokens
 EOS = 2  # of the tiny tokenizer
+KEY, KEY_VARIABLE = "a-key-for-the-live-servers", "STREAMRL_TEST_LIVE_KEY"
 START_S = 240.0
 
 
@@ -118,7 +120,7 @@ class Live:
     @asynccontextmanager
     async def client(self, *identities: str) -> AsyncIterator[Client]:
         """A client that hears of these servers, or of all, for as long as it is open."""
-        client = Client()
+        client = Client(api_key=KEY)
 
         def listen() -> None:
             for message in reader.poll(512, 0.0):
@@ -153,6 +155,7 @@ class Live:
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """One agent, `inference-0`, on a version that is ready."""
+    os.environ[KEY_VARIABLE] = KEY
     made = Live(tmp_path_factory.mktemp("live"))
     try:
         first = made.announce()
@@ -160,6 +163,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield made
     finally:
         made.close()
+        del os.environ[KEY_VARIABLE]
 
 
 def run_file(directory: Path) -> RunFile:
@@ -171,7 +175,7 @@ def run_file(directory: Path) -> RunFile:
             "envs": {"copy-digits": {}},
             "batcher": {"max_seq_len": CONTEXT},
             "model": {"max_seq_len": CONTEXT},
-            "inference": {"max_model_len": CONTEXT, "heartbeat_s": 0.2, "extra_args": ["--block-size", "32"]},
+            "inference": {"max_model_len": CONTEXT, "heartbeat_s": 0.2, "api_key": f"env:{KEY_VARIABLE}", "extra_args": ["--block-size", "32"]},
         }
     )
 

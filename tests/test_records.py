@@ -147,5 +147,24 @@ def test_the_documentation_names_every_field(name: str):
     assert [field for field in RECORDS[name].__struct_fields__ if f"`{field}`" not in section] == []
 
 
+def test_free_form_fields_have_a_depth():
+    def nested(depth: int) -> dict[str, object]:
+        value: object = 1
+        for _ in range(depth - 1):
+            value = [value]
+        return {"x": value}
+
+    rollout(metadata=nested(32))
+    rollout(metadata={"wide": list(range(10_000))})
+    with pytest.raises(ValueError, match="nested too deeply"):
+        rollout(metadata=nested(33))
+
+
+def test_versions_fit_into_what_they_travel_in():
+    rollout(version=2**31 - 1)
+    with pytest.raises(ValueError, match="are not a span"):
+        rollout(version=0, newest=2**31)
+
+
 if __name__ == "__main__":  # after a deliberate, additive change: python -m tests.test_records
     GOLDEN.write_text(json.dumps({name: encode(record).hex() for name, record in examples().items()}, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from streamrl.batcher.assemble import assemble, totals, without
 from streamrl.batcher.parts import split
-from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares
+from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares, shortage
 from streamrl.buffer.freshness import fresh
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output
@@ -39,16 +40,29 @@ class Held(msgspec.Struct, frozen=True):
     rollouts: int
     oldest: int  # version of its oldest token: a group is as old as its oldest rollout
     newest: int
+    of_newest: int  # rollouts that `newest` alone made
 
 
 class Pool(msgspec.Struct):
-    """One env's groups, in the order they came."""
+    """One env's groups."""
 
-    groups: list[Held] = []
-    tokens: int = 0
+    groups: list[Held] = []  # the oldest first, those of one age in the order they came
+    ahead: list[Held] = []  # from versions not heard of yet, in the same order
+    tokens: int = 0  # of both
     rollouts: int = 0
     closed: dict[str, int] = {}  # groups that came to an end in the buffer, by producer, since the run began
     demand: Demand | None = None  # the last one published
+
+    @property
+    def usable_tokens(self) -> int:
+        return self.tokens - sum(held.tokens for held in self.ahead)
+
+    def leave(self, queue: list[Held], place: int) -> Held:
+        """Take the group at `place` of one of the two lists out."""
+        held = queue.pop(place)
+        self.tokens -= held.tokens
+        self.rollouts -= held.rollouts
+        return held
 
 
 class State(msgspec.Struct):
@@ -70,8 +84,15 @@ class Fold:
     outputs: list[Output] = field(default_factory=list[Output])
 
     def hear(self, version: int) -> None:
-        """Version `version` is announced."""
+        """Version `version` is announced: groups that it helped to make may be used."""
         self.state.version = version
+        for pool in self.state.pools.values():
+            came, pool.ahead = pool.ahead, []
+            for held in came:
+                self.place(pool, held)
+
+    def place(self, pool: Pool, held: Held) -> None:
+        insort(pool.ahead if held.newest > self.state.version else pool.groups, held, key=lambda other: other.oldest)
 
     def take(self, event: Event, group: ScoredGroup) -> None:
         """A group has come: it counts as closed for its env, and waits if there is something to train on."""
@@ -84,8 +105,9 @@ class Fold:
         if usable.total_tokens > self.config.total_token_budget:
             self.end("filtered", usable, cause=f"group larger than total_token_budget {self.config.total_token_budget}")
         elif usable.uids:
-            held = Held(event, usable.total_tokens, len(usable.uids), int(usable.oldest_versions.min()), int(usable.newest_versions.max()))
-            pool.groups.append(held)
+            oldest, newest = int(usable.oldest_versions.min()), int(usable.newest_versions.max())
+            held = Held(event, usable.total_tokens, len(usable.uids), oldest, newest, int((usable.oldest_versions == newest).sum()))
+            self.place(pool, held)
             pool.tokens += held.tokens
             pool.rollouts += held.rollouts
 
@@ -94,11 +116,15 @@ class Fold:
         group = group_of(held.event)
         return without(group, totals(group) <= self.config.max_seq_len)
 
-    def build_all(self) -> None:
-        """Expire what the next batch cannot take, and build every batch whose version is announced."""
+    def build_all(self, before: int | None = None) -> None:
+        """Expire what the next batch cannot take, and build every batch whose version is announced; of those, the ones `before` a number."""
         self.expire()
-        while self.state.version >= max(self.state.next_batch - self.config.lookahead, 0) and self.build():
+        while self.due() and self.state.next_batch != before and self.build():
             self.expire()
+
+    def due(self) -> bool:
+        """Is the version announced that the next batch waits for?"""
+        return self.state.version >= max(self.state.next_batch - self.config.lookahead, 0)
 
     def say_demand(self) -> None:
         for env in self.config.fractions:
@@ -107,16 +133,18 @@ class Fold:
     def expire(self) -> None:
         """Drop the groups that the next batch can no longer take."""
         for pool in self.state.pools.values():
-            old = [held for held in pool.groups if not fresh(self.state.next_batch, held.oldest, self.config.max_age)]
-            for held in old:
-                self.end("expired", self.usable(held))
-            remove(pool, old)
+            for queue in (pool.groups, pool.ahead):
+                while queue and not fresh(self.state.next_batch, queue[0].oldest, self.config.max_age):
+                    self.end("expired", self.usable(pool.leave(queue, 0)))
 
     def build(self) -> bool:
         """Try to build the next batch. False when a share is short: the batch waits."""
         config, state = self.config, self.state
-        supply = {env: self.candidates(env, pool) for env, pool in state.pools.items()}
-        selection = select(supply, config.fractions, state.balance, config.total_token_budget, config.spill)
+        terms = config.fractions, state.balance, config.total_token_budget, config.spill
+        if short := shortage({env: pool.usable_tokens for env, pool in state.pools.items()}, *terms):
+            self.note_shortage(short)
+            return False
+        selection = select({env: self.candidates(env, pool) for env, pool in state.pools.items()}, *terms)
         self.note_shortage(selection.short)
         if selection.short or not selection.chosen:
             return False
@@ -129,7 +157,8 @@ class Fold:
             self.end("batched", group, batch=batch.number)
         state.balance = carry(config.fractions, state.balance, paid_by(selection, len(taken)), config.spill)
         for env, pool in state.pools.items():
-            remove(pool, [pool.groups[c.place] for c in taken if c.env == env])
+            for place in sorted((c.place for c in taken if c.env == env), reverse=True):
+                pool.leave(pool.groups, place)
         state.next_batch += 1
         self.outputs.append(
             Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(batch, before)))
@@ -137,9 +166,14 @@ class Fold:
         return True
 
     def candidates(self, env: str, pool: Pool) -> list[Candidate]:
-        """Newest first: by the version of the oldest token, then by arrival. Groups from versions not heard of yet are held."""
-        heard = [(held.oldest, i, held.tokens) for i, held in enumerate(pool.groups) if held.newest <= self.state.version]
-        return [Candidate(env, i, tokens) for _, i, tokens in sorted(heard, reverse=True)]
+        """Newest first: by the version of the oldest token, then by arrival. Two batches' worth: no more can matter to this one."""
+        found, tokens = list[Candidate](), 0
+        for place in range(len(pool.groups) - 1, -1, -1):
+            found.append(Candidate(env, place, pool.groups[place].tokens))
+            tokens += found[-1].tokens
+            if tokens >= 2 * self.config.total_token_budget:
+                break
+        return found
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
@@ -179,7 +213,7 @@ class Fold:
 
     def on_policy(self, pool: Pool) -> int:
         """Rollouts held that the newest version made."""
-        return sum(int((self.usable(held).oldest_versions == self.state.version).sum()) for held in pool.groups if held.newest == self.state.version)
+        return sum(held.of_newest for held in pool.groups if held.newest == self.state.version)
 
     def end(self, fate: FateKind, group: ScoredGroup, cause: str = "", batch: int | None = None) -> None:
         record = Fate(
@@ -193,13 +227,6 @@ class Fold:
             cause=cause,
         )
         self.outputs.append(Output("fates", group.group_id, record))
-
-
-def remove(pool: Pool, gone: Sequence[Held]) -> None:
-    identities = {id(held) for held in gone}
-    pool.groups = [held for held in pool.groups if id(held) not in identities]
-    pool.tokens -= sum(held.tokens for held in gone)
-    pool.rollouts -= sum(held.rollouts for held in gone)
 
 
 def paid_by(selection: Selection, taken: int) -> dict[str, int]:

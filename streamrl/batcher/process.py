@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from streamrl.batcher.pool import Config, Fold, State
 from streamrl.batcher.selection import REST
-from streamrl.config import RunFile
+from streamrl.config import Fork, RunFile
 from streamrl.records import PolicyVersion, ScoredGroup
 from streamrl.stream import worker
 from streamrl.stream.log import Event, Log, Output
@@ -17,8 +18,11 @@ CONSUMES = ("groups", "policy-versions")
 PRODUCES = ("batches", "demand", "fates", "dead-letters", "metrics", "journal")
 
 
-def step(config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
-    """Fold the events in, one by one: how a poll was cut does not matter, but for the demand, which is said once a step."""
+def step(config: Config, state: State, events: Sequence[Event], time_s: float, before: int | None = None) -> tuple[State, list[Output]]:
+    """Fold the events in, one by one: how a poll was cut does not matter, but for the demand, which is said once a step.
+
+    `before`: build no batch of this number or a later one (a fork looks at what such a batch was made of).
+    """
     fold = Fold(config, state, time_s)
     for event in events:
         match event.record:
@@ -28,7 +32,7 @@ def step(config: Config, state: State, events: Sequence[Event], time_s: float) -
                 fold.take(event, group)
             case _:
                 continue  # another learner's version, or one heard before
-        fold.build_all()
+        fold.build_all(before)
     fold.say_demand()
     return state, fold.outputs
 
@@ -51,6 +55,11 @@ def report(config: Config, state: State, time_s: float) -> Report:
     return Report(values, tuple(waits))
 
 
+def first_state(fork: Fork | None) -> State:
+    """A fork's first batch has the number of the version it begins with, and its shares are owed what they were owed there."""
+    return State(next_batch=fork.version, balance=dict(fork.balance)) if fork else State()
+
+
 def part(run: RunFile) -> Part[Config, State]:
     config = Config(
         fractions={name: env.fraction for name, env in run.envs.items()},
@@ -65,7 +74,7 @@ def part(run: RunFile) -> Part[Config, State]:
         shortage_after_s=run.batcher.shortage_after_s,
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
-    return Part("batcher", inputs, config, State, step, paused, report)
+    return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:

@@ -31,6 +31,25 @@ def shares(fractions: Mapping[str, float]) -> dict[str, float]:
     return {**{env: fraction for env, fraction in fractions.items() if fraction > 0}, REST: max(1.0 - sum(fractions.values()), 0.0)}
 
 
+def needs(fractions: Mapping[str, float], balance: Mapping[str, float], budget: int) -> dict[str, float]:
+    """Tokens that a batch of `budget` tokens owes each share."""
+    return {share: fraction * budget + balance.get(share, 0.0) for share, fraction in shares(fractions).items()}
+
+
+def shortage(supply: Mapping[str, int], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool) -> dict[str, int]:
+    """Tokens each share would lack if all were taken that there is; empty: it is worth selecting.
+
+    `supply`: tokens of each env. Cheap, as it is asked at every group.
+    """
+    need = needs(fractions, balance, budget)
+    lacking = {share: due - supply.get(share, 0) for share, due in need.items() if share != REST}
+    spare_tokens = sum(tokens - max(need.get(env, 0.0), 0.0) for env, tokens in supply.items() if tokens > need.get(env, 0.0))
+    lacking[REST] = need[REST] - spare_tokens
+    if spill:
+        lacking = {REST: need[REST] + sum(max(tokens, 0.0) for share, tokens in lacking.items() if share != REST) - spare_tokens}
+    return {share: int(tokens) for share, tokens in lacking.items() if tokens >= 1}
+
+
 def select(
     supply: Mapping[str, Sequence[Candidate]], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool
 ) -> Selection:
@@ -39,8 +58,10 @@ def select(
     `supply`: each env's candidates, newest first. `balance`: tokens carried over, by share. With `spill`, what an env cannot supply is taken from the
     others; without, its share is `short` and the batch has to wait.
     """
-    need = {share: fraction * budget + balance.get(share, 0.0) for share, fraction in shares(fractions).items()}
-    left = {env: list(reversed(candidates)) for env, candidates in supply.items()}
+    need = needs(fractions, balance, budget)
+    coming = {env: iter(candidates) for env, candidates in supply.items()}
+    heads = {env: next(candidates, None) for env, candidates in coming.items()}
+    left = {env: sum(c.tokens for c in candidates) for env, candidates in supply.items()}
     chosen: list[Candidate] = []
     paid, of_rest = dict.fromkeys(need, 0), dict.fromkeys(left, 0)
     short: dict[str, int] = {}
@@ -54,25 +75,27 @@ def select(
         if lacking < 1:
             return Selection(chosen, paid, short)
         env = share or spare(left, {e: need[e] - paid[e] for e in need}, of_rest)
-        if not left.get(env):
+        head = heads.get(env)
+        if head is None:
             if spill and share != REST:
                 need[REST] += lacking
                 need[share] = paid[share]
             else:
                 short[share] = int(lacking)
-        elif total + left[env][-1].tokens > budget:
+        elif total + head.tokens > budget:
             return Selection(chosen, paid, short)
         else:
-            candidate = left[env].pop()
-            chosen.append(candidate)
-            paid[share] += candidate.tokens
-            of_rest[env] += 0 if share else candidate.tokens
-            total += candidate.tokens
+            chosen.append(head)
+            heads[env] = next(coming[env], None)
+            left[env] -= head.tokens
+            paid[share] += head.tokens
+            of_rest[env] += 0 if share else head.tokens
+            total += head.tokens
 
 
-def spare(left: Mapping[str, Sequence[Candidate]], lacking: Mapping[str, float], of_rest: Mapping[str, int]) -> str:
+def spare(left: Mapping[str, int], lacking: Mapping[str, float], of_rest: Mapping[str, int]) -> str:
     """The env that the rest takes from next: of those with more tokens left than their own share lacks, the one that has given it least."""
-    able = [env for env, candidates in left.items() if sum(c.tokens for c in candidates) > max(lacking.get(env, 0.0), 0.0)]
+    able = [env for env, tokens in left.items() if tokens > max(lacking.get(env, 0.0), 0.0)]
     return min(able, key=lambda env: of_rest[env], default=REST)
 
 

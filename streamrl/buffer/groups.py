@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,11 +31,8 @@ def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
     """One group of the events' rollouts, in the order given. Their shared prompt is what they all begin with and nobody sampled."""
     rollouts = [rollout_of(event) for event in events]
     prompts = [prompt_of(rollout.turns) for rollout in rollouts]
-    shared = min((len(prompt) for prompt in prompts), default=0)
-    while any(not np.array_equal(prompt[:shared], prompts[0][:shared]) for prompt in prompts[1:]):
-        shared -= 1
-    own = [_own_part(rollout, shared) for rollout in rollouts]
-    mask = np.concatenate([part[2] for part in own])
+    shared = common_prefix(prompts)
+    pieces = [piece for rollout in rollouts for piece in _behind(rollout, shared)]
     truncated = np.array([rollout.truncated for rollout in rollouts], np.uint8)
     rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
     first = rollouts[0]
@@ -48,10 +45,10 @@ def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
         offsets=np.array([event.offset for event in events], np.int64),
         uids=[rollout.rollout_uid for rollout in rollouts],
         prompt=prompts[0][:shared],
-        lengths=np.array([len(part[0]) for part in own], np.int32),
-        tokens=np.concatenate([part[0] for part in own]),
-        policy_logprobs=np.concatenate([part[1] for part in own]),
-        loss_mask=None if mask.all() else mask,
+        lengths=np.array([total_tokens(rollout) - shared for rollout in rollouts], np.int32),
+        tokens=np.concatenate([tokens for tokens, _ in pieces]),
+        policy_logprobs=np.concatenate([np.zeros(len(tokens), np.float32) if logprobs is None else logprobs for tokens, logprobs in pieces]),
+        loss_mask=_mask(pieces),
         advantages=checked(advantage(rewards), first.group_id, len(rewards)),
         rewards=rewards,
         temperatures=np.array([rollout.temperature for rollout in rollouts], np.float32),
@@ -96,14 +93,36 @@ def rollout_of(event: Event) -> Rollout:
     return event.record
 
 
-def _own_part(rollout: Rollout, shared: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tokens, logprobs, loss mask) behind the shared prompt; logprobs are 0 where nothing was sampled."""
-    turns = [turn for turn in rollout.turns if turn.tokens is not None]
-    tokens = _join([turn.tokens for turn in turns if turn.tokens is not None])
-    logprobs = [np.zeros(len(turn.tokens), np.float32) if turn.logprobs is None else turn.logprobs for turn in turns if turn.tokens is not None]
-    mask = [np.full(len(turn.tokens), turn.logprobs is not None, np.uint8) for turn in turns if turn.tokens is not None]
-    return tokens[shared:], np.concatenate(logprobs)[shared:], np.concatenate(mask)[shared:]
+def common_prefix(arrays: Sequence[np.ndarray]) -> int:
+    """How many values all of these one-dimensional arrays begin with."""
+    shared = min((len(array) for array in arrays), default=0)
+    for array in arrays[1:]:
+        differs = array[:shared] != arrays[0][:shared]
+        shared = int(differs.argmax()) if differs.any() else shared
+    return shared
+
+
+Piece = tuple[np.ndarray, np.ndarray | None]  # tokens, and their logprobs where they were sampled
+
+
+def _behind(rollout: Rollout, shared: int) -> Iterator[Piece]:
+    """Its turns behind the first `shared` tokens."""
+    for turn in rollout.turns:
+        assert turn.tokens is not None, "a rollout that can be trained on has the tokens of every turn"
+        skip = min(shared, len(turn.tokens))
+        shared -= skip
+        if skip < len(turn.tokens):
+            yield turn.tokens[skip:], None if turn.logprobs is None else turn.logprobs[skip:]
+
+
+def _mask(pieces: Sequence[Piece]) -> np.ndarray | None:
+    """(sum of lengths,) uint8: 1 where sampled; None when all is."""
+    if all(logprobs is not None for _, logprobs in pieces):
+        return None
+    return np.concatenate([np.full(len(tokens), logprobs is not None, np.uint8) for tokens, logprobs in pieces])
 
 
 def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    if len(arrays) == 1:
+        return arrays[0]
     return np.concatenate(arrays) if arrays else np.zeros(0, np.uint16)

@@ -9,6 +9,9 @@ import msgspec
 from streamrl.buffer.groups import generated_tokens, total_tokens
 from streamrl.records import Rollout
 
+REWARD_LIMIT = 1e18  # squares and sums of rewards up to it are finite in float32
+TEMPERATURES = (1e-6, 1e6)
+
 
 def objection(rollout: Rollout, key: str, environment: str, newest_version: int, vocab_size: int = 0) -> str:
     """Why this readable rollout cannot be used, in a line; empty when it can.
@@ -21,6 +24,10 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
         return f"key {key!r} is not the rollout's group_id {rollout.group_id!r}: its group would be split over partitions"
     if rollout.newest_policy_version > newest_version:
         return f"policy version {rollout.newest_policy_version} is further ahead than {newest_version}: nobody has announced it"
+    if any(abs(reward) > REWARD_LIMIT for reward in (rollout.reward, *rollout.rewards.values())):
+        return f"a reward is larger than {REWARD_LIMIT:g}: its group could not be scored"
+    if not TEMPERATURES[0] <= rollout.temperature <= TEMPERATURES[1]:
+        return f"temperature {rollout.temperature:g} is not within {TEMPERATURES[0]:g} and {TEMPERATURES[1]:g}"
     for turn in rollout.turns:
         if vocab_size and turn.tokens is not None and len(turn.tokens) and int(turn.tokens.max()) >= vocab_size:
             return f"token id {int(turn.tokens.max())} is not in the policy's vocabulary of {vocab_size}"

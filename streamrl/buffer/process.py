@@ -29,6 +29,7 @@ class Config:
     max_window_tokens: int  # of one env
     remember_versions: int  # how long uids and closed groups are known
     advantage: str
+    begins_at: int = -1  # a fork: what was sampled by versions not heard of yet lies there from the start, so it is read only once this one is heard
 
     @property
     def rules(self) -> Rules:
@@ -52,14 +53,19 @@ def step(config: Config, state: State, events: Sequence[Event], time_s: float) -
 
 
 def paused(config: Config, state: State) -> frozenset[str]:
-    """The topic of an env whose window is full is not read on."""
-    return frozenset(f"rollouts.{env}" for env, window in state.windows.items() if window.tokens >= config.max_window_tokens)
+    """The topic of an env whose window is full is not read on; nor any, before the version that a fork begins with is heard."""
+    waiting = config.envs if state.version < config.begins_at else full(config, state)
+    return frozenset(f"rollouts.{env}" for env in waiting)
+
+
+def full(config: Config, state: State) -> list[str]:
+    """Envs that have as much open as they may."""
+    return sorted(env for env, window in state.windows.items() if window.tokens >= config.max_window_tokens)
 
 
 def report(config: Config, state: State, time_s: float) -> Report:
     values = {f"buffer/window_tokens/{env}": float(window.tokens) for env, window in state.windows.items()}
-    full = sorted(topic.removeprefix("rollouts.") for topic in paused(config, state))
-    warnings = (f"the window of {env} is full of open groups, not reading on; raise buffer.max_window_tokens" for env in full)
+    warnings = (f"the window of {env} is full of open groups, not reading on; raise buffer.max_window_tokens" for env in full(config, state))
     return Report({**values, "buffer/version": float(state.version)}, tuple(warnings))
 
 
@@ -77,9 +83,10 @@ def part(run: RunFile, envs: Sequence[str] = ()) -> Part[Config, State]:
         max_window_tokens=rules.max_window_tokens,
         remember_versions=rules.remember_versions,
         advantage=rules.advantage,
+        begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {**{f"rollouts.{env}": ("rollout",) for env in chosen}, "policy-versions": ("policy-version",)}
-    return Part("-".join(("buffer", *envs)), inputs, config, State, step, paused, report)
+    return Part("-".join(("buffer", *envs)), inputs, config, State, step, paused, report, max_invalid_frac=rules.max_invalid_frac)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, envs: Sequence[str] = ()) -> None:

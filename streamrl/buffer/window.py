@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -57,8 +58,8 @@ class State(msgspec.Struct):
     version: int = -1  # newest heard; -1: none yet
     vocab_size: int = 0  # of the policy, as announced; 0: not said
     windows: dict[str, Window] = {}
-    seen: dict[int, dict[str, None]] = {}  # version heard -> uids; a dict keeps their order, so that equal states have equal bytes
-    closed: dict[int, dict[str, None]] = {}  # version heard -> groups
+    seen: dict[str, int] = {}  # uid -> version heard when it came; in that order, so the oldest come first
+    closed: dict[str, int] = {}  # group -> version heard when it closed
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Fold:
         state, horizon = self.state, version - self.rules.remember_versions
         state.version, state.vocab_size = version, vocab_size
         for memory in (state.seen, state.closed):
-            for old in [v for v in memory if v < horizon]:
+            for old in [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]:
                 del memory[old]
         for env, window in state.windows.items():
             for group_id in list(window.open):
@@ -89,51 +90,50 @@ class Fold:
         if cause := objection(rollout, event.key, env, state.version + FUTURE_VERSIONS, state.vocab_size):
             self.outputs += reject(event, cause)
             return
-        if any(uid in uids for uids in state.seen.values()):
+        if uid in state.seen:
             self.end("duplicate", [event])
             return
-        state.seen.setdefault(state.version, {})[uid] = None
+        state.seen[uid] = state.version
         window = state.windows.setdefault(env, Window())
         window.intake.count(rollout)
-        if any(group_id in group_ids for group_ids in state.closed.values()):
+        if group_id in state.closed:
             self.end("filtered", [event], "late for its group")
             return
         group = window.open.get(group_id)
         if group is None:
             group = window.open[group_id] = OpenGroup(state.version, rollout.problem_id, rollout.producer, event.partition)
-        group.members.append(event)
-        window.tokens += groups.total_tokens(rollout)
-        self.expire(window, group_id)
+        if rollout.failure:
+            self.end("failed", [event], rollout.failure)
+            group.lost += 1
+        elif not self.fresh(rollout):
+            self.end("expired", [event])
+            group.lost += 1
+        else:
+            group.members.append(event)
+            window.tokens += groups.total_tokens(rollout)
         self.settle(env, window, group_id)
         self.relieve(env, window)
 
+    def fresh(self, rollout: Rollout) -> bool:
+        """May batch number `version`, or a later one, still take it?"""
+        return fresh(self.state.version, rollout.policy_version, self.rules.max_age)
+
     def expire(self, window: Window, group_id: str) -> None:
-        """Take out the members that failed, and those that batch number `version` could no longer take."""
-        group, keep = window.open[group_id], list[Event]()
-        old: list[Event] = []
-        for event in group.members:
-            rollout = rollout_of(event)
-            if rollout.failure:
-                self.end("failed", [event], rollout.failure)
-            elif not fresh(self.state.version, rollout.policy_version, self.rules.max_age):
-                old.append(event)
-            else:
-                keep.append(event)
-                continue
-            group.lost += 1
-            window.tokens -= groups.total_tokens(rollout)
-        if old:
+        """Take out the members that have become too old."""
+        group = window.open[group_id]
+        if old := [event for event in group.members if not self.fresh(rollout_of(event))]:
             self.end("expired", old)
-        group.members = keep
+            group.members = [event for event in group.members if self.fresh(rollout_of(event))]
+            group.lost += len(old)
+            window.tokens -= sum(groups.total_tokens(rollout_of(event)) for event in old)
 
     def settle(self, env: str, window: Window, group_id: str, ages_out: bool = False) -> None:
         """Close the group if it is complete, or ages out, or has been waiting for longer than anything is remembered."""
         rules, version, group = self.rules, self.state.version, window.open[group_id]
-        rollouts = group.rollouts
-        if any(rollout.newest_policy_version > version for rollout in rollouts):
-            return  # from a version not heard of yet: held
-        complete = len(rollouts) + group.lost >= rules.group_size
-        if complete or ages_out or version - group.opened > rules.remember_versions:
+        complete = len(group.members) + group.lost >= rules.group_size
+        if not (complete or ages_out or version - group.opened > rules.remember_versions):
+            return
+        if all(rollout.newest_policy_version <= version for rollout in group.rollouts):  # otherwise held until that version is heard of
             self.close(env, window, group_id)
 
     def ages_out(self, group: OpenGroup) -> bool:
@@ -144,6 +144,8 @@ class Fold:
 
     def relieve(self, env: str, window: Window) -> None:
         """A full window closes its oldest groups at their minimum, rather than wait for rollouts that it will not read."""
+        if window.tokens < self.rules.max_window_tokens:
+            return
         for group_id, group in list(window.open.items()):
             if window.tokens < self.rules.max_window_tokens:
                 return
@@ -154,7 +156,7 @@ class Fold:
     def close(self, env: str, window: Window, group_id: str) -> None:
         """The group is over: scored and published, or published empty when too few are left of it."""
         group = window.open.pop(group_id)
-        self.state.closed.setdefault(self.state.version, {})[group_id] = None
+        self.state.closed[group_id] = self.state.version
         window.tokens -= sum(groups.total_tokens(rollout) for rollout in group.rollouts)
         if len(group.members) >= self.rules.min_group_size:
             record = groups.score(group.members, self.rules.advantage)

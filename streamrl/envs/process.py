@@ -16,13 +16,14 @@ from typing import NamedTuple
 from streamrl import config
 from streamrl.buffer.groups import total_tokens
 from streamrl.config import RunFile
+from streamrl.credentials import reveal
 from streamrl.envs.base import Env, Problem, make
 from streamrl.envs.credit import Counter, Credit
 from streamrl.envs.rollouts import NoProblem, Task, failures, pose, rollouts
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.metrics import Meter
-from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout, Server
+from streamrl.records import Demand, EnvProgress, Rollout, Server
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.journal import newest
 from streamrl.stream.log import Log, Message, Output, Undecodable, Writer
@@ -30,7 +31,7 @@ from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("demand", "servers", "policy-versions")
+CONSUMES = ("demand", "servers")
 PRODUCES = ("rollouts", "journal", "metrics")
 TICK_S = 0.02  # what finishes within one is one transaction
 REPORT_S = 1.0
@@ -38,7 +39,7 @@ WAITING_S = 5.0  # without a demand for so long, it says so, and again after as 
 BURST_S = 0.1  # a rate is kept on average: launches that were due so long ago are made up for
 PAUSE_S = 0.1  # before the next launch, for each group that failed in a row
 MAX_PAUSE_S = 1.0
-SCHEMAS = ("demand", "server", "policy-version")
+SCHEMAS = ("demand", "server")
 
 
 class Group(NamedTuple):
@@ -65,8 +66,7 @@ class Replica:
     counter: Counter
     credit: Credit
     client: Client
-    learner: str  # whose versions count
-    version: int = 0  # newest heard
+    version: int = 0  # newest that a server had
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
     failed_in_a_row: int = 0  # groups
@@ -77,10 +77,11 @@ class Replica:
             match event.record:
                 case Demand(environment=self.name) as demand:
                     self.credit.demand = demand
-                case PolicyVersion(learner=self.learner, version=version):
-                    self.version = max(self.version, version)
-                case Server() | None if event.topic == "servers":
-                    self.client.heard(event.key, event.record)
+                case Server() as server:
+                    self.version = max(self.version, server.version)
+                    self.client.heard(event.key, server)
+                case None if event.topic == "servers":
+                    self.client.heard(event.key, None)
                 case Undecodable(cause=cause):
                     logger.warning("%s: %s[%d]@%d is passed over: %s", self.credit.producer, event.topic, event.partition, event.offset, cause)
                 case _:
@@ -140,8 +141,9 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     writer = log.writer(f"env-{producer}")  # first: it fences an earlier instance; only now its progress is final
     progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
     credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
+    client = Client(api_key=reveal(run.inference.api_key, "inference.api_key"))
     credit.launched = progress.published_groups + len(progress.open_problems)
-    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, Client(), run.learner.name)
+    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, client)
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:

@@ -74,8 +74,8 @@ def choose(servers: Mapping[str, Server], load: Mapping[str, float], pool: str, 
 class Client:
     """A live view of the `servers` topic, and sampling over it. `heard` and `sample` belong to one event loop's thread."""
 
-    def __init__(self, pool: str = "generation", clock: Callable[[], float] = time.time) -> None:
-        self.pool, self._clock = pool, clock
+    def __init__(self, pool: str = "generation", clock: Callable[[], float] = time.time, api_key: str = "") -> None:
+        self.pool, self._clock, self._api_key = pool, clock, api_key
         self._servers: dict[str, Server] = {}
         self._own: Counter[str] = Counter()  # sequences this client has in flight, by server
         self._own_when_reported: dict[str, int] = {}
@@ -182,7 +182,8 @@ class Client:
 
     def _connection(self, url: str) -> openai.AsyncOpenAI:
         if url not in self._connections:
-            self._connections[url] = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=None)
+            key = self._api_key or "none"  # the library wants one
+            self._connections[url] = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=None)
         return self._connections[url]
 
     def _describe(self) -> str:

@@ -42,11 +42,11 @@ class Mismatch(NamedTuple):
 
 
 class Engine:
-    """One vLLM by its URL. Every method raises InferenceError when it does not answer as it should."""
+    """One vLLM by its URL, and the key of its agent. Every method raises InferenceError when it does not answer as it should."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=SWAP_TIMEOUT_S)
+        self._http = httpx.Client(base_url=url, timeout=SWAP_TIMEOUT_S, headers={"Authorization": f"Bearer {key}"} if key else {})
 
     def swap(self, directory: Path, version: int) -> Swap:
         """Serve the weights in `directory` as `version`; nothing is dropped. After an error the server is of no use: it may hold half of them."""

@@ -94,7 +94,7 @@ class Host:
         self._process = server.start(self._run.inference, directory, self._log_path, self._stop, self._index)
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")
-        engine = Engine(self._process.url)
+        engine = Engine(self._process.url, self._process.key)
         engine.label(version)
         engine.warm_up()
         self._engine = engine

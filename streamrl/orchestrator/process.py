@@ -10,9 +10,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.json import encode
 
@@ -204,16 +203,11 @@ def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> N
 
 
 def _publish_config(run: RunFile, log: Log) -> None:
-    """The resolved run file, without the cluster's secrets: every part can read this topic."""
-    shown = run.model_copy(update={"kafka": without_secrets(run.kafka)})
+    """The resolved run file; secrets are not in it, only where to find them."""
     writer = log.plain_writer()
-    writer.send(to_message(Output("config", run.run, RunConfig(run=run.run, text=shown.to_json(), time_s=time.time()))))
+    writer.send(to_message(Output("config", run.run, RunConfig(run=run.run, text=run.to_json(), time_s=time.time()))))
     writer.flush()
     writer.close()
-
-
-def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: "(secret)" if re.search(r"password|secret|key\.pem|sasl\.jaas", name) else value for name, value in settings.items()}
 
 
 def _conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> None:

@@ -102,6 +102,7 @@ def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[st
     """The contents of report.json."""
     return {
         "run": run.run,
+        "fork": run.fork.model_dump(include={"run", "version", "sha256"}) if run.fork else None,
         "steps": max(found.versions, default=0),  # each step makes a version
         "wall_s": round(clock(found, max([found.last_batch_s, *found.versions.values(), *(time_s for time_s, _ in found.active)])), 3),
         "time_to_target_s": time_to_target(run, found),

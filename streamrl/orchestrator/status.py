@@ -107,7 +107,8 @@ def _headline(run: RunFile, seen: View, time_s: float) -> Text:
     last = max(seen.heard_s.values(), default=None)
     when = "never started" if last is None else "live" if time_s - last < SILENT_S else f"stopped {clock(time_s - last)} ago"
     trained = f"step {seen.version} (policy version {seen.version})" if seen.version >= 0 else "no policy version yet"
-    return Text.assemble((run.run, "bold cyan"), f"  {when}  {trained}  last batch {seen.batch if seen.batch >= 0 else '-'}")
+    origin = f"  fork of {run.fork.run} at version {run.fork.version} ({run.fork.sha256[:12]})" if run.fork else ""
+    return Text.assemble((run.run, "bold cyan"), f"{origin}  {when}  {trained}  last batch {seen.batch if seen.batch >= 0 else '-'}")
 
 
 def _parts(parts: list[PartStatus]) -> Table:
@@ -138,7 +139,7 @@ def _servers(seen: View, time_s: float) -> Table:
 
 
 def _envs(run: RunFile, seen: View) -> Table:
-    table = _table("env", "reward in last batch", "rollouts ended", "expired", "window tokens", "held tokens")
+    table = _table("env", "reward in last batch", "rollouts ended", "expired", "invalid", "window tokens", "held tokens")
     for env in run.envs:
         rewards, fates, expired = seen.rewards.get(env, {}), seen.fates.get(env), expired_share(seen, env)
         window, held = (latest(seen, f"{name}/{env}") for name in ("buffer/window_tokens", "batcher/held_tokens"))
@@ -147,6 +148,7 @@ def _envs(run: RunFile, seen: View) -> Table:
             f"{rewards[max(rewards)]:.3f} (batch {max(rewards)})" if rewards else "-",
             f"{fates.total():,}" if fates else "0",
             "-" if expired is None else f"{100 * expired:.1f} %",
+            (f"{fates['invalid']:,}" if fates else "0") + (", not read for now" if latest(seen, f"worker/left_alone_s/rollouts.{env}") else ""),
             "-" if window is None else f"{window:,.0f}",
             "-" if held is None else f"{held:,.0f}",
         )

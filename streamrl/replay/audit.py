@@ -7,22 +7,24 @@ read it yet; otherwise it is lost. Memory is a few bytes a rollout: tables by of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.replay.progress import Report, silent
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Event, Log, read
 from streamrl.stream.worker import Part, restore
 
 KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
+EVERY = 1_000  # records between two reports
 NAMED = 20  # problems listed; all are counted
 
 Where = tuple[str, int]  # env, partition
-Progress = Callable[[int, int], None]  # (done, total)
 
 
 @dataclass
@@ -80,37 +82,62 @@ class Audit:
             self.problems.append(problem)
 
 
-def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Progress = lambda done, total: None) -> Audit:
+@dataclass
+class Reading:
+    """Reads topics from end to end, and says how much of all of them is done."""
+
+    log: Log
+    report: Report
+    bounds: dict[tuple[str, int], tuple[int, int]]  # (topic, partition) -> (start, end)
+    done: int = 0  # offsets
+
+    @classmethod
+    def of(cls, log: Log, topics: list[str], report: Report) -> Reading:
+        there = log.topics()
+        return cls(log, report, {(t, p): (log.start(t, p), log.end(t, p)) for t in topics for p in range(there.get(t, 0))})
+
+    @property
+    def total(self) -> int:
+        return sum(end - start for start, end in self.bounds.values())
+
+    def events(self, topic: str, schemas: tuple[str, ...]) -> Iterator[Event]:
+        """All of one topic, partition by partition."""
+        for (name, partition), (start, end) in self.bounds.items():
+            if name != topic:
+                continue
+            for index, event in enumerate(events(self.log, topic, partition, schemas, start, end)):
+                if index % EVERY == 0:
+                    self.report(self.done + event.offset - start, self.total)
+                yield event
+            self.done += end - start
+
+
+def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Report = silent) -> Audit:
     """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher: what they hold is in flight."""
-    topics = log.topics()
-    ledgers = {(env, p): Ledger.empty(log.end(f"rollouts.{env}", p)) for env in envs for p in range(topics.get(f"rollouts.{env}", 0))}
-    result, total, done = Audit(), sum(len(ledger.exists) for ledger in ledgers.values()), 0
-    for where, ledger in ledgers.items():
-        for event in events(log, f"rollouts.{where[0]}", where[1], ("rollout",)):
-            ledger.exists[event.offset] = True
-            ledger.versions[event.offset] = event.record.policy_version if isinstance(event.record, Rollout) else -1
-            done += 1
-            if done % 1000 == 0:
-                progress(done, total)
-    announced = {
-        r.version: r.batch
-        for r in records(log, topics, "policy-versions", ("policy-version",))
-        if isinstance(r, PolicyVersion) and r.learner == learner
-    }
+    rollouts = [f"rollouts.{env}" for env in envs]
+    reading = Reading.of(log, [*rollouts, "policy-versions", "fates", "batches"], progress)
+    ledgers = {(t.partition(".")[2], p): Ledger.empty(end) for (t, p), (_, end) in reading.bounds.items() if t in rollouts}
+    result = Audit()
+    for event in chain.from_iterable(reading.events(topic, ("rollout",)) for topic in rollouts):
+        ledger = ledgers[event.topic.partition(".")[2], event.partition]
+        ledger.exists[event.offset] = True
+        ledger.versions[event.offset] = event.record.policy_version if isinstance(event.record, Rollout) else -1
+    versions = [event.record for event in reading.events("policy-versions", ("policy-version",))]
+    announced = {r.version: r.batch for r in versions if isinstance(r, PolicyVersion) and r.learner == learner}
     result.made = {version: batch for version, batch in announced.items() if batch is not None}
-    for record in records(log, topics, "fates", ("fate",)):
-        if isinstance(record, Fate):
-            enter(result, ledgers, record)
-    for record in records(log, topics, "batches", ("batch", "batch-part")):
-        if isinstance(record, Batch):
-            result.batches[record.number] = len(record.uids)
-        elif isinstance(record, BatchPart):
-            result.batches.setdefault(record.number, 0)
+    for event in reading.events("fates", ("fate",)):
+        if isinstance(event.record, Fate):
+            enter(result, ledgers, event.record)
+    for event in reading.events("batches", ("batch", "batch-part")):
+        if isinstance(event.record, Batch):
+            result.batches[event.record.number] = len(event.record.uids)
+        elif isinstance(event.record, BatchPart):
+            result.batches.setdefault(event.record.number, 0)
     for part in parts:
         mark_held(log, ledgers, part)
     for where, ledger in ledgers.items():
         close(result, log, where, ledger, max(announced, default=-1))
-    progress(total, total)
+    progress(reading.total, reading.total)
     return result
 
 
@@ -141,7 +168,7 @@ def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> N
         for p in range(log.topics().get(topic, 0))
         for event in events(log, topic, p, schemas, fold.positions.get((topic, p), log.start(topic, p)))
     )
-    for event in (*held_events(fold.state), *unread):
+    for event in chain(held_events(fold.state), unread):
         env = event.topic.partition(".")[2]
         if isinstance(event.record, ScoredGroup):
             ledgers[env, event.record.partition].held[event.record.offsets] = True
@@ -186,12 +213,6 @@ def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int)
 def events(log: Log, topic: str, partition: int, schemas: tuple[str, ...], start: int | None = None, end: int | None = None) -> Iterator[Event]:
     for message in read(log, topic, partition, log.start(topic, partition) if start is None else start, end):
         yield to_event(message, schemas)
-
-
-def records(log: Log, topics: dict[str, int], topic: str, schemas: tuple[str, ...]) -> Iterator[object]:
-    for partition in range(topics.get(topic, 0)):
-        for event in events(log, topic, partition, schemas):
-            yield event.record
 
 
 def named(fate: Fate, index: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from streamrl.records import JournalEntry, Record
+from streamrl.replay.progress import Report, silent
 from streamrl.stream.codec import DecodeError, decode, digest
 from streamrl.stream.journal import Tape, entries
 from streamrl.stream.log import Log, Message, read
@@ -16,7 +17,7 @@ from streamrl.stream.worker import Fold, Part, refold
 
 C = TypeVar("C")
 S = TypeVar("S")
-COMPARED = ("groups", "batches", "demand")  # topics that only one part writes: outputs are compared message by message, others by the entry's digest
+COMPARED = ("groups", "batches")  # topics that one part writes and nothing is deleted from: compared message by message, others by the entry's digest
 
 
 @dataclass
@@ -49,10 +50,14 @@ class Recorded:
         return None
 
 
-def replay(log: Log, part: Part[C, S], stop_at: Callable[[Fold[C, S]], bool] = lambda fold: False) -> tuple[Replayed, Fold[C, S]]:
+def replay(
+    log: Log, part: Part[C, S], stop_at: Callable[[Fold[C, S]], bool] = lambda fold: False, progress: Report = silent
+) -> tuple[Replayed, Fold[C, S]]:
     """Fold the part's journal from its first entry, and compare. Ends at the first difference, or when `stop_at` says so."""
     result, fold, tape, recorded = Replayed(), Fold[C, S](part.initial()), Tape(log, dict(part.inputs)), Recorded(log)
-    for _, entry in entries(log, f"journal.{part.name}"):
+    end = log.end(f"journal.{part.name}", 0)
+    for offset, entry in entries(log, f"journal.{part.name}"):
+        progress(offset, end)
         if not isinstance(entry, JournalEntry):
             continue
         outputs = refold(part, fold, entry, tape)

@@ -1,4 +1,4 @@
-"""What `streamrl audit` and `streamrl replay` print."""
+"""What `streamrl audit`, `replay`, `export` and `import` print. Progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from streamrl.batcher import process as batcher
@@ -15,6 +14,7 @@ from streamrl.config import RunFile
 from streamrl.errors import ConfigError
 from streamrl.replay.audit import KINDS, Audit, audit
 from streamrl.replay.compare import Replayed, replay
+from streamrl.replay.progress import shown
 from streamrl.stream.log import Log
 from streamrl.stream.worker import Part
 
@@ -28,15 +28,8 @@ def parts_of(run: RunFile) -> dict[str, Part[Any, Any]]:
 
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:
     """Print the account of a run. Returns the exit code: 1 when it does not balance."""
-    with Progress(TextColumn("reading rollouts"), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        result = audit(
-            log,
-            list(run.envs),
-            run.learner.name,
-            list(parts_of(run).values()),
-            lambda done, total: bar.update(task, completed=done, total=max(total, 1)),
-        )
+    with shown("audit", Console(stderr=True)) as progress:
+        result = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()), progress)
     console.print(account(result, by_version))
     batched, published = result.total("batched"), result.published
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
@@ -78,7 +71,8 @@ def show_replay(run: RunFile, log: Log, only: str | None, step: int | None, cons
             else (lambda fold: step is not None and fold.state.version >= step)
         )
         result: Replayed
-        result, fold = replay(log, parts[name], stop)
+        with shown(f"replay {name}", Console(stderr=True)) as progress:
+            result, fold = replay(log, parts[name], stop, progress)
         identical.update(result.identical)
         console.print(f"{name}: {result.entries:,} journal entries, {result.events:,} records", highlight=False)
         if result.difference:

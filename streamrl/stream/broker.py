@@ -24,8 +24,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ import psutil
 import yaml
 
 from streamrl.config import RunFile
+from streamrl.credentials import reveal_all
 from streamrl.errors import BrokerError, BrokerUnreachable, ConfigError, PortTaken, StreamrlError
 from streamrl.stream.distribution import FILES, VERSION, jars, java, locked
 
@@ -51,6 +52,17 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 # ---- a run's broker -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a broker has beyond server.properties: other listeners, an authorizer. By default: loopback, and whoever is on this machine."""
+
+    properties: Mapping[str, str] = field(default_factory=dict[str, str])  # win over the template's; may say ${port} and ${controller_port}
+    client: Mapping[str, Any] = field(default_factory=dict[str, Any])  # librdkafka settings with which to ask whether it is up
+
+
+PLAIN = Setup()
 
 
 @dataclass(frozen=True)
@@ -82,13 +94,13 @@ class Broker:
             self.process.wait(limit_s)
 
 
-def start(directory: Path, port: int = 0, die_with_parent: bool = True) -> Broker:
+def start(directory: Path, port: int = 0, die_with_parent: bool = True, setup: Setup = PLAIN) -> Broker:
     """Start a broker on `directory` and wait until it answers; format the directory first if it is new.
 
     `port` 0 takes the one of last time where it is free, else any. With `die_with_parent` (Linux) the kernel kills the broker when the calling
     thread ends for whatever reason. Raises BrokerError (one runs already, no Java, no jars, disk full), PortTaken, BrokerUnreachable.
     """
-    broker, is_new = _start_or_find(directory.absolute(), port, die_with_parent)
+    broker, is_new = _start_or_find(directory.absolute(), port, die_with_parent, setup)
     if not is_new:
         raise BrokerError(f"a broker is already running on {directory} (at {broker.address}, pid {broker.process.pid}); use it, or stop it first")
     return broker
@@ -134,13 +146,14 @@ def cluster(run: RunFile) -> dict[str, Any]:
     """librdkafka settings of the cluster that STREAMRL_KAFKA or else the run file names; without `bootstrap.servers` it is the local broker.
 
     STREAMRL_KAFKA is `host:port[,host:port]`, or a YAML map of settings (`{bootstrap.servers: ..., security.protocol: SASL_SSL, ...}`).
+    What says `env:NAME` is looked up here: the settings returned hold secrets, and are for clients only.
     """
     text = os.environ.get("STREAMRL_KAFKA", "")
     try:
         named = yaml.safe_load(text) if text.lstrip().startswith("{") else {"bootstrap.servers": text} if text else {}
     except yaml.YAMLError:
         raise ConfigError("STREAMRL_KAFKA: not host:port and not a map like '{bootstrap.servers: host:port, security.protocol: SSL}'") from None
-    return {**run.kafka, **named}
+    return reveal_all({**run.kafka, **named}, "kafka")
 
 
 def settings(run: RunFile) -> dict[str, Any]:
@@ -157,10 +170,10 @@ def settings(run: RunFile) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def reach(run: RunFile) -> Generator[dict[str, Any]]:
-    """As `settings`; a run whose broker is stopped gets it back on its data for as long as the block lasts."""
+def reach(run: RunFile, make: bool = False) -> Generator[dict[str, Any]]:
+    """As `settings`; a run whose broker is stopped gets it back on its data while the block lasts. With `make`, so does one that never had any."""
     named, directory = cluster(run), home_of(run)
-    if "bootstrap.servers" in named or not _is_formatted(directory):
+    if "bootstrap.servers" in named or not (make or _is_formatted(directory)):
         yield settings(run)
         return
     with ensure(directory) as address:
@@ -185,15 +198,15 @@ def main(run: RunFile, stop: threading.Event, port: int = 0) -> None:
 # ---- starting ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _start_or_find(directory: Path, port: int, die_with_parent: bool) -> tuple[Broker, bool]:
+def _start_or_find(directory: Path, port: int, die_with_parent: bool, setup: Setup = PLAIN) -> tuple[Broker, bool]:
     """The broker of `directory`, and whether this call started it. Two commands at once do not start two."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory / ".lock"):
             broker = find(directory)
             if broker is None:
-                return _start(directory, port, die_with_parent), True
-            _wait_until_answers(broker, START_LIMIT_S)
+                return _start(directory, port, die_with_parent, setup), True
+            _wait_until_answers(broker, START_LIMIT_S, setup)
             return broker, False
     except OSError as error:
         raise BrokerError(
@@ -201,13 +214,13 @@ def _start_or_find(directory: Path, port: int, die_with_parent: bool) -> tuple[B
         ) from None
 
 
-def _start(directory: Path, port: int, die_with_parent: bool) -> Broker:
+def _start(directory: Path, port: int, die_with_parent: bool, setup: Setup) -> Broker:
     _check_disk(directory)
     command = [java(), *JVM, f"-Dlog4j2.configurationFile={FILES / 'log4j2.properties'}", "-cp", f"{jars()}/*"]
     port, controller_port = _ports(directory, port)
     if not _is_formatted(directory):
-        _format(directory, command, port, controller_port)
-    properties = _write_properties(directory / "server.properties", directory / "data", port, controller_port)
+        _format(directory, command, port, controller_port, setup)
+    properties = _write_properties(directory / "server.properties", directory / "data", port, controller_port, setup)
     with _new_log(directory).open("wb") as log, _sole_owner(directory / "data") as owner:
         process = psutil.Popen(
             [*command, "kafka.Kafka", str(properties)],
@@ -222,7 +235,7 @@ def _start(directory: Path, port: int, die_with_parent: bool) -> Broker:
     try:
         note = {"pid": process.pid, "address": broker.address, "port": port, "controller_port": controller_port}
         _write(directory / "broker.json", json.dumps(note))
-        _wait_until_answers(broker, START_LIMIT_S)
+        _wait_until_answers(broker, START_LIMIT_S, setup)
     except BaseException:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -261,13 +274,13 @@ def _dying_with(parent: int) -> Callable[[], None]:
     return before_exec
 
 
-def _format(directory: Path, command: list[str], port: int, controller_port: int) -> None:
+def _format(directory: Path, command: list[str], port: int, controller_port: int, setup: Setup) -> None:
     """Make an empty log directory. It gets its name when it is complete."""
     uuid_bytes = b"\0" + uuid.uuid4().bytes[1:]  # encoded it begins with A; an id that began with '-' would look like an option
     cluster_id = base64.urlsafe_b64encode(uuid_bytes).decode().rstrip("=")
     half = directory / "data.new"
     shutil.rmtree(half, ignore_errors=True)
-    properties = _write_properties(directory / "format.properties", half, port, controller_port)
+    properties = _write_properties(directory / "format.properties", half, port, controller_port, setup)
     arguments = ["kafka.tools.StorageTool", "format", "--standalone", "--cluster-id", cluster_id, "--config", str(properties)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True)
     properties.unlink()
@@ -281,9 +294,9 @@ def _is_formatted(directory: Path) -> bool:
     return (directory / "data" / "meta.properties").exists()
 
 
-def _write_properties(path: Path, data: Path, port: int, controller_port: int) -> Path:
-    text = Template((FILES / "server.properties").read_text()).substitute(data=data, port=port, controller_port=controller_port)
-    return _write(path, text)
+def _write_properties(path: Path, data: Path, port: int, controller_port: int, setup: Setup) -> Path:
+    lines = [(FILES / "server.properties").read_text(), *(f"{name}={value}\n" for name, value in setup.properties.items())]  # the last one wins
+    return _write(path, Template("".join(lines)).substitute(data=data, port=port, controller_port=controller_port))
 
 
 def _ports(directory: Path, port: int) -> tuple[int, int]:
@@ -324,9 +337,9 @@ def _raise_port_taken(port: int) -> NoReturn:
     raise PortTaken(f"port {port} on {HOST} is taken by another process; stop it, or give another one with --port")
 
 
-def _wait_until_answers(broker: Broker, limit_s: float) -> None:
+def _wait_until_answers(broker: Broker, limit_s: float, setup: Setup) -> None:
     deadline = time.monotonic() + limit_s
-    while not _answers(broker.address):
+    while not _answers(broker.address, setup.client):
         if not broker.alive():
             _explain(broker.directory, broker.port, "ended before it was ready")
         if time.monotonic() > deadline:
@@ -336,15 +349,15 @@ def _wait_until_answers(broker: Broker, limit_s: float) -> None:
         time.sleep(0.05)
 
 
-def _answers(address: str) -> bool:
-    """Does a broker at `address` answer, and count itself as one that takes work?"""
+def _answers(address: str, client: Mapping[str, Any] = PLAIN.client) -> bool:
+    """Does a broker at `address` answer, and count itself as one that takes work? `client` may name another of its listeners."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
     host, port = address.split(":")
     try:
         socket.create_connection((host, int(port)), 0.5).close()  # while nobody listens, librdkafka would only wait and grumble
-        return bool(AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=2).brokers)
+        return bool(AdminClient({"bootstrap.servers": address, "log_level": 0, **client}).list_topics(timeout=2).brokers)
     except (OSError, KafkaException):
         return False
 

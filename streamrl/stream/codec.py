@@ -6,7 +6,6 @@ makes views into the message; nothing is copied. docs/records.md says it for oth
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgpack
 import msgspec
 import numpy as np
+import xxhash
 
 from streamrl.records import RECORDS, Record
 from streamrl.stream.log import Event, Message, Output, Undecodable
@@ -21,6 +21,7 @@ from streamrl.stream.log import Event, Message, Output, Undecodable
 SCHEMA_HEADER = "schema"
 VERSION = 1
 ARRAY = 1  # MessagePack extension type of arrays
+HEAD_BYTES = 64  # more than [dtype, shape] can take
 DTYPES = ("<u2", "<u4", "<i4", "<i8", "<f4", "|u1")
 
 _NAMES = {record: name for name, record in RECORDS.items()}
@@ -44,8 +45,8 @@ def pack_array(array: np.ndarray) -> bytes:
 
 def unpack_array(data: memoryview) -> np.ndarray:
     """A read-only view of the data. Raises DecodeError when dtype, shape and length do not agree; allocates nothing on their word."""
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data) or 1, max_array_len=32, max_str_len=8)
-    unpacker.feed(data)
+    unpacker = msgpack.Unpacker(max_buffer_size=HEAD_BYTES, max_array_len=4, max_str_len=8)
+    unpacker.feed(data[:HEAD_BYTES])
     try:
         head = unpacker.unpack()
     except Exception as error:
@@ -102,11 +103,13 @@ def decode(schema: bytes | str, value: bytes) -> Record:
     except RecursionError:
         raise DecodeError(f"{name}: nested too deeply") from None
     except (ValueError, UnicodeDecodeError, msgspec.DecodeError) as error:  # ValidationError is one of them
+        if "nested too deeply" in str(error):  # the same words, whether the stack or `check_depth` found it
+            raise DecodeError(f"{name}: nested too deeply") from None
         raise DecodeError(f"{name}: {error}") from None
 
 
 def to_message(output: Output) -> Message:
-    key = output.key.encode()
+    key = output.key.encode("utf-8", "surrogateescape")
     if output.record is None:
         return Message(output.topic, key, None)
     if isinstance(output.record, Undecodable):
@@ -116,9 +119,9 @@ def to_message(output: Output) -> Message:
 
 def to_event(message: Message, schemas: Iterable[str]) -> Event:
     """Decode a message that should be one of `schemas`; what cannot be read becomes `Undecodable`, with the cause."""
-    key = (message.key or b"").decode("utf-8", "replace")
+    key = (message.key or b"").decode("utf-8", "surrogateescape")  # a key of any bytes comes out as it went in
     if message.value is None:
-        return Event(message.topic, message.partition, message.offset, key, None)
+        return Event(message.topic, message.partition, message.offset, key, None, None, message.headers)
     schema = dict(message.headers).get(SCHEMA_HEADER, b"")
     try:
         if not any(schema.startswith(s.encode() + b"/") for s in schemas):
@@ -126,12 +129,12 @@ def to_event(message: Message, schemas: Iterable[str]) -> Event:
         record: Record | Undecodable = decode(schema, message.value)
     except DecodeError as error:
         record = Undecodable(str(error), message.value, message.headers)
-    return Event(message.topic, message.partition, message.offset, key, record)
+    return Event(message.topic, message.partition, message.offset, key, record, message.value, message.headers)
 
 
 def digest(messages: Iterable[Message]) -> bytes:
-    """16 bytes of BLAKE2b over topic, key and value of each message, lengths included so that ("ab","c") is not ("a","bc")."""
-    state = hashlib.blake2b(digest_size=16)
+    """XXH3-128 over topic, key and value of each message, lengths included so that ("ab","c") is not ("a","bc")."""
+    state = xxhash.xxh3_128()
     for message in messages:
         key, value = message.key or b"", message.value
         state.update(b"%s %d %d " % (message.topic.encode(), len(key), -1 if value is None else len(value)))

@@ -1,25 +1,41 @@
 """What cannot be used is put aside, never lost: its bytes go to `dead-letters.<topic>` with the cause, and a rollout gets its fate.
 
-Headers are those that Kafka Connect writes, so that ordinary tools show them.
+Headers are those that Kafka Connect writes, so that ordinary tools show them. A letter that was put back where it came from (`replay/letters.py`) is
+followed by a note in the same topic that says so: a null record whose header names the letter's offset.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from streamrl.records import Fate, Rollout
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Event, Output, Undecodable
+from streamrl.stream.log import Event, Message, Output, Undecodable
 
+TOPIC = "dead-letters."  # followed by the topic that the letters come from
 PREFIX = "__connect.errors."
+RETRIED = "streamrl.retried"
+CAUSE_CHARS = 300  # a cause may quote what it complains of
+
+
+class Letter(NamedTuple):
+    """A record that was put aside: where it lay, why, and the message that keeps it."""
+
+    topic: str
+    partition: int
+    offset: int
+    cause: str
+    message: Message
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
 def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Output]:
     """The dead letter of an event, and its fate if it is a rollout. `cause` says what is wrong with it, in a line."""
-    raw = event.record
-    if not isinstance(raw, Undecodable):
-        message = to_message(Output(event.topic, event.key, raw))
-        raw = Undecodable(cause, message.value, message.headers)
+    cause = printable(cause)
+    raw = event.record if isinstance(event.record, Undecodable) else Undecodable(cause, event.value, event.headers)
     errors = {
         "topic": event.topic,
         "partition": str(event.partition),
@@ -29,7 +45,7 @@ def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Out
         "exception.message": cause,
     }
     headers = (*raw.headers, *((PREFIX + name, value.encode()) for name, value in errors.items()))
-    letter = Output(f"dead-letters.{event.topic}", event.key, Undecodable(cause, raw.value, headers))
+    letter = Output(TOPIC + event.topic, event.key, Undecodable(cause, raw.value, headers))
     kind, _, environment = event.topic.partition(".")
     if kind != "rollouts":
         return [letter]
@@ -46,3 +62,34 @@ def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Out
         cause=cause,
     )
     return [letter, Output("fates", environment, fate)]
+
+
+def printable(text: str) -> str:
+    """One line of bounded length that does nothing to a terminal, whatever a sender has put into it."""
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:CAUSE_CHARS])
+    return safe + "..." if len(text) > CAUSE_CHARS else safe
+
+
+def letter_of(message: Message) -> Letter | None:
+    """The letter that a message of `dead-letters.<topic>` is; None for anything else there, a note that one was put back above all."""
+    headers = dict(message.headers)
+    try:
+        partition, offset = (int(headers[PREFIX + name]) for name in ("partition", "offset"))
+        topic, cause = (headers[PREFIX + name].decode() for name in ("topic", "exception.message"))
+    except (KeyError, ValueError):
+        return None
+    return Letter(topic, partition, offset, cause, message)
+
+
+def put_back(letter: Letter) -> list[Message]:
+    """The record as it came, for the topic it came from, and the note that it was put back: to be written in one transaction."""
+    kept, headers = letter.message, tuple(header for header in letter.message.headers if not header[0].startswith(PREFIX))
+    again = Message(letter.topic, kept.key, kept.value, headers)
+    note = Message(kept.topic, kept.key, None, ((RETRIED, str(kept.offset).encode()),), kept.partition)
+    return [again, note]
+
+
+def retried_offset(message: Message) -> int | None:
+    """Offset of the letter that a note says was put back; None when the message is no note."""
+    offset = dict(message.headers).get(RETRIED, b"") if message.value is None else b""
+    return int(offset) if offset.isdigit() else None

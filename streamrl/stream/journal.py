@@ -18,6 +18,7 @@ from streamrl.stream.snapshots import Reference
 
 R = TypeVar("R", bound=Record)
 TAIL = 8  # messages looked at first when the last entry is sought
+SKIP_RECORDS = 2_000  # between two records wanted: rather than read so many for nothing, begin anew behind them
 
 
 def slices_of(messages: Sequence[Message], positions: dict[TopicPartition, int]) -> list[Slice]:
@@ -65,21 +66,26 @@ class Tape:
 
     def slice(self, part: Slice) -> list[Event]:
         """The events of a slice. Raises InputGone when they are not all there any more."""
+        return [to_event(message, self.schemas[part.topic]) for message in self.messages(part)]
+
+    def messages(self, part: Slice) -> list[Message]:
+        """The same as they lie in the log."""
         messages = list(self._between((part.topic, part.partition), part.start, part.end - 1))
         if len(messages) != part.count:
             where = f"{part.topic}[{part.partition}] {part.start} to {part.end}"
             raise InputGone(f"{where} held {part.count} records, now {len(messages)}: retention or somebody has removed them")
-        return [to_event(message, self.schemas[part.topic]) for message in messages]
+        return messages
 
     def fetch(self, references: Collection[Reference]) -> dict[Reference, Event]:
         """Single records, wherever they lie."""
         found: dict[Reference, Event] = {}
         for where in sorted({(topic, partition) for topic, partition, _ in references}):
-            offsets = {offset for topic, partition, offset in references if (topic, partition) == where}
-            for message in self._between(where, min(offsets), max(offsets)):
-                if message.offset in offsets:
-                    found[*where, message.offset] = to_event(message, self.schemas[where[0]])
-            self._close(where)
+            for offsets in stretches(sorted(offset for topic, partition, offset in references if (topic, partition) == where)):
+                wanted = set(offsets)
+                for message in self._between(where, offsets[0], offsets[-1]):
+                    if message.offset in wanted:
+                        found[*where, message.offset] = to_event(message, self.schemas[where[0]])
+                self._close(where)
         if missing := set(references) - found.keys():
             raise InputGone(
                 f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: retention is shorter than the window"
@@ -112,3 +118,13 @@ class Tape:
                 yield message
             if message.offset == last:
                 return
+
+
+def stretches(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Ascending offsets, cut where more than SKIP_RECORDS lie between two of them."""
+    start = 0
+    for place in range(1, len(offsets)):
+        if offsets[place] - offsets[place - 1] > SKIP_RECORDS:
+            yield offsets[start:place]
+            start = place
+    yield offsets[start:]

@@ -10,24 +10,27 @@ double the throughput. Crash-only: a transactional call that fails once ends the
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 
-from streamrl.errors import BrokerError, BrokerUnreachable, Fenced, InputGone, TopicMissing, TransactionFailed
+from streamrl.errors import AccessDenied, BrokerError, BrokerUnreachable, ConfigError, Fenced, InputGone, TopicMissing, TransactionFailed
 from streamrl.stream.log import Log, Message, Positions
 from streamrl.stream.log import TopicPartition as Where
+from streamrl.stream.offsets import Step
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 3.0  # of one call to the broker; the process leaves, or the call is made again
+IMPORT_TIMEOUT_S = 30.0  # for calls of an import: it writes as fast as the broker takes it
 START_TIMEOUT_S = 10.0  # for calls at start, made again until then: a broker may still be recovering
-MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024 + 65_536  # what topics take, and what a dead letter says of a record that is as large as that
 
 COMMON = {"log_level": 0, "socket.timeout.ms": 5_000, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500}
 CONSUMER = {
@@ -38,6 +41,7 @@ CONSUMER = {
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 5,
     "fetch.message.max.bytes": 4_000_000,
+    "queued.max.messages.kbytes": 16_000,  # ahead of the reader, by default 64 MB: a replay has a reader for every partition
 }
 PRODUCER = {
     "partitioner": "murmur2_random",  # what Java and kafka-python clients use: the same key goes to the same partition
@@ -48,6 +52,7 @@ PRODUCER = {
     "retry.backoff.ms": 1,
     "retry.backoff.max.ms": 10,
 }
+READER = "reader"  # the group that readers name; they never commit
 TRANSACTIONAL = {"transaction.timeout.ms": 10_000, "message.timeout.ms": 8_000, "socket.timeout.ms": 3_000}
 
 _AGAIN = {
@@ -63,8 +68,43 @@ _AGAIN = {
     KafkaError._WAIT_COORD,
 }
 _FENCED = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+_DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
 _EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+
+
+class Admin(AdminClient):
+    """Knows why nobody answers: that a password or a certificate is not accepted, librdkafka says to `error_cb` only.
+
+    Raises ConfigError for settings that librdkafka does not take.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.address, self._refusal = str(settings.get("bootstrap.servers")), ""
+        conf: dict[str, Any] = {**COMMON, **settings, "error_cb": self._hear}
+        try:
+            super().__init__(conf)
+        except KafkaException as exception:
+            raise ConfigError(f"kafka: librdkafka does not take these settings: {exception.args[0].str()}") from None
+
+    def seen(self, timeout_s: float = START_TIMEOUT_S) -> Mapping[str, Any]:
+        """Metadata of all topics that this user may see. Raises BrokerUnreachable, or AccessDenied when the two do not accept each other."""
+        try:
+            return again(lambda: self.list_topics(timeout=CALL_TIMEOUT_S), self.address, timeout_s).topics
+        except BrokerUnreachable:
+            self.poll(0)
+            if self._refusal:
+                raise AccessDenied(f"this client and the broker do not accept each other: {self._refusal}; see `kafka` in the run file") from None
+            raise
+
+    def _hear(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+            self._refusal = error.str()
 
 
 class KafkaLog:
@@ -73,15 +113,14 @@ class KafkaLog:
     def __init__(self, settings: Mapping[str, Any], run: str) -> None:
         self._settings = {**COMMON, **settings}
         self._prefix = f"{run}."
-        self._admin = AdminClient(self._settings)
+        self._admin = Admin(settings)
 
     @property
     def address(self) -> str:
         return str(self._settings.get("bootstrap.servers"))
 
     def topics(self) -> dict[str, int]:
-        metadata = again(lambda: self._admin.list_topics(timeout=CALL_TIMEOUT_S), self.address)
-        return {name.removeprefix(self._prefix): len(topic.partitions) for name, topic in metadata.topics.items() if name.startswith(self._prefix)}
+        return {name.removeprefix(self._prefix): len(topic.partitions) for name, topic in self._admin.seen().items() if name.startswith(self._prefix)}
 
     def start(self, topic: str, partition: int) -> int:
         return self._offset(topic, partition, _EARLIEST)
@@ -108,6 +147,21 @@ class KafkaLog:
         finally:
             consumer.close()
 
+    def rewriter(self) -> KafkaRewriter:
+        """What writes a recorded run into the run's topics, which must be empty and nobody else's. Not part of the protocol."""
+        return KafkaRewriter(self, self._settings, self._prefix)
+
+    def delete_before(self, starts: Mapping[Where, int]) -> None:
+        """Delete the records of each partition below an offset, as retention would."""
+        asked = [TopicPartition(self._prefix + topic, p, offset) for (topic, p), offset in starts.items() if offset]
+
+        def order() -> None:
+            for future in self._admin.delete_records(asked, request_timeout=CALL_TIMEOUT_S).values():
+                future.result()
+
+        if asked:
+            again(order, self.address)
+
     def close(self) -> None: ...
 
     def _offset(self, topic: str, partition: int, which: OffsetSpec) -> int:
@@ -125,13 +179,17 @@ class KafkaLog:
 
     def _require(self, topics: Collection[str]) -> None:
         if missing := set(topics) - self.topics().keys():
-            raise TopicMissing(f"topic {self._prefix}{min(missing)} is missing on {self.address}; create it with `streamrl topics apply RUN.yaml`")
+            name = self._prefix + min(missing)
+            asked = again(lambda: self._admin.list_topics(name, timeout=CALL_TIMEOUT_S), self.address).topics[name]
+            if asked.error is not None and asked.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise denied(self._settings, f"read topic {name}")
+            raise TopicMissing(f"topic {name} is missing on {self.address}; create it with `streamrl topics apply RUN.yaml`")
 
 
 class KafkaReader:
     def __init__(self, settings: Mapping[str, Any], prefix: str, positions: Positions) -> None:
-        self._prefix, self._address = prefix, str(settings.get("bootstrap.servers"))
-        self._consumer = Consumer({**settings, **CONSUMER, "group.id": prefix + "reader"})
+        self._prefix, self._settings, self._address = prefix, settings, str(settings.get("bootstrap.servers"))
+        self._consumer = Consumer({**settings, **CONSUMER, "group.id": prefix + READER})
         self._consumer.assign([TopicPartition(prefix + t, p, offset) for (t, p), offset in positions.items()])
         self._positions = dict(positions)
         self._paused = frozenset[str]()
@@ -152,6 +210,10 @@ class KafkaReader:
                 raise InputGone(f"{gone}: retention has removed it; lengthen topics.retention_hours")
             elif error.code() in _MISSING:
                 raise TopicMissing(f"topic {raw.topic()} is missing on {self._address}; create it with `streamrl topics apply RUN.yaml`")
+            elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise denied(self._settings, f"use group {self._prefix}{READER}")
+            elif error.code() in _DENIED:
+                raise denied(self._settings, f"read topic {raw.topic()}")
             elif error.code() not in _AGAIN:
                 raise BrokerError(f"reading {raw.topic()} from {self._address}: {error.str()}")
         return found
@@ -174,31 +236,40 @@ class KafkaWriter:
     """One transactional producer. It is gone after its first failure: the process ends, and its successor aborts what was left open."""
 
     def __init__(self, settings: Mapping[str, Any], prefix: str, identity: str) -> None:
-        self._prefix, self._identity, self._address = prefix, identity, str(settings.get("bootstrap.servers"))
+        self._prefix, self._identity, self._settings, self._address = prefix, identity, settings, str(settings.get("bootstrap.servers"))
         name = prefix + identity
         self._producer = Producer({**settings, **PRODUCER, **TRANSACTIONAL, "transactional.id": name})
         # Only for its group's metadata: positions are committed under the part's name, where ordinary lag tools look.
         self._group = Consumer({**settings, **CONSUMER, "group.id": name})
-        again(lambda: self._producer.init_transactions(CALL_TIMEOUT_S), self._address)
+        try:
+            again(lambda: self._producer.init_transactions(CALL_TIMEOUT_S), self._address)
+        except AccessDenied:
+            raise denied(settings, f"write as transactional id {name}") from None
 
     def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> list[int]:
-        offsets = [-1] * len(messages)
+        offsets, undelivered = [-1] * len(messages), list[KafkaError]()
         try:
             self._producer.begin_transaction()
             for index, message in enumerate(messages):
-                produce(self._producer, self._prefix, message, partial(_note_offset, offsets, index))
+                produce(self._producer, self._prefix, message, partial(_note, offsets, undelivered, index))
             if positions:
                 where = [TopicPartition(self._prefix + t, p, offset) for (t, p), offset in positions.items()]
-                self._producer.send_offsets_to_transaction(where, self._group.consumer_group_metadata(), CALL_TIMEOUT_S)
+                bounded(partial(self._producer.send_offsets_to_transaction, where, self._group.consumer_group_metadata(), CALL_TIMEOUT_S))
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:
-            self._fail(exception.args[0], {message.topic for message in messages})
+            self._fail([exception.args[0], *undelivered], {message.topic for message in messages})
         return offsets
 
     def close(self) -> None:
         self._group.close()
 
-    def _fail(self, error: KafkaError, topics: Collection[str]) -> NoReturn:
+    def _fail(self, errors: Sequence[KafkaError], topics: Collection[str]) -> NoReturn:
+        error, codes = errors[0], {error.code() for error in errors}
+        if KafkaError.TOPIC_AUTHORIZATION_FAILED in codes:
+            names = [self._prefix + topic for topic in sorted(topics)]
+            raise denied(self._settings, f"write to topic {' or '.join(unwritable(self._settings, names) or names)}")
+        if KafkaError.GROUP_AUTHORIZATION_FAILED in codes:
+            raise denied(self._settings, f"commit positions as group {self._prefix}{self._identity}")
         if error.code() in _FENCED:
             raise Fenced(f"{self._identity}: another process with this identity has taken over; stop one of the two")
         if missing := self._missing(topics):
@@ -218,23 +289,104 @@ class KafkaWriter:
 
 class KafkaPlainWriter:
     def __init__(self, settings: Mapping[str, Any], prefix: str) -> None:
-        self._prefix, self._address = prefix, str(settings.get("bootstrap.servers"))
+        self._prefix, self._settings, self._address = prefix, settings, str(settings.get("bootstrap.servers"))
         self._producer = Producer({**settings, **PRODUCER, "acks": "1", "message.timeout.ms": 30_000})
+        self._denied = ""  # a topic
 
     def send(self, message: Message) -> None:
-        produce(self._producer, self._prefix, message)
+        try:
+            produce(self._producer, self._prefix, message, self._delivered)
+        except KafkaException as exception:
+            self._delivered(exception.args[0], None, message.topic)
+        self._check()
 
     def flush(self, timeout_s: float = 5.0) -> None:
         if left := self._producer.flush(timeout_s):
             raise BrokerUnreachable(f"{left} messages could not be delivered to {self._address} within {timeout_s:.0f} s; is the broker up?")
+        self._check()
 
     def close(self) -> None:
         self._producer.purge()
 
+    def _delivered(self, error: KafkaError | None, message: Any, topic: str = "") -> None:
+        """Of what is not waited for, only what could never work is an error."""
+        if error is not None and error.code() in _DENIED:
+            self._denied = message.topic() if message else self._prefix + topic
 
-def produce(producer: Producer, prefix: str, message: Message, on_delivery: Callable[[KafkaError | None, Any], None] | None = None) -> None:
+    def _check(self) -> None:
+        if self._denied:
+            raise denied(self._settings, f"write to topic {self._denied}")
+
+
+class KafkaRewriter:
+    """Writes recorded messages to empty partitions, each at its old offset and with its old time. Raises BrokerError when one lands elsewhere."""
+
+    def __init__(self, log: KafkaLog, settings: Mapping[str, Any], prefix: str) -> None:
+        self._log, self._prefix = log, prefix
+        self._plain = Producer({**settings, **PRODUCER, "enable.idempotence": True})
+        own = {"transactional.id": prefix + "import", "transaction.timeout.ms": 60_000, "message.timeout.ms": 30_000}
+        self._transactional = Producer({**settings, **PRODUCER, **own})
+        again(lambda: self._transactional.init_transactions(CALL_TIMEOUT_S), log.address)
+        self._ends: dict[Where, int] = {}
+        self._astray = ""
+
+    def write(self, steps: Sequence[Step]) -> None:
+        """The next step of some partitions, each there once at most: what is plain, then one transaction that commits, then one that aborts."""
+        try:
+            plain = [step for step in steps if step.messages and not step.committed]
+            for step in plain:
+                self._settle(step.where)  # a marker may come after its transaction has ended; the next one of the same producer waits for it
+            self._produce(self._plain, (message for step in plain for message in step.messages))
+            if committed := [message for step in steps if step.committed for message in step.messages]:
+                self._transactional.begin_transaction()
+                self._produce(self._transactional, committed)
+                self._transactional.commit_transaction(IMPORT_TIMEOUT_S)
+            if any(step.hole > 1 for step in steps):
+                self._transactional.begin_transaction()
+                self._produce(self._transactional, (message for step in steps for message in step.fillers))
+                self._transactional.abort_transaction(IMPORT_TIMEOUT_S)
+        except KafkaException as exception:
+            raise BrokerError(f"writing to {self._log.address}: {exception.args[0].str()}") from None
+        self._ends |= {step.where: step.end for step in steps}
+
+    def settle(self) -> None:
+        """Wait until all partitions end where they should."""
+        for where in self._ends:
+            self._settle(where)
+
+    def _produce(self, producer: Producer, messages: Iterable[Message]) -> None:
+        for message in messages:
+            produce(producer, self._prefix, message, partial(self._check, message), round(message.timestamp_s * 1000))
+        if producer.flush(IMPORT_TIMEOUT_S):
+            raise BrokerUnreachable(f"{self._log.address} has taken nothing for {IMPORT_TIMEOUT_S:.0f} s; is the broker up?")
+        if self._astray:
+            raise BrokerError(self._astray)
+
+    def _check(self, message: Message, error: KafkaError | None, written: Any) -> None:
+        where = f"{message.topic}[{message.partition}]@{message.offset}"
+        if error is not None:
+            self._astray = f"{where} cannot be written to {self._log.address}: {error.str()}"
+        elif written.offset() != message.offset:
+            self._astray = f"{where} was written at offset {written.offset()}; does somebody else write to {self._prefix}{message.topic}?"
+
+    def _settle(self, where: Where) -> None:
+        """Wait until everything written to a partition shows there, markers included."""
+        deadline, wanted = time.monotonic() + IMPORT_TIMEOUT_S, self._ends.get(where, 0)
+        while (end := self._log.end(*where)) < wanted:
+            if time.monotonic() > deadline:
+                raise BrokerError(f"{where[0]}[{where[1]}] ends at {end} and not at {wanted}; does somebody else write to it?")
+            time.sleep(0.002)
+
+
+def produce(
+    producer: Producer,
+    prefix: str,
+    message: Message,
+    on_delivery: Callable[[KafkaError | None, Any], None] | None = None,
+    timestamp_ms: int = 0,  # 0: now
+) -> None:
     """Hand one message to the producer's queue; while that is full, wait for it to drain."""
-    arguments: dict[str, Any] = {"value": message.value, "key": message.key, "headers": list(message.headers)}
+    arguments: dict[str, Any] = {"value": message.value, "key": message.key, "headers": list(message.headers), "timestamp": timestamp_ms}
     if message.partition >= 0:
         arguments["partition"] = message.partition
     if on_delivery is not None:
@@ -260,6 +412,8 @@ def again(call: Callable[[], T], address: str, timeout_s: float = START_TIMEOUT_
                 raise Fenced("another process with this identity has taken over; stop one of the two") from None
             if error.code() in _MISSING:
                 raise TopicMissing(f"{error.str()} on {address}; create the topics with `streamrl topics apply RUN.yaml`") from None
+            if error.code() in _DENIED:
+                raise AccessDenied(f"{address} refuses ({error.name()}); `streamrl topics acls RUN.yaml` lists what each role needs") from None
             if error.code() not in _AGAIN and not error.retriable():
                 raise BrokerError(f"{address}: {error.str()}") from None
             if time.monotonic() >= deadline:
@@ -270,9 +424,54 @@ def again(call: Callable[[], T], address: str, timeout_s: float = START_TIMEOUT_
             time.sleep(0.05)
 
 
-def _note_offset(offsets: list[int], index: int, error: KafkaError | None, message: Any) -> None:
+def bounded(call: Callable[[], object], limit_s: float = 1.5 * CALL_TIMEOUT_S) -> None:
+    """Make a call that does not always keep its own time limit; raises KafkaException when it has not returned after `limit_s`, and leaves it to
+    itself: its process is to end.
+
+    After the death of a broker librdkafka may stay in `send_offsets_to_transaction` for minutes, whatever time-out it is given (its issue 5456).
+    """
+    failed: list[KafkaException] = []
+
+    def make() -> None:
+        try:
+            call()
+        except KafkaException as exception:
+            failed.append(exception)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {limit_s:.1f} s"))
+    if failed:
+        raise failed[0]
+
+
+def denied(settings: Mapping[str, Any], what: str) -> AccessDenied:
+    """`what`: the operation, and on what."""
+    who = f"user {settings['sasl.username']!r}" if "sasl.username" in settings else "this client"
+    return AccessDenied(f"{who} may not {what} on {settings.get('bootstrap.servers')}; `streamrl topics acls RUN.yaml` lists what each role needs")
+
+
+def unwritable(settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Those of the topics that the broker says we may not write to: an error of a transaction does not tell."""
+    found, admin = list[str](), Admin(settings)  # kept: its requests end with it
+    futures = admin.describe_topics(TopicCollection(list(names)), include_authorized_operations=True, request_timeout=CALL_TIMEOUT_S)
+    for name, future in futures.items():
+        try:
+            allowed = future.result().authorized_operations or ()
+        except KafkaException:
+            allowed = ()
+        if AclOperation.WRITE not in allowed:
+            found.append(name)
+    return found
+
+
+def _note(offsets: list[int], undelivered: list[KafkaError], index: int, error: KafkaError | None, message: Any) -> None:
     if error is None:
         offsets[index] = message.offset()
+    else:
+        undelivered.append(error)
 
 
 def _check(log: KafkaLog) -> Log:  # pyright: ignore[reportUnusedFunction]

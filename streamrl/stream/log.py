@@ -33,10 +33,20 @@ class Event:
     A plain class on purpose: a state that holds one is written with a reference in its place (`snapshots.py`).
     """
 
-    __slots__ = ("key", "offset", "partition", "record", "topic")
+    __slots__ = ("headers", "key", "offset", "partition", "record", "topic", "value")
 
-    def __init__(self, topic: str, partition: int, offset: int, key: str, record: Record | Undecodable | None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: str,
+        record: Record | Undecodable | None,
+        value: bytes | None = None,  # as it came: what a dead letter is made of. The record's arrays are views of it, so it is there anyway
+        headers: tuple[tuple[str, bytes], ...] = (),
+    ) -> None:
         self.topic, self.partition, self.offset, self.key, self.record = topic, partition, offset, key, record
+        self.value, self.headers = value, headers
 
     def __repr__(self) -> str:
         return f"Event({self.topic}[{self.partition}]@{self.offset} {self.key!r} {self.record!r})"

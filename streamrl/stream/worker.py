@@ -19,8 +19,9 @@ import msgspec
 from streamrl.errors import StreamrlError, TopicMissing
 from streamrl.metrics import METRICS, Meter
 from streamrl.records import JournalEntry, Snapshot
+from streamrl.stream.breaker import Breaker
 from streamrl.stream.codec import digest, to_event, to_message
-from streamrl.stream.dead_letters import reject
+from streamrl.stream.dead_letters import TOPIC, Letter, letter_of, reject
 from streamrl.stream.journal import Tape, entries, newest, slices_of
 from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, Undecodable
 from streamrl.stream.snapshots import freeze, thaw
@@ -55,6 +56,7 @@ class Part(Generic[C, S]):
     paused: Callable[[C, S], frozenset[str]] = lambda config, state: frozenset()  # topics to take nothing from for now
     report: Callable[[C, S, float], Report] = lambda config, state, time_s: Report({})  # never part of the outputs
     snapshot_events: int = SNAPSHOT_EVENTS
+    max_invalid_frac: float = 1.0  # of a topic's records: beyond it the topic is left alone for a while (`breaker.py`); never part of the fold
 
 
 @dataclass
@@ -79,19 +81,21 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
             fold.positions[where] = log.start(*where)
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
-    tally = Tally()
+    tally, breaker = Tally(), Breaker(part.max_invalid_frac)
     try:
         while not stop.is_set():
-            reader.pause(part.paused(part.config, fold.state))
+            reader.pause(part.paused(part.config, fold.state) | breaker.left_alone(clock()))
             messages = reader.poll(POLL_MESSAGES, POLL_S)
             if messages:
                 before = time.monotonic()
-                metrics = turn(part, fold, messages, clock(), writer.commit)
-                for message in metrics:
+                done = turn(part, fold, messages, clock(), writer.commit)
+                for message in done.metrics:
                     meter.send(message)
+                for sentence in breaker.count([message.topic for message in messages], done.letters, clock()):
+                    logger.warning("%s: %s", part.name, sentence)
                 tally.count(len(messages), time.monotonic() - before)
             if tally.elapsed_s >= REPORT_S:
-                meter.publish(gauges(part, fold.state, tally, clock()))
+                meter.publish({**gauges(part, fold.state, tally, clock()), **breaker.gauges(clock())})
                 tally = Tally()
     finally:
         reader.close()
@@ -99,8 +103,15 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
         meter.close()
 
 
-def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[..., list[int]]) -> list[Message]:
-    """One turn: fold the messages in and commit what comes of it. Returns the metrics, which stay outside the transaction."""
+class Turned(NamedTuple):
+    """What a turn leaves to the loop."""
+
+    metrics: list[Message]  # they stay outside the transaction
+    letters: list[Letter]  # what it put aside, in the transaction
+
+
+def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[..., list[int]]) -> Turned:
+    """One turn: fold the messages in and commit what comes of it."""
     slices = slices_of(messages, fold.positions)
     events = [to_event(message, part.inputs[message.topic]) for message in messages]
     fold.state, outputs, metrics = apply(part, part.config, fold.state, events, time_s)
@@ -121,13 +132,19 @@ def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s
     offsets = commit([*outputs, *journal], fold.positions)
     if snapshots:  # only now it is known where it lies: the next entry says so
         fold.snapshot_offset, fold.events_since_snapshot = offsets[len(outputs)], 0
-    return metrics
+    return Turned(metrics, [letter for message in outputs if message.topic.startswith(TOPIC) and (letter := letter_of(message))])
 
 
 def apply(part: Part[C, S], config: C, state: S, events: Sequence[Event], time_s: float) -> tuple[S, list[Message], list[Message]]:
     """`step` over what can be read; what cannot be read is put aside. Returns (state, outputs, metrics)."""
-    good = [event for event in events if not isinstance(event.record, Undecodable)]
-    rejected = [output for event in events if isinstance(event.record, Undecodable) for output in reject(event, event.record.cause)]
+    good, rejected = list[Event](), list[Output]()
+    for event in events:
+        if isinstance(event.record, Undecodable):
+            rejected += reject(event, event.record.cause)
+        elif event.record is None:  # inputs of parts are never compacted: a null record means nothing there
+            rejected += reject(event, "the record is empty")
+        else:
+            good.append(event)
     state, outputs = part.step(config, state, good, time_s)
     messages = [to_message(output) for output in (*rejected, *outputs)]
     return state, [m for m in messages if m.topic != METRICS], [m for m in messages if m.topic == METRICS]
@@ -149,8 +166,10 @@ def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
     if last is None:
         return fold, 0
     pieces: list[Snapshot] = []
+    unnamed = -1, -1  # (offset, sequence) of a snapshot behind the one that is named: its part died before the next entry
     for offset, record in entries(log, topic, max(last.snapshot_offset, 0)):
         if isinstance(record, Snapshot):
+            unnamed = (offset, record.sequence) if record.part == 0 and offset > last.snapshot_offset else unnamed
             if offset - last.snapshot_offset == len(pieces) and len(pieces) <= record.part:
                 pieces.append(record)
                 if len(pieces) == record.parts:
@@ -163,6 +182,8 @@ def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
             if digest(outputs) != record.digest:
                 differ = f"{len(outputs)} outputs that differ from the {record.output_count} recorded"
                 raise StreamrlError(f"{part.name}: entry {record.sequence} gives {differ}; the code has changed since")
+            if unnamed[1] == record.sequence:
+                fold.snapshot_offset, fold.events_since_snapshot = unnamed[0], 0
     tape.close()
     return fold, tape.records_read
 
@@ -186,6 +207,7 @@ def partitions(log: Log, topic: str) -> int:
     try:
         return log.topics()[topic]
     except KeyError:
+        log.reader({(topic, 0): 0}).close()  # a log that knows why it does not see the topic says so: it may not be this process's to read
         raise TopicMissing(f"topic {topic} is missing; create it with `streamrl topics apply RUN.yaml`") from None
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.packing import expand, pack, ragged_arange
+from streamrl.batcher.packing import cut, expand, pack
 from tests.build import group
 
 
@@ -27,8 +27,25 @@ def test_no_row_overflows_and_no_rollout_is_lost():
     assert rows is not None and np.bincount(rows, weights=lengths).max() <= 64 and len(rows) == 500
 
 
-def test_ragged_arange():
-    assert ragged_arange(np.array([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
+def test_the_worked_example_of_document_000():
+    # "What is 2+2?" is 7 tokens, "4" one; the row holds 8 positions, the last of which predicts nothing
+    batch = assemble([group(sizes=(1,), prompt=7)], 0, 0, row_count=1, max_seq_len=8)
+    assert batch is not None
+    dense = expand(batch)
+    assert dense.loss_mask.tolist() == [[0, 0, 0, 0, 0, 0, 1, 0]]
+    assert dense.policy_logprobs.tolist() == [[0, 0, 0, 0, 0, 0, batch.policy_logprobs[0], 0]]
+
+
+def test_a_first_token_that_was_sampled_has_no_predictor():
+    batch = assemble([group(sizes=(2, 3), prompt=0)], 0, 0, row_count=1, max_seq_len=6)
+    assert batch is not None
+    dense = expand(batch)
+    assert dense.segment_ids.tolist() == [[1, 1, 2, 2, 2, 0]]
+    assert dense.loss_mask.tolist() == [[1, 0, 1, 1, 0, 0]]
+
+
+def test_cut():
+    assert [part.tolist() for part in cut(np.arange(5), np.array([2, 0, 3]))] == [[0, 1], [], [2, 3, 4]]
 
 
 def test_two_groups_become_dense_rows():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from streamrl.batcher.selection import REST, Candidate, carry, select, shares
+from streamrl.batcher.selection import REST, Candidate, carry, select, shares, shortage
 
 
 def supply(**sizes: list[int]) -> dict[str, list[Candidate]]:
@@ -24,6 +24,17 @@ def test_the_share_that_lacks_most_takes_next():
 def test_a_shortage_blocks_and_names_what_is_missing():
     out = select(supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=False)
     assert out.short == {"a": 10}
+
+
+def test_what_is_lacking_is_known_without_selecting():
+    # budget 40: a is due 20, b 10, the rest 10
+    fractions = {"a": 0.5, "b": 0.25}
+    assert shortage({"a": 20, "b": 10, "c": 10}, fractions, {}, 40, spill=False) == {}
+    assert shortage({"a": 12, "b": 25}, fractions, {}, 40, spill=False) == {"a": 8}  # b's 15 to spare serve the rest only
+    assert shortage({"a": 20, "b": 14}, fractions, {}, 40, spill=False) == {REST: 6}
+    assert shortage({}, fractions, {"a": -5.0, "b": 5.0}, 40, spill=False) == {"a": 15, "b": 15, REST: 10}
+    assert shortage({"b": 40}, fractions, {}, 40, spill=True) == {}
+    assert shortage({"b": 36}, fractions, {}, 40, spill=True) == {REST: 4}
 
 
 def test_spill_lets_the_others_fill_in():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -47,11 +48,13 @@ def published(log: KafkaLog) -> list[Message]:
 
 
 def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: KafkaLog, run_name: str):
-    with Stub("inference-0") as stub:
+    with Stub("inference-0", key="a-key-of-the-run") as stub:
         tell(log, Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")), Output("servers", "gone", None))
         tell(log, Output("servers", "inference-0", stub.record()))
         wants(log, 0)
-        script = subprocess.Popen([sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"], stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "STREAMRL_INFERENCE_KEY": stub.key}
+        command = [sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"]
+        script = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         ended = threading.Timer(60, script.kill)
         ended.start()
         try:

@@ -17,7 +17,7 @@ from streamrl.envs.base import Problem
 from streamrl.envs.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, TopicMissing
 from streamrl.inference.client import Sampled, SamplingFailed
-from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout, VersionSpan
+from streamrl.records import Demand, EnvProgress, Rollout, Server, VersionSpan
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog, MemoryWriter
@@ -33,6 +33,8 @@ class FakeClient:
     delay_s = 0.0
     fails = ""
     in_flight = most = 0
+
+    def __init__(self, api_key: str = "") -> None: ...
 
     def heard(self, server_id: str, server: object) -> None: ...
 
@@ -64,7 +66,7 @@ def run_file(replicas: int = 1, **env: object) -> RunFile:
 
 
 def log_for(replicas: int = 1) -> MemoryLog:
-    topics = ["demand", "servers", "policy-versions", "rollouts.copy-digits", "metrics", *(f"journal.env-copy-digits-{i}" for i in range(replicas))]
+    topics = ["demand", "servers", "rollouts.copy-digits", "metrics", *(f"journal.env-copy-digits-{i}" for i in range(replicas))]
     return MemoryLog(dict.fromkeys(topics, 1))
 
 
@@ -73,7 +75,7 @@ def wants(log: MemoryLog, wanted: int, closed: dict[str, int] | None = None) -> 
     publish(
         log,
         Output("demand", "copy-digits", demand),
-        Output("policy-versions", "lead", PolicyVersion(learner="lead", version=4, uri="", size_bytes=0, sha256="")),
+        *(Output("servers", f"s{version}", Server(server_id=f"s{version}", url="", version=version)) for version in (4, 3)),
     )
 
 
@@ -155,15 +157,6 @@ def test_a_generation_that_fails_is_published_with_its_failure(fake: type[FakeCl
     wants(log, 10)
     live(log, run_file(), lambda: len(published(log)) >= GROUP)
     assert {(r.failure, r.policy_version) for r in published(log)} == {(fake.fails, 4)}
-
-
-def test_versions_of_another_learner_do_not_count(fake: type[FakeClient]):
-    fake.fails = "gone"
-    log = log_for()
-    wants(log, 10)
-    publish(log, Output("policy-versions", "other", PolicyVersion(learner="other", version=40, uri="", size_bytes=0, sha256="")))
-    live(log, run_file(), lambda: len(published(log)) >= GROUP)
-    assert {r.policy_version for r in published(log)} == {4}
 
 
 def test_failures_say_nothing_about_the_size_of_a_group_and_slow_it_down(fake: type[FakeClient], caplog: pytest.LogCaptureFixture):

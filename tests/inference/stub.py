@@ -20,13 +20,17 @@ vllm:generation_tokens_total{engine="0"} 77.0
 
 
 class Stub(ThreadingHTTPServer):
-    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled (no version). `asked`: every (path, body)."""
+    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled (no version). `asked`: every (path, body).
+
+    `key`: without it nobody is answered. `spans`: versions of the first token of each answer, and of the rest.
+    """
 
     daemon_threads = True
 
-    def __init__(self, name: str, mode: str = "ok", version: str = "3") -> None:
+    def __init__(self, name: str, mode: str = "ok", version: str = "3", key: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.name, self.mode, self.version, self.reset_succeeds = name, mode, version, True
+        self.key, self.spans = key, ("2", "3")
         self.asked: list[tuple[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -57,7 +61,8 @@ class Stub(ThreadingHTTPServer):
                 return 200, {}
 
     def choice(self, index: int) -> dict[str, Any]:
-        spans = None if self.mode == "unlabelled" else [{"version": "2", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 3}]
+        first, rest = self.spans
+        spans = None if self.mode == "unlabelled" else [{"version": first, "start": 0, "end": 1}, {"version": rest, "start": 1, "end": 3}]
         return {
             "index": index,
             "finish_reason": "abort" if self.mode == "abort" else "stop",
@@ -75,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = json.loads(raw) if raw else None
+        if not self._knows():
+            return
         self.server.asked.append((self.path, body))
         match self.server.mode:
             case "hang":
@@ -87,6 +94,17 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(*self.server.answer(self.path, body))
 
     def do_GET(self) -> None:
+        if self._knows():
+            self._answer()
+
+    def _knows(self) -> bool:
+        """Answers whoever does not send the key itself."""
+        known = not self.server.key or self.headers.get("Authorization") == f"Bearer {self.server.key}"
+        if not known:
+            self._send(401, {"error": {"message": "this server answers those only who send its API key", "code": 401}})
+        return known
+
+    def _answer(self) -> None:
         self._send(*((200, METRICS) if self.path == "/metrics" else self.server.answer(self.path, None)))
 
     def _send(self, status: int, body: Any) -> None:

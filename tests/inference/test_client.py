@@ -27,11 +27,11 @@ def named(*servers: Server) -> dict[str, Server]:
     return {s.server_id: s for s in servers}
 
 
-def run(scenario: Callable[[Client], Awaitable[Any]], *stubs: Stub) -> Any:
+def run(scenario: Callable[[Client], Awaitable[Any]], *stubs: Stub, api_key: str = "") -> Any:
     """Play the scenario on a client that has heard of these servers."""
 
     async def play() -> Any:
-        client = Client()
+        client = Client(api_key=api_key)
         for stub in stubs:
             client.heard(stub.name, stub.record())
         try:
@@ -156,3 +156,12 @@ def test_a_tombstone_removes_a_server():
 
     with Stub("a") as gone, Stub("b") as good:
         assert run(scenario, gone, good) == "b" and not gone.asked
+
+
+def test_a_server_with_a_key_answers_a_client_that_has_it():
+    with Stub("a", key="a-key-of-the-run") as stub:
+        assert len(run(ask(2), stub, api_key="a-key-of-the-run")) == 2
+        assert [path for path, _ in stub.asked] == ["/v1/chat/completions/render", "/inference/v1/generate"]
+        with pytest.raises(SamplingFailed, match="1 attempts failed; a: .*answers those only who send its API key") as caught:
+            run(ask(2, ENV.model_copy(update={"attempts": 1})), stub, api_key="hunter2")
+        assert len(stub.asked) == 2 and "hunter2" not in str(caught.value)

@@ -70,3 +70,12 @@ def test_mismatch_over_the_tokens_that_both_have():
     assert mismatch(expected, np.array([-1.0, np.nan, -3.0], np.float32)).max_abs == np.inf
     with pytest.raises(ValueError, match="no logprobs"):
         mismatch(expected, np.array([], np.float32))
+
+
+def test_a_server_with_a_key_obeys_an_engine_that_has_it():
+    with Stub("a", key="a-key-of-the-run") as stub:
+        Engine(stub.url, "a-key-of-the-run").swap(Path("/weights/7"), 7)
+        assert len(stub.asked) == 5
+        with pytest.raises(InferenceError, match="refuses /pause.*: 401 .*API key") as caught:
+            Engine(stub.url, "hunter2").swap(Path("/weights/8"), 8)
+        assert len(stub.asked) == 5 and "hunter2" not in str(caught.value)

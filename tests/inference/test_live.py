@@ -21,11 +21,12 @@ from streamrl.config import Env
 from streamrl.errors import InferenceError
 from streamrl.inference.client import Client, Sampled, SamplingFailed
 from streamrl.weights.export import WEIGHTS
-from tests.live import START_S, Live, vllm_processes
+from tests.live import KEY, START_S, Live, vllm_processes
 
 pytestmark = pytest.mark.live
 
 T = TypeVar("T")
+WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 TOLERANCE = 1e-4  # of a logprob, in float32
 SHARED = "1234567890+0987654321=13579+24680=55555="  # longer than a block: the second request with it finds it in the prefix cache
 
@@ -49,7 +50,7 @@ def distances(live: Live, samples: list[Sampled]) -> np.ndarray:
 
 
 def cache_hits(live: Live) -> float:
-    lines = httpx.get(live.servers()["inference-0"].url + "/metrics").text.splitlines()
+    lines = httpx.get(live.servers()["inference-0"].url + "/metrics", headers=WITH_KEY).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
 
 
@@ -116,6 +117,42 @@ def test_the_probe_notices_a_head_that_was_left_stale(live: Live):
     assert stale.mismatch_max_abs > 0.01 and stale.mismatch_tokens == 63
     healed = live.serving("inference-0", live.announce())
     assert healed.mismatch_max_abs <= TOLERANCE
+
+
+SAMPLING = [("POST", "/v1/chat/completions/render"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/metrics")]
+CONTROL = [  # stop it, load weights from any path, call a method of its workers, abort others' requests, look around
+    *(("POST", path) for path in ("/pause?mode=abort", "/resume", "/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/sleep")),
+    *(("POST", path) for path in ("/inference/v1/abort_requests", "/abort_requests", "/v1/load_lora_adapter", "/update_weights")),
+    *(("GET", path) for path in ("/weight_info", "/server_info", "/openapi.json", "/docs", "/nowhere")),
+]
+
+
+async def test_a_server_samples_for_those_who_send_its_key_and_obeys_its_agent_only(live: Live):
+    record = live.servers()["inference-0"]
+    assert record is not None
+    body = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}, "new_version": "666", "messages": question(0), "max_tokens": 1}
+
+    def answers(routes: list[tuple[str, str]], headers: dict[str, str]) -> set[int]:
+        return {httpx.request(method, record.url + path, json=body, headers=headers, timeout=30).status_code for method, path in routes}
+
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
+        assert answers(SAMPLING, headers) == {401} and answers(CONTROL, headers) == {401}
+        assert answers([("GET", "/health")], headers) == {200}
+    assert answers(SAMPLING, WITH_KEY) == {200} and answers(CONTROL, WITH_KEY) == {401}
+    async with live.client("inference-0") as client:
+        (sample,) = await client.sample(question(0), 1, Env())
+    assert [span.version for span in sample.version_spans] == [record.version]
+
+
+def test_its_keys_are_in_no_command_line_and_no_log_and_it_listens_on_loopback_only(live: Live):
+    family = vllm_processes(live.servers()["inference-0"].url)
+    keys = {KEY, *(process.environ().get("STREAMRL_AGENT_KEY", KEY) for process in family)}
+    lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert len(family) >= 2 and len(keys) == 2 and not any(key in line for key in keys for line in lines)
+    logs = [path.read_text(errors="replace") for path in (live.run.directory / "logs").iterdir()]
+    assert logs and not any(key in text for key in keys for text in logs)
+    listening = {connection.laddr for process in family for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN}
+    assert listening and {address.ip for address in listening} <= {"127.0.0.1", "::1"}, listening
 
 
 async def test_the_end_of_the_context(live: Live):

@@ -14,18 +14,21 @@ from typing import TypeVar
 import psutil
 import pytest
 
+from streamrl import config
 from streamrl.config import Inference
-from streamrl.errors import InferenceError, ModelError, PortTaken
+from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.inference import leash, server
-from streamrl.inference.server import Installation
+from streamrl.inference.server import Installation, Keys
 
 T = TypeVar("T")
+VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
+NONE = Keys("", "")
 CPU, GPU = Installation("/env/bin/python", cuda=False), Installation("/env/bin/python", cuda=True)
 
 
 def test_the_command_line():
     settings = Inference(max_model_len=64, max_num_seqs=32, extra_args=["--block-size", "32"])
-    line = server.command(settings, CPU, Path("/models/7"), 8000, index=2)
+    line = server.command(settings, CPU, Path("/models/7"), "127.0.0.1", 8000, index=2)
     text = " ".join(line)
     assert line[0] == "/env/bin/python"
     for part in (
@@ -35,15 +38,64 @@ def test_the_command_line():
         "--enable-scale-out --enforce-eager --block-size 32",
     ):
         assert part in text
-    assert "--enforce-eager" not in server.command(settings, GPU, Path("/models/7"), 8000)
+    assert "--enforce-eager" not in server.command(settings, GPU, Path("/models/7"), "127.0.0.1", 8000)
 
 
 def test_the_environment():
-    on_cpu = server.environment(Inference(kv_cache_gib=2), CPU, {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "HF_HUB_OFFLINE": "0"}, cores=4)
+    on_cpu = server.environment(Inference(kv_cache_gib=2), CPU, NONE, {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "HF_HUB_OFFLINE": "0"}, cores=4)
     assert on_cpu["VLLM_SERVER_DEV_MODE"] == "1" and on_cpu["HF_HUB_OFFLINE"] == "1" and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert on_cpu["OMP_NUM_THREADS"] == "2" and on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and on_cpu["PATH"] == "/bin"
     assert on_cpu["OMP_WAIT_POLICY"] == "active"  # the user's own wish
-    assert not any("CPU" in name or "OMP" in name for name in server.environment(Inference(), GPU, {}))
+    assert not any("CPU" in name or "OMP" in name for name in server.environment(Inference(), GPU, NONE, {}))
+
+
+def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STREAMRL_TEST_KEY", "hunter2")
+    settings = Inference(api_key="env:STREAMRL_TEST_KEY")
+    line = server.command(settings, GPU, Path("/models/7"), "127.0.0.1", 8000)
+    given = server.environment(settings, GPU, Keys("the agent's", server.api_key(settings)), {"PYTHONPATH": "/mine", "VLLM_API_KEY": "x"})
+    assert line[line.index("--middleware") + 1] == "streamrl_guard.Guard" and not any("hunter2" in word for word in line)
+    assert given["STREAMRL_AGENT_KEY"] == "the agent's" and given["STREAMRL_API_KEY"] == "hunter2"
+    assert "VLLM_API_KEY" not in given, "vLLM's own check knows one key only, and guards less"
+    assert given["PYTHONPATH"] == f"{server.INSIDE}{os.pathsep}/mine"
+    assert [path.name for path in server.INSIDE.glob("*.py")] == ["streamrl_guard.py"], "nothing there is to shadow a module of vLLM's"
+
+
+def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_API_KEY", "hunter2")
+    with pytest.raises(ConfigError, match="VLLM_API_KEY is set, but .*: write env:VLLM_API_KEY there, or unset it"):
+        server.api_key(Inference())
+    assert server.api_key(Inference(api_key="env:VLLM_API_KEY")) == "hunter2"
+
+
+def test_the_brokers_credentials_are_not_handed_on():
+    base = {"STREAMRL_KAFKA": "{sasl.password: hunter2}", "STREAMRL_KAFKA_PASSWORD": "hunter2", "STREAMRL_HOME": "/h"}
+    for installation in (CPU, GPU):
+        given = server.environment(Inference(), installation, NONE, base)
+        assert not any("hunter2" in value for value in given.values()) and given["STREAMRL_HOME"] == "/h"
+
+
+def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(monkeypatch: pytest.MonkeyPatch):
+    def run_file(**inference: object) -> Inference:
+        return config.parse({"run": "r", "envs": {"e": {}}, "inference": inference}).inference
+
+    monkeypatch.setenv("STREAMRL_TEST_HOST", "10.1.2.3")
+    monkeypatch.setenv("STREAMRL_TEST_KEY", "hunter2")
+    monkeypatch.setenv("STREAMRL_TEST_ANY", "0.0.0.0")
+    key = {"api_key": "env:STREAMRL_TEST_KEY"}
+    assert server.address(run_file()) == "127.0.0.1" and server.api_key(run_file()) == ""
+    assert server.address(run_file(host="::1")) == "::1"
+    assert server.address(run_file(host="env:STREAMRL_TEST_HOST", **key)) == "10.1.2.3"
+    for host in ("10.1.2.3", "0.0.0.0", "env:STREAMRL_TEST_HOST"):
+        with pytest.raises(ConfigError, match=f"inference.host {host} can be reached from other machines: set inference.api_key"):
+            run_file(host=host)
+    for host in ("0.0.0.0", "::", "env:STREAMRL_TEST_ANY"):
+        with pytest.raises(ConfigError, match="which nobody can be told to call"):
+            server.address(run_file(host=host, **key))
+    with pytest.raises(ConfigError, match="inference.api_key is env:NOT_SET, but the environment variable 'NOT_SET' is not set"):
+        server.check(run_file(api_key="env:NOT_SET").model_copy(update={"python": str(VLLM)}))
+    with pytest.raises(ConfigError, match="inference.host 192.0.2.1 is not an address of this machine"):
+        server.take_port("192.0.2.1", 0)
 
 
 def test_the_line_of_the_log_that_says_why():
@@ -63,8 +115,8 @@ def test_a_port_that_is_taken():
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(PortTaken, match="set inference.port"):
-            server.take_port(other.getsockname()[1], wait_s=0.1)
-    assert server.take_port(0) > 0
+            server.take_port("127.0.0.1", other.getsockname()[1], wait_s=0.1)
+    assert server.take_port("127.0.0.1", 0) > 0 and server.take_port("::1", 0) > 0
 
 
 def test_a_directory_that_is_no_model(tmp_path: Path):

@@ -83,6 +83,8 @@ class Life:
     run: RunFile
     log: MemoryLog
     name: str | None = None
+    at: int | None = None
+    overrides: tuple[str, ...] = ()
     stop: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
@@ -92,7 +94,7 @@ class Life:
 
     def _work(self) -> None:
         try:
-            process.main(self.run, self.log, self.stop, self.name)
+            process.main(self.run, self.log, self.stop, self.name, self.at, self.overrides)
         except BaseException as error:
             self.error = error
 
@@ -111,8 +113,8 @@ class Life:
 
 
 @contextmanager
-def learning(run: RunFile, log: MemoryLog, name: str | None = None) -> Iterator[Life]:
-    life = Life(run, log, name)
+def learning(run: RunFile, log: MemoryLog, name: str | None = None, at: int | None = None, overrides: tuple[str, ...] = ()) -> Iterator[Life]:
+    life = Life(run, log, name, at, overrides)
     try:
         yield life
     finally:

@@ -133,6 +133,14 @@ class Live:
             self.process.wait(20)
 
 
+def any_part(run: Live, part: str, old: int) -> bool:
+    """Is there a process of that part other than the old one?"""
+    try:
+        return run.part(part).pid != old
+    except AssertionError:
+        return False
+
+
 def command_line(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()

@@ -12,7 +12,7 @@ import pytest
 
 from streamrl.records import Fate, PolicyVersion, Rollout
 from streamrl.weights.store import pull
-from tests.loop.runs import ROOT, Live, live
+from tests.loop.runs import ROOT, Live, any_part, live
 from tests.parity import learner_logprobs
 
 OUTSIDE = "outside"
@@ -99,10 +99,3 @@ def test_status_shows_the_parts_of_a_live_run(run: Live):
     assert shown.returncode == 0, shown.stderr
     for name in ("buffer", "batcher", "learner", "inference-0", "env-copy-digits-0"):
         assert name in shown.stdout
-
-
-def any_part(run: Live, part: str, old: int) -> bool:
-    try:
-        return run.part(part).pid != old
-    except AssertionError:
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,14 +15,22 @@ from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
 from streamrl.stream import broker
 from streamrl.stream.kafka import KafkaLog
-from tests.loop.runs import command_line, live, quickstart
+from tests.loop.runs import Live, any_part, command_line, live, quickstart
+
+KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learner")  # the learner last: by then it has a checkpoint
 
 
 @pytest.mark.live
-def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
+def test_every_part_killed_then_everything_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
     with live(tmp_path, quickstart()) as run:
         run.up()
-        run.until(lambda: run.version() >= 25, "version 25", 400)
+        run.until(lambda: run.version() >= 3, "version 3", 400)
+        for part in KILLED[:-1]:
+            kill_and_go_on(run, part)
+        run.until(lambda: run.version() >= 23, "version 23", 240)
+        kill_and_go_on(run, "learner")
+        check_recomputed(run)
+
         assert run.process is not None and any("VLLM" in " ".join(command_line(process)) for process in run.processes())
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
@@ -42,6 +51,24 @@ def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
         assert "batcher" in status.stdout and f"v{report['policy_version']}" in status.stdout.replace("version ", "v")
         run.nothing_left()
         check_account(run.run, report)
+
+
+def kill_and_go_on(run: Live, part: str) -> None:
+    """SIGKILL, and nobody lends a hand: another process takes its place, and versions go on."""
+    killed, version = run.part(part), run.version()
+    killed.kill()
+    run.until(lambda: any_part(run, part, killed.pid), f"another process of {part}", 60)
+    run.until(lambda: run.version() >= version + 3, f"version {version + 3}, after {part} was killed", 240)
+
+
+def check_recomputed(run: Live) -> None:
+    """The learner came back at its checkpoint, and what it trained again has the hashes that were announced before."""
+    said = (run.run.directory / "logs" / "learner.log").read_text()
+    resumed = re.search(r"resumed version (\d+) .* version (\d+) is announced", said)
+    assert resumed, said[-2000:]
+    first, announced = int(resumed[1]) + 1, int(resumed[2])
+    again = [int(version) for version in re.findall(r"version (\d+): trained again, [0-9a-f]+ as announced", said)]
+    assert again == list(range(first, announced + 1)) and again
 
 
 def check_report(report: dict) -> None:

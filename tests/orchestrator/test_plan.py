@@ -65,7 +65,7 @@ def test_more_ends_than_the_limit_within_the_window_end_the_run():
     assert decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 115.0) == [Start("buffer")]  # the first has left the window
 
 
-@pytest.mark.parametrize(("code", "word"), [(76, "identity"), (2, "settings"), (7, "model")])
+@pytest.mark.parametrize(("code", "word"), [(76, "identity"), (2, "settings"), (7, "model"), (11, "refuses")])
 def test_what_a_restart_does_not_help_is_given_up_at_once(code: int, word: str):
     [action] = decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 1.0, code))}, 10.0)
     assert isinstance(action, GiveUp) and word in action.reason

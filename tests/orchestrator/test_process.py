@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from streamrl.orchestrator.observe import View
-from streamrl.orchestrator.process import heard, without_prefix, without_secrets
+from streamrl.orchestrator.process import heard, without_prefix
 from streamrl.orchestrator.supervisor import last_line
 from tests.orchestrator.processes import MARK, left_after, marked
 
@@ -148,16 +148,6 @@ def test_a_wrong_address_is_one_line(run_file: Path, mark: str):
     failed = streamrl(mark, "up", run_file, "--set", "kafka={bootstrap.servers: '127.0.0.1:1'}")
     assert failed.returncode == 3 and failed.stderr.count("\n") == 1 and "127.0.0.1:1" in failed.stderr
     assert left_after(mark, 5.0) == []
-
-
-def test_secrets_of_a_cluster_do_not_go_into_the_log():
-    settings = {"bootstrap.servers": "a:1", "sasl.username": "u", "sasl.password": "p", "sasl.oauthbearer.client.secret": "s"}
-    assert without_secrets(settings) == {
-        "bootstrap.servers": "a:1",
-        "sasl.username": "u",
-        "sasl.password": "(secret)",
-        "sasl.oauthbearer.client.secret": "(secret)",
-    }
 
 
 def test_the_words_of_a_log_line():

@@ -57,11 +57,12 @@ def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
     log = MemoryLog(TOPICS)
     meter = Meter(log, "batcher")
     meter.publish({"batches/copy/reward/mean": 0.25}, step=6, time_s=100.0)
+    Meter(log, "buffer").publish({"worker/left_alone_s/rollouts.copy": 12.0}, time_s=100.0)
     log.append([to_message(Output("policy-versions", "lead", PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0")))], False)
     seen = look(run, log)
-    console = Console(width=120, file=io.StringIO(), record=True)
+    console = Console(width=160, file=io.StringIO(), record=True)
     for renderable in status.tables(run, seen, statuses(run, seen, {}, 101.0), 101.0):
         console.print(renderable)
     shown = console.export_text()
-    for text in ("live", "step 7", "last batch 6", "0.250 (batch 6)", "env-copy-0", "none"):
+    for text in ("live", "step 7", "last batch 6", "0.250 (batch 6)", "env-copy-0", "none", "0, not read for now"):
         assert text in shown, text

@@ -1,28 +1,74 @@
-"""What every log promises (`stream/log.py`), on a broker and in memory."""
+"""What every log promises (`stream/log.py`), on a broker and in memory; and what is read, in the files of an export too."""
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from streamrl.errors import Fenced, InputGone, TopicMissing
+from streamrl.replay.archive import export
+from streamrl.stream.files import FileLog
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Message, Reader, read
-from streamrl.stream.memory import MemoryLog
+from streamrl.stream.log import Log, Message, Positions, Reader, read
+from streamrl.stream.memory import MemoryLog, MemoryPlainWriter, MemoryWriter
+from tests.data_path import RUN
 from tests.kafka import make_topics
 
 TOPICS = {"in": 2, "out": 1}
 Open = Callable[[], Log]
 
 
+class Exported:
+    """A log in memory that is read through an export of what it holds at that moment."""
+
+    def __init__(self, directory: Path) -> None:
+        self._memory, self._directory = MemoryLog(TOPICS), directory
+
+    def topics(self) -> dict[str, int]:
+        return self._files().topics()
+
+    def start(self, topic: str, partition: int) -> int:
+        return self._files().start(topic, partition)
+
+    def end(self, topic: str, partition: int) -> int:
+        return self._files().end(topic, partition)
+
+    def reader(self, positions: Positions) -> Reader:
+        return self._files().reader(positions)
+
+    def writer(self, identity: str) -> MemoryWriter:
+        return self._memory.writer(identity)
+
+    def plain_writer(self) -> MemoryPlainWriter:
+        return self._memory.plain_writer()
+
+    def _files(self) -> FileLog:
+        return export(self._memory, RUN, self._directory / uuid.uuid4().hex)
+
+
 @pytest.fixture(params=["memory", "kafka"])
-def open_log(request: pytest.FixtureRequest, run_name: str) -> Iterator[Open]:
+def open_log(request: pytest.FixtureRequest, run_name: str, tmp_path: Path) -> Iterator[Open]:
     """Opens the log once more, as another process would."""
+    yield from opened(request, run_name, tmp_path)
+
+
+@pytest.fixture(params=["memory", "kafka", "files"])
+def open_recording(request: pytest.FixtureRequest, run_name: str, tmp_path: Path) -> Iterator[Open]:
+    """The same, where nothing is written once it is read."""
+    yield from opened(request, run_name, tmp_path)
+
+
+def opened(request: pytest.FixtureRequest, run_name: str, tmp_path: Path) -> Iterator[Open]:
     if request.param == "memory":
         memory = MemoryLog(TOPICS)
         yield lambda: memory
+    elif request.param == "files":
+        exported = Exported(tmp_path)
+        yield lambda: exported
     else:
         address = request.getfixturevalue("broker")
         make_topics(address, {f"{run_name}.{topic}": n for topic, n in TOPICS.items()})
@@ -56,27 +102,27 @@ def values(log: Log, count: int) -> list[str]:
     return [(m.value or b"").decode() for m in settled(log, count)]
 
 
-def test_topics_are_those_of_the_run(open_log: Open):
-    assert open_log().topics() == TOPICS
+def test_topics_are_those_of_the_run(open_recording: Open):
+    assert open_recording().topics() == TOPICS
 
 
-def test_a_transaction_is_read_whole_and_in_order(open_log: Open):
-    log = open_log()
+def test_a_transaction_is_read_whole_and_in_order(open_recording: Open):
+    log = open_recording()
     offsets = log.writer("a").commit([message("k", str(i), "out") for i in range(5)])
     assert offsets == [0, 1, 2, 3, 4]
     assert values(log, 5) == ["0", "1", "2", "3", "4"]
 
 
-def test_headers_keys_and_tombstones_come_through(open_log: Open):
-    log = open_log()
+def test_headers_keys_and_tombstones_come_through(open_recording: Open):
+    log = open_recording()
     log.writer("a").commit([Message("out", b"k", b"v", (("schema", b"x/1"), ("schema", b"y/1"))), Message("out", b"k", None)])
     first, second = settled(log, 2)
     assert (first.key, first.value, first.headers, second.value) == (b"k", b"v", (("schema", b"x/1"), ("schema", b"y/1")), None)
     assert first.timestamp_s > 1e9
 
 
-def test_one_key_goes_to_one_partition(open_log: Open):
-    log = open_log()
+def test_one_key_goes_to_one_partition(open_recording: Open):
+    log = open_recording()
     log.writer("a").commit([message(f"g{i % 7}", str(i)) for i in range(70)])
     where = [{m.key for m in settled(log, 1, "in", p)} for p in (0, 1)]
     assert where[0] | where[1] == {f"g{i}".encode() for i in range(7)} and not where[0] & where[1]
@@ -99,8 +145,8 @@ def test_a_second_writer_of_the_same_name_fences_the_first(open_log: Open):
     assert values(open_log(), 2) == ["1", "2"] and open_log().committed("a") == {}
 
 
-def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_log: Open):
-    log = open_log()
+def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_recording: Open):
+    log = open_recording()
     writer = log.writer("a")
     for i in range(3):  # three transactions leave markers between
         writer.commit([message("k", str(i), "out")])
@@ -109,8 +155,8 @@ def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_log: Op
     assert list(read(log, "out", 0, log.end("out", 0))) == []
 
 
-def test_reading_between_offsets(open_log: Open):
-    log = open_log()
+def test_reading_between_offsets(open_recording: Open):
+    log = open_recording()
     log.writer("a").commit([message("k", str(i), "out") for i in range(6)])
     settled(log, 6)
     assert [m.offset for m in read(log, "out", 0, 2, 5)] == [2, 3, 4]
@@ -126,8 +172,8 @@ def test_a_reader_follows(open_log: Open):
     reader.close()
 
 
-def test_a_paused_topic_gives_nothing_until_resumed(open_log: Open):
-    log = open_log()
+def test_a_paused_topic_gives_nothing_until_resumed(open_recording: Open):
+    log = open_recording()
     log.writer("a").commit([message("k", "1", "out"), message("k", "2", "in", partition=0)])
     reader = log.reader({("out", 0): 0, ("in", 0): 0})
     reader.pause({"out"})
@@ -137,8 +183,8 @@ def test_a_paused_topic_gives_nothing_until_resumed(open_log: Open):
     reader.close()
 
 
-def test_plain_messages_arrive(open_log: Open):
-    log = open_log()
+def test_plain_messages_arrive(open_recording: Open):
+    log = open_recording()
     writer = log.plain_writer()
     writer.send(message("k", "1", "out"))
     writer.flush()
@@ -146,8 +192,8 @@ def test_plain_messages_arrive(open_log: Open):
     assert values(log, 1) == ["1"]
 
 
-def test_a_missing_topic_is_named(open_log: Open):
-    log = open_log()
+def test_a_missing_topic_is_named(open_recording: Open):
+    log = open_recording()
     with pytest.raises(TopicMissing, match="nowhere"):
         log.writer("a").commit([message("k", "v", "nowhere")])
     with pytest.raises(TopicMissing, match="nowhere"):
@@ -156,8 +202,8 @@ def test_a_missing_topic_is_named(open_log: Open):
         log.end("nowhere", 0)
 
 
-def test_an_offset_that_is_gone_is_an_error_and_no_jump(open_log: Open):
-    log = open_log()
+def test_an_offset_that_is_gone_is_an_error_and_no_jump(open_recording: Open):
+    log = open_recording()
     log.writer("a").commit([message("k", "v", "out")])
     settled(log, 1)
     reader = log.reader({("out", 0): 1000})

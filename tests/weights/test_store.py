@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
-from streamrl.weights.manifest import MANIFEST, describe
+from streamrl.weights.manifest import MANIFEST, Manifest, describe, hashed, to_bytes
 from streamrl.weights.store import Store, Stored, inside, pull, version_name
 
 WEIGHTS = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
@@ -148,8 +148,6 @@ def remove(directory: Path) -> None:
 
 def agree_on_it(directory: Path) -> None:
     """Alter a file, and the manifest with it."""
-    from streamrl.weights.manifest import to_bytes
-
     alter(directory)
     (directory / MANIFEST).write_bytes(to_bytes(describe(directory)))
 
@@ -165,6 +163,27 @@ def link_all(directory: Path) -> None:
     directory.symlink_to(directory.parents[1] / "moved")
 
 
+def link_learner(directory: Path) -> None:
+    link_all(directory.parent)
+
+
+def link_manifest(directory: Path) -> None:
+    (directory / MANIFEST).rename(directory.parents[1] / "elsewhere")
+    (directory / MANIFEST).symlink_to(directory.parents[1] / "elsewhere")
+
+
+def name_another(name: str) -> Any:
+    """Let the manifest name a file that lies elsewhere, truthfully; `$` is the store's parent."""
+
+    def spoil(directory: Path) -> None:
+        (directory.parents[2] / "secret").write_bytes(b"of somebody else")
+        spoken = name.replace("$", str(directory.parents[2]))
+        file = hashed(directory.parents[2] / "secret")._replace(name=spoken)
+        (directory / MANIFEST).write_bytes(to_bytes(Manifest((file,))))
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -176,6 +195,12 @@ def link_all(directory: Path) -> None:
         (lambda directory: (directory / MANIFEST).write_bytes(b"{"), "is not a manifest"),
         (link, "config.json is a symbolic link; it is refused"),
         (link_all, "v000001 is a symbolic link; it is refused"),
+        (link_learner, "store/lead is a symbolic link; it is refused"),
+        (link_manifest, "manifest.json is a symbolic link; it is refused"),
+        (name_another("../../../secret"), "names '../../../secret', which is not a plain file name"),
+        (name_another("$/secret"), "names '.*/secret', which is not a plain file name"),
+        (name_another("..\\..\\secret"), "which is not a plain file name"),
+        (name_another("a/../../../../secret"), "which is not a plain file name"),
     ],
 )
 def test_a_spoilt_version_is_refused(tmp_path: Path, spoil: Any, says: str):
@@ -205,6 +230,16 @@ def test_only_what_was_announced_is_copied(tmp_path: Path):
         "file:///data/weights/",
         "file:///data/weights/../secrets/v000001",
         "file:///data/weights/lead/%2e%2e/v000001",
+        "file:///data/weights/lead%2Fv000001",
+        "file:///data/weights/..",
+        "file:///data/weights/lead/../../secrets",
+        "file:///data/weights/./v000001",
+        "file:///data/weights/lead\\..\\..\\secrets",
+        "file:///data/weights/lead\0/v000001",
+        "file:///DATA/weights/v000001",
+        "simplecache::file:///data/weights/v000001",
+        "memory://data/weights/v000001",
+        "",
         "file:///data/weights//v000001",
         "file:///data/weights-of-others/v000001",
         "https://example.org/weights/v000001",

@@ -1,0 +1,96 @@
+"""The floor: the pure stages in one process, no broker. What is left of the data path when transport is free, by stage."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+from bench.work import Shape, Source
+from streamrl.batcher import process as batcher
+from streamrl.batcher.packing import expand
+from streamrl.batcher.parts import Joiner
+from streamrl.buffer import process as buffer
+from streamrl.config import RunFile
+from streamrl.records import Batch, BatchPart, PolicyVersion, Record
+from streamrl.stream.codec import digest, to_event, to_message
+from streamrl.stream.log import Message, Output
+from streamrl.stream.worker import Part
+
+T = TypeVar("T")
+CHUNK_GROUPS = 16
+
+
+class Stage:
+    """A part without a loop: messages in, messages out, its time noted by what it was spent on."""
+
+    def __init__(self, part: Part[Any, Any], spent: Counter[str]) -> None:
+        self.part, self.state, self.spent = part, part.initial(), spent
+
+    def turn(self, messages: list[Message]) -> list[Message]:
+        name = self.part.name
+        events = timed(self.spent, f"{name}: decode", lambda: [to_event(m, self.part.inputs[m.topic]) for m in messages])
+        self.state, outputs = timed(self.spent, f"{name}: step", lambda: self.part.step(self.part.config, self.state, events, 0.0))
+        made = timed(self.spent, f"{name}: encode", lambda: [to_message(output) for output in outputs])
+        timed(self.spent, f"{name}: digest", lambda: digest(made))
+        return made
+
+
+def timed(spent: Counter[str], what: str, call: Callable[[], T]) -> T:
+    started = time.perf_counter()
+    result = call()
+    spent[what] += time.perf_counter() - started  # type: ignore[assignment]
+    return result
+
+
+def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
+    """Rollouts/s, and microseconds a rollout by stage."""
+    spent: Counter[str] = Counter()
+    stages = Stage(buffer.part(run), spent), Stage(batcher.part(run), spent)
+    (env,) = run.envs
+    source, joiner, done, offsets = Source(shape, env), Joiner(), 0, Counter[str]()
+
+    def logged(messages: list[Message]) -> list[Message]:
+        """As they would lie in the log."""
+        placed = list[Message]()
+        for message in messages:
+            placed.append(message._replace(partition=0, offset=offsets[message.topic]))
+            offsets[message.topic] += 1
+        return placed
+
+    def announce(version: int) -> None:
+        record = PolicyVersion(learner=run.learner.name, version=version, uri="", size_bytes=0, sha256="")
+        (message,) = logged([to_message(Output("policy-versions", run.learner.name, record))])
+        for stage in stages:
+            deliver(stage.turn([message]))
+
+    def deliver(messages: list[Message]) -> None:
+        nonlocal done
+        messages = logged(messages)
+        if groups := [m for m in messages if m.topic.startswith("groups.")]:
+            deliver(stages[1].turn(groups))
+        for message in messages:
+            if message.topic == "batches":
+                record: Record | Any = timed(spent, "trainer: decode", lambda m=message: to_event(m, ("batch", "batch-part")).record)
+                assert isinstance(record, Batch | BatchPart)
+                if batch := joiner.add(record):
+                    timed(spent, "trainer: expand", lambda b=batch: expand(b))
+                    done += len(batch.uids)
+                    announce(batch.number + 1)
+
+    announce(0)
+    started = time.perf_counter()
+    for number in count(0, CHUNK_GROUPS):
+        made = timed(
+            spent,
+            "generator: make",
+            lambda n=number: [
+                Output(f"rollouts.{env}", r.group_id, r) for g in range(n, n + CHUNK_GROUPS) for r in source.group(g, stages[0].state.version)
+            ],
+        )
+        deliver(stages[0].turn(logged(timed(spent, "generator: encode", lambda o=made: [to_message(output) for output in o]))))
+        if (elapsed := time.perf_counter() - started) > seconds:
+            break
+    return {"rollouts_per_s": done / elapsed, "us_per_rollout": {what: 1e6 * s / done for what, s in spent.items()}}

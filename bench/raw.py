@@ -1,0 +1,89 @@
+"""The ceiling: the same bytes over the same number of hops through plain librdkafka, with no transactions, no codec and nothing decided.
+
+    python -m bench.raw source|relay|gather|sink SETTINGS.json
+
+source -> raw.rollouts -> relay -> raw.groups -> gather -> raw.batches -> sink, each a process, with our own client settings. What is in flight is
+bounded, as ours is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from bench.stations import Count, Orders
+from streamrl.stream.kafka import COMMON, CONSUMER, PRODUCER
+
+TOPICS = ("rollouts", "groups", "batches")
+MAX_RECORD = 4_000_000
+
+
+def consumer(kafka: dict[str, str], topic: str) -> Consumer:
+    made = Consumer({**COMMON, **kafka, **CONSUMER, "isolation.level": "read_uncommitted", "group.id": "raw"})
+    made.assign([TopicPartition(topic, 0, 0)])
+    return made
+
+
+def taken(source: Consumer) -> int:
+    """Messages that have come in."""
+    messages = source.consume(512, 0.02)
+    for message in messages:
+        if (error := message.error()) and error.code() != KafkaError._PARTITION_EOF:
+            raise RuntimeError(error.str())
+    return sum(1 for message in messages if not message.error())
+
+
+def send(producer: Producer, topic: str, value: bytes) -> None:
+    while True:
+        try:
+            producer.produce(topic, value=value, partition=0)
+            return
+        except BufferError:
+            producer.poll(0.01)
+
+
+def main(role: str, path: str) -> None:
+    settings = json.loads(Path(path).read_text())
+    kafka, sizes, prefix = settings["kafka"], settings["raw"], settings["raw_prefix"]
+    counts, orders = Path(settings["counts"]), Orders()
+    producer = Producer({**COMMON, **kafka, **PRODUCER})
+    rollouts, groups, batches = (f"{prefix}.{topic}" for topic in TOPICS)
+    if role == "source":
+        count, sunk, value = Count(counts / "source", create=True), Count(counts / "sink"), bytes(sizes["rollout_bytes"])
+        while not orders.over.is_set():
+            if orders.values.get("rate", 0) == 0 or count.get() - sunk.get() > sizes["in_flight"]:
+                producer.poll(0)
+                time.sleep(0.001)
+                continue
+            for _ in range(sizes["batch"]):
+                send(producer, rollouts, value)
+            count.add(sizes["batch"])
+            producer.poll(0)
+    elif role == "sink":
+        count, source = Count(counts / "sink", create=True), consumer(kafka, batches)
+        pieces, came = -(-sizes["batch_bytes"] // MAX_RECORD), 0
+        while not orders.over.is_set():
+            came += taken(source)
+            count.add(came // pieces * sizes["batch"])
+            came %= pieces
+    else:
+        topic, out, together = (rollouts, groups, sizes["group"]) if role == "relay" else (groups, batches, sizes["batch"] // sizes["group"])
+        size = sizes["group_bytes"] if role == "relay" else sizes["batch_bytes"]
+        values = [bytes(min(MAX_RECORD, size - start)) for start in range(0, size, MAX_RECORD)]
+        source, came = consumer(kafka, topic), 0
+        while not orders.over.is_set():
+            came += taken(source)
+            for _ in range(came // together):
+                for value in values:
+                    send(producer, out, value)
+            came %= together
+            producer.poll(0)
+    producer.purge()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,132 @@
+"""Replay, audit, export and import of a long run: how long each takes, and the most memory it holds.
+
+    python -m bench.replay [--rollouts 100000] [--prompt 16] [--response 32] ...
+
+Makes the run with the real buffer and batcher on a real broker, then runs every command as a process of its own, as a user does. The exit code is 1
+when one fails or holds more than `LIMIT_MB`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.work import Shape, Source, run_file
+from streamrl import topics
+from streamrl.config import RunFile
+from streamrl.orchestrator.directory import write_run_file
+from streamrl.records import PolicyVersion
+from streamrl.stream import broker
+from streamrl.stream.codec import to_message
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Output
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+STREAMRL = (sys.executable, "-m", "streamrl.cli")
+LIMIT_MB = 1024
+COMMANDS = ("replay long", "audit long", "export long x", "replay x", "audit x", "import x --as again", "replay again")
+AHEAD = 4  # batches that may be on their way
+GROUPS_AT_ONCE = 16  # of a transaction, as an env that finishes some in a tick
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=100_000)
+    parser.add_argument("--prompt", type=int, default=16, help="tokens")
+    parser.add_argument("--response", type=int, default=32, help="tokens")
+    parser.add_argument("--batch", type=int, default=1024, help="rollouts")
+    parser.add_argument("--envs", type=int, default=2)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
+        directory = Path(name)
+        shape = Shape(prompt=given.prompt, response=given.response, vocab_size=1000, batch=given.batch)
+        run = run_file("long", directory / "runs", shape, given.envs)
+        run.directory.mkdir(parents=True)
+        write_run_file(run)
+        with broker.ensure(broker.home_of(run)) as address:
+            started = time.monotonic()
+            made = make(run, address, shape, given.rollouts)
+            print(f"{made:,} rollouts in {time.monotonic() - started:.0f} s", flush=True)
+            measured = [measure(directory, address, *command.split()) for command in COMMANDS]
+    show(measured, {"rollouts": made, **shape._asdict(), "envs": given.envs})
+    if any(m["exit_code"] or m["peak_mb"] > LIMIT_MB for m in measured):
+        sys.exit(1)
+
+
+def make(run: RunFile, address: str, shape: Shape, rollouts: int) -> int:
+    """A run of so many rollouts, rounded up to whole groups. The feeder is env and learner in one: it announces a version for each batch."""
+    log = KafkaLog({"bootstrap.servers": address}, run.run)
+    topics.apply(run, {"bootstrap.servers": address})
+    sources = [Source(shape, env) for env in run.envs]
+    batches, env, learner = log.reader({("batches", 0): 0}), log.writer("feeder-env"), log.writer("feeder-learner")
+    sent = trained = number = 0
+    with working("buffer", run), working("batcher", run):
+        announce(learner, 0)
+        while sent < rollouts:
+            if sent < (trained + AHEAD) * shape.batch:
+                groups = [s.group(number + i, trained) for i in range(GROUPS_AT_ONCE // len(sources)) for s in sources]
+                env.commit([to_message(Output(f"rollouts.{r.environment}", r.group_id, r)) for group in groups for r in group])
+                sent, number = sent + sum(map(len, groups)), number + GROUPS_AT_ONCE // len(sources)
+            for _ in batches.poll(100, 0.0 if sent < (trained + AHEAD) * shape.batch else 0.02):
+                trained += 1
+                announce(learner, trained)
+        time.sleep(3)  # the last batches: what is left over is in flight
+    return sent
+
+
+def announce(learner: Any, version: int) -> None:
+    record = PolicyVersion(learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=version - 1 if version else None)
+    learner.commit([to_message(Output("policy-versions", "lead", record))])
+
+
+@contextmanager
+def working(role: str, run: RunFile) -> Iterator[None]:
+    process = subprocess.Popen([*STREAMRL, role, str(run.directory / "run.yaml")], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def measure(directory: Path, address: str, *command: str) -> dict[str, Any]:
+    """Run a command to its end: seconds, and the peak of its resident memory in MiB as the kernel counts it."""
+    started, environment = time.monotonic(), {**os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_KAFKA": address}
+    process = subprocess.Popen([*STREAMRL, *command], cwd=directory, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.read().strip().splitlines()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return {
+        "command": " ".join(command),
+        "exit_code": process.returncode,
+        "seconds": round(time.monotonic() - started, 1),
+        "peak_mb": round(usage.ru_maxrss / 1024),
+        "said": said[-1] if said else "",
+    }
+
+
+def show(measured: list[dict[str, Any]], work: dict[str, Any]) -> None:
+    table = Table("command", "s", "peak MiB", "said", box=None, header_style="bold")
+    for m in measured:
+        table.add_row(m["command"], f"{m['seconds']:.1f}", str(m["peak_mb"]), m["said"] if m["exit_code"] == 0 else f"exit code {m['exit_code']}")
+    Console(width=150).print(table)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "replay.json").write_text(json.dumps({"work": work, "limit_mb": LIMIT_MB, "commands": measured}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The two ends of the data path, each a process: who makes rollouts, and who takes batches. They take orders on stdin, a JSON object a line.
+
+    python -m bench.stations generator SETTINGS.json      {"rate": rollouts/s, or null for as many as are wanted; 0 pauses}
+    python -m bench.stations trainer SETTINGS.json        {"report": true}: latencies since the last report, in s
+
+Both count what they have done in a file of eight bytes that anybody may map.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.work import Shape, Source, made_s
+from streamrl.batcher.packing import expand
+from streamrl.batcher.parts import Joiner
+from streamrl.config import RunFile
+from streamrl.envs.credit import Counter, Credit
+from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, Output
+
+TRANSACTION_GROUPS = 64
+LATENCIES = 200_000  # kept; a round has fewer
+
+
+class Count:
+    """A number that one process writes and others read."""
+
+    def __init__(self, path: Path, create: bool = False) -> None:
+        if create:
+            path.write_bytes(bytes(8))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+
+    def get(self) -> int:
+        return struct.unpack_from("<q", self._map)[0]
+
+    def add(self, n: int) -> None:
+        struct.pack_into("<q", self._map, 0, self.get() + n)
+
+
+class Orders:
+    """What came in on stdin last; its end ends the process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.over = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self.values = {**self.values, **json.loads(line)}
+        self.over.set()
+
+
+def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders) -> None:
+    """Every env of the run in turn, within its demand, a transaction at a time: rollouts and the env's progress."""
+    writer = log.writer("env-bench")
+    reader = log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")})
+    names = list(run.envs)
+    sources = {env: Source(shape, env, seed) for seed, env in enumerate(names)}
+    credits = {env: Credit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens)) for env in names}
+    counters = {env: Counter(EnvProgress(producer=f"{env}-0", next_problem=0), 1) for env in names}
+    version, due, turn = 0, 0.0, 0
+    last = time.monotonic()
+    while not orders.over.is_set():
+        for message in reader.poll(500, 0):
+            match to_event(message, ("demand", "policy-version")).record:
+                case Demand() as demand:
+                    credits[demand.environment].demand = demand
+                case PolicyVersion(version=announced):
+                    version = max(version, announced)
+                case _:
+                    pass
+        rate, now = orders.values.get("rate", 0), time.monotonic()
+        due = TRANSACTION_GROUPS if rate is None else min(due + (now - last) * rate / shape.group, TRANSACTION_GROUPS)
+        last = now
+        outputs: list[Output] = []
+        done: dict[str, list[int]] = {}
+        waiting = 0  # envs in a row that want nothing
+        while due >= 1 and waiting < len(names):
+            env = names[turn % len(names)]
+            turn += 1
+            if not credits[env].allows():
+                waiting += 1
+                continue
+            waiting = 0
+            number = counters[env].take()
+            done.setdefault(env, []).append(number)
+            credits[env].launched += 1
+            outputs += [Output(f"rollouts.{env}", rollout.group_id, rollout) for rollout in sources[env].group(number, version)]
+            due -= 1
+        if outputs:
+            rollouts = len(outputs)
+            outputs += [Output(f"journal.env-{env}-0", f"{env}-0", counters[env].done(numbers)) for env, numbers in done.items()]
+            writer.commit([to_message(output) for output in outputs])
+            count.add(rollouts)
+        else:
+            time.sleep(0.002)
+
+
+def train(run: RunFile, log: Log, count: Count, orders: Orders) -> None:
+    """Batches to trainer arrays; each gives a policy version."""
+    writer = log.writer("learner-lead")
+    joiner, latencies = Joiner(), list[float]()
+    reader = log.reader({("batches", 0): log.start("batches", 0)})
+
+    def announce(version: int, offset: int) -> None:
+        batch = version - 1 if version else None
+        record = PolicyVersion(learner=run.learner.name, version=version, uri="", size_bytes=0, sha256="", batch=batch, time_s=time.time())
+        writer.commit([to_message(Output("policy-versions", run.learner.name, record))], {("batches", 0): offset})
+
+    announce(0, 0)
+    while not orders.over.is_set():
+        if orders.values.pop("report", None):
+            print(json.dumps({"latencies_s": latencies}), flush=True)
+            latencies = []
+        for message in reader.poll(1, 0.02):
+            record = to_event(message, ("batch", "batch-part")).record
+            assert isinstance(record, Batch | BatchPart), record
+            batch = joiner.add(record)
+            if batch is None:
+                continue
+            arrays = expand(batch)
+            assert int((arrays.segment_ids > 0).sum()) == int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
+            now = time.time()
+            if len(latencies) < LATENCIES:
+                latencies += [now - made_s(uid) for uid in batch.uids]
+            count.add(len(batch.uids))
+            announce(batch.number + 1, message.offset + 1)
+
+
+def main(role: str, path: str) -> None:
+    settings = json.loads(Path(path).read_text())
+    run, shape = RunFile.model_validate(settings["run"]), Shape(**settings["shape"])
+    log, count, orders = KafkaLog(settings["kafka"], run.run), Count(Path(settings["counts"]) / role, create=True), Orders()
+    if role == "generator":
+        generate(run, log, shape, count, orders)
+    else:
+        train(run, log, count, orders)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

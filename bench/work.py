@@ -1,0 +1,124 @@
+"""The work that is measured: groups of rollouts of one shape, and the run they belong to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from streamrl import config
+from streamrl.config import RunFile
+from streamrl.records import InferenceMetadata, Rollout, Turn, VersionSpan, token_dtype
+
+VARIANTS = 64  # different payloads: enough that no cache holds them all
+
+
+class Shape(NamedTuple):
+    """Of the work: every rollout is alike."""
+
+    prompt: int = 512  # tokens
+    response: int = 1024
+    group: int = 8  # rollouts a problem
+    vocab_size: int = 50_000
+    batch: int = 128  # rollouts
+
+    @property
+    def rollout_tokens(self) -> int:
+        return self.prompt + self.response
+
+    @property
+    def token_bytes(self) -> int:
+        return token_dtype(self.vocab_size).itemsize
+
+    @property
+    def rollout_bytes(self) -> int:
+        """Payload of a rollout record: ids and logprobs."""
+        return self.rollout_tokens * self.token_bytes + self.response * 4
+
+    @property
+    def group_bytes(self) -> int:
+        """Payload of a group's share of a record: the prompt once."""
+        return (self.prompt + self.group * self.response) * self.token_bytes + self.group * self.response * 4
+
+
+def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 8, window_rollouts: int = 0) -> RunFile:
+    """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead` batches deep."""
+    row = max(8192, shape.rollout_tokens)
+    budget = shape.batch * shape.rollout_tokens
+    window = max(window_rollouts, 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
+    return config.parse(
+        {
+            "run": name,
+            "runs_dir": str(directory),
+            "envs": {f"env-{i}": {"kind": "copy-digits", "fraction": 1 / envs} for i in range(envs)},
+            "buffer": {
+                "group_size": shape.group,
+                "min_group_size": shape.group,
+                "max_age": 2 * lookahead,
+                "remember_versions": 4 * lookahead,
+                "max_window_tokens": window,
+            },
+            "batcher": {
+                "total_token_budget": budget,
+                "max_seq_len": row,
+                "row_count": -(-shape.batch // (row // shape.rollout_tokens)) + 1,
+                "lookahead": lookahead,
+            },
+            "model": {"max_seq_len": shape.rollout_tokens},
+            "topics": {"partitions": partitions, "retention_hours": 1},
+        }
+    )
+
+
+class Source:
+    """Rollouts as fast as they can be made: the same few payloads under ever new names."""
+
+    def __init__(self, shape: Shape, env: str, seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self.shape, self.env = shape, env
+        self._prompts = random.integers(0, shape.vocab_size, (VARIANTS, shape.prompt)).astype(token_dtype(shape.vocab_size))
+        self._responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(token_dtype(shape.vocab_size))
+        self._logprobs = -random.exponential(1.0, (VARIANTS, shape.response)).astype(np.float32)
+
+    def group(self, number: int, version: int) -> list[Rollout]:
+        """The rollouts of problem `number`, sampled by `version`; the name of each ends in the time it was made."""
+        group_id, made = f"{self.env}-{number}", time.time_ns()
+        prompt = Turn(message="", role="user", tokens=self._prompts[number % VARIANTS])
+        how = InferenceMetadata(
+            server="bench",
+            temperature=1.0,
+            max_tokens=self.shape.response,
+            finish_reason="stop",
+            version_spans=[VersionSpan(version=version, start=0, end=self.shape.response)],
+        )
+        return [
+            Rollout(
+                environment=self.env,
+                problem_id=str(number),
+                rollout_uid=f"{group_id}-{i}-{made}",
+                turns=[
+                    prompt,
+                    Turn(
+                        message="",
+                        role="assistant",
+                        tokens=self._responses[(number + i) % VARIANTS],
+                        logprobs=self._logprobs[(number + i) % VARIANTS],
+                        inference_metadata=how,
+                    ),
+                ],
+                group_id=group_id,
+                producer=f"{self.env}-0",
+                reward=float((number + i) % 3 == 0),
+                rewards={"right": float((number + i) % 3 == 0)},
+                policy_version=version,
+                newest_policy_version=version,
+            )
+            for i in range(self.shape.group)
+        ]
+
+
+def made_s(uid: str) -> float:
+    """When a rollout was made, in seconds since the epoch."""
+    return int(uid.rpartition("-")[2]) / 1e9

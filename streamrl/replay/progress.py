@@ -1,0 +1,50 @@
+"""How far a long command is, and how long it will still take: a bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+EVERY_S = 5.0
+
+Report = Callable[[int, int], None]  # (done, total)
+
+
+def silent(done: int, total: int) -> None:
+    """For callers that nobody watches."""
+
+
+@contextmanager
+def shown(what: str, console: Console) -> Iterator[Report]:
+    """Something to report progress to for as long as the block lasts; it may be called as often as one likes."""
+    if not console.is_terminal:
+        yield Lines(what, lambda line: console.print(line, highlight=False, soft_wrap=True), time.monotonic())
+        return
+    with Progress(TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=max(total, 1))
+
+
+@dataclass
+class Lines:
+    """Says how far it is whenever `EVERY_S` are over."""
+
+    what: str
+    say: Callable[[str], None]
+    started_s: float
+    clock: Callable[[], float] = time.monotonic
+    said_s: float | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = self.clock()
+        if now_s - (self.started_s if self.said_s is None else self.said_s) < EVERY_S or not 0 < done < total:
+            return
+        self.said_s = now_s
+        left = timedelta(seconds=round((now_s - self.started_s) / done * (total - done)))
+        self.say(f"{self.what}: {done:,} of {total:,} ({done / total:.0%}), {left} left")

@@ -1,0 +1,87 @@
+"""What `streamrl dead-letters` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streamrl.errors import ConfigError
+from streamrl.replay import letters
+from streamrl.stream.dead_letters import PREFIX, Letter, printable
+from streamrl.stream.log import Log
+
+HEX_BYTES = 512  # of a record, shown
+
+
+def show_list(log: Log, console: Console) -> None:
+    """A row for each topic and kind of cause."""
+    rows = letters.table(log)
+    if not rows:
+        console.print("nothing was put aside")
+        return
+    table = Table("topic", "cause", "letters", "put back", "first", "last", box=None, header_style="bold")
+    for (topic, cause), row in rows.items():
+        table.add_row(topic, Text(cause), f"{row.letters:,}", f"{row.retried:,}", _when(row.first), _when(row.last))
+    console.print(table)
+    total = sum(row.letters for row in rows.values())
+    console.print(Text(f"{total:,} letters; `streamrl dead-letters show RUN TOPIC[PARTITION]@OFFSET` shows one"))
+
+
+def show_letter(log: Log, place: str, console: Console) -> None:
+    """One letter: why it was put aside, its headers, its fields as far as they can be read, its bytes."""
+    letter = letters.find(log, place)
+    message, value = letter.message, letter.message.value
+    back = (message.partition, message.offset) in letters.retried(log, letter.topic)
+    console.print(Text.assemble((str(letter), "bold"), f"  put aside {_time(letter)}{', put back since' if back else ''}"))
+    console.print(Text(letter.cause, style="red"))
+    console.print(Text(f"key      {printable(repr(message.key))}"))
+    for name, header in message.headers:
+        if not name.startswith(PREFIX):
+            console.print(Text(f"header   {printable(name)}: {printable(repr(header))}"))
+    if value is None:
+        console.print("no value")
+        return
+    for name, text in letters.fields(value):
+        console.print(Text.assemble((f"{printable(name)}: " if name else "", "cyan"), printable(text)), soft_wrap=True)
+    for line in hex_lines(value[:HEX_BYTES]):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    if len(value) > HEX_BYTES:
+        console.print(f"{len(value) - HEX_BYTES:,} more bytes", highlight=False)
+
+
+def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
+    """Put back the letters of a topic, or one by its place, or all; of them, those whose cause contains `cause`."""
+    known = letters.topics(log)
+    place = letters.parse(which) if which is not None and which not in known and "[" in which else None
+    topic = place[0] if place else which
+    if topic is not None and topic not in known:
+        raise ConfigError(f"{topic}: there is no such topic with letters; {', '.join(known) or 'none'} may have some")
+    wanted = [topic] if topic is not None else known
+
+    def chosen(letter: Letter) -> bool:
+        here = place is None or place == (letter.topic, letter.partition, letter.offset)
+        return here and (cause in letter.cause or cause in letters.kind_of(letter.cause))
+
+    for name, count in (counts := letters.retry(log, wanted, chosen)).items():
+        console.print(f"{count:,} records put back to {name}", highlight=False)
+    if not counts:
+        console.print("nothing to put back: no such letter, or all of them are put back already")
+
+
+def hex_lines(data: bytes) -> Iterator[str]:
+    """Sixteen bytes a line: their place, their values, and as text where they are some."""
+    for start in range(0, len(data), 16):
+        piece = data[start : start + 16]
+        yield f"{start:08x}  {piece.hex(' '):<47}  {''.join(chr(b) if 32 <= b < 127 else '.' for b in piece)}"
+
+
+def _when(letter: Letter) -> Text:
+    return Text(f"[{letter.partition}]@{letter.offset} {_time(letter)}")
+
+
+def _time(letter: Letter) -> str:
+    return f"{datetime.fromtimestamp(letter.message.timestamp_s):%Y-%m-%d %H:%M:%S}"

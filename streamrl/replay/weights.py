@@ -1,0 +1,64 @@
+"""`streamrl replay --weights`: the learner again, over the recorded batches, every version compared with its announcement by hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+
+from streamrl.config import RunFile
+from streamrl.learner.reading import announcements
+from streamrl.replay.progress import Report, shown, silent
+from streamrl.stream.log import Log
+
+
+class Computed(Protocol):
+    """A version that came out, and what its weights would be announced as."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+
+@dataclass
+class Compared:
+    identical: int = 0
+    difference: str = ""  # the first
+
+
+def compare(announced: Mapping[int, str], computed: Iterable[Computed], progress: Report = silent) -> Compared:
+    """Ends at the first difference, and at the first version that nobody has announced yet. A version that is never reached is a difference too."""
+    result, last = Compared(), max(announced, default=-1)
+    first = reached = -1
+    for now in computed:
+        then = announced.get(now.version)
+        if then is None:
+            break
+        if then != now.sha256:
+            result.difference = f"version {now.version}: announced as {then}, now {now.sha256}"
+            return result
+        first, reached = now.version if first < 0 else first, now.version
+        result.identical += 1
+        progress(reached - first, last - first)
+        if reached == last:
+            break
+    if reached < last:
+        result.difference = f"version {reached + 1}: announced as {announced.get(reached + 1, 'nothing')}, but no recorded batch gives it"
+    return result
+
+
+def show_weights(run: RunFile, log: Log, first: int | None, console: Console) -> int:
+    """Train again and say whether every version came out the same. Returns the exit code: 1 at the first difference."""
+    from streamrl.learner.recompute import retrained  # JAX
+
+    with shown("replay weights", Console(stderr=True)) as progress:
+        result = compare(announcements(log, run.learner.name), retrained(run, log, first), progress)
+    console.print(f"learner {run.learner.name}: {result.identical:,} versions identical", highlight=False)
+    if result.difference:
+        console.print(f"[bold red]first difference[/] {result.difference}", highlight=False, soft_wrap=True)
+        return 1
+    return 0

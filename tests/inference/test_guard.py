@@ -1,0 +1,81 @@
+"""What stands in front of vLLM, as the ASGI application it is: whose key opens what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamrl.inference.inside_vllm.streamrl_guard import Guard
+
+AGENT, SAMPLER = b"key-of-the-agent", b"key-of-the-run"
+SAMPLING = ["/v1/chat/completions", "/v1/chat/completions/render", "/inference/v1/generate", "/v1/models", "/metrics"]
+CONTROL = ["/pause", "/resume", "/collective_rpc", "/update_weight_version", "/inference/v1/abort_requests", "/v1/load_lora_adapter", "/docs", "/"]
+TRICKS = ["/health/../pause", "/healthy", "//health", "/v1/models/../../pause", "/v1/modelspause", "/V1/models", ""]
+
+
+async def ask(path: str, *keys: bytes, kind: str = "http") -> list[Any]:
+    """What is sent back; "through" when the server behind the guard was asked. The keys are sent as they stand, as Authorization."""
+    sent: list[Any] = []
+
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        sent.append("through")
+
+    async def receive() -> Any:
+        raise AssertionError("nothing of the request is read before it is known who sends it")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"accept", b"*/*"), *((b"authorization", key) for key in keys), (b"x-key", AGENT)]
+    await Guard(behind)({"type": kind, "path": path, "headers": headers}, receive, send)
+    return sent
+
+
+async def lets(path: str, *keys: bytes) -> bool:
+    answer = await ask(path, *keys)
+    if answer == ["through"]:
+        return True
+    start, body = answer
+    assert start["status"] == 401 and AGENT not in body["body"] and SAMPLER not in body["body"]
+    return False
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMRL_AGENT_KEY", AGENT.decode())
+    monkeypatch.setenv("STREAMRL_API_KEY", SAMPLER.decode())
+
+
+@pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
+@pytest.mark.parametrize("key", [None, b"", b"Bearer ", b"Bearer wrong", AGENT, SAMPLER, b"Basic " + AGENT, b"Bearer " + AGENT + b"x"])
+async def test_without_a_key_there_is_nothing(path: str, key: bytes | None):
+    assert not await lets(path, *([] if key is None else [key]))
+
+
+@pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
+async def test_the_runs_key_opens_sampling_and_the_agents_everything(path: str):
+    assert await lets(path, b"Bearer " + SAMPLER) == (path in SAMPLING)
+    assert await lets(path, b"Bearer " + AGENT)
+
+
+@pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
+async def test_a_run_without_a_key_gives_answers_to_everybody_and_control_to_nobody(path: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STREAMRL_API_KEY", "")
+    for sent in ([], [b"Bearer "], [b"Bearer none"]):
+        assert await lets(path, *sent) == (path in SAMPLING)
+    assert await lets(path, b"Bearer " + AGENT)
+
+
+async def test_health_is_for_everybody_and_so_is_starting():
+    assert await lets("/health") and await ask("", kind="lifespan") == ["through"]
+
+
+async def test_a_websocket_is_closed():
+    assert await ask("/v1/realtime", b"Bearer " + SAMPLER, kind="websocket") == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_without_an_agents_key_it_does_not_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("STREAMRL_AGENT_KEY")
+    with pytest.raises(KeyError):
+        Guard(None)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from streamrl.stream import worker
+from streamrl.stream.breaker import Breaker
+from streamrl.stream.dead_letters import Letter
+from streamrl.stream.log import Message
+from streamrl.stream.memory import MemoryLog
+from streamrl.stream.worker import restore, run
+from tests.stream.test_worker import TOPICS, number, part
+
+
+def letters(topic: str, count: int, cause: str = "broken") -> list[Letter]:
+    return [Letter(topic, 0, i, cause, Message("", None, None)) for i in range(count)]
+
+
+def test_more_than_the_share_of_a_window_trips_and_only_that_topic():
+    limit = Breaker(0.5, window_records=10, pause_s=30)
+    assert limit.count(["a"] * 6 + ["b"] * 20, letters("a", 6), 100.0) == []  # no whole window yet
+    (sentence,) = limit.count(["a"] * 4, letters("a", 0), 101.0)  # 6 of 10
+    assert sentence.startswith(
+        "a sends rubbish and is not read for 30 s: 6 of its last 10 records could not be used, more than 50%, the last because: broken"
+    )
+    assert limit.left_alone(101.0) == limit.left_alone(130.9) == {"a"} and limit.left_alone(131.0) == frozenset()
+    assert limit.gauges(121.0) == {"worker/invalid_frac/a": 0.6, "worker/left_alone_s/a": 10.0}
+
+
+def test_half_is_not_more_than_half():
+    limit = Breaker(0.5, window_records=10)
+    assert limit.count(["a"] * 10, letters("a", 5), 0.0) == [] and limit.left_alone(0.0) == frozenset()
+
+
+def test_after_the_pause_it_gets_another_windows_chance():
+    limit = Breaker(0.5, window_records=10, pause_s=30)
+    assert limit.count(["a"] * 10, letters("a", 10), 0.0)
+    assert limit.count(["a"] * 9, letters("a", 9), 30.0) == [] and limit.left_alone(30.0) == frozenset()
+    assert limit.count(["a"], letters("a", 1), 31.0) and limit.left_alone(32.0) == {"a"}
+    assert limit.count(["a"] * 10, [], 61.0) == [] and limit.gauges(61.0) == {}  # mended
+
+
+def test_a_limit_of_one_never_trips():
+    limit = Breaker(1.0, window_records=10)
+    assert limit.count(["a"] * 10, letters("a", 10), 0.0) == []
+
+
+def rubbish(count: int) -> Sequence[Message]:
+    return [Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)) for _ in range(count)]
+
+
+def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """The clock of the part is the test's: time passes when it says so."""
+    monkeypatch.setattr(worker, "Breaker", lambda max_frac: Breaker(max_frac, window_records=10))
+    log, stop, now = MemoryLog(TOPICS), threading.Event(), [1000.0]
+    source = log.plain_writer()
+    me = replace(part(), max_invalid_frac=0.5)
+    thread = threading.Thread(target=run, args=(log, me, stop, lambda: now[0]))
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+        for message in rubbish(12):
+            source.send(message)
+        wait(lambda: "a sends rubbish and is not read for 30 s" in caplog.text)
+        taken = log.committed("adder")["a", 0]
+        for message in (*rubbish(5), *(number("b", i) for i in range(5))):
+            source.send(message)
+        wait(lambda: log.committed("adder")["b", 0] == 5)
+        assert log.committed("adder")["a", 0] == taken
+        now[0] += 31
+        wait(lambda: log.committed("adder")["a", 0] == 17)
+        stop.set()
+        thread.join(5)
+    assert restore(log, me)[0].positions["a", 0] == 17  # a restart folds what was taken, and asks no breaker
+
+
+def wait(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

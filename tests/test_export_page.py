@@ -1,0 +1,95 @@
+"""docs/export.md: its commands are run on a recording, its queries give what the rollouts say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from streamrl.records import Rollout
+from streamrl.replay.archive import export
+from streamrl.stream.columns import DECODED, RAW
+from streamrl.stream.log import Output
+from streamrl.stream.memory import MemoryLog
+from tests.build import rollout
+from tests.data_path import RUN, TOPICS, found, play, publish, send_groups
+
+PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return [part.split("```")[0].strip() for part in PAGE.split(f"```{language}\n")[1:]]
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    """A recording, exported where the page says, one of its rollouts failed."""
+    topics = {name.replace("copy", "copy-digits"): n for name, n in TOPICS.items()}
+    log = MemoryLog(topics)
+    send_groups(log, "copy-digits", range(6), 0, size=4)
+    send_groups(log, "add", range(3), 1)
+    publish(log, Output("rollouts.add", "add-9", rollout("add", "add-9", failure="timed out")))
+    (tmp_path / "archive").mkdir()
+    export(log, RUN, tmp_path / "archive" / "quickstart")
+    monkeypatch.chdir(tmp_path)
+    return log
+
+
+def rewards(log: MemoryLog, env: str) -> dict[str, list[float]]:
+    """By problem."""
+    made: dict[str, list[float]] = {}
+    for record in found(log, f"rollouts.{env}", "rollout"):
+        if isinstance(record, Rollout) and not record.failure:
+            made.setdefault(record.problem_id, []).append(record.reward)
+    return made
+
+
+def test_the_reward_per_problem_with_duckdb(archive: MemoryLog):
+    rows = duckdb.sql(blocks("sql")[0]).fetchall()
+    expected = [(env, problem, len(r), np.mean(r)) for env in ("add", "copy-digits") for problem, r in rewards(archive, env).items()]
+    assert len(rows) == 9 and rows == sorted(expected, key=lambda row: (row[0], row[3], row[1]))
+
+
+def test_the_reward_per_problem_with_pyarrow(archive: MemoryLog):
+    names: dict[str, object] = {}
+    exec(blocks("python")[0], names)
+    rows = names["per_problem"].to_pylist()  # type: ignore[attr-defined]
+    assert {row["problem_id"]: (row["reward_count"], row["reward_mean"]) for row in rows} == {
+        problem: (len(r), np.mean(r)) for problem, r in rewards(archive, "copy-digits").items()
+    }
+    assert [row["reward_mean"] for row in rows] == sorted(row["reward_mean"] for row in rows)
+
+
+def test_the_answers_to_the_hardest_problem(archive: MemoryLog):
+    of_all = {**rewards(archive, "copy-digits"), **rewards(archive, "add")}
+    hardest = min(of_all, key=lambda problem: (np.mean(of_all[problem]), problem))
+    rows = duckdb.sql(blocks("sql")[1]).fetchall()
+    assert [reward for _, reward, _ in rows] == of_all[hardest][:5] and {answer for *_, answer in rows} == {"12"}
+
+
+def test_the_commands(broker: str, run_name: str, tmp_path: Path):
+    log = MemoryLog(TOPICS)
+    play(log, 2)
+    export(log, RUN, tmp_path / "recording")
+    (block,) = blocks("sh")
+    commands = ["streamrl import recording --as quickstart", *(line.partition("#")[0].strip() for line in block.splitlines())]
+    for command in commands:
+        arguments = command.replace("quickstart", run_name).replace("again", f"{run_name}-again").split()[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "streamrl.cli", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "STREAMRL_KAFKA": broker},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+def test_the_page_names_every_column():
+    assert [name for name in (*RAW.names, *DECODED.names) if f"`{name}`" not in PAGE] == []
