@@ -64,7 +64,7 @@ def main(role: str, path: str) -> None:
             count.add(sizes["batch"])
             producer.poll(0)
     elif role == "sink":
-        count, source = Count(counts / "sink", create=True), consumer(kafka, batches)
+        count, source = Count(counts / "sink"), consumer(kafka, batches)
         pieces, came = -(-sizes["batch_bytes"] // MAX_RECORD), 0
         while not orders.over.is_set():
             came += taken(source)

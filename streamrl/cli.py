@@ -159,7 +159,7 @@ def audit(run: str, by_version: bool) -> None:
     from streamrl.replay.show import show_audit
 
     with _recording(run) as (settings, log):
-        code = show_audit(settings, log, by_version, Console())
+        code = show_audit(settings, log, by_version, Console(soft_wrap=True))
     sys.exit(code)
 
 
@@ -179,9 +179,9 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
     if first is not None and not weights:
         raise click.UsageError("--from needs --weights.")
     with _recording(run) as (settings, log):
-        code = show_replay(settings, log, part, step, Console())
+        code = show_replay(settings, log, part, step, Console(soft_wrap=True))
         if weights and not code:
-            code = show_weights(settings, log, first, Console())
+            code = show_weights(settings, log, first, Console(soft_wrap=True))
     sys.exit(code)
 
 
@@ -199,7 +199,7 @@ def fork(run: str, version: int, name: str, overrides: tuple[str, ...], rollouts
 
     from streamrl.replay.fork import show_fork
 
-    show_fork(_load(run), name, version, overrides, rollouts, time.time(), Console())
+    show_fork(_load(run), name, version, overrides, rollouts, time.time(), Console(soft_wrap=True))
 
 
 @cli.command()
@@ -212,7 +212,7 @@ def export(run: str, directory: Path) -> None:
     from streamrl.replay.show_archive import show_export
 
     with _recording(run) as (settings, log):
-        show_export(settings, log, directory, Console())
+        show_export(settings, log, directory, Console(soft_wrap=True))
 
 
 @cli.command("import")
@@ -224,7 +224,7 @@ def import_(directory: Path, name: str) -> None:
 
     from streamrl.replay.show_archive import show_import
 
-    show_import(directory, name, Console())
+    show_import(directory, name, Console(soft_wrap=True))
 
 
 @cli.group("dead-letters")
@@ -242,7 +242,7 @@ def list_letters(run: str) -> None:
     from streamrl.stream.kafka import KafkaLog
 
     with _kafka(_load(run)) as (settings, kafka):
-        show_list(KafkaLog(kafka, settings.run), Console())
+        show_list(KafkaLog(kafka, settings.run), Console(soft_wrap=True))
 
 
 @dead_letters.command("show")
@@ -256,7 +256,7 @@ def show_letter(run: str, place: str) -> None:
     from streamrl.stream.kafka import KafkaLog
 
     with _kafka(_load(run)) as (settings, kafka):
-        show_letters.show_letter(KafkaLog(kafka, settings.run), place, Console())
+        show_letters.show_letter(KafkaLog(kafka, settings.run), place, Console(soft_wrap=True))
 
 
 @dead_letters.command("retry")
@@ -278,7 +278,7 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
     if not (which or cause or everything):
         raise click.UsageError("Say what to put back: a topic, the place of one record, --cause, or --all.")
     with _kafka(_load(run)) as (settings, kafka):
-        put_back(KafkaLog(kafka, settings.run), which, cause, Console())
+        put_back(KafkaLog(kafka, settings.run), which, cause, Console(soft_wrap=True))
 
 
 # ---- the broker and its topics --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -118,7 +119,7 @@ class Inference(Section):
     """Policy versions in, tokens out."""
 
     replicas: int = Field(default=1, ge=0)
-    python: str = ""  # of the environment that has vllm; empty: .venv-inference/bin/python, then this one
+    python: str = ""  # of the environment that has vllm; empty: .venv-inference, here or beside the environment this runs in, then this one
     host: str = "127.0.0.1"  # the address that servers bind, and that envs reach them at; any but loopback needs an api_key; may be env:NAME
     port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; replica i takes port + i
     api_key: str = ""  # env:NAME; with it, servers answer nobody who does not send it (what controls a server is its agent's alone in any case)
@@ -129,6 +130,12 @@ class Inference(Section):
     extra_args: list[str] = []  # passed to vllm as they are
     heartbeat_s: float = Field(default=1.0, gt=0)
     probe_tolerance: float = Field(default=1e-3, gt=0)  # |difference| of logprobs beyond which a server is in error
+
+    @property
+    def interpreter(self) -> Path:
+        """The Python to run vLLM with."""
+        beside = [directory / ".venv-inference" / "bin" / "python" for directory in (Path.cwd(), Path(sys.prefix).parent)]
+        return Path(self.python) if self.python else next((path for path in beside if path.exists()), Path(sys.executable))
 
 
 class Target(Section):

@@ -5,14 +5,17 @@ Names carry their unit. `replays/` and `batches/` are those of design document 0
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 
+from streamrl.errors import BrokerUnreachable
 from streamrl.records import Metric
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Message, Output
 
 METRICS = "metrics"
+CLOSE_S = 1.0  # a part that leaves does not wait longer for its last metrics
 
 
 class Meter:
@@ -32,5 +35,7 @@ class Meter:
         self._writer.send(message)
 
     def close(self) -> None:
-        self._writer.flush()
+        """Send what is waiting, if there is a broker; when there is none, its part ends for that reason, and not for this."""
+        with contextlib.suppress(BrokerUnreachable):
+            self._writer.flush(CLOSE_S)
         self._writer.close()

@@ -130,6 +130,19 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch):
     assert CliRunner().invoke(cli, ["status", "r"]).exit_code == 130
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["replay", "r", "--from", "3"], "--from needs --weights"),
+        (["fork", "r", "--as", "x"], "Missing option '--at'"),
+        (["fork", "r", "--at", "3"], "Missing option '--as'"),
+    ],
+)
+def test_options_that_need_each_other(arguments: list[str], says: str):
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2 and says in result.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str):
     shown = CliRunner().invoke(cli, ["completion", shell])

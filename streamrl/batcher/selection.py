@@ -37,10 +37,12 @@ def needs(fractions: Mapping[str, float], balance: Mapping[str, float], budget: 
 
 
 def shortage(supply: Mapping[str, int], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool) -> dict[str, int]:
-    """Tokens each share would lack if all were taken that there is; empty: it is worth selecting.
+    """Tokens each share lacks while there is less than a batch altogether; empty: it is worth selecting.
 
     `supply`: tokens of each env. Cheap, as it is asked at every group.
     """
+    if sum(supply.values()) >= budget:
+        return {}
     need = needs(fractions, balance, budget)
     lacking = {share: due - supply.get(share, 0) for share, due in need.items() if share != REST}
     spare_tokens = sum(tokens - max(need.get(env, 0.0), 0.0) for env, tokens in supply.items() if tokens > need.get(env, 0.0))

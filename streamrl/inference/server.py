@@ -89,7 +89,7 @@ def start(settings: Inference, model: Path, log_path: Path, stop: threading.Even
     if not (model / "config.json").is_file():
         raise ModelError(f"{model}: no config.json there; a Hugging Face model directory is needed to start vLLM")
     host, keys = address(settings), Keys(secrets.token_hex(32), api_key(settings))
-    installation, port = find_vllm(settings.python), take_port(host, settings.port + index if settings.port else 0)
+    installation, port = find_vllm(settings), take_port(host, settings.port + index if settings.port else 0)
     line = command(settings, installation, model, host, port, index)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     process = Process(line, environment(settings, installation, keys), log_path, url, keys.agent)
@@ -162,15 +162,14 @@ def environment(
 
 def check(settings: Inference) -> None:
     """Raises as `start` would where the settings alone, or what is installed, make it impossible."""
-    find_vllm(settings.python)
+    find_vllm(settings)
     address(settings)
     api_key(settings)
 
 
-def find_vllm(python: str) -> Installation:
-    """The Python to run vLLM with: the one given, else .venv-inference/bin/python here, else this one. Raises InferenceError."""
-    beside = Path(".venv-inference/bin/python")
-    chosen = python or (str(beside.absolute()) if beside.exists() else sys.executable)
+def find_vllm(settings: Inference) -> Installation:
+    """What vLLM there is to run. Raises InferenceError."""
+    chosen = str(settings.interpreter)
     try:
         answer = subprocess.run([chosen, "-c", DISTRIBUTIONS], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:

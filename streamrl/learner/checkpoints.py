@@ -7,6 +7,7 @@ the store.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -17,6 +18,8 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.errors import ModelError
 from streamrl.learner.model import told
+
+logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)  # it warns of every part of the optimiser's state that has no values
 
 POSITION = "position.json"
 TEMPORARY = ".tmp-"

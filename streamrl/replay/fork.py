@@ -29,11 +29,12 @@ from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, 
 from streamrl.replay.inheritance import Census, Cut, Group, next_problem
 from streamrl.replay.progress import Report, shown
 from streamrl.stream import broker
-from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.codec import encode, to_event, to_message
 from streamrl.stream.journal import Tape, entries, newest
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, read
 from streamrl.stream.worker import Fold, Part, refold, turn
+from streamrl.weights.store import Stored
 
 T = TypeVar("T")
 AT_ONCE = 500  # records of a transaction
@@ -65,8 +66,6 @@ def fork(parent: RunFile, name: str, version: int, overrides: Sequence[str], wit
 
     Raises ConfigError for what cannot be forked, ModelError when the version does not come out as announced.
     """
-    from streamrl.learner.recompute import plant  # JAX
-
     run = child(parent, name, overrides)
     with ExitStack() as held:
         old = KafkaLog(held.enter_context(broker.reach(parent)), parent.run)
@@ -75,10 +74,10 @@ def fork(parent: RunFile, name: str, version: int, overrides: Sequence[str], wit
             raise ConfigError(f"--at {version}: run {parent.run} has not announced that version; the newest is {max(announced, default=-1)}")
         run = run.model_copy(update={"fork": Fork(run=parent.run, version=version, sha256=announced[version])})
         held.enter_context(_new_directory(run))
-        stored = plant(parent, run, old, version, progress)
         settings = held.enter_context(broker.reach(run, make=True))
         topics.create(run, settings, {})
         with _topics_gone_on_failure(run, settings):
+            stored = _plant(parent, run, old, version, progress)
             made = transplant(old, KafkaLog(settings, run.run), parent, run, stored.uri, with_rollouts, time_s)
             write_run_file(made.run)  # last: without it there is no run
     return made
@@ -95,6 +94,12 @@ def child(parent: RunFile, name: str, overrides: Sequence[str]) -> RunFile:
     if run.model != parent.model:
         raise ConfigError(f"--set model...: a fork goes on with the weights of {parent.run}, so model, vocabulary and tokenizer stay what they are")
     return run
+
+
+def _plant(parent: RunFile, run: RunFile, old: Log, version: int, progress: Report) -> Stored:
+    from streamrl.learner.recompute import plant  # JAX, and only now: it does not like processes to be started beside it
+
+    return plant(parent, run, old, version, progress)
 
 
 # ---- what the topics begin with -------------------------------------------------------------------------------------------------------
@@ -146,16 +151,20 @@ def progress_of(old: Log, parent: RunFile, run: RunFile, groups: Mapping[str, in
 
 
 def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
-    """The parent's batcher when it made batch `version`, by its journal."""
+    """The parent's batcher when it made batch `version`, by its journal. Raises StreamrlError when that now leads elsewhere."""
     cut = Cut(version)
     part = replace(batcher.part(parent), step=cut.step)
     fold, tape = Fold(part.initial()), Tape(old, dict(part.inputs))
     for _, entry in entries(old, f"journal.{part.name}"):
-        if isinstance(entry, JournalEntry) and not cut.made:
+        if isinstance(entry, JournalEntry) and cut.batch is None:
             refold(part, fold, entry, tape)
     tape.close()
-    if not cut.made:
+    if cut.batch is None:
         cut.note(fold.state)
+    then = next((batch for batch, _ in recorded(old) if batch.number == version), None)
+    if (cut.batch and encode(cut.batch)) != (then and encode(then)):
+        wrong = f"the journal of {part.name} of run {parent.run} does not lead to its batch {version}"
+        raise StreamrlError(f"{wrong}: the code has changed since (`streamrl replay {parent.run}` says where); fork without --rollouts")
     return cut
 
 

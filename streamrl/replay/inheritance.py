@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from streamrl.batcher import pool
 from streamrl.batcher import process as batcher
+from streamrl.batcher.parts import Joiner
 from streamrl.batcher.pool import Config, State
 from streamrl.buffer.freshness import fresh
-from streamrl.records import Batch, Rollout, ScoredGroup
+from streamrl.records import Batch, BatchPart, Rollout, ScoredGroup
 from streamrl.stream.log import Event, Output
 
 Group = tuple[str, str]  # env, group id
@@ -53,7 +54,7 @@ class Cut:
     """The parent's batcher as it stood when it made batch `number`, or as far as it had come. To be folded over its journal by `step`."""
 
     number: int
-    made: bool = False
+    batch: Batch | None = None
     version: int = -1  # the newest it had heard
     balance: dict[str, float] = field(default_factory=dict[str, float])
     held: list[Group] = field(default_factory=list[Group])  # in the order it held them
@@ -61,13 +62,15 @@ class Cut:
     def step(self, config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
         """The batcher's step, one event at a time, up to the one with which it makes the batch."""
         for event in events:
-            if self.made:
+            if self.batch is not None:
                 break
             state, _ = batcher.step(config, state, [event], time_s, before=self.number)
             fold = pool.Fold(config, state, time_s)
             if state.next_batch == self.number and fold.due():
                 self.note(state)
-                self.made = fold.build()
+                fold.build()
+                joiner = Joiner()
+                self.batch = next(filter(None, (joiner.add(o.record) for o in fold.outputs if isinstance(o.record, Batch | BatchPart))), None)
         return state, []
 
     def note(self, state: State) -> None:

@@ -33,6 +33,7 @@ def test_what_is_lacking_is_known_without_selecting():
     assert shortage({"a": 12, "b": 25}, fractions, {}, 40, spill=False) == {"a": 8}  # b's 15 to spare serve the rest only
     assert shortage({"a": 20, "b": 14}, fractions, {}, 40, spill=False) == {REST: 6}
     assert shortage({}, fractions, {"a": -5.0, "b": 5.0}, 40, spill=False) == {"a": 15, "b": 15, REST: 10}
+    assert shortage({"a": 12, "b": 28}, fractions, {}, 40, spill=False) == {}  # a batch's worth: whole groups may fill it before a's turn comes
     assert shortage({"b": 40}, fractions, {}, 40, spill=True) == {}
     assert shortage({"b": 36}, fractions, {}, 40, spill=True) == {REST: 4}
 
@@ -86,3 +87,13 @@ def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
     assert total > 50 * 9_500
     for share, fraction in shares(fractions).items():
         assert abs(used[share] / total - fraction) < 0.02 * fraction
+
+
+def test_nothing_that_can_be_selected_is_called_short():
+    rng = random.Random(1)
+    for _ in range(2_000):
+        groups = {env: [rng.randint(5, 40) for _ in range(rng.randint(0, 6))] for env in ("a", "b", "c")}
+        fractions, spill = {"a": 0.3, "b": rng.choice([0.2, 0.7])}, rng.random() < 0.5
+        tokens = {env: sum(sizes) for env, sizes in groups.items()}
+        if shortage(tokens, fractions, {}, 100, spill):
+            assert select(supply(**groups), fractions, {}, 100, spill).short

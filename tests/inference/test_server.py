@@ -126,14 +126,14 @@ def test_a_directory_that_is_no_model(tmp_path: Path):
 
 def test_a_python_without_vllm_or_none_at_all():
     with pytest.raises(InferenceError, match="has no vllm; run `make setup`"):
-        server.find_vllm(sys.executable)
+        server.find_vllm(Inference(python=sys.executable))
     with pytest.raises(InferenceError, match="does not run.*No such file"):
-        server.find_vllm("/nowhere/python")
+        server.find_vllm(Inference(python="/nowhere/python"))
 
 
 def test_a_server_that_ends_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(server, "find_vllm", lambda python: CPU)
+    monkeypatch.setattr(server, "find_vllm", lambda settings: CPU)
     monkeypatch.setattr(server, "command", lambda *args: [sys.executable, "-c", "raise ValueError('no such architecture')"])
     with pytest.raises(InferenceError, match="vLLM ended after 0 s: ValueError: no such architecture"):
         server.start(Inference(), tmp_path, tmp_path / "logs" / "log", threading.Event())

@@ -52,8 +52,8 @@ class Live:
     def environment(self) -> dict[str, str]:
         return {**os.environ, MARK: self.mark}
 
-    def command(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*STREAMRL, *arguments], capture_output=True, text=True, cwd=ROOT, env=self.environment, timeout=timeout_s)
+    def command(self, *arguments: str, timeout_s: float = 60.0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*STREAMRL, *arguments], capture_output=True, text=True, cwd=cwd, env=self.environment, timeout=timeout_s)
 
     def wait(self, timeout_s: float) -> int:
         assert self.process is not None

@@ -1,11 +1,14 @@
-"""The quickstart's own run file, killed in the middle with SIGKILL and resumed: it still learns to copy, and every rollout is accounted for."""
+"""The quickstart's own run file, its parts killed, or all of it: it still learns to copy, and every rollout is accounted for."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,22 +18,16 @@ from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
 from streamrl.stream import broker
 from streamrl.stream.kafka import KafkaLog
-from tests.loop.runs import Live, any_part, command_line, live, quickstart
+from tests.loop.runs import ROOT, Live, any_part, command_line, live, quickstart
 
 KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learner")  # the learner last: by then it has a checkpoint
 
 
 @pytest.mark.live
-def test_every_part_killed_then_everything_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
+def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
     with live(tmp_path, quickstart()) as run:
         run.up()
-        run.until(lambda: run.version() >= 3, "version 3", 400)
-        for part in KILLED[:-1]:
-            kill_and_go_on(run, part)
-        run.until(lambda: run.version() >= 23, "version 23", 240)
-        kill_and_go_on(run, "learner")
-        check_recomputed(run)
-
+        run.until(lambda: run.version() >= 25, "version 25", 400)
         assert run.process is not None and any("VLLM" in " ".join(command_line(process)) for process in run.processes())
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
@@ -40,17 +37,38 @@ def test_every_part_killed_then_everything_killed_and_resumed_it_reaches_its_tar
         assert refused.returncode != 0 and "--resume" in refused.stderr and "--fresh" in refused.stderr and "Traceback" not in refused.stderr
 
         run.up("--resume")
-        assert run.wait(700) == 0, run.said()
-        run.nothing_left()
-        report = run.report()
-        check_report(report)
-        assert (run.run.directory / "reward.png").stat().st_size > 10_000
-
+        report = ends_well(run)
         status = run.command("status", str(run.file))
         assert status.returncode == 0, status.stderr
         assert "batcher" in status.stdout and f"v{report['policy_version']}" in status.stdout.replace("version ", "v")
         run.nothing_left()
         check_account(run.run, report)
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_every_part_and_the_broker_killed_it_reaches_its_target_and_the_page_on_replay_holds(tmp_path: Path):
+    with live(tmp_path, quickstart()) as run:
+        run.up()
+        run.until(lambda: run.version() >= 3, "version 3", 400)
+        for part in KILLED[:-1]:
+            kill_and_go_on(run, part)
+        run.until(lambda: run.version() >= 23, "version 23", 240)
+        kill_and_go_on(run, "learner")
+        check_recomputed(run)
+        check_account(run.run, ends_well(run))
+        follow_the_page(run, tmp_path)
+        run.nothing_left()
+
+
+def ends_well(run: Live) -> dict[str, Any]:
+    """By itself, at its target, with a report and nothing left running."""
+    assert run.wait(700) == 0, run.said()
+    run.nothing_left()
+    report = run.report()
+    check_report(report)
+    assert (run.run.directory / "reward.png").stat().st_size > 10_000
+    return report
 
 
 def kill_and_go_on(run: Live, part: str) -> None:
@@ -92,3 +110,19 @@ def check_account(run, report: dict) -> None:
         assert account.balanced, account.problems
         assert account.published == sum(env["rollouts"] for env in report["envs"].values())
         assert [replay(log, part)[0].difference for part in parts] == ["", ""]
+
+
+def follow_the_page(run: Live, directory: Path) -> None:
+    """docs/replay.md, command by command, on this run."""
+    page = (ROOT / "docs" / "replay.md").read_text()
+    commands = [line.partition("#")[0].split()[1:] for block in fenced(page, "sh") for line in block.splitlines()]
+    said = {" ".join(command): run.command(*command, timeout_s=400, cwd=directory) for command in commands}
+    assert {command: done.stderr for command, done in said.items() if done.returncode} == {}
+    assert "balanced" in said["audit quickstart"].stdout and "versions identical" in said["replay hotter --weights"].stdout
+    (script,) = fenced(page, "python")
+    changed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, cwd=directory, env=run.environment)
+    assert changed.returncode == 1 and re.search(r"groups\.[a-z-]+\[0\]@\d+: advantages\[0\]: recorded .*, replayed ", changed.stdout), changed
+
+
+def fenced(page: str, language: str) -> list[str]:
+    return [part.split("```")[0].strip() for part in page.split(f"```{language}\n")[1:]]

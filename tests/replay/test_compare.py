@@ -59,11 +59,11 @@ def test_it_can_stop_at_a_batch(recording: MemoryLog):
 def test_differences_name_field_and_index():
     one, other = group(name="g"), group(name="g", reward=0.5)
     assert list(differences(one, other, "")) == [
-        "rewards[0]: recorded np.float32(0.0), replayed np.float32(0.5)",
-        "rewards[1]: recorded np.float32(0.0), replayed np.float32(0.5)",
+        "rewards[0]: recorded 0.0, replayed 0.5",
+        "rewards[1]: recorded 0.0, replayed 0.5",
     ]
     assert list(differences(np.array([0.0], np.float32), np.array([-0.0], np.float32), "x")) == [
-        "x[0]: recorded np.float32(0.0), replayed np.float32(-0.0)"
+        "x[0]: recorded 0.0, replayed -0.0"
     ]
     assert next(differences(group(sizes=(1,)), group(sizes=(1, 1)), "")) == "offsets: recorded int64[1], replayed int64[2]"
 

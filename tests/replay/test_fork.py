@@ -13,7 +13,7 @@ from streamrl.batcher.packing import expand
 from streamrl.buffer import process as buffer
 from streamrl.buffer.advantages import grpo
 from streamrl.config import Fork, RunFile, changed
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, StreamrlError
 from streamrl.records import Batch, EnvProgress, PolicyVersion, Rollout
 from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
@@ -213,6 +213,13 @@ def test_a_fork_of_a_long_run_reads_rollouts_only_when_it_has_heard_of_their_ver
 def test_the_buffer_waits_for_no_version_in_a_run_that_is_no_fork():
     part = buffer.part(RUN)
     assert part.paused(part.config, part.initial()) == frozenset()
+
+
+def test_code_that_no_longer_makes_the_parents_batches_is_found(parent: MemoryLog, monkeypatch: pytest.MonkeyPatch):
+    """Else the fork would take other rollouts along, and say nothing."""
+    monkeypatch.setattr(batcher.Fold, "due", lambda self: self.state.next_batch < 1)
+    with pytest.raises(StreamrlError, match="^the journal of batcher of run small does not lead to its batch 2: the code has changed since"):
+        fork(parent)
 
 
 @pytest.mark.parametrize(
