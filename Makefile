@@ -7,7 +7,7 @@ INFERENCE_ENV := .venv-inference
 UV := $(ENV)/bin/uv
 EXTRAS := --extra learner --extra broker --extra envs --extra dev
 
-.PHONY: help setup quickstart check test test-all chaos lock clean
+.PHONY: help setup quickstart check test test-all chaos bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,6 +30,9 @@ test-all: setup ## all tests
 
 chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) as CHAOS_SEED says, then account for every rollout
 	@$(ENV)/bin/python -m tests.chaos --kills $(or $(CHAOS_KILLS),100) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --dir $(or $(CHAOS_DIR),runs/chaos)
+
+bench: setup ## the data path against plain Kafka: bench/README.md
+	$(ENV)/bin/python -m bench.data_path
 
 lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit stay)
 	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \

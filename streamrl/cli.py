@@ -151,7 +151,7 @@ def report(run: str) -> None:
 
 @cli.command()
 @run_argument
-@click.option("--by-version", is_flag=True, help="A row for each policy version that made rollouts.")
+@click.option("--by-version", is_flag=True, help="A row for each policy version that made rollouts, and for each batch which versions made it.")
 def audit(run: str, by_version: bool) -> None:
     """Account for every rollout: published = fates + in flight. RUN may be the directory of an export."""
     from rich.console import Console

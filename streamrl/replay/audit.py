@@ -61,6 +61,7 @@ class Audit:
     trained: int = 0  # batched, and the lead learner has announced the version
     batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
     made: dict[int, int] = field(default_factory=dict[int, int])  # version -> batch it was trained on
+    made_by: dict[int, Counter[int]] = field(default_factory=dict[int, Counter[int]])  # batch -> version of the oldest token -> rollouts
     lost: int = 0  # no fate, and nobody has it
     twice: int = 0  # more than one fate
     astray: int = 0  # fates that point at no record
@@ -124,7 +125,6 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
         ledger.versions[event.offset] = event.record.policy_version if isinstance(event.record, Rollout) else -1
     versions = [event.record for event in reading.events("policy-versions", ("policy-version",))]
     announced = {r.version: r.batch for r in versions if isinstance(r, PolicyVersion) and r.learner == learner}
-    result.made = {version: batch for version, batch in announced.items() if batch is not None}
     for event in reading.events("fates", ("fate",)):
         if isinstance(event.record, Fate):
             enter(result, ledgers, event.record)
@@ -133,6 +133,7 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
             result.batches[event.record.number] = len(event.record.uids)
         elif isinstance(event.record, BatchPart):
             result.batches.setdefault(event.record.number, 0)
+    result.made = {version: batch for version, batch in announced.items() if batch in result.batches}  # a fork has inherited others
     for part in parts:
         mark_held(log, ledgers, part)
     for where, ledger in ledgers.items():
@@ -202,6 +203,9 @@ def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int)
             result.counts.setdefault((env, int(version)), Counter())[name] += int(count)
     batched = states["batched"]
     result.ages.update((ledger.batch[batched] - ledger.versions[batched]).tolist())
+    pairs, counts = np.unique(np.stack([ledger.batch[batched], ledger.versions[batched]]), axis=1, return_counts=True)
+    for (batch, version), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+        result.made_by.setdefault(batch, Counter())[version] += count
     result.trained += int((batched & (ledger.batch < announced)).sum())
     result.lost += int(lost.sum())
     for offset in np.flatnonzero(lost)[:NAMED].tolist():

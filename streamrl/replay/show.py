@@ -31,6 +31,8 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
     with shown("audit", Console(stderr=True)) as progress:
         result = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()), progress)
     console.print(account(result, by_version))
+    if by_version:
+        console.print(provenance(result))
     batched, published = result.total("batched"), result.published
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
     console.print(f"{result.trained:,} of {batched:,} batched rollouts are trained on, in {len(result.made)} versions; age at training {ages or '-'}")
@@ -55,6 +57,16 @@ def account(result: Audit, by_version: bool) -> Table:
         column.justify = "right"
     for (env, version), counts in rows.items():
         table.add_row(env, *([version] if by_version else []), f"{counts.total():,}", *(f"{counts[name]:,}" for name in shown))
+    return table
+
+
+def provenance(result: Audit) -> Table:
+    """A row for each batch: which versions sampled its rollouts, and which one was trained on it."""
+    trained = {batch: version for version, batch in result.made.items()}
+    table = Table("batch", "rollouts", "sampled by version", "gave version", box=None, header_style="bold")
+    for batch, versions in sorted(result.made_by.items()):
+        by = ", ".join(f"{version}: {count:,}" for version, count in sorted(versions.items()))
+        table.add_row(str(batch), f"{versions.total():,}", by, str(trained.get(batch, "-")))
     return table
 
 

@@ -28,6 +28,8 @@ def test_published_is_the_sum_of_the_fates_and_what_is_in_flight(recording: Memo
     assert result.total("batched") == sum(result.batches.values()) and result.total("in flight") > 0
     assert result.trained == sum(rollouts for batch, rollouts in result.batches.items() if batch < 3)  # version 3 is announced
     assert result.made == {1: 0, 2: 1, 3: 2}
+    assert {batch: versions.total() for batch, versions in result.made_by.items()} == result.batches
+    assert result.made_by[0].keys() == {0} and all(batch - min(made) <= RUN.buffer.max_age for batch, made in result.made_by.items())
     assert max(result.ages) <= RUN.buffer.max_age
 
 
