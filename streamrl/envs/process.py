@@ -138,7 +138,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     if replica >= max(settings.replicas, 1):
         raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
     made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}")
-    writer = log.writer(f"env-{producer}")  # first: it fences an earlier instance; only now its progress is final
+    writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
     progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
     credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
     client = Client(api_key=reveal(run.inference.api_key, "inference.api_key"))

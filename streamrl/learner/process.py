@@ -42,7 +42,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, name: str | None = None,
     learner = name or run.learner.name
     own = settings_of(run, learner, at, overrides)
     identity = f"learner-{learner}"
-    writer = log.writer(identity)  # first: it fences an earlier instance; only now the announcements are final
+    writer = log.writer(identity, "policy-versions")  # first: it fences an earlier instance; only now the announcements are final
     announced = announcements(log, learner)
     keep_compiled(run.directory / "compiled")
     directory, meter = checkpoint_directory(run, learner), Meter(log, identity)

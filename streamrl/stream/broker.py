@@ -1,6 +1,6 @@
 """A local Apache Kafka for machines that have no cluster: one process a run, its data in the run's directory.
 
-    runs/<run>/kafka/     data/ (the log itself), broker.json (who runs on it, and where), broker.log, server.properties
+    runs/<run>/kafka/     data/ (the log itself), broker.json (who runs on it, and where), server.properties, broker.log
 
 `start` makes one, `running` finds one that somebody else made, `ensure` does whichever is needed, `reach` knows about clusters too.
 """
@@ -47,6 +47,9 @@ PORTS = range(20_000, 32_000)
 JVM = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # the last: starts in 1.5 s instead of 2, measured as fast after that
 START_LIMIT_S = 60.0  # measured: 1.5 s, with formatting 2-3 s; with gigabytes to recover, 10 s and more
 STOP_LIMIT_S = 15.0  # measured: 0.2-0.4 s
+DYING_S = 3.0  # a broker that was killed has no command line any more when it still holds its files
+CLEAN = ".kafka_cleanshutdown"  # what a broker that was not killed leaves in its data
+ALREADY_FENCED_S = 1.0  # a controller that has said nothing for so long has nothing to say; measured: it does so 0.1 s after it is ready
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -190,7 +193,7 @@ def main(run: RunFile, stop: threading.Event, port: int = 0) -> None:
     try:
         while not stop.wait(0.2):
             if not broker.alive():
-                _explain(broker.directory, broker.port, "stopped by itself")
+                _explain(broker.directory / "broker.log", broker.port, "stopped by itself")
     finally:
         broker.stop()
 
@@ -220,17 +223,10 @@ def _start(directory: Path, port: int, die_with_parent: bool, setup: Setup) -> B
     port, controller_port = _ports(directory, port)
     if not _is_formatted(directory):
         _format(directory, command, port, controller_port, setup)
+    elif not (directory / "data" / CLEAN).exists():
+        _end_last_life(directory, command, port, controller_port, die_with_parent, setup)
     properties = _write_properties(directory / "server.properties", directory / "data", port, controller_port, setup)
-    with _new_log(directory).open("wb") as log, _sole_owner(directory / "data") as owner:
-        process = psutil.Popen(
-            [*command, "kafka.Kafka", str(properties)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=[owner],
-            start_new_session=True,  # Ctrl-C in the terminal is for us; the broker stops last
-            preexec_fn=_dying_with(os.getpid()) if die_with_parent and sys.platform == "linux" else None,
-        )
+    process = _launch([*command, "kafka.Kafka", str(properties)], directory, _new_log(directory), die_with_parent)
     broker = Broker(directory, port, controller_port, process)
     try:
         note = {"pid": process.pid, "address": broker.address, "port": port, "controller_port": controller_port}
@@ -244,14 +240,65 @@ def _start(directory: Path, port: int, die_with_parent: bool, setup: Setup) -> B
     return broker
 
 
+def _launch(command: list[str], directory: Path, log: Path, die_with_parent: bool) -> psutil.Popen:
+    with log.open("wb") as file, _sole_owner(directory / "data") as owner:
+        return psutil.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            pass_fds=[owner],
+            start_new_session=True,  # Ctrl-C in the terminal is for us; the broker stops last
+            preexec_fn=_dying_with(os.getpid()) if die_with_parent and sys.platform == "linux" else None,
+        )
+
+
+def _end_last_life(directory: Path, command: list[str], port: int, controller_port: int, die_with_parent: bool, setup: Setup) -> None:
+    """Let a controller alone take note, on disk, that the broker that was killed is dead.
+
+    Else the next one starts as leader of everything until its own old session is over, and is nobody's leader for a moment then. Ends of
+    transactions that it has decided on and not yet written in that moment are dropped for ever (Kafka 4.3, KAFKA-20734): what a part has committed,
+    its journal too, stays hidden from all readers, and the part that is started again does it a second time.
+    """
+    alone = f"CONTROLLER://{HOST}:{controller_port}"
+    own = {"process.roles": "controller", "listeners": alone, "advertised.listeners": alone}
+    sessions = {"broker.session.timeout.ms": "100", "broker.heartbeat.interval.ms": "50"}
+    properties = _write_properties(
+        directory / "controller.properties", directory / "data", port, controller_port, Setup({**setup.properties, **own, **sessions})
+    )
+    log = directory / "controller.log"
+    process = _launch([command[0], "-Dcontroller.level=info", *command[1:], "kafka.Kafka", str(properties)], directory, log, die_with_parent)
+    deadline, ready_s = time.monotonic() + START_LIMIT_S, float("inf")
+    try:
+        while time.monotonic() < min(deadline, ready_s + ALREADY_FENCED_S):
+            text = log.read_text(errors="replace")
+            if "Fencing broker" in text:
+                return
+            if "Activated periodic tasks" in text:
+                ready_s = min(ready_s, time.monotonic())
+            if process.poll() is not None:
+                _explain(log, port, "could not look at its last state")
+            time.sleep(0.02)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()  # and not killed: it writes what it has decided
+        process.wait()
+        properties.unlink()
+
+
 @contextlib.contextmanager
 def _sole_owner(data: Path) -> Generator[int]:
     """A lock that whoever inherits this file descriptor holds as long as it lives. Kafka's own comes too late: a second one has written by then."""
+    deadline = time.monotonic() + DYING_S
     with (data / ".owner").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BrokerError(f"another broker works in {data}; stop it first") from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BrokerError(f"another broker works in {data}; stop it first") from None
+                time.sleep(0.02)
         yield file.fileno()
 
 
@@ -285,8 +332,9 @@ def _format(directory: Path, command: list[str], port: int, controller_port: int
     done = subprocess.run([*command, *arguments], capture_output=True, text=True)
     properties.unlink()
     if done.returncode:
-        (directory / "broker.log").write_text(done.stdout + done.stderr)
-        _explain(directory, port, "could not format its directory")
+        log = directory / "broker.log"
+        log.write_text(done.stdout + done.stderr)
+        _explain(log, port, "could not format its directory")
     half.rename(directory / "data")
 
 
@@ -341,7 +389,7 @@ def _wait_until_answers(broker: Broker, limit_s: float, setup: Setup) -> None:
     deadline = time.monotonic() + limit_s
     while not _answers(broker.address, setup.client):
         if not broker.alive():
-            _explain(broker.directory, broker.port, "ended before it was ready")
+            _explain(broker.directory / "broker.log", broker.port, "ended before it was ready")
         if time.monotonic() > deadline:
             raise BrokerUnreachable(
                 f"the broker (pid {broker.process.pid}) does not answer at {broker.address} for {limit_s:.0f} s; see {broker.directory}/broker.log"
@@ -382,13 +430,12 @@ REASONS: tuple[tuple[str, type[StreamrlError], str], ...] = (
 )
 
 
-def _explain(directory: Path, port: int, what: str) -> NoReturn:
-    """Raise what broker.log says, as one line."""
-    log = directory / "broker.log"
+def _explain(log: Path, port: int, what: str) -> NoReturn:
+    """Raise what its log says, as one line."""
     text = log.read_text(errors="replace") if log.exists() else ""
     for pattern, error, reason in REASONS:
         if re.search(pattern, text):
-            raise error(f"the broker {what}: " + reason.format(directory=directory, port=port))
+            raise error(f"the broker {what}: " + reason.format(directory=log.parent, port=port))
     lines = [line for line in text.splitlines() if re.search(r"ERROR|FATAL|Exception", line)]
     raise BrokerError(f"the broker {what}: {lines[-1][:300] if lines else 'nothing was logged'}; see {log}")
 

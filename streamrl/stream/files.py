@@ -156,7 +156,7 @@ class FileLog:
     def reader(self, positions: Positions) -> FileReader:
         return FileReader(self, positions)
 
-    def writer(self, identity: str) -> Writer:
+    def writer(self, identity: str, memory: str = "") -> Writer:
         self._refuse(identity)
 
     def plain_writer(self) -> PlainWriter:

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 3.0  # of one call to the broker; the process leaves, or the call is made again
 IMPORT_TIMEOUT_S = 30.0  # for calls of an import: it writes as fast as the broker takes it
+SETTLE_TIMEOUT_S = 15.0  # an open transaction is aborted after 10 s
 START_TIMEOUT_S = 10.0  # for calls at start, made again until then: a broker may still be recovering
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024 + 65_536  # what topics take, and what a dead letter says of a record that is as large as that
 
@@ -137,8 +138,22 @@ class KafkaLog:
         self._require({topic for topic, _ in positions})  # librdkafka itself would say so after half a minute
         return KafkaReader(self._settings, self._prefix, positions)
 
-    def writer(self, identity: str) -> KafkaWriter:
-        return KafkaWriter(self._settings, self._prefix, identity)
+    def writer(self, identity: str, memory: str = "") -> KafkaWriter:
+        writer = KafkaWriter(self._settings, self._prefix, identity)
+        if memory:
+            self._settle(memory)
+        return writer
+
+    def _settle(self, topic: str, limit_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Wait until whatever lies in a topic is committed or aborted."""
+        deadline, wanted = time.monotonic() + limit_s, self._offset(topic, 0, _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        while (end := self.end(topic, 0)) < wanted:
+            if time.monotonic() > deadline:
+                raise BrokerError(
+                    f"{self._prefix}{topic}[0]@{end} is neither committed nor aborted after {limit_s:.0f} s: {self.address} has lost the end of a "
+                    "transaction; `kafka-transactions.sh find-hanging` names it"
+                )
+            time.sleep(0.01)
 
     def plain_writer(self) -> KafkaPlainWriter:
         return KafkaPlainWriter(self._settings, self._prefix)
@@ -169,11 +184,11 @@ class KafkaLog:
 
     def close(self) -> None: ...
 
-    def _offset(self, topic: str, partition: int, which: OffsetSpec) -> int:
+    def _offset(self, topic: str, partition: int, which: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> int:
         where = TopicPartition(self._prefix + topic, partition)
 
         def ask() -> int:
-            futures = self._admin.list_offsets({where: which}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_TIMEOUT_S)
+            futures = self._admin.list_offsets({where: which}, isolation_level=isolation, request_timeout=CALL_TIMEOUT_S)
             return int(futures[where].result().offset)
 
         try:

@@ -127,8 +127,12 @@ class Log(Protocol):
         """A reader of these partitions, each from its offset. An offset that retention has removed raises `InputGone` on poll."""
         ...
 
-    def writer(self, identity: str) -> Writer:
-        """The one transactional writer of that name: an earlier one is fenced, and what it left open is aborted, before this returns."""
+    def writer(self, identity: str, memory: str = "") -> Writer:
+        """The one transactional writer of that name: an earlier one is fenced, and what it left open is aborted, before this returns.
+
+        `memory`: the topic, of one partition, from which the next instance learns what the last one did. It is read only when all that is in it
+        is decided; raises BrokerError where that does not happen.
+        """
         ...
 
     def plain_writer(self) -> PlainWriter: ...

@@ -37,7 +37,7 @@ class MemoryLog:
     def reader(self, positions: Positions) -> MemoryReader:
         return MemoryReader(self, positions)
 
-    def writer(self, identity: str) -> MemoryWriter:
+    def writer(self, identity: str, memory: str = "") -> MemoryWriter:
         with self._lock:
             self._epochs[identity] = self._epochs.get(identity, 0) + 1
             return MemoryWriter(self, identity, self._epochs[identity])

@@ -74,7 +74,7 @@ class Fold(Generic[C, S]):
 def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], float] = time.time) -> None:
     """Be that part until `stop` is set."""
     started = time.monotonic()
-    writer = log.writer(part.name)  # First of all: it fences an earlier instance and ends what that left open. Only now the journal is final.
+    writer = log.writer(part.name, f"journal.{part.name}")  # first: it fences an earlier instance and ends what that left open
     fold, records_read = restore(log, part)
     for where in [(topic, p) for topic in part.inputs for p in range(partitions(log, topic))]:
         if where not in fold.positions:

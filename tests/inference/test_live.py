@@ -20,6 +20,7 @@ import pytest
 from streamrl.config import Env
 from streamrl.errors import InferenceError
 from streamrl.inference.client import Client, Sampled, SamplingFailed
+from streamrl.records import PolicyVersion
 from streamrl.weights.export import WEIGHTS
 from tests.live import KEY, START_S, Live, vllm_processes
 
@@ -59,31 +60,33 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live
     """Before, during and after two updates, with repeated prompts; no request is lost."""
     env, hits = Env(temperature=temperature, max_tokens=150), cache_hits(live)
 
-    versions = [live.prepare(), live.prepare()]
+    versions, during = list[PolicyVersion](), list[list[Sampled]]()
+
+    def crossing() -> list[Sampled]:
+        return [choice for choices in during for choice in choices if len(choice.version_spans) > 1]
 
     async def update() -> None:
-        for version in versions:
+        """Twice; and again while too few answers, which are short, happened to be under way."""
+        while len(versions) < 2 or (len(crossing()) < 4 and len(versions) < 8):
+            versions.append(await asyncio.to_thread(live.prepare))
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(live.serving, "inference-0", live.tell(version))
+            await asyncio.to_thread(live.serving, "inference-0", live.tell(versions[-1]))
 
-    async def ask(i: int) -> list[list[Sampled]]:
-        answers: list[list[Sampled]] = []
+    async def ask(i: int) -> None:
         while not updating.done():
-            answers.append(await client.sample(question(i), 4, env))
-        return answers
+            during.append(await client.sample(question(i), 4, env))
 
     async with live.client("inference-0") as client:
         before = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
         updating = asyncio.create_task(update())
-        during = [answer for answers in await asyncio.gather(*[ask(i) for i in range(6)]) for answer in answers]
+        await asyncio.gather(*[ask(i) for i in range(6)])
         await updating
         after = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
     samples = [choice for choices in (*before, *during, *after) for choice in choices]
     found = distances(live, samples)
-    crossing = [sample for sample in samples if len(sample.version_spans) > 1]
-    print(f"T={temperature}: {len(found)} tokens, {len(crossing)} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}")
+    print(f"T={temperature}: {len(found)} tokens, {len(crossing())} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}")
     assert len(samples) == 4 * (8 + len(during)) and len(found) >= 1_000
-    assert len(crossing) >= 4 and cache_hits(live) > hits
+    assert len(crossing()) >= 4 and cache_hits(live) > hits
     assert {sample.version_spans[-1].version for choices in after for sample in choices} == {versions[-1].version}
     assert found.max() <= TOLERANCE, f"{(found > TOLERANCE).sum()} of {len(found)} tokens differ, up to {found.max():.2e}"
 

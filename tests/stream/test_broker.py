@@ -100,8 +100,14 @@ def test_comes_back_on_the_same_address_with_its_data_is_shared_and_ends_with_wh
 def test_after_a_kill_it_is_not_running_and_starts_again_on_its_data(directory: Path):
     broker.start(directory).process.kill()
     assert wait_for(lambda: broker.find(directory) is None)
+    noted = directory / "controller.log"
+    assert not noted.exists(), "the life before had ended well"
     with broker.ensure(directory) as address:
         assert topics_at(address) >= {"kept"}
+        assert "Fencing broker 1" in noted.read_text(), "the old broker is dead before the new one leads anything"
+    noted.unlink()
+    broker.start(directory).stop()
+    assert not noted.exists()
 
 
 def test_two_commands_at_once_start_one(directory: Path):
@@ -252,7 +258,7 @@ def test_new_ports_lie_outside_those_for_outgoing_connections():
 def test_the_log_is_put_into_a_line(tmp_path: Path, log: str, error: type[StreamrlError], says: str):
     (tmp_path / "broker.log").write_text(log)
     with pytest.raises(error, match=says) as raised:
-        broker._explain(tmp_path, 20001, "ended")
+        broker._explain(tmp_path / "broker.log", 20001, "ended")
     assert "\n" not in str(raised.value)
 
 

@@ -40,7 +40,7 @@ class Exported:
     def reader(self, positions: Positions) -> Reader:
         return self._files().reader(positions)
 
-    def writer(self, identity: str) -> MemoryWriter:
+    def writer(self, identity: str, memory: str = "") -> MemoryWriter:
         return self._memory.writer(identity)
 
     def plain_writer(self) -> MemoryPlainWriter:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from confluent_kafka import Producer
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as Where
 
 from streamrl import config, topics
 from streamrl.config import RunFile
-from streamrl.errors import Fenced
+from streamrl.errors import BrokerError, Fenced
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Message, read
 from tests.data_path import announce, found, send_groups
@@ -116,6 +118,23 @@ def test_another_client_sees_how_far_a_part_has_read_and_how_much_is_left(log: K
     start()
     until(lambda: lags() == {rollouts: 0, versions: 0}, lags)
     admin.close()
+
+
+def test_a_part_does_not_start_on_a_memory_that_is_not_decided(log: KafkaLog, run: RunFile, broker: str):
+    """As when a broker has lost the end of a transaction: what it has done may lie behind that, out of its sight."""
+    producer = Producer({"bootstrap.servers": broker, "transactional.id": f"{run.run}.lost"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce(f"{run.run}.journal.buffer", b"not decided")
+    producer.flush()
+    with pytest.raises(BrokerError, match=rf"{run.run}.journal.buffer\[0\]@0 is neither committed nor aborted after 0 s.*find-hanging"):
+        log._settle("journal.buffer", limit_s=0.3)
+    aborted = threading.Timer(0.5, producer.abort_transaction)
+    aborted.start()
+    before = time.monotonic()
+    log.writer("buffer", "journal.buffer")
+    assert time.monotonic() - before > 0.4
+    aborted.join()
 
 
 def test_what_a_dead_part_has_left_open_blocks_readers_for_ten_seconds(log: KafkaLog, run: RunFile, broker: str):

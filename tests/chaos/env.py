@@ -1,0 +1,68 @@
+"""An env stand-in: the real one's accounts, answers that are known beforehand, and no servers. Several problems at a time, finished out of order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from random import Random
+
+from streamrl.buffer.groups import total_tokens
+from streamrl.config import RunFile
+from streamrl.envs.credit import Counter, Credit
+from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.journal import newest
+from streamrl.stream.log import Log, Message, Output
+from streamrl.topics import env_part, journal
+from tests.chaos import known
+
+TICK_S = 0.01
+LONGEST_S = 0.2  # that a problem takes
+AT_ONCE = 16  # problems
+GUESS_TOKENS = 40.0  # of a group
+
+
+def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
+    """Produce what is wanted, until `stop` is set; what is open then is done by the next life."""
+    part = env_part(env, 0)
+    writer = log.writer(part, journal(part))
+    progress = newest(log, journal(part), EnvProgress) or EnvProgress(producer=f"{env}-0", next_problem=0)
+    counter, credit = Counter(progress, 1), Credit(f"{env}-0", 1, GUESS_TOKENS)
+    credit.launched = progress.published_groups + len(progress.open_problems)
+    reader = log.reader({("demand", 0): log.start("demand", 0), ("policy-versions", 0): log.start("policy-versions", 0)})
+    under_way = dict.fromkeys(progress.open_problems, 0.0)  # number -> when it is done
+    version = -1
+    while not stop.is_set():
+        version = hear(reader.poll(500, TICK_S), env, credit, version)
+        now = time.monotonic()
+        while version >= 0 and len(under_way) < AT_ONCE and credit.allows():
+            credit.launched += 1
+            number = counter.take()
+            under_way[number] = now + Random(number).uniform(0, LONGEST_S)
+        if done := [number for number, done_s in under_way.items() if done_s <= now and version >= 0]:
+            groups = {number: [known.at_version(rollout, version) for rollout in known.rollouts(env, number)] for number in done}
+            produced = [Output(f"rollouts.{env}", rollout.group_id, rollout) for group in groups.values() for rollout in group]
+            writer.commit([to_message(output) for output in (*produced, Output(journal(part), f"{env}-0", counter.done(done)))])
+            for number, group in groups.items():
+                credit.measured(tokens_of(group))
+                del under_way[number]
+    reader.close()
+    writer.close()
+
+
+def hear(messages: Sequence[Message], env: str, credit: Credit, version: int) -> int:
+    """Take note of what is wanted. Returns the newest version."""
+    for message in messages:
+        match to_event(message, ("demand", "policy-version")).record:
+            case Demand(environment=wanted) as demand if wanted == env:
+                credit.demand = demand
+            case PolicyVersion(version=announced):
+                version = max(version, announced)
+            case _:
+                pass
+    return version
+
+
+def tokens_of(group: Sequence[Rollout]) -> int:
+    return sum(total_tokens(rollout) for rollout in group)

@@ -1,0 +1,242 @@
+"""Runs a data path, kills it as planned, lets it come to rest. The parts and the broker are processes under the project's own supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from kafka import KafkaAdminClient
+
+from streamrl import topics
+from streamrl.config import RunFile
+from streamrl.orchestrator import directory
+from streamrl.orchestrator.plan import BROKER, HOPELESS
+from streamrl.orchestrator.supervisor import Supervisor
+from streamrl.replay.progress import Report, silent
+from streamrl.stream import broker
+from streamrl.stream.kafka import KafkaLog
+from tests.chaos import known
+from tests.chaos.part import note_of
+from tests.chaos.plan import Kill
+
+ROOT = Path(__file__).parents[2]
+TICK_S = 0.02
+BACKOFF_S = 0.3  # after an end that nobody planned
+PATIENCE_S = 40.0  # for whatever must come
+LOOKS_S = 0.02  # on average between two looks whether a victim is where it is to be hit
+HALT_S = 5.0  # until SIGSTOP has worked
+QUIET_S = 2.0  # without a commit: the run has come to rest
+OPEN = {"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"}  # states of a transaction that readers still wait for
+
+
+class Stuck(Exception):
+    """The run did not go on as it must."""
+
+
+@dataclass
+class Struck:
+    """What was done to a run."""
+
+    kills_by_role: Counter[str] = field(default_factory=Counter[str])
+    inside: Counter[str] = field(default_factory=Counter[str])  # kills in an open transaction, by role; as the broker said
+    returns_s: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])  # part, from the broker's return to its next commit
+    restarts_s: list[float] = field(default_factory=list[float])  # from a part's death to the first commit of its next life
+    seconds: float = 0.0
+
+
+class Harness:
+    """A run and whoever works on it. From the main thread only: nothing outlives it."""
+
+    def __init__(self, run: RunFile, logs: str) -> None:
+        self.run, self.parts, self._kind = run, known.parts(run), logs
+        environment = {name: value for name, value in os.environ.items() if name != "STREAMRL_KAFKA"}
+        self.supervisor = Supervisor(run.directory / "logs", {**environment, "PYTHONPATH": str(ROOT)})
+        (run.directory / "notes").mkdir()
+        self.notes = {name: note_of(run, name) for name in self.parts}
+        self._wanted: list[str] = [BROKER]
+        self._killed: dict[str, tuple[int, float]] = {}  # process and time, of those that have not committed since
+        self.struck = Struck()
+
+    @property
+    def log(self) -> KafkaLog:
+        return KafkaLog(broker.settings(self.run), self.run.run)
+
+    def start(self) -> None:
+        self.until(self.broker_answers, "the broker answers")
+        topics.apply(self.run, broker.settings(self.run))
+        self._wanted += self.parts
+
+    def close(self) -> None:
+        self.supervisor.close(limit_s=5.0)
+
+    # ---- supervision ------------------------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Start what is not running, and note who is well again."""
+        observed, now = self.supervisor.observe(), time.time()
+        for name in self._wanted:
+            ends = observed[name].ends if name in observed else ()
+            if name in observed and observed[name].running:
+                if name in self._killed and self._killed[name][0] != self.supervisor.pid(name) and self.commits(name):
+                    self.struck.restarts_s.append(time.monotonic() - self._killed.pop(name)[1])
+            elif not ends or ends[-1].exit_code == -signal.SIGKILL or now > ends[-1].time_s + BACKOFF_S:
+                if ends and ends[-1].exit_code in HOPELESS:
+                    raise Stuck(f"{name} has given up with exit code {ends[-1].exit_code}: {self.supervisor.last_line(name)}")
+                self.supervisor.start(name, self._command(name))
+
+    def _command(self, name: str) -> list[str]:
+        file = str(self.run.directory / directory.RUN_FILE)
+        return [sys.executable, "-m", *(("streamrl.cli", BROKER, file) if name == BROKER else ("tests.chaos.part", file, name, self._kind))]
+
+    def rest(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.tick()
+            time.sleep(min(left, TICK_S))
+
+    def until(self, true: Callable[[], object], what: str, limit_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + limit_s
+        while True:
+            self.tick()
+            if true():
+                return
+            if time.monotonic() > deadline:
+                self.ask_where()
+                lines = "; ".join(f"{name}: {self.supervisor.last_line(name)}" for name in self._wanted if self.supervisor.has(name))
+                raise Stuck(f"within {limit_s:.0f} s it did not come to this: {what} ({lines})")
+            time.sleep(TICK_S)
+
+    def ask_where(self) -> None:
+        """Every part writes to its log where it is."""
+        for name in self.parts:
+            if self.supervisor.has(name) and self.supervisor.observe()[name].running:
+                os.kill(self.supervisor.pid(name), signal.SIGUSR1)
+        time.sleep(0.5)
+
+    def commits(self, name: str) -> int:
+        """Of its present life."""
+        note = self.notes[name]
+        return note.commits if self.supervisor.has(name) and note.pid == self.supervisor.pid(name) else 0
+
+    def everybody_works(self) -> bool:
+        return all(self.commits(name) for name in self.parts)
+
+    def broker_answers(self) -> bool:
+        return broker.running(broker.home_of(self.run)) is not None
+
+    # ---- kills --------------------------------------------------------------------------------------------------------------------------------
+
+    def kill(self, kill: Kill, draw: Random) -> None:
+        """One kill as planned. The next one may come before the victim is back."""
+        if kill.part == BROKER:
+            self.until(self.everybody_works, "every part has committed since its last start")
+            self.rest(kill.pause_s)
+            self.kill_broker()
+        else:
+            self.until(lambda: self.commits(kill.part), f"{kill.part} has committed since its last start")
+            self.rest(kill.pause_s)
+            self.kill_part(kill, draw)
+        self.struck.kills_by_role[known.role(kill.part)] += 1
+
+    def kill_part(self, kill: Kill, draw: Random) -> None:
+        """Make it stand still, look where it is, and kill it, or let it go on and look again."""
+        name, deadline = kill.part, time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if self.supervisor.observe()[name].running and halt(pid := self.supervisor.pid(name)):
+                if self.commits(name) and (self.notes[name].open or not kill.inside):
+                    inside = self.is_open(name)
+                    if inside or not kill.inside:
+                        os.kill(pid, signal.SIGKILL)
+                        self._killed[name] = pid, time.monotonic()
+                        self.struck.inside[known.role(name)] += inside
+                        return
+                os.kill(pid, signal.SIGCONT)
+            self.rest(draw.expovariate(1 / LOOKS_S))
+        raise Stuck(f"{name} was never found with a transaction open: {self.supervisor.last_line(name)}")
+
+    def is_open(self, name: str) -> bool:
+        """Has this part, which stands still, something in the log that is not decided yet? The broker knows; without transactions its own note."""
+        if self._kind == "no-transactions" or not self.notes[name].open:
+            return self.notes[name].open
+        identity = f"{self.run.run}.{'learner-' + self.run.learner.name if name == 'learner' else name}"
+        admin = KafkaAdminClient(bootstrap_servers=broker.settings(self.run)["bootstrap.servers"])
+        try:
+            return str(getattr(admin.describe_transactions([identity])[identity].state, "value", "")) in OPEN
+        finally:
+            admin.close()
+
+    def kill_broker(self) -> None:
+        """Kill the broker, wait for the next one, and measure how long after its return each part commits again."""
+        home = broker.home_of(self.run)
+        found = broker.find(home)
+        assert found is not None
+        found.process.kill()
+        self.until(lambda: not found.alive(), "the broker is gone")
+        self.until(self.broker_answers, "the broker answers again")
+        returned, before = time.monotonic(), {name: (self.notes[name].pid, self.notes[name].commits) for name in self.parts}
+        waiting = list(self.parts)
+
+        def note() -> bool:
+            for name in [name for name in waiting if self.commits(name) and (self.notes[name].pid, self.notes[name].commits) != before[name]]:
+                self.struck.returns_s.append((name, time.monotonic() - returned))
+                waiting.remove(name)
+            return not waiting
+
+        self.until(note, "every part commits after the broker's return")
+
+    # ---- the end ------------------------------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """The envs stop, the others work off what they can, then everybody but the broker stops."""
+        self.until(self.everybody_works, "every part has committed since its last start")
+        envs = [name for name in self.parts if known.role(name) == "env"]
+        self._wanted = [name for name in self._wanted if name not in envs]
+        self.supervisor.stop(envs)
+        counts: list[tuple[float, list[int]]] = []
+
+        def quiet() -> bool:
+            counts.append((time.monotonic(), [self.commits(name) for name in self.parts]))
+            return any(now == counts[-1][1] and time_s < counts[-1][0] - QUIET_S for time_s, now in counts)
+
+        self.until(quiet, "nobody commits any more")
+        self._wanted = [BROKER]
+        self.supervisor.stop_all(but=(BROKER,))
+
+
+def halt(pid: int) -> bool:
+    """SIGSTOP, and wait until it stands. False when it has ended by itself."""
+    os.kill(pid, signal.SIGSTOP)  # it has not been waited for, so the number is still its own
+    deadline = time.monotonic() + HALT_S
+    while (state := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
+        if state == "Z":
+            return False
+        if time.monotonic() > deadline:
+            raise Stuck(f"process {pid} does not stand still {HALT_S:.0f} s after SIGSTOP but is in state {state}")
+        time.sleep(0.0002)
+    return True
+
+
+@contextlib.contextmanager
+def struck(run: RunFile, kills: Sequence[Kill], seed: int, logs: str = "transactions", progress: Report = silent) -> Iterator[Harness]:
+    """A run that was killed as planned and has come to rest. Its broker is up for as long as the block lasts."""
+    started = time.monotonic()
+    with directory.take(run, fresh=True):
+        harness, draw = Harness(run, logs), Random(seed)
+        try:
+            harness.start()
+            for number, kill in enumerate(kills):
+                harness.kill(kill, draw)
+                progress(number + 1, len(kills))
+            harness.drain()
+            harness.struck.seconds = time.monotonic() - started
+            yield harness
+        finally:
+            harness.close()

@@ -1,0 +1,57 @@
+"""One part of a chaos run, as a process: `python -m tests.chaos.part RUN.yaml NAME LOG`, with a LOG of `LOGS`. Ends as `streamrl` does."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+from dataclasses import replace
+from typing import Any
+
+from streamrl import config
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.cli import LOG_FORMAT
+from streamrl.config import RunFile
+from streamrl.errors import StreamrlError
+from streamrl.stream import broker, worker
+from streamrl.stream.log import Log
+from tests.chaos import env, learner
+from tests.chaos.watched import Note, UntransactedLog, WatchedLog
+
+LOGS = {"transactions": WatchedLog, "no-transactions": UntransactedLog}
+SNAPSHOT_EVENTS = 300  # many within a run, so that kills meet them
+REAL = {"buffer": buffer.part, "batcher": batcher.part}
+
+
+def main(run: RunFile, log: Log, stop: threading.Event, name: str) -> None:
+    """Be that part."""
+    if name in REAL:
+        part: Any = REAL[name](run)
+        worker.run(log, replace(part, snapshot_events=SNAPSHOT_EVENTS), stop)
+    elif name == "learner":
+        learner.main(run, log, stop)
+    else:
+        env.main(run, log, stop, name.split("-")[1])
+
+
+def note_of(run: RunFile, name: str) -> Note:
+    return Note(run.directory / "notes" / name)
+
+
+if __name__ == "__main__":
+    file, mine, kind = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    faulthandler.register(signal.SIGUSR1)  # where does it hang?
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        loaded = config.load(file)
+        note = note_of(loaded, mine)
+        note.begin()
+        main(loaded, LOGS[kind](broker.settings(loaded), loaded.run, note), stopped, mine)
+    except StreamrlError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,220 @@
+"""What came of a run, from its topics alone: every rollout there as it is known to be, trained once at most, with one fate at most; and the same when
+replayed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from streamrl.buffer.groups import generated_tokens
+from streamrl.config import RunFile
+from streamrl.errors import StreamrlError
+from streamrl.learner.reading import recorded
+from streamrl.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.replay.audit import audit
+from streamrl.replay.compare import replay
+from streamrl.replay.show import parts_of
+from streamrl.stream.codec import encode, to_event
+from streamrl.stream.journal import newest
+from streamrl.stream.log import Event, Log, read
+from streamrl.topics import env_part, journal
+from tests.chaos import known
+
+NAMED = 20  # faults in words; all are counted
+
+Where = tuple[str, int, int]  # env, partition, offset
+
+
+@dataclass
+class Verdict:
+    """The account of a run; all but the first five are 0, or true, in a run that is well."""
+
+    rollouts: int = 0
+    groups: int = 0
+    batches: int = 0
+    versions: int = 0
+    in_flight: int = 0  # rollouts that a part holds in the end
+    lost: int = 0  # rollouts that their env has published or the batcher put into a batch, and that are not there
+    trained_twice: int = 0  # further occurrences of a rollout in the batches
+    two_fates: int = 0
+    without_fate: int = 0  # and nobody holds them
+    audit_balanced: bool = False
+    batches_identical: bool = False  # to those of the replay of the journals, byte for byte; groups as well
+    wrong: int = 0  # whatever else is not as it must be
+    faults: list[str] = field(default_factory=list[str])  # some of it, in words
+
+    @property
+    def clean(self) -> bool:
+        bad = self.lost + self.trained_twice + self.two_fates + self.without_fate + self.wrong
+        return not bad and self.audit_balanced and self.batches_identical and self.batches > 0
+
+    def fault(self, what: str) -> None:
+        self.wrong += 1
+        self.say(what)
+
+    def say(self, what: str) -> None:
+        if len(self.faults) < NAMED:
+            self.faults.append(what)
+
+
+def verdict(log: Log, run: RunFile) -> Verdict:
+    """Read the topics of a run that has come to rest."""
+    found = Verdict()
+    where = look_at_rollouts(log, run, found)
+    look_at_groups(log, run, found, where)
+    look_at_batches(log, run, found)
+    for account in (look_at_accounts, look_at_replay):
+        try:
+            account(log, run, found)
+        except StreamrlError as error:  # a journal that cannot be folded again
+            found.fault(str(error))
+    return found
+
+
+def look_at_rollouts(log: Log, run: RunFile, found: Verdict) -> dict[Where, str]:
+    """Each env has published what it says, each problem once and as known. Returns whose uid lies where."""
+    where: dict[Where, str] = {}
+    for env in run.envs:
+        there: dict[int, list[str]] = {}
+        for event in events(log, f"rollouts.{env}", "rollout"):
+            found.rollouts += 1
+            if not isinstance(event.record, Rollout) or not is_known(env, event.record):
+                found.fault(f"{event} is not a rollout of {env}")
+                continue
+            where[env, event.partition, event.offset] = event.record.rollout_uid
+            there.setdefault(number_of(event.record.group_id), []).append(event.record.rollout_uid)
+        progress = newest(log, journal(env_part(env, 0)), EnvProgress) or EnvProgress(producer="", next_problem=0)
+        published = set(range(progress.next_problem)) - set(progress.open_problems)
+        for number in sorted(published | there.keys()):
+            wanted = [rollout.rollout_uid for rollout in known.rollouts(env, number)] if number in published else []
+            if there.get(number, []) != wanted:
+                found.lost += (Counter(wanted) - Counter(there.get(number, []))).total()
+                found.fault(f"problem {number} of {env} has rollouts {there.get(number, [])}, not {wanted}")
+    return where
+
+
+def is_known(env: str, rollout: Rollout) -> bool:
+    same = [one for one in known.rollouts(env, number_of(rollout.group_id)) if one.rollout_uid == rollout.rollout_uid]
+    return bool(same) and encode(known.at_version(same[0], rollout.policy_version)) == encode(rollout)
+
+
+def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, str]) -> None:
+    """Each group closed once, of rollouts that lie where it says, with their tokens and the advantages of their rewards."""
+    closed = Counter[str]()
+    for env in run.envs:
+        for event in events(log, f"groups.{env}", "scored-group"):
+            group = event.record
+            assert isinstance(group, ScoredGroup)
+            found.groups += 1
+            closed[group.group_id] += 1
+            there = [where.get((env, group.partition, offset)) for offset in group.offsets.tolist()]
+            if there != group.uids or len(set(there)) != len(there):
+                found.fault(f"group {group.group_id} has the rollouts {group.uids}; where it says lie {there}")
+            for member, advantage in zip(members_of_group(group), group.advantages, strict=True):
+                mean = (float(group.rewards.sum()) - float(member.reward)) / max(len(group.uids) - 1, 1)  # of the others
+                if not is_same(member) or not np.isclose(advantage, member.reward - mean):
+                    found.fault(f"{member.uid} is not in group {group.group_id} as it was sampled")
+    for name in [name for name, times in closed.items() if times > 1]:
+        found.fault(f"group {name} was closed {closed[name]} times")
+
+
+def look_at_batches(log: Log, run: RunFile, found: Verdict) -> None:
+    """Batches follow each other, hold what their fates say, each rollout once, as it was sampled; and versions are what training on them gives."""
+    weights, trained = [known.FIRST_WEIGHTS], Counter[tuple[str, int]]()
+    for batch, _ in recorded(log):
+        if batch.number != found.batches:
+            found.fault(f"batch {batch.number} came where batch {found.batches} was due")
+        found.batches += 1
+        weights.append(known.trained(weights[-1], batch))
+        trained.update((uid, batch.number) for uid in batch.uids)
+        for member in members_of_batch(batch):
+            if not is_same(member):
+                found.fault(f"{member.uid} is not in batch {batch.number} as it was sampled")
+    fated = Counter((uid, f.batch or 0) for event in events(log, "fates", "fate") if (f := fate_of(event)).fate == "batched" for uid in f.uids)
+    found.lost += (fated - trained).total()
+    for uid, number in trained - fated:
+        found.fault(f"{uid} is in batch {number}, and no fate says so")
+    found.trained_twice = sum(times - 1 for times in Counter(uid for uid, _ in trained.elements()).values())
+    announced = [event.record for event in events(log, "policy-versions", "policy-version")]
+    found.versions = len(announced)
+    wanted = [(version, of, version - 1 if version else None) for version, of in enumerate(weights)]
+    if (there := [(v.version, v.sha256, v.batch) for v in announced if isinstance(v, PolicyVersion)]) != wanted:
+        found.fault(f"{len(there)} versions are announced and are not the {len(wanted)} that the batches give")
+
+
+def look_at_accounts(log: Log, run: RunFile, found: Verdict) -> None:
+    account = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()))
+    found.two_fates, found.without_fate, found.in_flight = account.twice, account.lost, account.total("in flight")
+    found.audit_balanced = account.balanced and account.published == found.rollouts
+    for problem in account.problems:
+        found.say(problem)
+
+
+def look_at_replay(log: Log, run: RunFile, found: Verdict) -> None:
+    """Groups and batches are those of the journals: no other, no more and no less."""
+    replayed = {name: replay(log, part)[0] for name, part in parts_of(run).items()}
+    for result in replayed.values():
+        if result.difference:
+            found.say(f"replay: {result.difference}")
+    counts = replayed["buffer"].identical.get("groups"), replayed["batcher"].identical.get("batches")
+    found.batches_identical = counts == (found.groups, found.batches) and not any(result.difference for result in replayed.values())
+
+
+class Member(NamedTuple):
+    """A rollout as a group or a batch has it."""
+
+    uid: str
+    group_id: str
+    prompt: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    reward: np.float32
+
+
+def members_of_group(group: ScoredGroup) -> Iterator[Member]:
+    tokens, logprobs = pieces(group.tokens, group.lengths), pieces(group.policy_logprobs, group.lengths)
+    for i, uid in enumerate(group.uids):
+        yield Member(uid, group.group_id, group.prompt, tokens[i], logprobs[i], group.rewards[i])
+
+
+def members_of_batch(batch: Batch) -> Iterator[Member]:
+    tokens, logprobs = pieces(batch.tokens, batch.lengths), pieces(batch.policy_logprobs, batch.lengths)
+    prompts = pieces(batch.prompts, batch.prompt_lengths)
+    for i, (uid, group) in enumerate(zip(batch.uids, batch.groups, strict=True)):
+        yield Member(uid, batch.group_ids[group], prompts[group], tokens[i], logprobs[i], batch.rewards[i])
+
+
+def is_same(member: Member) -> bool:
+    """Is it what its env made?"""
+    env, number = member.group_id.split("-")
+    made = next((one for one in known.rollouts(env, int(number)) if one.rollout_uid == member.uid and not one.failure), None)
+    if made is None or generated_tokens(made) != len(member.tokens):
+        return False
+    asked, answered = made.turns
+    pairs = ((asked.tokens, member.prompt), (answered.tokens, member.tokens), (answered.logprobs, member.logprobs))
+    return made.reward == member.reward and all(np.array_equal(then, now) for then, now in pairs if then is not None)
+
+
+def pieces(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """(sum of lengths,) cut into pieces of these lengths."""
+    return np.split(array, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def fate_of(event: Event) -> Fate:
+    assert isinstance(event.record, Fate)
+    return event.record
+
+
+def number_of(group_id: str) -> int:
+    return int(group_id.rpartition("-")[2])
+
+
+def events(log: Log, topic: str, schema: str) -> Iterator[Event]:
+    """All of a topic, partition by partition."""
+    for partition in range(log.topics()[topic]):
+        for message in read(log, topic, partition, log.start(topic, partition)):
+            yield to_event(message, (schema,))

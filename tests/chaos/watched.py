@@ -1,0 +1,126 @@
+"""What shows of a part from outside, while it stands still: a few numbers in a file that it and the harness map. And the logs that write them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from streamrl.errors import TransactionFailed
+from streamrl.stream.kafka import CALL_TIMEOUT_S, COMMON, PRODUCER, KafkaLog, produce
+from streamrl.stream.log import Message, Positions, Writer
+
+SIZE = 3 * 8  # bytes
+
+
+class Note:
+    """Three numbers, each written at once: whose they are, commits in this life, and whether there is something produced that is not committed."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(SIZE))
+        with path.open("r+b") as file:
+            self._numbers = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("Q")
+
+    def begin(self) -> None:
+        """This process lives now."""
+        self._numbers[1], self._numbers[2], self._numbers[0] = 0, 0, os.getpid()
+
+    @property
+    def pid(self) -> int:
+        return self._numbers[0]
+
+    @property
+    def commits(self) -> int:
+        return self._numbers[1]
+
+    @property
+    def open(self) -> bool:
+        return bool(self._numbers[2])
+
+    def produced(self) -> None:
+        self._numbers[2] = 1
+
+    def settled(self) -> None:
+        self._numbers[2] = 0
+
+    def committed(self) -> None:
+        self.settled()
+        self._numbers[1] += 1
+
+
+class WatchedLog(KafkaLog):
+    """The log on a broker; its one transactional writer notes what it does."""
+
+    def __init__(self, settings: Mapping[str, Any], run: str, note: Note) -> None:
+        super().__init__(settings, run)
+        self._note = note
+
+    def writer(self, identity: str, memory: str = "") -> Writer:
+        writer = super().writer(identity, memory)
+        writer._producer = WatchedProducer(writer._producer, self._note)  # type: ignore[assignment]
+        return writer
+
+
+class WatchedProducer:
+    """A librdkafka producer that notes from its first message on that a transaction is open, until the commit has returned."""
+
+    def __init__(self, producer: Producer, note: Note) -> None:
+        self._producer, self._note = producer, note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def produce(self, *arguments: Any, **named: Any) -> None:
+        self._producer.produce(*arguments, **named)
+        self._note.produced()
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        self._producer.commit_transaction(timeout_s)
+        self._note.committed()
+
+
+class UntransactedLog(WatchedLog):
+    """The control: what a part without transactions would do. The harness must find fault with it."""
+
+    def writer(self, identity: str, memory: str = "") -> Writer:
+        return UntransactedWriter(self._settings, self._prefix, identity, self._note)
+
+
+class UntransactedWriter:
+    """Outputs, then positions, then the journal, each waited for: whoever is killed before its journal says so leaves outputs that come again."""
+
+    def __init__(self, settings: Mapping[str, Any], prefix: str, identity: str, note: Note) -> None:
+        self._prefix, self._note = prefix, note
+        self._producer = Producer({**COMMON, **settings, **PRODUCER})
+        self._group = Consumer({**COMMON, **settings, "group.id": prefix + identity, "enable.auto.commit": False})
+
+    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> list[int]:
+        offsets = [-1] * len(messages)
+        journal = [index for index, message in enumerate(messages) if message.topic.startswith("journal.")]
+        if outputs := [index for index in range(len(messages)) if index not in journal]:
+            self._write(messages, outputs, offsets)
+            self._note.produced()
+        if positions:
+            where = [TopicPartition(self._prefix + topic, p, offset) for (topic, p), offset in positions.items()]
+            self._group.commit(offsets=where, asynchronous=False)
+        self._note.settled()  # from here on a kill may come too late to do harm
+        self._write(messages, journal, offsets)
+        self._note.committed()
+        return offsets
+
+    def close(self) -> None:
+        self._group.close()
+
+    def _write(self, messages: Sequence[Message], chosen: Sequence[int], offsets: list[int]) -> None:
+        def note(index: int, written: Any) -> None:
+            offsets[index] = written.offset()
+
+        for index in chosen:
+            produce(self._producer, self._prefix, messages[index], lambda error, written, index=index: error or note(index, written))
+        if self._producer.flush(CALL_TIMEOUT_S):
+            raise TransactionFailed("the broker did not take what was produced")
