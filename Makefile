@@ -5,6 +5,7 @@
 ENV := .venv
 INFERENCE_ENV := .venv-inference
 UV := $(ENV)/bin/uv
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 EXTRAS := --extra learner --extra broker --extra envs --extra dev
 
 .PHONY: help setup quickstart check test test-all chaos bench lock clean
@@ -22,11 +23,13 @@ check: $(ENV)/.installed ## ruff and pyright
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/pyright
 
-test: setup ## all tests but the slow ones
-	$(ENV)/bin/python -m pytest -m "not slow"
+test: setup ## all tests but the slow ones; whole runs have the machine to themselves, the others are two at a time
+	$(ENV)/bin/python -m pytest -m "not slow and not live" $(TWO)
+	$(ENV)/bin/python -m pytest -m "not slow and live"
 
 test-all: setup ## all tests
-	$(ENV)/bin/python -m pytest
+	$(ENV)/bin/python -m pytest -m "not live" $(TWO)
+	$(ENV)/bin/python -m pytest -m live
 
 chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) as CHAOS_SEED says, then account for every rollout
 	@$(ENV)/bin/python -m tests.chaos --kills $(or $(CHAOS_KILLS),100) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --dir $(or $(CHAOS_DIR),runs/chaos)

@@ -24,8 +24,6 @@ from streamrl.records import PolicyVersion
 from streamrl.weights.export import WEIGHTS
 from tests.live import KEY, START_S, Live, vllm_processes
 
-pytestmark = pytest.mark.live
-
 T = TypeVar("T")
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 TOLERANCE = 1e-4  # of a logprob, in float32
