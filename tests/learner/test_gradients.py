@@ -6,23 +6,67 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.learner.gradients import gradient
+from streamrl.config import TinyModel
+from streamrl.learner.initial import write_tiny
+from tests.learner.gradients import CONTEXT, gradient
 
 TOLERANCE = 1e-6
 PATIENCE_S = 300.0
 ROOT = Path(__file__).parents[2]
 
 
+class Program(NamedTuple):
+    """`tests/learner/gradients.py` at work."""
+
+    process: subprocess.Popen[str]
+    out: Path
+
+    def result(self) -> tuple[str, dict[str, np.ndarray]]:
+        """What it ran on, as processes x devices, and the gradient."""
+        said = self.process.communicate(timeout=PATIENCE_S)[0]
+        assert self.process.returncode == 0, said[-3000:]
+        with safe_open(self.out, "np") as file:
+            return file.metadata()["devices"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
 @pytest.fixture(scope="module")
-def whole(tiny: Path) -> dict[str, np.ndarray]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "small", TinyModel(layers=1, hidden=16, head_dim=8, seed=1), CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def programs(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Program]]]:
+    """All at once: most of their time they import. The two processes take one row each at a time."""
+    directory = tmp_path_factory.mktemp("gradients")
+
+    def launch(out: str, *arguments: object, devices: int = 1) -> Program:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        command = [sys.executable, "-m", "tests.learner.gradients", str(small), str(directory / out), *map(str, arguments)]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return Program(process, directory / out)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    made = {"devices": [launch("devices", devices=2)], "processes": [launch(f"process-{i}", 1, coordinator, 2, i) for i in range(2)]}
+    yield made
+    for program in (*made["devices"], *made["processes"]):
+        program.process.kill()
+        program.process.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(small: Path, programs: object) -> dict[str, np.ndarray]:
     """On one device, in one part."""
-    found = gradient(tiny)
+    found = gradient(small)
     assert max(float(np.abs(array).max()) for name, array in found.items() if name not in ("loss", "kl")) > 1e-2 and found["kl"][0] > 1e-6
     return found
 
@@ -34,46 +78,21 @@ def check(found: dict[str, np.ndarray], whole: dict[str, np.ndarray], how: str) 
     assert worst <= TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_micro_batches_add_up(tiny: Path, whole: dict[str, np.ndarray], rows: int):
-    """Four parts of one row; two of three, the second of which is filled up with padding."""
-    check(gradient(tiny, rows), whole, f"micro-batches of {rows}")
+def test_micro_batches_add_up(small: Path, whole: dict[str, np.ndarray]):
+    """Two parts of three rows, the second of which is filled up with padding."""
+    check(gradient(small, 3), whole, "micro-batches of three rows")
 
 
-def launch(tiny: Path, out: Path, *arguments: object, devices: int = 1) -> subprocess.Popen[str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, "-m", "tests.learner.gradients", str(tiny), str(out), *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(processes: list[subprocess.Popen[str]]) -> None:
-    try:
-        said = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(text[-3000:] for text in said)
-
-
-def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    with safe_open(path, "np") as file:
-        return file.metadata()["devices"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def test_two_devices_add_up(tiny: Path, whole: dict[str, np.ndarray], tmp_path: Path):
-    finish([launch(tiny, tmp_path / "two", devices=2)])
-    how, found = read(tmp_path / "two")
+def test_two_devices_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):
+    (program,) = programs["devices"]
+    how, found = program.result()
     assert how == "1x2"
     check(found, whole, "two devices")
 
 
-def test_two_processes_add_up(tiny: Path, whole: dict[str, np.ndarray], tmp_path: Path):
-    """In micro-batches, too: one row of each process at a time."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    finish([launch(tiny, tmp_path / str(i), 1, coordinator, 2, i) for i in range(2)])
-    for i in range(2):
-        how, found = read(tmp_path / str(i))
+def test_two_processes_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):
+    """In micro-batches, too."""
+    for i, program in enumerate(programs["processes"]):
+        how, found = program.result()
         assert how == "2x2"
         check(found, whole, f"two processes, as process {i} has it")
