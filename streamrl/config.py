@@ -21,6 +21,7 @@ from streamrl.credentials import exposed
 from streamrl.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
+RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
 
 class Section(BaseModel):
@@ -53,7 +54,8 @@ class Buffer(Section):
     max_age: int = Field(default=1, ge=0)  # learner versions
     max_window_tokens: int = Field(default=4_000_000, ge=1)  # an env's window: full, it stops reading
     max_invalid_frac: float = Field(default=0.5, ge=0, le=1)  # of the last 1,000 rollouts of an env: beyond it the env is not read for 30 s; 1: never
-    advantage: str = "rloo"  # rloo, grpo, or MODULE:FUNCTION
+    advantage: str = "rloo"  # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
+    zero_advantage: Literal["keep", "filter"] = "keep"  # a group whose advantages are all 0: train on it, or leave it out (others fill the batch)
     remember_versions: int = Field(default=16, ge=1)  # how long uids and closed groups are known, in versions
 
 
@@ -65,6 +67,7 @@ class Batcher(Section):
     row_count: int = Field(default=0, ge=0)  # rows of every batch; 0: enough for the budget and a tenth more
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
+    advantage: str = ""  # over the batch: none, normalize, or MODULE:FUNCTION; empty: what buffer.advantage needs
     shortage_after_s: float = Field(default=2.0, gt=0)  # a shortage that lasts so long is reported
 
     @property
@@ -89,14 +92,32 @@ class Model(Section):
     max_seq_len: int = Field(default=128, ge=2)  # positions the model is built for (tokens of one rollout)
 
 
+class Correction(Section):
+    """What the learner does about rollouts of an older version or another engine. Each is a choice of its own; docs/losses.md has the formulas."""
+
+    old_policy: Literal["bypass", "decoupled"] = "bypass"  # the ratio is measured from the policy that sampled, or the one a step begins with
+    weights: Literal["none", "token", "sequence"] = "none"  # importance weights of each token, or of each rollout
+    beyond: Literal["truncate", "mask"] = "truncate"  # a weight above weight_max: cut down to it, or (also below weight_min) out of the batch
+    weight_min: float = Field(default=0.0, ge=0)
+    weight_max: float = Field(default=2.0, gt=0)
+    reject: Literal["none", "k1", "k2", "k3", "geometric"] = "none"  # the distance from the policy that sampled beyond which nothing trains
+    reject_by: Literal["token", "sequence"] = "token"  # the distance of a token, or the mean of its rollout; geometric: always sequence
+    reject_above: float = Field(default=0.0, ge=0)  # the limit: of |k1|, k2, k3 in nats; geometric: a ratio above 1 (and below, its inverse)
+
+
 class Learner(Section):
     """Batches in, policy versions out."""
 
     name: str = "lead"  # of the run's own: all parts follow its versions. Others may join, under other names (`streamrl learner --name`)
-    loss: str = "ppo"  # ppo, clipped-ratio (document 000), or MODULE:FUNCTION
-    clip_epsilon: float = Field(default=0.2, gt=0)
+    loss: str = "ppo"  # ppo, dapo, cispo, gspo, grpo (document 003), clipped-ratio (document 000), or MODULE:FUNCTION
+    average: Literal["", "tokens", "samples", "constant"] = ""  # what a token counts in its batch; empty: as the loss's source has it
+    clip_epsilon: float = Field(default=0.2, gt=0)  # the ratio may go down to 1 - clip_epsilon
+    clip_epsilon_high: float = Field(default=0.0, ge=0)  # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
+    correction: Correction = Correction()
     kl: str = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
     kl_coefficient: float = Field(default=0.01, ge=0)
+    kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages
+    micro_batch_rows: int = Field(default=0, ge=0)  # rows that a device works on at a time; 0: all of its rows
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup_steps: int = Field(default=10, ge=0)
     beta1: float = 0.9
@@ -195,7 +216,7 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
-        for problem in (*self._env_problems(), *self._size_problems(), *self._secret_problems()):
+        for problem in (*self._env_problems(), *self._size_problems(), *self._loss_problems(), *self._secret_problems()):
             raise ValueError(problem)
         return self
 
@@ -229,6 +250,19 @@ class RunFile(Section):
             yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
         if self.model.max_seq_len > batcher.max_seq_len:
             yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
+
+    def _loss_problems(self) -> Iterator[str]:
+        learner, correction = self.learner, self.learner.correction
+        if learner.loss == "dapo" and learner.clip_epsilon_high <= learner.clip_epsilon:
+            yield f"learner.loss: dapo is ppo unless clip_epsilon_high is above clip_epsilon {learner.clip_epsilon}; its paper has 0.28 and 0.2"
+        if correction.weights != "none" and correction.old_policy == "bypass" and learner.loss in RATIO_LOSSES:
+            ratio = f"the ratio of {learner.loss} weighs by the policy that sampled already"
+            yield f"learner.correction.weights: {ratio}; set old_policy: decoupled, or learner.loss: grpo, which has no ratio"
+        if correction.weight_min >= correction.weight_max:
+            yield f"learner.correction.weight_min {correction.weight_min} must be below weight_max {correction.weight_max}"
+        least = 1.0 if correction.reject == "geometric" else 0.0
+        if correction.reject != "none" and correction.reject_above <= least:
+            yield f"learner.correction.reject is {correction.reject}: set reject_above, the limit, above {least:g}"
 
     def _secret_problems(self) -> Iterator[str]:
         yield from exposed(self.kafka, "kafka")

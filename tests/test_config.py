@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from streamrl import config
 from streamrl.errors import ConfigError
@@ -25,6 +26,23 @@ def test_a_setting_can_be_given_on_the_command_line():
 
 
 @pytest.mark.parametrize(
+    "correction",
+    [
+        "{old_policy: decoupled, weights: sequence, beyond: mask, reject: k1, reject_by: sequence, reject_above: 0.5}",
+        "{old_policy: bypass, reject: geometric, reject_above: 1.5}",
+    ],
+)
+def test_corrections_are_separate_choices(correction: str):
+    chosen = config.load(QUICKSTART, [f"learner.correction={correction}"]).learner.correction
+    assert chosen.model_dump(include=chosen.model_fields_set) == yaml.safe_load(correction)
+
+
+def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
+    run = config.load(QUICKSTART, ["learner.loss=grpo", "learner.correction.weights=token"])
+    assert (run.learner.correction.old_policy, run.learner.correction.weights) == ("bypass", "token")
+
+
+@pytest.mark.parametrize(
     ("override", "says"),
     [
         ("learner.learnin_rate=1", r"unknown key 'learner.learnin_rate'; did you mean 'learning_rate'\?"),
@@ -43,6 +61,14 @@ def test_a_setting_can_be_given_on_the_command_line():
         ("envs.copy-digits.top_p=0.9", "reproduces temperature only"),
         ("buffer.remember_versions=2", "remember_versions"),
         ("learner", "write it as section.key=value"),
+        ("learner.loss=dapo", "dapo is ppo unless clip_epsilon_high is above clip_epsilon 0.2"),
+        ("learner.average=token", "learner.average: Input should be '', 'tokens', 'samples' or 'constant'"),
+        ("learner.correction.weight=token", "unknown key 'learner.correction.weight'; did you mean 'weights'"),
+        ("learner.correction.weights=token", "the ratio of ppo weighs by the policy that sampled already; set old_policy: decoupled"),
+        ("learner.correction.reject=k3", "reject is k3: set reject_above, the limit, above 0"),
+        ("learner.correction={reject: geometric, reject_above: 1}", "set reject_above, the limit, above 1"),
+        ("learner.correction.weight_min=2", "weight_min 2.0 must be below weight_max 2.0"),
+        ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
 )
 def test_what_cannot_work_is_named(override: str, says: str):

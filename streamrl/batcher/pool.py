@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from streamrl.batcher.advantages import stage_named, staged
 from streamrl.batcher.assemble import assemble, totals, without
 from streamrl.batcher.parts import split
 from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares, shortage
@@ -30,6 +31,7 @@ class Config:
     spill: bool
     max_window_tokens: int  # of one env
     shortage_after_s: float
+    advantage: str = "none"  # the batch stage
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -149,7 +151,7 @@ class Fold:
         if selection.short or not selection.chosen:
             return False
         groups = [self.usable(state.pools[c.env].groups[c.place]) for c in selection.chosen]
-        batch = self.assemble(groups)
+        batch = staged(self.assemble(groups), stage_named(config.advantage))
         taken = selection.chosen[: len(batch.group_ids)]
         before = {env: (pool.rollouts, pool.tokens, self.on_policy(pool)) for env, pool in state.pools.items()}
         self.outputs += [Output("batches", str(batch.number), record) for record in split(batch)]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
+from streamrl.batcher.advantages import STAGE_OF
 from streamrl.batcher.pool import Config, Fold, State
 from streamrl.batcher.selection import REST
 from streamrl.config import Fork, RunFile
@@ -72,6 +73,7 @@ def part(run: RunFile) -> Part[Config, State]:
         spill=run.batcher.on_shortage == "spill",
         max_window_tokens=run.buffer.max_window_tokens,
         shortage_after_s=run.batcher.shortage_after_s,
+        advantage=run.batcher.advantage or STAGE_OF.get(run.buffer.advantage, "none"),
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
     return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report)

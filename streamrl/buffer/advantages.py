@@ -1,6 +1,7 @@
 """Rewards of one group to advantages: how much better each rollout did than its peers.
 
-Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. Your own: name it MODULE:FUNCTION in the run file.
+Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. Your own: name it MODULE:FUNCTION in the run file. What a method
+asks of a whole batch, the batcher adds (`batcher/advantages.py`). docs/losses.md has them side by side.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from streamrl.imports import import_path
 
 Advantage = Callable[[np.ndarray], np.ndarray]
 EPSILON = 1e-4  # keeps a group of equal rewards at 0 instead of 0/0
+NONE = 1e-6  # an advantage of that size is rounding
 
 
 def rloo(rewards: np.ndarray) -> np.ndarray:
@@ -36,7 +38,47 @@ def grpo(rewards: np.ndarray) -> np.ndarray:
     return ((exact - exact.mean()) / (exact.std() + EPSILON)).astype(np.float32) if len(rewards) else np.zeros(0, np.float32)
 
 
-ADVANTAGES: dict[str, Advantage] = {"rloo": rloo, "grpo": grpo}
+def dr_grpo(rewards: np.ndarray) -> np.ndarray:
+    """Each reward less the group's mean: A_i = r_i - mean. No group counts for more because its rewards lie close together.
+
+    `rewards`: (group,) float32. Returns (group,) float32. Dr. GRPO, arXiv:2503.20783.
+    """
+    exact = rewards.astype(np.float64)
+    return (exact - exact.mean()).astype(np.float32) if len(rewards) else np.zeros(0, np.float32)
+
+
+def reinforce_plus_plus(rewards: np.ndarray) -> np.ndarray:
+    """The reward itself: A_i = r_i; the batch is the baseline, and the scale (the batcher's stage).
+
+    `rewards`: (group,) float32. Returns (group,) float32. REINFORCE++, arXiv:2501.03262.
+    """
+    return rewards.astype(np.float32)
+
+
+def maxrl(rewards: np.ndarray) -> np.ndarray:
+    """Each reward less the group's mean, in units of the mean: A_i = (r_i - mean) / mean. Problems that are seldom solved count for more.
+
+    Made for rewards of 0 and 1: there the mean gradient is that of log P(solved), up to its term of order group - 1. `rewards`: (group,)
+    float32. Returns (group,) float32; 0 where the mean is not above 0. MaxRL, arXiv:2602.02710.
+    """
+    exact = rewards.astype(np.float64)
+    mean = exact.mean() if len(rewards) else 0.0
+    return ((exact - mean) / mean).astype(np.float32) if mean > 0 else np.zeros(len(rewards), np.float32)
+
+
+def informative(advantages: np.ndarray) -> bool:
+    """Is there anything to learn from the group? `advantages`: (group,) float32. DAPO's dynamic sampling, arXiv:2503.14476, leaves the others out."""
+    return bool((np.abs(advantages) > NONE).any())
+
+
+ADVANTAGES: dict[str, Advantage] = {
+    "rloo": rloo,
+    "grpo": grpo,
+    "dr-grpo": dr_grpo,
+    "reinforce++": reinforce_plus_plus,
+    "reinforce++-baseline": dr_grpo,  # the group's mean for a baseline, the batch for a scale
+    "maxrl": maxrl,
+}
 
 
 def advantage_named(name: str) -> Advantage:

@@ -65,6 +65,7 @@ class Intake(msgspec.Struct):
     generated_tokens: int = 0
     truncated: int = 0
     failed: int = 0
+    flat_groups: int = 0
     reward: Moments = msgspec.field(default_factory=Moments)
     rewards: dict[str, Moments] = {}
 
@@ -95,5 +96,6 @@ class Intake(msgspec.Struct):
             "new_generated_tokens": float(self.generated_tokens),
             "frac_truncated": self.truncated / self.rollouts if self.rollouts else 0.0,
             "new_failed": float(self.failed),
+            "zero_advantage_groups": float(self.flat_groups),
         }
         return {f"replays/{env}/{name}": value for name, value in {**counts, **over}.items()}

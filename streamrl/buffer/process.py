@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from streamrl.buffer.advantages import advantage_named
 from streamrl.buffer.window import Fold, Rules, State
@@ -29,12 +30,19 @@ class Config:
     max_window_tokens: int  # of one env
     remember_versions: int  # how long uids and closed groups are known
     advantage: str
+    zero_advantage: Literal["keep", "filter"] = "keep"
     begins_at: int = -1  # a fork: what was sampled by versions not heard of yet lies there from the start, so it is read only once this one is heard
 
     @property
     def rules(self) -> Rules:
         return Rules(
-            self.group_size, self.min_group_size, self.max_age, self.max_window_tokens, self.remember_versions, advantage_named(self.advantage)
+            self.group_size,
+            self.min_group_size,
+            self.max_age,
+            self.max_window_tokens,
+            self.remember_versions,
+            advantage_named(self.advantage),
+            self.zero_advantage,
         )
 
 
@@ -83,6 +91,7 @@ def part(run: RunFile, envs: Sequence[str] = ()) -> Part[Config, State]:
         max_window_tokens=rules.max_window_tokens,
         remember_versions=rules.remember_versions,
         advantage=rules.advantage,
+        zero_advantage=rules.zero_advantage,
         begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {**{f"rollouts.{env}": ("rollout",) for env in chosen}, "policy-versions": ("policy-version",)}

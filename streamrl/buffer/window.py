@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from streamrl.buffer import groups
-from streamrl.buffer.advantages import Advantage
+from streamrl.buffer.advantages import Advantage, informative
 from streamrl.buffer.freshness import FUTURE_VERSIONS, fresh, last_chance
 from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.intake import Intake, objection
@@ -29,6 +30,7 @@ class Rules:
     max_window_tokens: int
     remember_versions: int
     advantage: Advantage
+    zero_advantage: Literal["keep", "filter"] = "keep"
 
 
 class OpenGroup(msgspec.Struct):
@@ -158,12 +160,15 @@ class Fold:
         group = window.open.pop(group_id)
         self.state.closed[group_id] = self.state.version
         window.tokens -= sum(groups.total_tokens(rollout) for rollout in group.rollouts)
-        if len(group.members) >= self.rules.min_group_size:
-            record = groups.score(group.members, self.rules.advantage)
-        else:
-            if group.members:
-                self.end("filtered", group.members, "group below its minimum size")
-            record = groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
+        scored = groups.score(group.members, self.rules.advantage) if len(group.members) >= self.rules.min_group_size else None
+        flat = scored is not None and not informative(scored.advantages)
+        window.intake.flat_groups += flat
+        if scored is None and group.members:
+            self.end("filtered", group.members, "group below its minimum size")
+        if flat and self.rules.zero_advantage == "filter":
+            self.end("filtered", group.members, "group whose advantages are all 0")
+            scored = None
+        record = scored or groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
         self.outputs.append(Output(f"groups.{env}", group_id, record))
 
     def end(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:

@@ -1,42 +1,95 @@
-"""Per-token losses. Each is pure, takes arrays of one shape, and returns an array of that shape; `masked_mean` alone normalises.
+"""Per-token losses. Each is pure and takes the tokens of some rows; none normalises: `averages.py` alone says what a token counts.
 
-Notation: `current`, `policy`, `reference` are logprobs of the same tokens under the model being trained, the policy that sampled them, and the
-reference; ratio = exp(current - policy). A loss is minimised, so good tokens have negative ones.
+Notation: ratio = exp(current - old); eps are the ends of the clip range, 1 - low to 1 + high. A loss is minimised, so good tokens have negative ones.
+docs/losses.md has them side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from streamrl.imports import import_path
+from streamrl.learner import segments
 
-Loss = Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]
+
+class Tokens(NamedTuple):
+    """The tokens of some rows. All (rows, max_seq_len) float32, 0 outside the mask, but `segment_ids`."""
+
+    current: jax.Array  # logprobs under the model in training
+    old: jax.Array  # logprobs under the policy that the ratio is measured from
+    advantages: jax.Array
+    mask: jax.Array  # 1 where the token trains
+    segment_ids: jax.Array  # int32: of the rollout in its row; 0 where padded
+
+
+class Clip(NamedTuple):
+    """How far the ratio may go from 1."""
+
+    low: float
+    high: float
+
+
+Loss = Callable[[Tokens, Clip], jax.Array]  # (rows, max_seq_len) float32
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def ratio(current: jax.Array, policy: jax.Array) -> jax.Array:
-    """exp(current - policy): (...) float32."""
-    return jnp.exp(current - policy)
+def ratio(current: jax.Array, old: jax.Array) -> jax.Array:
+    """exp(current - old): (...) float32."""
+    return jnp.exp(current - old)
 
 
-def clipped_ratio(current: jax.Array, policy: jax.Array, advantages: jax.Array, clip_epsilon: float) -> jax.Array:
-    """-clip(ratio, 1 - eps, 1 + eps) * A: the loss of design document 000. All arrays (...) float32; returns (...) float32.
+def bounded(ratios: jax.Array, clip: Clip) -> jax.Array:
+    """clip(ratio, 1 - low, 1 + high): (...) float32."""
+    return jnp.clip(ratios, 1 - clip.low, 1 + clip.high)
 
-    Outside the clip range its gradient is 0 whatever the sign of A.
+
+def clipped_ratio(tokens: Tokens, clip: Clip) -> jax.Array:
+    """-clip(ratio) * A: the loss of design document 000. Outside the clip range its gradient is 0 whatever the sign of A."""
+    return -bounded(ratio(tokens.current, tokens.old), clip) * tokens.advantages
+
+
+def grpo(tokens: Tokens, clip: Clip) -> jax.Array:
+    """-A * current: the policy gradient. Design document 003; GRPO, arXiv:2402.03300, equation 19 where old is current, gradient 20.
+
+    There is no ratio in it: rollouts of another policy take importance weights (`corrections.py`).
     """
-    return -jnp.clip(ratio(current, policy), 1 - clip_epsilon, 1 + clip_epsilon) * advantages
+    return -tokens.advantages * tokens.current
 
 
-def ppo(current: jax.Array, policy: jax.Array, advantages: jax.Array, clip_epsilon: float) -> jax.Array:
-    """-min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A). All arrays (...) float32; returns (...) float32. PPO, arXiv:1707.06347, equation 7.
+def ppo(tokens: Tokens, clip: Clip) -> jax.Array:
+    """-min(ratio * A, clip(ratio) * A). PPO, arXiv:1707.06347, equation 7.
 
     The minimum keeps the gradient where a step has made things worse than the clip range allows.
     """
-    unclipped = ratio(current, policy)
-    return -jnp.minimum(unclipped * advantages, jnp.clip(unclipped, 1 - clip_epsilon, 1 + clip_epsilon) * advantages)
+    ratios = ratio(tokens.current, tokens.old)
+    return -jnp.minimum(ratios * tokens.advantages, bounded(ratios, clip) * tokens.advantages)
+
+
+def dapo(tokens: Tokens, clip: Clip) -> jax.Array:
+    """PPO with high > low, so that unlikely tokens may become likely ("clip-higher"). DAPO, arXiv:2503.14476, section 3.1; there 0.2 and 0.28."""
+    return ppo(tokens, clip)
+
+
+def cispo(tokens: Tokens, clip: Clip) -> jax.Array:
+    """-stop(min(ratio, 1 + high)) * A * current: the weight is clipped, and no token loses its gradient. MiniMax-M1, arXiv:2506.13585, equation 4.
+
+    As there, it is not bounded from below.
+    """
+    weights = jax.lax.stop_gradient(jnp.minimum(ratio(tokens.current, tokens.old), 1 + clip.high))
+    return -weights * tokens.advantages * tokens.current
+
+
+def gspo(tokens: Tokens, clip: Clip) -> jax.Array:
+    """PPO with one ratio a rollout, s = exp(mean over its tokens of (current - old)). GSPO, arXiv:2507.18071, equations 5 to 7; there 3e-4 and 4e-4.
+
+    Each token of a rollout has the rollout's loss; averaged over samples that is the rollout's.
+    """
+    mean = segments.mean(tokens.current - tokens.old, tokens.mask, tokens.segment_ids)
+    return ppo(tokens._replace(current=mean, old=jnp.zeros_like(mean)), clip)
 
 
 def k1(current: jax.Array, reference: jax.Array) -> jax.Array:
@@ -55,12 +108,8 @@ def k3(current: jax.Array, reference: jax.Array) -> jax.Array:
     return jnp.exp(d) - d - 1
 
 
-def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """sum(values * mask) / sum(mask): the one place that normalises, over the tokens of the whole batch. An empty mask gives 0. Returns a scalar."""
-    return jnp.sum(jnp.where(mask > 0, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1.0)
-
-
-LOSSES: dict[str, Loss] = {"ppo": ppo, "clipped-ratio": clipped_ratio}
+LOSSES: dict[str, Loss] = {"ppo": ppo, "clipped-ratio": clipped_ratio, "grpo": grpo, "dapo": dapo, "cispo": cispo, "gspo": gspo}
+AVERAGE_OF = {"grpo": "samples", "gspo": "samples"}  # in their sources; the others', and your own, "tokens"
 DIVERGENCES: dict[str, Divergence] = {"k1": k1, "k2": k2, "k3": k3}
 
 

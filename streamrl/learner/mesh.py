@@ -10,18 +10,27 @@ import haliax as hax
 import haliax.partitioning
 import jax
 import jmp
+import numpy as np
+from haliax import Axis, NamedArray
+from jax.sharding import NamedSharding
 from levanter.tracker import NoopConfig
-from levanter.trainer import TrainerConfig
+from levanter.trainer import Trainer, TrainerConfig
+
+from streamrl.learner.model import BATCH, POSITION
 
 
-def trainer_config(rows: int = 1, name: str = "streamrl") -> TrainerConfig:
-    """In float32 on whatever devices there are. Tracker, checkpoints and the check for a loss that is not finite are ours, and off here."""
+def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
+    """In float32 on whatever devices there are, each working on `micro_batch_rows` of all the `rows` at a time.
+
+    Tracker, checkpoints and the check for a loss that is not finite are ours, and off here.
+    """
     return TrainerConfig(
-        id=name,
+        id="streamrl",
         tracker=NoopConfig(),
         require_accelerator=False,
         mp=jmp.get_policy("f32"),
         train_batch_size=rows,
+        per_device_parallelism=micro_batch_rows,
         num_train_steps=2**31 - 1,
         log_jaxprs=False,
         log_xla_hlo=False,
@@ -37,6 +46,13 @@ def on_mesh() -> Generator[None]:
     config = trainer_config()
     with haliax.partitioning.set_mesh(config.device_mesh), hax.axis_mapping(config.compute_axis_mapping):
         yield
+
+
+def spread(array: np.ndarray, trainer: Trainer) -> NamedArray:
+    """(rows, max_seq_len) over the trainer's devices. Every process is given the whole array, and keeps what its own devices work on."""
+    axes = (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
+    sharding = NamedSharding(trainer.device_mesh, haliax.partitioning.pspec_for_axis(axes, trainer.compute_axis_mapping))
+    return hax.named(jax.make_array_from_callback(array.shape, sharding, lambda part: array[part]), axes)
 
 
 def keep_compiled(directory: Path) -> None:

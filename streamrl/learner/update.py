@@ -14,48 +14,21 @@ import jax.numpy as jnp
 import levanter.tracker
 import numpy as np
 import optax
-from haliax import NamedArray
-from levanter.metrics import Metric, ReductionType
+from jax.experimental.multihost_utils import process_allgather
 from levanter.tracker import Tracker
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
-from streamrl.batcher.packing import RlExample
+from streamrl.batcher.packing import RlExample, blank
 from streamrl.config import Learner
 from streamrl.errors import ModelError
-from streamrl.learner.losses import Divergence, Loss, divergence_named, loss_named, masked_mean, ratio
-from streamrl.learner.mesh import trainer_config
-from streamrl.learner.model import named, predict
+from streamrl.learner.averages import AVERAGES
+from streamrl.learner.losses import AVERAGE_OF
+from streamrl.learner.mesh import spread, trainer_config
+from streamrl.learner.model import predict
+from streamrl.learner.objective import objective, summed_up
 
 SAME = 1e-6  # advantages whose standard deviation is below this are taken as equal: there is no scale to divide by
-
-
-class Objective(NamedTuple):
-    """What is minimised: the policy loss and, weighted, the divergence from the reference, both averaged over the sampled tokens."""
-
-    config: Learner
-    loss: Loss
-    divergence: Divergence
-
-    def __call__(self, model: Any, arrays: tuple[NamedArray, ...], *, key: Any = None) -> tuple[jax.Array, dict[str, Metric]]:
-        """Scalar loss, and metrics. `arrays`: the fields of an RlExample, named, for the trainer shards by the names of axes."""
-        example = RlExample(*(cast(Any, array.array) for array in arrays))
-        c, mask, policy, predicted = self.config, jnp.asarray(example.loss_mask), jnp.asarray(example.policy_logprobs), predict(model, example)
-        current = jnp.where(mask > 0, predicted.logprobs, 0.0)
-        loss = masked_mean(self.loss(current, policy, jnp.asarray(example.advantages), c.clip_epsilon), mask)
-        ratios = ratio(current, policy)
-        means = {
-            "policy_loss": loss,
-            "entropy": masked_mean(predicted.entropy, mask),
-            "ratio_mean": masked_mean(ratios, mask),
-            "clip_fraction": masked_mean((jnp.abs(ratios - 1) > c.clip_epsilon).astype(jnp.float32), mask),
-        }
-        if c.kl_coefficient > 0:  # otherwise nobody has asked the reference
-            means["kl"] = masked_mean(self.divergence(current, jnp.asarray(example.reference_logprobs)), mask)
-            loss += c.kl_coefficient * means["kl"]
-        metrics = {name: Metric.from_value(value, ReductionType.MEAN) for name, value in means.items()}
-        metrics["ratio_max"] = Metric.from_value(jnp.max(jnp.where(mask > 0, ratios, 0.0)), ReductionType.MAX)
-        return loss, metrics
 
 
 class GradientNorm(NamedTuple):
@@ -100,12 +73,19 @@ class Kept(Tracker):
 
 
 class Updater:
-    """The trainer, for batches of `rows` rows. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for an unknown loss."""
+    """The trainer, for batches of `rows` rows. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for an unknown loss.
+
+    With several devices, of one process or of many, every process has the whole batch, and works on the rows of its own devices.
+    """
 
     def __init__(self, config: Learner, rows: int) -> None:
         self.config = config
-        objective = Objective(config, loss_named(config.loss), divergence_named(config.kl))
-        self._trainer = Trainer(trainer_config(rows), optimizer(config), cast(Any, objective), add_default_hooks=False)
+        of_device = config.micro_batch_rows or -(-rows // jax.device_count())  # rows that it works on at a time
+        parts = -(-rows // (of_device * jax.device_count()))
+        self.rows = parts * of_device * jax.device_count()
+        self._average = AVERAGES[config.average or AVERAGE_OF.get(config.loss, "tokens")]
+        settings, minimised = trainer_config(self.rows, of_device), cast(Any, objective(config, parts))
+        self._trainer = Trainer(settings, optimizer(config), minimised, add_default_hooks=False)
         self._tracker = Kept()
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
 
@@ -123,14 +103,16 @@ class Updater:
         Raises ModelError when the loss or the gradient is not finite: the state that would follow is worth nothing.
         """
         started = time.monotonic()
+        example = padded(example, self.rows)
         if self.config.normalize_advantages:
             example = normalized(example)
         if self.config.kl_coefficient > 0:
             example = example._replace(reference_logprobs=np.where(example.loss_mask > 0, self.logprobs(reference, example), np.float32(0)))
-        info = self._trainer.train_step(state, tuple(map(named, example)))
+        weights = self._average(example.loss_mask, example.segment_ids)
+        info = self._trainer.train_step(state, tuple(spread(array, self._trainer) for array in (*example, weights)))
         measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
         noted: GradientNorm = cast(Any, info.state.opt_state)[0]
-        measured |= {"loss": float(info.loss), "grad_norm": float(noted.norm)}
+        measured = {**summed_up(measured), "loss": float(info.loss), "grad_norm": float(noted.norm)}
         if not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"])):
             seen = f"loss {measured['loss']:g}, gradient norm {measured['grad_norm']:g}"
             raise ModelError(f"{seen}: training has diverged; lower learner.learning_rate, or look at the batch")
@@ -139,7 +121,13 @@ class Updater:
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""
-        return np.asarray(self._logprobs(model, example))
+        return np.asarray(process_allgather(self._logprobs(model, example), tiled=True))
+
+
+def padded(example: RlExample, rows: int) -> RlExample:
+    """With rows of nothing but padding behind, so that it is cut evenly."""
+    missing = blank(rows - len(example.input_ids), example.input_ids.shape[1])
+    return RlExample(*(np.concatenate(pair) for pair in zip(example, missing, strict=True))) if len(missing.input_ids) else example
 
 
 def normalized(example: RlExample) -> RlExample:

@@ -1,7 +1,9 @@
+from itertools import product
+
 import numpy as np
 import pytest
 
-from streamrl.buffer.advantages import advantage_named, grpo, rloo
+from streamrl.buffer.advantages import ADVANTAGES, advantage_named, dr_grpo, grpo, informative, maxrl, reinforce_plus_plus, rloo
 from streamrl.errors import ConfigError
 from tests.build import floats
 
@@ -25,8 +27,45 @@ def test_grpo_is_in_units_of_the_standard_deviation():
     assert grpo(floats(0.3, 0.3)).tolist() == [0.0, 0.0]
 
 
-def test_results_are_float32():
-    assert rloo(floats(1, 0)).dtype == grpo(floats(1, 0)).dtype == np.float32
+def test_dr_grpo_leaves_the_scale_alone():
+    np.testing.assert_allclose(dr_grpo(floats(1, 0, 0, 0)), [0.75, -0.25, -0.25, -0.25])
+    np.testing.assert_allclose(dr_grpo(floats(0.1, 0)), [0.05, -0.05], rtol=1e-6)  # grpo makes them 1 and -1
+
+
+def test_reinforce_plus_plus_leaves_the_reward_to_the_batch():
+    assert reinforce_plus_plus(floats(1, 0.5, -2)).tolist() == [1, 0.5, -2]
+
+
+def test_maxrl_is_in_units_of_the_mean():
+    # solved once in four tries, mean 1/4; twice, mean 1/2; the rarer success counts for more
+    np.testing.assert_allclose(maxrl(floats(1, 0, 0, 0)), [3, -1, -1, -1])
+    np.testing.assert_allclose(maxrl(floats(1, 1, 0, 0)), [1, 1, -1, -1])
+    assert maxrl(floats(0, 0)).tolist() == maxrl(floats(-1, 1)).tolist() == maxrl(floats(2, 2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("tries", [2, 3, 4])
+def test_maxrl_follows_the_gradient_of_the_log_likelihood(tries: int):
+    """All outcomes of a group, with P(solved) = p: the mean of A * d log P / dp is the first terms of d log p / dp = 1 + (1 - p) + (1 - p)^2 + ..."""
+    p = 0.3
+    found = 0.0
+    for solved in product((0, 1), repeat=tries):
+        chance = p ** sum(solved) * (1 - p) ** (tries - sum(solved))
+        score = [1 / p if one else -1 / (1 - p) for one in solved]
+        found += chance * float(maxrl(floats(*solved)) @ score) / tries
+    assert found == pytest.approx(sum((1 - p) ** k for k in range(tries - 1)), rel=1e-6)
+
+
+def test_equal_rewards_carry_no_information():
+    for name, advantage in ADVANTAGES.items():
+        assert informative(advantage(floats(1, 0, 1)))
+        assert informative(advantage(floats(*[0.1] * 8))) is (name == "reinforce++")
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_results_are_float32_of_any_size(name: str):
+    for size in range(4):
+        made = ADVANTAGES[name](floats(*range(size)))
+        assert made.dtype == np.float32 and made.shape == (size,) and np.isfinite(made).all()
 
 
 def test_own_function_by_import_path():

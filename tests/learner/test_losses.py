@@ -5,31 +5,56 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from streamrl import config
 from streamrl.errors import ConfigError
 from streamrl.learner import losses
-from streamrl.learner.losses import DIVERGENCES, LOSSES, Loss, clipped_ratio, divergence_named, k1, k2, k3, loss_named, masked_mean, ppo
+from streamrl.learner.losses import (
+    AVERAGE_OF,
+    DIVERGENCES,
+    LOSSES,
+    Clip,
+    Loss,
+    Tokens,
+    cispo,
+    clipped_ratio,
+    dapo,
+    divergence_named,
+    grpo,
+    gspo,
+    k1,
+    k2,
+    k3,
+    loss_named,
+    ppo,
+)
 
 # Ratios 1, 2 and 1/2, each once with a good token and once with a bad one; with epsilon 0.2 the range is 0.8 to 1.2.
 RATIOS = np.array([1.0, 1.0, 2.0, 2.0, 0.5, 0.5, 1.1, 0.9], np.float32)
 ADVANTAGES = np.array([3.0, -3.0, 3.0, -3.0, 3.0, -3.0, 3.0, -3.0], np.float32)
 POLICY = np.full(8, -0.7, np.float32)
 CURRENT = POLICY + np.log(RATIOS)
-EPSILON = 0.2
+CLIP = Clip(0.2, 0.2)
+HIGHER = Clip(0.2, 0.28)
+
+
+def tokens(current: object = CURRENT, advantages: object = ADVANTAGES, segments: object = tuple(range(1, 9)), mask: object = (1,) * 8) -> Tokens:
+    """One row."""
+    rows = (jnp.asarray(values, jnp.float32)[None] for values in (current, POLICY, advantages, mask))
+    return Tokens(*rows, jnp.asarray(segments, jnp.int32)[None])
+
+
+def values(loss: Loss, clip: Clip = CLIP) -> np.ndarray:
+    return np.asarray(loss(tokens(), clip))[0]
+
+
+def slope(loss: Loss, clip: Clip = CLIP) -> np.ndarray:
+    """d loss / d current of each token: (8,)."""
+    return np.asarray(jax.grad(lambda current: loss(tokens(current), clip).sum())(jnp.asarray(CURRENT)))
 
 
 def test_clipped_ratio_by_hand():
     expected = [-3.0, 3.0, -3.6, 3.6, -2.4, 2.4, -3.3, 2.7]  # -A * (1, 1, 1.2, 1.2, 0.8, 0.8, 1.1, 0.9)
-    np.testing.assert_allclose(clipped_ratio(CURRENT, POLICY, ADVANTAGES, EPSILON), expected, rtol=1e-6)
-
-
-def test_ppo_by_hand():
-    expected = [-3.0, 3.0, -3.6, 6.0, -1.5, 2.4, -3.3, 2.7]  # the worse of clipped and unclipped: 6.0 and -1.5 are unclipped
-    np.testing.assert_allclose(ppo(CURRENT, POLICY, ADVANTAGES, EPSILON), expected, rtol=1e-6)
-
-
-def slope(loss: Loss) -> np.ndarray:
-    """d loss / d current of each token: (8,)."""
-    return np.asarray(jax.grad(lambda current: loss(current, jnp.asarray(POLICY), jnp.asarray(ADVANTAGES), EPSILON).sum())(jnp.asarray(CURRENT)))
+    np.testing.assert_allclose(values(clipped_ratio), expected, rtol=1e-6)
 
 
 def test_clipped_ratio_has_no_gradient_outside_the_range_whatever_the_sign():
@@ -37,9 +62,44 @@ def test_clipped_ratio_has_no_gradient_outside_the_range_whatever_the_sign():
     np.testing.assert_allclose(slope(clipped_ratio), [-3.0, 3.0, 0, 0, 0, 0, -3.3, 2.7], rtol=1e-6)
 
 
+def test_ppo_by_hand():
+    expected = [-3.0, 3.0, -3.6, 6.0, -1.5, 2.4, -3.3, 2.7]  # the worse of clipped and unclipped: 6.0 and -1.5 are unclipped
+    np.testing.assert_allclose(values(ppo), expected, rtol=1e-6)
+
+
 def test_ppo_keeps_the_gradient_of_what_has_become_worse():
     # a bad token that is twice as likely, and a good one that is half as likely, still have one
     np.testing.assert_allclose(slope(ppo), [-3.0, 3.0, 0, 6.0, -1.5, 0, -3.3, 2.7], rtol=1e-6)
+
+
+def test_dapo_clips_higher():
+    # good tokens may go up to 1.28; all else is as with ppo
+    np.testing.assert_allclose(values(dapo, HIGHER), [-3.0, 3.0, -3.84, 6.0, -1.5, 2.4, -3.3, 2.7], rtol=1e-6)
+    between = tokens(POLICY + np.log(1.25), np.full(8, 2.0))  # a ratio between the two ends
+    assert np.asarray(dapo(between, HIGHER)) == pytest.approx(-2.5) and np.asarray(ppo(between, CLIP)) == pytest.approx(-2.4)
+
+
+def test_grpo_is_the_policy_gradient():
+    np.testing.assert_allclose(values(grpo), -ADVANTAGES * CURRENT, rtol=1e-6)
+    np.testing.assert_allclose(slope(grpo), -ADVANTAGES, rtol=1e-6)  # design document 003: no ratio
+
+
+def test_cispo_clips_the_weight_and_not_the_gradient():
+    # weights 1, 1, 1.28, 1.28, 1/2, 1/2 (not bounded from below), 1.1, 0.9
+    weights = np.array([1, 1, 1.28, 1.28, 0.5, 0.5, 1.1, 0.9])
+    np.testing.assert_allclose(values(cispo, HIGHER), -weights * ADVANTAGES * CURRENT, rtol=1e-6)
+    np.testing.assert_allclose(slope(cispo, HIGHER), -weights * ADVANTAGES, rtol=1e-6)
+
+
+def test_gspo_has_one_ratio_a_rollout():
+    # rollout 1: ratios 1 and 2, the second token not sampled: s = 1. Rollout 2: ratios 2 and 1/2: s = 1. Rollout 3: 2 and 2: s = 2, clipped to 1.2
+    current, advantages = POLICY + np.log([1, 2, 2, 0.5, 2, 2, 9, 9]), [3, 3, -3, -3, 3, 3, 0, 0]
+    rollouts, mask = [1, 1, 2, 2, 3, 3, 0, 0], [1, 0, 1, 1, 1, 1, 0, 0]
+    given = tokens(current, advantages, rollouts, mask)
+    np.testing.assert_allclose(np.asarray(gspo(given, CLIP))[0, [0, 2, 3, 4, 5]], [-3, 3, 3, -3.6, -3.6], rtol=1e-6)
+    # the mean over a rollout's tokens: its gradient is s * A / n for each, none beyond the range
+    summed = jax.grad(lambda current: (gspo(tokens(current, advantages, rollouts, mask), CLIP) * given.mask).sum() / 2)(jnp.asarray(current))
+    np.testing.assert_allclose(summed, [-1.5, 0, 1.5, 1.5, 0, 0, 0, 0], atol=1e-6)
 
 
 def test_a_step_against_the_gradient_makes_good_tokens_likelier():
@@ -69,25 +129,18 @@ def test_k1_and_k3_estimate_the_divergence_and_k2_is_near():
     assert means["k2"] == pytest.approx(true, rel=0.1) and means["k2"] != pytest.approx(true, rel=1e-3)
 
 
-def test_masked_mean_divides_by_the_tokens_of_the_mask():
-    values, mask = np.array([[1.0, 2.0, 100.0], [3.0, 100.0, 100.0]], np.float32), np.array([[1, 1, 0], [1, 0, 0]], np.float32)
-    assert float(masked_mean(values, mask)) == 2.0  # (1 + 2 + 3) / 3 tokens; not the mean of the rows' means, 2.25, nor 6 / 6
-
-
-def test_masked_mean_of_nothing_is_nothing():
-    assert float(masked_mean(np.ones(3, np.float32), np.zeros(3, np.float32))) == 0.0
-
-
-def test_what_is_masked_out_cannot_spoil_the_mean_nor_its_gradient():
-    values, mask = jnp.array([2.0, jnp.nan, jnp.inf]), jnp.array([1.0, 0.0, 0.0])
-    assert float(masked_mean(values, mask)) == 2.0
-    assert jax.grad(lambda v: masked_mean(v, mask))(values).tolist() == [1.0, 0.0, 0.0]
-
-
 def test_names():
-    assert {loss_named(name) for name in ("ppo", "clipped-ratio")} == {ppo, clipped_ratio}
+    assert {name: loss_named(name) for name in LOSSES} == {
+        "ppo": ppo,
+        "dapo": dapo,
+        "grpo": grpo,
+        "cispo": cispo,
+        "gspo": gspo,
+        "clipped-ratio": clipped_ratio,
+    }
     assert [divergence_named(name) for name in ("k1", "k2", "k3")] == [k1, k2, k3]
     assert loss_named("streamrl.learner.losses:clipped_ratio") is clipped_ratio
+    assert AVERAGE_OF.keys() < LOSSES.keys() and {*config.RATIO_LOSSES} == LOSSES.keys() - {"grpo"}
 
 
 def test_an_unknown_name_is_a_config_error_with_the_nearest():
@@ -95,7 +148,8 @@ def test_an_unknown_name_is_a_config_error_with_the_nearest():
         loss_named("clipped_ratio")
     with pytest.raises(ConfigError, match=r"^learner\.kl: 'k33' is not known; did you mean 'k3'\?$"):
         divergence_named("k33")
-    with pytest.raises(ConfigError, match=r"^learner\.loss: 'xyz' is not known; shipped: ppo, clipped-ratio; your own: MODULE:NAME$"):
+    shipped = "ppo, clipped-ratio, grpo, dapo, cispo, gspo"
+    with pytest.raises(ConfigError, match=rf"^learner\.loss: 'xyz' is not known; shipped: {shipped}; your own: MODULE:NAME$"):
         loss_named("xyz")
     with pytest.raises(ConfigError, match=r"^learner\.loss: 'no\.such:loss' cannot be imported"):
         loss_named("no.such:loss")

@@ -1,0 +1,98 @@
+"""One batch has one gradient, however it is cut: over micro-batches, over two devices, over two JAX processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from streamrl.config import TinyModel
+from streamrl.learner.initial import write_tiny
+from tests.learner.gradients import CONTEXT, gradient
+
+TOLERANCE = 1e-6
+PATIENCE_S = 300.0
+ROOT = Path(__file__).parents[2]
+
+
+class Program(NamedTuple):
+    """`tests/learner/gradients.py` at work."""
+
+    process: subprocess.Popen[str]
+    out: Path
+
+    def result(self) -> tuple[str, dict[str, np.ndarray]]:
+        """What it ran on, as processes x devices, and the gradient."""
+        said = self.process.communicate(timeout=PATIENCE_S)[0]
+        assert self.process.returncode == 0, said[-3000:]
+        with safe_open(self.out, "np") as file:
+            return file.metadata()["devices"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "small", TinyModel(layers=1, hidden=16, head_dim=8, seed=1), CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def programs(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Program]]]:
+    """All at once: most of their time they import. The two processes take one row each at a time."""
+    directory = tmp_path_factory.mktemp("gradients")
+
+    def launch(out: str, *arguments: object, devices: int = 1) -> Program:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        command = [sys.executable, "-m", "tests.learner.gradients", str(small), str(directory / out), *map(str, arguments)]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return Program(process, directory / out)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    made = {"devices": [launch("devices", devices=2)], "processes": [launch(f"process-{i}", 1, coordinator, 2, i) for i in range(2)]}
+    yield made
+    for program in (*made["devices"], *made["processes"]):
+        program.process.kill()
+        program.process.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(small: Path, programs: object) -> dict[str, np.ndarray]:
+    """On one device, in one part."""
+    found = gradient(small)
+    assert max(float(np.abs(array).max()) for name, array in found.items() if name not in ("loss", "kl")) > 1e-2 and found["kl"][0] > 1e-6
+    return found
+
+
+def check(found: dict[str, np.ndarray], whole: dict[str, np.ndarray], how: str) -> None:
+    assert found.keys() == whole.keys()
+    worst = max(float(np.abs(found[name] - whole[name]).max()) for name in whole)
+    print(f"{how}: at most {worst:.1e} from the gradient of one batch on one device")
+    assert worst <= TOLERANCE
+
+
+def test_micro_batches_add_up(small: Path, whole: dict[str, np.ndarray]):
+    """Two parts of three rows, the second of which is filled up with padding."""
+    check(gradient(small, 3), whole, "micro-batches of three rows")
+
+
+def test_two_devices_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):
+    (program,) = programs["devices"]
+    how, found = program.result()
+    assert how == "1x2"
+    check(found, whole, "two devices")
+
+
+def test_two_processes_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):
+    """In micro-batches, too."""
+    for i, program in enumerate(programs["processes"]):
+        how, found = program.result()
+        assert how == "2x2"
+        check(found, whole, f"two processes, as process {i} has it")
