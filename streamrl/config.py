@@ -80,6 +80,7 @@ class TinyModel(Section):
     hidden: int = Field(default=128, ge=8)
     head_dim: int = Field(default=32, ge=8)
     alphabet: str = "0123456789+="  # one token a character, after the special tokens
+    chat: Literal["plain", "turns"] = "plain"  # turns: for conversations, each message behind a token for its role
     seed: int = 0
 
 
