@@ -78,7 +78,7 @@ class Turn(Record, frozen=True, kw_only=True):
         if self.token_rewards is not None:
             check_floats("turn token_rewards", self.token_rewards, 0 if self.tokens is None else len(self.tokens))
         if not (math.isfinite(self.reward or 0.0) and all(map(math.isfinite, self.rewards.values()))):
-            raise ValueError("a turn's reward is not finite")
+            raise ValueError("turn: a reward is not finite")
 
 
 class Rollout(Record, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
     rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
     first = rollouts[0]
 
-    def each(values: Iterable[object], dtype: type) -> np.ndarray:
+    def each(values: Iterable[Any], dtype: type) -> np.ndarray:
         """What is known of a rollout, for each of its sequences."""
         return np.repeat(np.array(list(values), dtype), counts)
 
