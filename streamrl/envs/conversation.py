@@ -78,7 +78,7 @@ class Game:
         """What the env says; nothing when it is over, or cannot say."""
         try:
             said = await called(self.env.reply, talk.problem, tuple(talk.messages), timeout_s=self.settings.env_timeout_s)  # type: ignore[attr-defined]
-            return list(said or ())
+            return _messages(said or ())
         except LateReply as error:
             talk.truncation, talk.note = "tool-time", str(error)
         except Exception as error:  # a tool that fails ends the rollout, not the env
@@ -108,6 +108,12 @@ class Game:
             more = await _awaited(reward(talk.problem, answer, totals(earned)), limit, f"reward {name!r}")
             earned = together(earned, leveled(more, name))
         return linearise(earned, self.settings.reward_weights, [len(said.tokens) for said in talk.said])
+
+
+def _messages(said: Any) -> list[Message]:
+    if bad := [message for message in said if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys()]:
+        raise TypeError(f"not a message with role and content but {bad[0]!r}")
+    return [dict(message) for message in said]
 
 
 class LateReply(Exception):
