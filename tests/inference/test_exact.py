@@ -1,4 +1,4 @@
-"""Where a rendered conversation goes on behind what was said: by hand, and on a real BPE tokenizer with a template that keeps and one that rewrites."""
+"""Where a rendered conversation goes on behind what was said: by hand, and on a real BPE tokenizer with templates that keep and that rewrite."""
 
 from __future__ import annotations
 
