@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -26,6 +26,13 @@ RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance s
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Reward(Section):
+    """A reward function of a run."""
+
+    kind: str  # math-verify, or FILE.py:NAME, or MODULE:NAME
+    params: dict[str, Any] = {}  # given to the constructor, where it is a class
 
 
 class Env(Section):
@@ -42,6 +49,11 @@ class Env(Section):
     max_tokens: int = Field(default=16, ge=1)  # sampled a turn
     max_groups_in_flight: int = Field(default=64, ge=1)  # an upper bound on top of demand
     max_groups_per_s: float = Field(default=0.0, ge=0)  # 0: as fast as demand asks
+    max_turns: int = Field(default=8, ge=1)  # sampled in one rollout; then it ends, truncated
+    rollout_timeout_s: float = Field(default=600.0, gt=0)  # of a whole conversation; then it ends, truncated
+    env_timeout_s: float = Field(default=30.0, gt=0)  # of one call of the env's own code: a reply (then truncated), its rewards (then failed)
+    rewards: dict[str, Reward] = {}  # functions beside the env's own, by the name that their rewards go by
+    reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # of named rewards in the scalar that trains; otherwise 1
     timeout_s: float = Field(default=60.0, gt=0)  # of one request
     attempts: int = Field(default=3, ge=1)  # on different servers, before a rollout is published with its failure
 
@@ -83,6 +95,7 @@ class TinyModel(Section):
     hidden: int = Field(default=128, ge=8)
     head_dim: int = Field(default=32, ge=8)
     alphabet: str = "0123456789+="  # one token a character, after the special tokens
+    chat: Literal["plain", "turns"] = "plain"  # turns: for conversations, each message behind a token for its role
     seed: int = 0
 
 
@@ -359,6 +372,8 @@ def _section(path: list[Any]) -> type[BaseModel]:
     for index, key in enumerate(path):
         if index == 1 and path[0] == "envs":
             section = Env
+        elif index == 3 and path[0] == "envs":
+            section = Reward
         elif index or key != "envs":
             annotation = section.model_fields[key].annotation
             section = {"target": Target, "fork": Fork}.get(key, annotation)

@@ -54,13 +54,19 @@ class InferenceMetadata(Record, frozen=True, kw_only=True):
 
 
 class Turn(Record, frozen=True, kw_only=True):
-    """A single message of a rollout, with the very tokens the model saw or sampled."""
+    """A single message of a rollout, with the very tokens the model saw or sampled.
+
+    What it earned counts from its last token backwards (`reward`) or at each token (`token_rewards`); both are part of the rollout's `reward`.
+    """
 
     message: str
     role: str
     tokens: Array | None = None  # (n,) unsigned: ids
     logprobs: Array | None = None  # (n,) float32: of the distribution sampled from; None when the policy did not sample this turn
     reward: float | None = None
+    rewards: dict[str, float] = {}  # what `reward` was made of, by name, before weights
+    token_rewards: Array | None = None  # (n,) float32: weighted, on top of `reward`
+    fork: bool = False  # the tokens so far are not what the model saw next: a sequence of its own begins here
     inference_metadata: InferenceMetadata | None = None
     timestamp: float | None = None  # s
 
@@ -69,10 +75,18 @@ class Turn(Record, frozen=True, kw_only=True):
             raise ValueError(f"turn tokens must be one-dimensional and unsigned, not {self.tokens.dtype}{list(self.tokens.shape)}")
         if self.logprobs is not None:
             check_floats("turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens))
+        if self.token_rewards is not None:
+            check_floats("turn token_rewards", self.token_rewards, 0 if self.tokens is None else len(self.tokens))
+        if not (math.isfinite(self.reward or 0.0) and all(map(math.isfinite, self.rewards.values()))):
+            raise ValueError("turn: a reward is not finite")
 
 
 class Rollout(Record, frozen=True, kw_only=True):
-    """A sequence of turns and what it earned; `failure` says why there is nothing to train on, so that its group can still close."""
+    """A sequence of turns and what it earned; `failure` says why there is nothing to train on, so that its group can still close.
+
+    Its turns' tokens, one after another, are what the model saw; where a turn is a `fork` another such sequence begins (a chat template that rewrites
+    history), so a rollout may be several.
+    """
 
     environment: str
     problem_id: str
@@ -82,12 +96,13 @@ class Rollout(Record, frozen=True, kw_only=True):
     group_id: str
     producer: str  # the env replica: its outstanding work is counted back to it
     reward: float = 0.0  # the scalar that trains
-    rewards: dict[str, float] = {}  # what it was made of, by name
+    rewards: dict[str, float] = {}  # what it was made of, by name, over all its turns, before weights
     temperature: float = 1.0
     policy_version: int  # of its oldest token
     newest_policy_version: int  # of its newest token
-    truncated: bool = False
+    truncated: bool = False  # by a limit; `metadata["truncation"]` says which
     failure: str = ""
+    misaligned: str = ""  # why its tokens cannot be those that the policy saw: invalid, never trained on. A 16th field changes all golden bytes
 
     def __iter__(self):
         return iter(self.turns)
@@ -103,7 +118,7 @@ class Rollout(Record, frozen=True, kw_only=True):
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"{who}: temperature {self.temperature} is not above 0")
         check_depth(self.metadata)
-        if not self.failure:
+        if not (self.failure or self.misaligned):
             if any(t.tokens is None for t in self.turns):
                 raise ValueError(f"{who}: a turn has no tokens")
             if not any(t.logprobs is not None and len(t.logprobs) for t in self.turns):
@@ -125,6 +140,7 @@ class EnvProgress(Record, frozen=True, kw_only=True):
 class ScoredGroup(Record, frozen=True, kw_only=True):
     """The rollouts of one problem with their advantages; an empty one says that a group closed with nothing to train on.
 
+    One entry is one sequence. A rollout that forked has several, next to each other, with the same uid, offset, advantage and reward.
     Ragged: `tokens`, `policy_logprobs` and `loss_mask` are the rollouts' own parts one after another, cut by `lengths`; `prompt` precedes each.
     """
 
@@ -135,12 +151,13 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     partition: int  # of rollouts.<env>
     offsets: Array  # (n,) int64: where each rollout lies in that partition
     uids: list[str]
-    prompt: Array  # (p,) unsigned: the tokens that all rollouts begin with and nobody sampled
-    lengths: Array  # (n,) int32: tokens of each rollout behind the prompt
+    prompt: Array  # (p,) unsigned: the tokens that all sequences begin with and nobody sampled
+    lengths: Array  # (n,) int32: tokens of each sequence behind the prompt
     tokens: Array  # (sum of lengths,) unsigned
     policy_logprobs: Array  # (sum of lengths,) float32; 0 where not sampled
     loss_mask: Array | None = None  # (sum of lengths,) uint8: 1 where sampled; None when all are
-    advantages: Array  # (n,) float32
+    advantages: Array  # (n,) float32: of the whole rollout
+    token_advantages: Array | None = None  # (sum of lengths,) float32: of each token; None when it is its rollout's
     rewards: Array  # (n,) float32
     temperatures: Array  # (n,) float32
     oldest_versions: Array  # (n,) int32
@@ -154,10 +171,12 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         check_length(f"group {self.group_id!r}: tokens", self.tokens, total)
         check_floats(f"group {self.group_id!r}: policy_logprobs", self.policy_logprobs, total)
         check_floats(f"group {self.group_id!r}: advantages", self.advantages, n)
+        if self.token_advantages is not None:
+            check_floats(f"group {self.group_id!r}: token_advantages", self.token_advantages, total)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens it costs in a batch: each rollout with its own copy of the prompt."""
+        """Tokens it costs in a batch: each sequence with its own copy of the prompt."""
         return len(self.uids) * len(self.prompt) + len(self.tokens)
 
 
@@ -167,8 +186,9 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
 class Batch(Record, frozen=True, kw_only=True):
     """What the learner trains on at policy version `number`: whole groups, packed into rows. Readable by itself.
 
-    Ragged like its groups: `prompts` cut by `prompt_lengths` (one a group), `tokens`, `policy_logprobs`, `loss_mask` cut by `lengths` (one a
-    rollout). Rollout i belongs to group `groups[i]` and lies in row `rows[i]`, behind the rollouts of that row that come before it in the arrays.
+    Ragged like its groups: `prompts` cut by `prompt_lengths` (one a group), `tokens`, `policy_logprobs`, `loss_mask`, `token_advantages` cut by
+    `lengths` (one a sequence; a rollout that forked has several, under the same uid). Sequence i belongs to group `groups[i]` and lies in row
+    `rows[i]`, behind those of that row that come before it in the arrays.
     `batcher/packing.py:expand` makes the fixed, dense RlExample of it.
     """
 
@@ -188,7 +208,8 @@ class Batch(Record, frozen=True, kw_only=True):
     tokens: Array  # (sum of lengths,) unsigned
     policy_logprobs: Array  # (sum of lengths,) float32
     loss_mask: Array | None = None  # (sum of lengths,) uint8
-    advantages: Array  # (n,) float32
+    advantages: Array  # (n,) float32: of the whole rollout
+    token_advantages: Array | None = None  # (sum of lengths,) float32: of each token; None when it is its rollout's
     rewards: Array  # (n,) float32
     temperatures: Array  # (n,) float32
     oldest_versions: Array  # (n,) int32
@@ -203,6 +224,8 @@ class Batch(Record, frozen=True, kw_only=True):
         check_length(f"batch {self.number}: tokens", self.tokens, int(self.lengths.sum()))
         check_floats(f"batch {self.number}: policy_logprobs", self.policy_logprobs, len(self.tokens))
         check_floats(f"batch {self.number}: advantages", self.advantages, n)
+        if self.token_advantages is not None:
+            check_floats(f"batch {self.number}: token_advantages", self.token_advantages, len(self.tokens))
 
 
 class Demand(Record, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ import numpy as np
 import yaml
 
 from streamrl import config
+from streamrl.envs.base import Answer, Problem, Said, make_reward
+from streamrl.envs.linear import leveled, linearise, together, totals
 from streamrl.records import Rollout, VersionSpan
 from streamrl.stream.codec import decode, unpack_array
 
@@ -34,6 +36,17 @@ def test_the_pages_env_is_the_examples():
 def test_the_pages_settings_make_a_run_file():
     for block in blocks("yaml"):
         config.parse({"run": "mine", **yaml.safe_load(block)})
+
+
+def test_the_pages_rewards_are_the_examples():
+    env = config.parse({"run": "mine", **yaml.safe_load(next(block for block in blocks("yaml") if "reward_weights" in block))}).envs["sums"]
+    named = {name: make_reward(reward.kind, reward.params, "w") for name, reward in env.rewards.items()}
+    said = [Said("4", np.zeros(3, np.uint16)), Said("4", np.zeros(30, np.uint16))]
+    for answers, expected in ((said[:1], 0.5 + 0.5), (said, 0.5)):
+        earned = leveled({"score": 1.0})
+        for name, reward in named.items():
+            earned = together(earned, leveled(reward(Problem([]), Answer("4", True, answers), totals(earned)), name))  # type: ignore[arg-type]
+        assert linearise(earned, env.reward_weights, [len(s.tokens) for s in answers]).reward == expected
 
 
 def test_the_pages_record_is_a_rollout():

@@ -11,12 +11,22 @@ from streamrl.records import Batch, ScoredGroup
 
 
 def totals(group: ScoredGroup) -> np.ndarray:
-    """(n,) int32: tokens of each rollout, prompt included."""
+    """(n,) int32: tokens of each sequence, prompt included."""
     return group.lengths + np.int32(len(group.prompt))
 
 
+def heads(uids: Sequence[str]) -> np.ndarray:
+    """(n,) bool: which sequence is the first of its rollout. Those of one rollout lie next to each other."""
+    return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
+
+
+def fitting(group: ScoredGroup, max_seq_len: int) -> np.ndarray:
+    """(n,) bool: which sequences belong to rollouts that fit into rows, all of each. A rollout is trained on as a whole or not at all."""
+    return ~np.isin(group.offsets, group.offsets[totals(group) > max_seq_len])
+
+
 def without(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
-    """The group with only the rollouts where `keep` (n,) bool is true; advantages stay as they were."""
+    """The group with only the sequences where `keep` (n,) bool is true; advantages stay as they were."""
     if keep.all():
         return group
     tokens = np.repeat(keep, group.lengths)
@@ -33,9 +43,15 @@ def without(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
         tokens=group.tokens[tokens],
         policy_logprobs=group.policy_logprobs[tokens],
         loss_mask=None if group.loss_mask is None else group.loss_mask[tokens],
+        token_advantages=None if group.token_advantages is None else group.token_advantages[tokens],
         truncated=None if group.truncated is None else group.truncated[keep],
         **fields,
     )
+
+
+def advantages_by_token(group: ScoredGroup) -> np.ndarray:
+    """(sum of lengths,) float32: each token's own, or its rollout's."""
+    return np.repeat(group.advantages, group.lengths) if group.token_advantages is None else group.token_advantages
 
 
 def assemble(groups: Sequence[ScoredGroup], number: int, policy_version: int, row_count: int, max_seq_len: int) -> Batch | None:
@@ -49,6 +65,9 @@ def assemble(groups: Sequence[ScoredGroup], number: int, policy_version: int, ro
     def join(name: str) -> np.ndarray:
         return np.concatenate([getattr(group, name) for group in groups])
 
+    by_token = None
+    if any(group.token_advantages is not None for group in groups):
+        by_token = np.concatenate([advantages_by_token(group) for group in groups])
     masks = [np.ones(len(group.tokens), np.uint8) if group.loss_mask is None else group.loss_mask for group in groups]
     return Batch(
         number=number,
@@ -68,6 +87,7 @@ def assemble(groups: Sequence[ScoredGroup], number: int, policy_version: int, ro
         policy_logprobs=join("policy_logprobs"),
         loss_mask=None if all(group.loss_mask is None for group in groups) else np.concatenate(masks),
         advantages=join("advantages"),
+        token_advantages=by_token,
         rewards=join("rewards"),
         temperatures=join("temperatures"),
         oldest_versions=join("oldest_versions"),

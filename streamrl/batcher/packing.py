@@ -65,6 +65,7 @@ def expand(batch: Batch) -> RlExample:
     own_masks = None if batch.loss_mask is None else cut(batch.loss_mask, batch.lengths)
     free = [row * batch.max_seq_len for row in range(batch.row_count)]  # the next cell of each row
     count, numbers = [0] * batch.row_count, np.arange(batch.max_seq_len, dtype=np.int32)
+    by_token = None if batch.token_advantages is None else cut(batch.token_advantages, batch.lengths)
     per_rollout = (batch.rows.tolist(), batch.groups.tolist(), batch.advantages.tolist(), batch.temperatures.tolist())
     for i, (row, group, advantage, temperature) in enumerate(zip(*per_rollout, strict=True)):
         start, prompt, tokens = free[row], prompts[group], own[i]
@@ -79,7 +80,7 @@ def expand(batch: Batch) -> RlExample:
         skip = 0 if len(prompt) else 1
         predicting = slice(first - 1 + skip, end - 1)
         flat.loss_mask[predicting] = 1 if own_masks is None else own_masks[i][skip:]
-        flat.advantages[predicting] = advantage
+        flat.advantages[predicting] = advantage if by_token is None else by_token[i][skip:]
         flat.policy_logprobs[predicting] = own_logprobs[i][skip:]
     if own_masks is not None:
         flat.advantages[:] *= flat.loss_mask

@@ -14,7 +14,8 @@ PART_BYTES = 4_000_000
 def split(batch: Batch, limit_bytes: int = PART_BYTES) -> list[Batch | BatchPart]:
     """The batch itself where it is small enough, otherwise its pieces in order."""
     arrays = (batch.prompts, batch.tokens, batch.policy_logprobs, batch.lengths, batch.advantages)
-    if sum(array.nbytes for array in arrays) + 100 * len(batch.uids) < limit_bytes:
+    by_token = 0 if batch.token_advantages is None else batch.token_advantages.nbytes
+    if by_token + sum(array.nbytes for array in arrays) + 100 * len(batch.uids) < limit_bytes:
         return [batch]
     data = encode(batch)
     pieces = [data[i : i + limit_bytes] for i in range(0, len(data), limit_bytes)]

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.advantages import stage_named, staged
-from streamrl.batcher.assemble import assemble, totals, without
+from streamrl.batcher.assemble import assemble, fitting, heads, without
 from streamrl.batcher.parts import split
 from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares, shortage
 from streamrl.buffer.freshness import fresh
@@ -100,7 +100,7 @@ class Fold:
         """A group has come: it counts as closed for its env, and waits if there is something to train on."""
         pool = self.state.pools.setdefault(group.environment, Pool())
         pool.closed[group.producer] = pool.closed.get(group.producer, 0) + 1
-        fits = totals(group) <= self.config.max_seq_len
+        fits = fitting(group, self.config.max_seq_len)
         if not fits.all():
             self.end("filtered", without(group, ~fits), cause=f"longer than max_seq_len {self.config.max_seq_len}")
         usable = without(group, fits)
@@ -108,7 +108,9 @@ class Fold:
             self.end("filtered", usable, cause=f"group larger than total_token_budget {self.config.total_token_budget}")
         elif usable.uids:
             oldest, newest = int(usable.oldest_versions.min()), int(usable.newest_versions.max())
-            held = Held(event, usable.total_tokens, len(usable.uids), oldest, newest, int((usable.oldest_versions == newest).sum()))
+            first = heads(usable.uids)
+            of_newest = int((first & (usable.oldest_versions == newest)).sum())
+            held = Held(event, usable.total_tokens, int(first.sum()), oldest, newest, of_newest)
             self.place(pool, held)
             pool.tokens += held.tokens
             pool.rollouts += held.rollouts
@@ -116,7 +118,7 @@ class Fold:
     def usable(self, held: Held) -> ScoredGroup:
         """The rollouts of a group that fit into a row."""
         group = group_of(held.event)
-        return without(group, totals(group) <= self.config.max_seq_len)
+        return without(group, fitting(group, self.config.max_seq_len))
 
     def build_all(self, before: int | None = None) -> None:
         """Expire what the next batch cannot take, and build every batch whose version is announced; of those, the ones `before` a number."""
@@ -218,13 +220,14 @@ class Fold:
         return sum(held.of_newest for held in pool.groups if held.newest == self.state.version)
 
     def end(self, fate: FateKind, group: ScoredGroup, cause: str = "", batch: int | None = None) -> None:
+        first = heads(group.uids)  # one fate a rollout, however many sequences it is
         record = Fate(
             fate=fate,
             environment=group.environment,
             partition=group.partition,
-            offsets=group.offsets,
-            uids=group.uids,
-            policy_versions=group.oldest_versions,
+            offsets=group.offsets[first],
+            uids=[group.uids[i] for i in np.flatnonzero(first).tolist()],
+            policy_versions=group.oldest_versions[first],
             batch=batch,
             cause=cause,
         )
@@ -248,7 +251,7 @@ def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[st
     """The metrics of document 001 that belong to a batch. `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built."""
     rollout_envs = batch.group_environments[batch.groups]
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
-    total = int(rollout_tokens.sum())
+    total, first = int(rollout_tokens.sum()), heads(batch.uids)
     values: dict[str, float] = {
         "batcher/tokens_total": float(total),
         "batcher/rows_filled_frac": total / (batch.row_count * batch.max_seq_len),
@@ -257,7 +260,8 @@ def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[st
     }
     for env, (rollouts, tokens, on_policy) in held.items():
         mine = rollout_envs == (batch.environments.index(env) if env in batch.environments else -1)
-        used, used_tokens = int(mine.sum()), int(rollout_tokens[mine].sum())
+        rollouts_used = mine & first
+        used, used_tokens = int(rollouts_used.sum()), int(rollout_tokens[mine].sum())
         values |= {
             f"replays/{env}/rollouts_in_buffer": float(rollouts),
             f"replays/{env}/tokens_in_buffer": float(tokens),
@@ -268,6 +272,6 @@ def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[st
             f"batches/{env}/frac_used": used_tokens / total,
         }
         if used:
-            values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[mine], dtype=np.float64))
-            values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[mine].mean())
+            values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[rollouts_used], dtype=np.float64))
+            values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[rollouts_used].mean())
     return values

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 
 from streamrl.buffer.advantages import Advantage
+from streamrl.buffer.returns import token_advantages
 from streamrl.records import Rollout, ScoredGroup, Turn
 from streamrl.stream.log import Event
 
@@ -27,33 +30,52 @@ def total_tokens(rollout: Rollout) -> int:
     return sum(len(turn.tokens) for turn in rollout.turns if turn.tokens is not None)
 
 
+def sequences(rollout: Rollout) -> list[list[Turn]]:
+    """Its turns, cut where one is a fork: what the model saw in one piece. A piece in which nothing was sampled teaches nothing and is left out."""
+    cut: list[list[Turn]] = []
+    for turn in rollout.turns:
+        if turn.fork or not cut:
+            cut.append([])
+        cut[-1].append(turn)
+    return [turns for turns in cut if any(turn.logprobs is not None and len(turn.logprobs) for turn in turns)]
+
+
 def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
-    """One group of the events' rollouts, in the order given. Their shared prompt is what they all begin with and nobody sampled."""
+    """One group of the events' rollouts, in the order given. Their shared prompt is what all sequences begin with and nobody sampled."""
     rollouts = [rollout_of(event) for event in events]
-    prompts = [prompt_of(rollout.turns) for rollout in rollouts]
+    cut = [sequences(rollout) for rollout in rollouts]
+    counts, flat = [len(parts) for parts in cut], [turns for parts in cut for turns in parts]
+    prompts = [prompt_of(turns) for turns in flat]
     shared = common_prefix(prompts)
-    pieces = [piece for rollout in rollouts for piece in _behind(rollout, shared)]
-    truncated = np.array([rollout.truncated for rollout in rollouts], np.uint8)
+    pieces = [piece for turns in flat for piece in _behind(turns, shared)]
     rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
     first = rollouts[0]
+
+    def each(values: Iterable[Any], dtype: type) -> np.ndarray:
+        """What is known of a rollout, for each of its sequences."""
+        return np.repeat(np.array(list(values), dtype), counts)
+
+    truncated = each((rollout.truncated for rollout in rollouts), np.uint8)
+    mask = _mask(pieces)
     return ScoredGroup(
         environment=first.environment,
         group_id=first.group_id,
         problem_id=first.problem_id,
         producer=first.producer,
         partition=events[0].partition,
-        offsets=np.array([event.offset for event in events], np.int64),
-        uids=[rollout.rollout_uid for rollout in rollouts],
+        offsets=each((event.offset for event in events), np.int64),
+        uids=[uid for rollout, count in zip(rollouts, counts, strict=True) for uid in repeat(rollout.rollout_uid, count)],
         prompt=prompts[0][:shared],
-        lengths=np.array([total_tokens(rollout) - shared for rollout in rollouts], np.int32),
+        lengths=np.array([sum(map(_length, turns)) - shared for turns in flat], np.int32),
         tokens=np.concatenate([tokens for tokens, _ in pieces]),
         policy_logprobs=np.concatenate([np.zeros(len(tokens), np.float32) if logprobs is None else logprobs for tokens, logprobs in pieces]),
-        loss_mask=_mask(pieces),
-        advantages=checked(advantage(rewards), first.group_id, len(rewards)),
-        rewards=rewards,
-        temperatures=np.array([rollout.temperature for rollout in rollouts], np.float32),
-        oldest_versions=np.array([rollout.policy_version for rollout in rollouts], np.int32),
-        newest_versions=np.array([rollout.newest_policy_version for rollout in rollouts], np.int32),
+        loss_mask=mask,
+        advantages=each(checked(advantage(rewards), first.group_id, len(rewards)), np.float32),
+        token_advantages=_by_token(rollouts, advantage, mask, sum(len(tokens) for tokens, _ in pieces)),
+        rewards=np.repeat(rewards, counts),
+        temperatures=each((rollout.temperature for rollout in rollouts), np.float32),
+        oldest_versions=each((rollout.policy_version for rollout in rollouts), np.int32),
+        newest_versions=each((rollout.newest_policy_version for rollout in rollouts), np.int32),
         truncated=truncated if truncated.any() else None,
     )
 
@@ -81,6 +103,19 @@ def nothing(environment: str, group_id: str, problem_id: str, producer: str, par
     )
 
 
+def _by_token(rollouts: Sequence[Rollout], advantage: Advantage, mask: np.ndarray | None, total: int) -> np.ndarray | None:
+    """(total,) float32: the advantage of each token behind the shared prompt, 0 where not sampled; None when they are those of the rollouts."""
+    try:
+        found = token_advantages(rollouts, advantage)
+    except ValueError as error:
+        raise ValueError(f"group {rollouts[0].group_id}: {error}") from None
+    if found is None:
+        return None
+    spread = np.zeros(total, np.float32)
+    spread[slice(None) if mask is None else mask > 0] = np.concatenate(found)
+    return spread
+
+
 def checked(advantages: np.ndarray, group_id: str, n: int) -> np.ndarray:
     """What an advantage function of somebody else's returned, as (n,) float32. Raises ValueError naming the group."""
     if advantages.shape != (n,) or not np.isfinite(advantages).all():
@@ -105,14 +140,18 @@ def common_prefix(arrays: Sequence[np.ndarray]) -> int:
 Piece = tuple[np.ndarray, np.ndarray | None]  # tokens, and their logprobs where they were sampled
 
 
-def _behind(rollout: Rollout, shared: int) -> Iterator[Piece]:
-    """Its turns behind the first `shared` tokens."""
-    for turn in rollout.turns:
+def _behind(turns: Sequence[Turn], shared: int) -> Iterator[Piece]:
+    """The turns behind their first `shared` tokens."""
+    for turn in turns:
         assert turn.tokens is not None, "a rollout that can be trained on has the tokens of every turn"
         skip = min(shared, len(turn.tokens))
         shared -= skip
         if skip < len(turn.tokens):
             yield turn.tokens[skip:], None if turn.logprobs is None else turn.logprobs[skip:]
+
+
+def _length(turn: Turn) -> int:
+    return 0 if turn.tokens is None else len(turn.tokens)
 
 
 def _mask(pieces: Sequence[Piece]) -> np.ndarray | None:

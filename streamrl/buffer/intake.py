@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from streamrl.buffer.groups import generated_tokens, total_tokens
 from streamrl.records import Rollout
@@ -24,7 +26,7 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
         return f"key {key!r} is not the rollout's group_id {rollout.group_id!r}: its group would be split over partitions"
     if rollout.newest_policy_version > newest_version:
         return f"policy version {rollout.newest_policy_version} is further ahead than {newest_version}: nobody has announced it"
-    if any(abs(reward) > REWARD_LIMIT for reward in (rollout.reward, *rollout.rewards.values())):
+    if any(abs(reward) > REWARD_LIMIT for reward in _rewards(rollout)):
         return f"a reward is larger than {REWARD_LIMIT:g}: its group could not be scored"
     if not TEMPERATURES[0] <= rollout.temperature <= TEMPERATURES[1]:
         return f"temperature {rollout.temperature:g} is not within {TEMPERATURES[0]:g} and {TEMPERATURES[1]:g}"
@@ -35,6 +37,17 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
         if how is not None and turn.logprobs is not None and (how.top_p < 1 or how.top_k > 0):
             return f"sampled with top_p {how.top_p} and top_k {how.top_k}: the learner reproduces temperature only; sample with top_p 1 and top_k -1"
     return ""
+
+
+def _rewards(rollout: Rollout) -> Iterator[float]:
+    """Every single one: of the rollout, of its turns, and the largest of a turn's tokens."""
+    yield rollout.reward
+    yield from rollout.rewards.values()
+    for turn in rollout.turns:
+        yield turn.reward or 0.0
+        yield from turn.rewards.values()
+        if turn.token_rewards is not None and turn.token_rewards.size:
+            yield float(np.abs(turn.token_rewards).max())
 
 
 class Moments(msgspec.Struct):
@@ -66,10 +79,14 @@ class Intake(msgspec.Struct):
     truncated: int = 0
     failed: int = 0
     flat_groups: int = 0
+    misaligned: int = 0
     reward: Moments = msgspec.field(default_factory=Moments)
     rewards: dict[str, Moments] = {}
 
     def count(self, rollout: Rollout) -> None:
+        if rollout.misaligned:
+            self.misaligned += 1
+            return
         if rollout.failure:
             self.failed += 1
             return
@@ -97,5 +114,6 @@ class Intake(msgspec.Struct):
             "frac_truncated": self.truncated / self.rollouts if self.rollouts else 0.0,
             "new_failed": float(self.failed),
             "zero_advantage_groups": float(self.flat_groups),
+            "new_misaligned": float(self.misaligned),
         }
         return {f"replays/{env}/{name}": value for name, value in {**counts, **over}.items()}

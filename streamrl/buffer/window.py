@@ -41,7 +41,7 @@ class OpenGroup(msgspec.Struct):
     producer: str
     partition: int
     members: list[Event] = []
-    lost: int = 0  # rollouts that failed or expired: they count towards its size
+    lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -98,13 +98,18 @@ class Fold:
         state.seen[uid] = state.version
         window = state.windows.setdefault(env, Window())
         window.intake.count(rollout)
-        if group_id in state.closed:
+        if rollout.misaligned:
+            self.outputs += reject(event, rollout.misaligned)
+        elif group_id in state.closed:
             self.end("filtered", [event], "late for its group")
+        if group_id in state.closed:
             return
         group = window.open.get(group_id)
         if group is None:
             group = window.open[group_id] = OpenGroup(state.version, rollout.problem_id, rollout.producer, event.partition)
-        if rollout.failure:
+        if rollout.misaligned:
+            group.lost += 1
+        elif rollout.failure:
             self.end("failed", [event], rollout.failure)
             group.lost += 1
         elif not self.fresh(rollout):

@@ -4,6 +4,10 @@ class ReverseDigits:
     def __init__(self, seed: int, digits: int = 2): ...
     def problem(self, index: int) -> Problem: ...
     def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]: ...
+
+One that talks with the policy has a third method, which says what the world answers to what the policy said:
+
+    def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | None: ...
 """
 
 from __future__ import annotations
@@ -13,32 +17,63 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
 
 from streamrl.errors import ConfigError
 
 SHIPPED = {
     "copy-digits": "streamrl.envs.copy_digits:CopyDigits",
     "add-digits": "streamrl.envs.add_digits:AddDigits",
+    "calculator": "streamrl.envs.calculator:Calculator",
+    "guess-number": "streamrl.envs.guess_number:GuessNumber",
+    "multiple-choice": "streamrl.envs.multiple_choice:MultipleChoice",
+    "coding": "streamrl.envs.coding:Coding",
     "reasoning-gym": "streamrl.envs.reasoning_gym:ReasoningGym",
 }
+REWARDS = {"math-verify": "streamrl.envs.math_verify:MathVerify"}
+
+Message = dict[str, Any]  # an OpenAI chat message: role, content
 
 
 class Problem(NamedTuple):
     """One task, posed as a conversation that the policy is to answer."""
 
-    messages: list[dict[str, Any]]  # OpenAI chat messages
+    messages: list[Message]
     answer: Any = None  # whatever `rewards` needs
     metadata: Mapping[str, Any] = {}  # published with the rollout: plain values
+    tools: Sequence[Mapping[str, Any]] = ()  # OpenAI function tools, for the chat template to tell of
+
+
+class Said(NamedTuple):
+    """What the policy said in one turn."""
+
+    text: str  # special tokens are shown, but for the closing end of sequence
+    tokens: np.ndarray  # (n,) unsigned: as sampled, the closing end of sequence among them
 
 
 class Answer(NamedTuple):
-    """What the policy said."""
+    """What the policy said, in all."""
 
-    text: str  # special tokens are shown, but for the closing end of sequence
+    text: str  # its last turn
     finished: bool  # it ended by itself; False: a limit cut it off
+    said: Sequence[Said] = ()  # every turn of the policy
+    messages: Sequence[Message] = ()  # the whole conversation
+    truncation: str = ""  # which limit: length, turns, context, time, tool-time, tool-error
+
+
+class Earned(NamedTuple):
+    """Named rewards at three levels. A name's total over all of them is what its metric shows and its weight multiplies."""
+
+    rollout: Mapping[str, float] = {}  # for all of it
+    turns: Sequence[Mapping[str, float]] = ()  # one map a turn of the policy: for what was said up to its end
+    tokens: Sequence[Mapping[str, Sequence[float]]] = ()  # one map a turn, one number a sampled token: for what was said up to it
+
+
+Judged = Mapping[str, float] | Earned
 
 
 class Env(Protocol):
@@ -48,46 +83,84 @@ class Env(Protocol):
         """Problem number `index` >= 0: the same seed and index give the same problem, in any process."""
         ...
 
-    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
-        """Named rewards; their sum is the scalar that trains."""
+    def rewards(self, problem: Problem, answer: Answer) -> Judged | Awaitable[Judged]:
+        """Named rewards of the rollout, or at several levels. Their sum, weighted by `reward_weights` of the run file, is the scalar that trains."""
         ...
+
+
+class Replies(Env, Protocol):
+    """An env that talks with the policy."""
+
+    def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | Awaitable[Sequence[Message] | None] | None:
+        """What follows the policy's last message: results of tools, a user's next turn. None, or nothing: the conversation is over.
+
+        Called in a thread of its own, several at a time, unless it is `async`. What it raises ends the rollout, truncated.
+        """
+        ...
+
+
+Reward = Callable[[Problem, Answer, Mapping[str, float]], float | Judged | Awaitable[float | Judged]]
+"""A reward function of the run file: problem, answer, and the totals earned so far by name, the env's own first. A number goes by the name that the
+function has there."""
 
 
 def make(kind: str, seed: int, params: Mapping[str, Any], where: str) -> Env:
     """The env of that kind: a shipped name, FILE.py:CLASS or MODULE:CLASS. `where` names it in a ConfigError."""
-    found = env_class(kind, where)
+    return cast(Env, constructed(env_class(kind, where), kind, params, where, seed=seed))
+
+
+def make_reward(kind: str, params: Mapping[str, Any], where: str) -> Reward:
+    """The reward function of that kind: a shipped name, FILE.py:NAME or MODULE:NAME; of a class, an instance with `params`. Raises ConfigError."""
+    found = load(kind, where, "reward", REWARDS)
+    if inspect.isclass(found):
+        found = constructed(found, kind, params, where)
+    elif params:
+        raise ConfigError(f"{where}.params: {kind} is a function and takes none; make it a class with __init__(self, ...) and __call__")
+    if not callable(found):
+        raise ConfigError(f"{where}: {kind} is no function; a reward is called with (problem, answer, earned)")
+    return cast(Reward, found)
+
+
+def constructed(found: Any, kind: str, params: Mapping[str, Any], where: str, **given: Any) -> Any:
+    """An instance with `params` of the run file and what is given. Raises ConfigError for a parameter that it does not take, or refuses."""
     parameters = inspect.signature(found).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    accepted = [parameter.name for parameter in parameters if parameter.name != "seed" and parameter.kind is not parameter.VAR_KEYWORD]
+    accepted = [parameter.name for parameter in parameters if parameter.name not in given and parameter.kind is not parameter.VAR_KEYWORD]
     for name in params:
         if name not in accepted and not takes_any:
             near = difflib.get_close_matches(name, accepted, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(accepted) or 'none'}"
             raise ConfigError(f"{where}.params: {kind} takes no {name!r}; {hint}")
     try:
-        return cast(Env, found(seed=seed, **params))
+        return found(**given, **params)
     except Exception as error:  # it is somebody else's code; many check their settings with `assert`
         raise ConfigError(f"{where}.params: {kind} refuses them: {one_line(error)}") from error
 
 
 def env_class(kind: str, where: str) -> Any:
-    path, colon, name = SHIPPED.get(kind, kind).rpartition(":")
-    if not colon:
-        near = difflib.get_close_matches(kind, SHIPPED, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "your own: FILE.py:CLASS or MODULE:CLASS"
-        raise ConfigError(f"{where}: env {kind!r} not found; shipped are {', '.join(SHIPPED)}; {hint}")
-    try:
-        module = _from_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
-    except (ImportError, OSError) as error:
-        raise ConfigError(f"{where}: env {kind!r} cannot be loaded ({error}); is the path right, seen from where streamrl was started?") from error
-    except Exception as error:  # whatever its own code raises
-        raise ConfigError(f"{where}: env {kind!r} cannot be loaded, {path} fails with {one_line(error)}") from error
-    found = getattr(module, name, None)
+    found = load(kind, where, "env", SHIPPED)
+    path, _, name = SHIPPED.get(kind, kind).rpartition(":")
     if not inspect.isclass(found):
         raise ConfigError(f"{where}: {path} has no class {name!r}")
     if missing := [method for method in ("problem", "rewards") if not callable(getattr(found, method, None))]:
         raise ConfigError(f"{where}: class {name!r} of {path} has no method {missing[0]!r}; an env has problem(index) and rewards(problem, answer)")
     return found
+
+
+def load(kind: str, where: str, what: str, shipped: Mapping[str, str]) -> Any:
+    """What a shipped name, FILE.py:NAME or MODULE:NAME stands for; None where the file or module has no such name. Raises ConfigError."""
+    path, colon, name = shipped.get(kind, kind).rpartition(":")
+    if not colon:
+        near = difflib.get_close_matches(kind, shipped, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"your own: FILE.py:{'CLASS or MODULE:CLASS' if what == 'env' else 'NAME or MODULE:NAME'}"
+        raise ConfigError(f"{where}: {what} {kind!r} not found; shipped are {', '.join(shipped)}; {hint}")
+    try:
+        module = _from_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
+    except (ImportError, OSError) as error:
+        raise ConfigError(f"{where}: {what} {kind!r} cannot be loaded ({error}); is the path right, seen from where streamrl was started?") from error
+    except Exception as error:  # whatever its own code raises
+        raise ConfigError(f"{where}: {what} {kind!r} cannot be loaded, {path} fails with {one_line(error)}") from error
+    return getattr(module, name, None)
 
 
 def one_line(error: Exception) -> str:

@@ -6,10 +6,12 @@ A source, not a fold: what it samples cannot be sampled again. So its progress i
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter as Counts
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,9 +19,10 @@ from streamrl import config
 from streamrl.buffer.groups import total_tokens
 from streamrl.config import RunFile
 from streamrl.credentials import reveal
-from streamrl.envs.base import Env, Problem, make
+from streamrl.envs.base import Env, Problem, Reward, make, make_reward
+from streamrl.envs.conversation import Game
 from streamrl.envs.credit import Counter, Credit
-from streamrl.envs.rollouts import NoProblem, Task, failures, pose, rollouts
+from streamrl.envs.rollouts import NoProblem, Task, failures, pose
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.metrics import Meter
@@ -66,6 +69,7 @@ class Replica:
     counter: Counter
     credit: Credit
     client: Client
+    rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # of the run file, beside the env's own
     version: int = 0  # newest that a server had
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
@@ -99,14 +103,13 @@ class Replica:
         self.tasks.add(asyncio.create_task(self.generate(number)))
 
     async def generate(self, number: int) -> Group:
-        """n samples of one problem in one request; what cannot be had is published as failed."""
+        """n rollouts of one problem; what cannot be had is published as failed."""
         task = Task(self.name, number, self.credit.producer, Problem([]))
         try:
             task = task._replace(problem=pose(self.env, number))
-            samples = await self.client.sample(task.problem.messages, self.group_size, self.settings)
+            return Group(number, await Game(self.env, self.settings, self.client, self.rewards).play(task, self.group_size))
         except (NoProblem, SamplingFailed) as error:
             return Group(number, failures(task, self.group_size, str(error), self.version))
-        return Group(number, rollouts(task, self.env, samples, time.time()))
 
     def finished(self) -> list[Group]:
         """Groups that have come in since the last call; whatever else went wrong in one ends the process."""
@@ -138,12 +141,13 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     if replica >= max(settings.replicas, 1):
         raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
     made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}")
+    rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
     writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
     progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
     credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
     client = Client(api_key=reveal(run.inference.api_key, "inference.api_key"))
     credit.launched = progress.published_groups + len(progress.open_problems)
-    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, client)
+    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, client, rewards)
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:
@@ -170,6 +174,9 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
         for task in me.tasks:
             task.cancel()
         await asyncio.gather(*me.tasks, return_exceptions=True)
+        for judge in (me.env, *me.rewards.values()):
+            if close := getattr(judge, "close", None):  # whoever has a process of its own
+                await close()
         await me.client.close()
         reader.close()
         meter.close()
@@ -209,10 +216,22 @@ class Tally:
         who = me.credit.producer
         if failed := self.failed():
             logger.warning("%s: %d of %d rollouts failed, the last: %s", who, len(failed), self.rollouts(), failed[-1].failure)
+        if unknown := self.unknown_weights(me):
+            logger.warning("%s: %s", who, unknown)
         waiting_s = 0.0 if me.credit.demand or me.tasks else self.waiting_s + self.elapsed_s
         if waiting_s // WAITING_S > self.waiting_s // WAITING_S:
             logger.warning("%s: no demand heard for %.0f s; is the batcher running?", who, waiting_s)
         return Tally(waiting_s)
+
+    def unknown_weights(self, me: Replica) -> str:
+        """A weight for a reward that no rollout has had."""
+        seen = {name: None for group in self.groups for rollout in group.rollouts for name in rollout.rewards}
+        for name in me.settings.reward_weights if seen else ():
+            if name not in seen:
+                near = difflib.get_close_matches(name, seen, 1)
+                known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(seen)}"
+                return f"envs.{me.name}.reward_weights: no rollout has earned a {name!r}; {known}"
+        return ""
 
     def values(self, me: Replica) -> dict[str, float]:
         good = [rollout for group in self.groups for rollout in group.rollouts if not rollout.failure]
@@ -224,5 +243,8 @@ class Tally:
             "env/failed": float(len(self.failed())),
             "env/waiting_for_demand_s": self.waiting_s,
         }
+        limits = Counts(str(rollout.metadata.get("truncation", "")) for rollout in good if rollout.truncated)
+        values |= {f"env/truncated/{limit}": float(count) for limit, count in limits.items()}
+        values["env/forks"] = float(sum(turn.fork for rollout in good for turn in rollout.turns))
         means = {"env/reward_mean": [rollout.reward for rollout in good], "env/request_s": waits}
         return values | {name: sum(numbers) / len(numbers) for name, numbers in means.items() if numbers}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from streamrl.envs.base import Answer, Env, Problem, one_line
+from msgspec import structs
+
+from streamrl.envs.base import Answer, Env, Message, Problem, Said, one_line
+from streamrl.envs.linear import Linear
 from streamrl.inference.client import Sampled
 from streamrl.records import Rollout, Turn
 from streamrl.stream.codec import decode, encode
@@ -39,55 +43,95 @@ def pose(env: Env, number: int) -> Problem:
     return problem
 
 
-def rollouts(task: Task, env: Env, samples: Sequence[Sampled], time_s: float) -> list[Rollout]:
-    """One rollout a sample. A reward function that fails, or metadata that does not travel, makes a failed rollout, with the cause."""
-    return [_rollout(task, env, index, sampled, time_s) for index, sampled in enumerate(samples)]
+@dataclass
+class Talk:
+    """A conversation as it goes: what was said, by whom, and the very tokens of it."""
 
+    problem: Problem
+    messages: list[Message]
+    turns: list[Turn] = field(default_factory=list[Turn])
+    samples: list[Sampled] = field(default_factory=list[Sampled])
+    truncation: str = ""  # which limit has ended it
+    note: str = ""  # what there is to say about that
 
-def failures(task: Task, count: int, cause: str, policy_version: int) -> list[Rollout]:
-    """The rollouts of a group that could not be generated: with them, the group can close."""
-    return [_failed(task, index, cause, policy_version) for index in range(count)]
+    @classmethod
+    def begun(cls, problem: Problem, first: Sampled, time_s: float) -> Talk:
+        """With the policy's first answer, which came at `time_s`."""
+        talk = cls(problem, [])
+        talk.heard(problem.messages, first, time_s)
+        return talk
 
-
-def _rollout(task: Task, env: Env, index: int, sampled: Sampled, time_s: float) -> Rollout:
-    versions = [span.version for span in sampled.version_spans]
-    try:
-        named = env.rewards(task.problem, Answer(sampled.text, sampled.finish_reason == "stop"))
-        rewards = {name: float(value) for name, value in named.items()}  # a comparison gives a bool, which does not travel as a float
-        reward = sum(rewards.values())
-        asked = "\n".join(str(message["content"]) for message in task.problem.messages)
-        prompt = Turn(message=asked, role="user", tokens=sampled.prompt_tokens, timestamp=time_s - sampled.latency_s)
+    def heard(self, asked: Sequence[Message], sampled: Sampled, time_s: float) -> None:
+        """The policy was asked, and has answered. Where its prompt does not go on from what was there, a sequence of its own begins."""
+        prompt = Turn(
+            message="\n".join(str(message.get("content") or "") for message in asked),
+            role=str(asked[-1]["role"]) if self.turns else "user",
+            tokens=sampled.prompt_tokens[sampled.kept :],
+            fork=bool(self.turns) and not sampled.kept,
+            timestamp=time_s - sampled.latency_s,
+        )
         answer = Turn(
             message=sampled.text,
             role="assistant",
             tokens=sampled.tokens,
             logprobs=sampled.logprobs,
-            reward=reward,
             inference_metadata=sampled.metadata(),
             timestamp=time_s,
         )
-        rollout = Rollout(
-            environment=task.environment,
-            problem_id=str(task.number),
-            rollout_uid=f"{task.group_id}-{index}",
-            turns=[prompt, answer],
-            metadata=dict(task.problem.metadata),
-            group_id=task.group_id,
-            producer=task.producer,
-            reward=reward,
-            rewards=rewards,
-            temperature=sampled.temperature,
-            policy_version=min(versions),
-            newest_policy_version=max(versions),
-            truncated=sampled.finish_reason == "length",
-        )
-        decode("rollout/1", encode(rollout))  # what a reader would refuse is found here, where its group can still close
-    except Exception as error:  # an env is somebody else's code: whatever it raises, or gives, is this rollout's failure
-        return _failed(task, index, one_line(error), max(min(versions, default=0), 0))
+        self.turns += [prompt, answer]
+        self.samples.append(sampled)
+        self.messages += [*asked, {"role": "assistant", "content": sampled.text}]
+        if sampled.finish_reason == "length":
+            self.truncation = "length"
+
+    @property
+    def said(self) -> list[Said]:
+        return [Said(sampled.text, sampled.tokens) for sampled in self.samples]
+
+    @property
+    def history(self) -> list[int]:
+        """What the policy has seen and said so far, in the sequence it is in."""
+        last = self.samples[-1]
+        return [*last.prompt_tokens.tolist(), *last.tokens.tolist()]
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(self.samples[-1].text, not self.truncation, self.said, self.messages, self.truncation)
+
+    @property
+    def versions(self) -> list[int]:
+        return [span.version for sampled in self.samples for span in sampled.version_spans]
+
+
+def aligned(task: Task, index: int, talk: Talk, earned: Linear) -> Rollout:
+    """The rollout of a conversation. Raises ValueError, or whatever msgspec raises, when it is not one that a reader would take."""
+    limit = {"truncation": talk.truncation, **({"cause": talk.note} if talk.note else {})} if talk.truncation else {}
+    rollout = Rollout(
+        environment=task.environment,
+        problem_id=str(task.number),
+        rollout_uid=f"{task.group_id}-{index}",
+        turns=_with_rewards(talk.turns, earned),
+        metadata={**task.problem.metadata, **limit},
+        group_id=task.group_id,
+        producer=task.producer,
+        reward=earned.reward,
+        rewards=earned.totals,
+        temperature=talk.samples[0].temperature,
+        policy_version=min(talk.versions),
+        newest_policy_version=max(talk.versions),
+        truncated=bool(talk.truncation),
+    )
+    decode("rollout/1", encode(rollout))  # what a reader would refuse is found here, where its group can still close
     return rollout
 
 
-def _failed(task: Task, index: int, cause: str, policy_version: int) -> Rollout:
+def failures(task: Task, count: int, cause: str, policy_version: int) -> list[Rollout]:
+    """The rollouts of a group that could not be generated: with them, the group can close."""
+    return [failed(task, index, cause, policy_version) for index in range(count)]
+
+
+def failed(task: Task, index: int, cause: str, policy_version: int) -> Rollout:
+    """A rollout that there is nothing of."""
     return Rollout(
         environment=task.environment,
         problem_id=str(task.number),
@@ -99,3 +143,19 @@ def _failed(task: Task, index: int, cause: str, policy_version: int) -> Rollout:
         newest_policy_version=policy_version,
         failure=cause.encode("utf-8", "replace").decode(),
     )
+
+
+def _with_rewards(turns: Sequence[Turn], earned: Linear) -> list[Turn]:
+    """Each of the policy's turns with what it earned. The only turn there is has earned all that the rollout has."""
+    found, own = list[Turn](), 0
+    alone = len(earned.turn_rewards) == 1
+    for turn in turns:
+        if turn.logprobs is None:
+            found.append(turn)
+            continue
+        tokens = earned.token_rewards[own]
+        rest = earned.reward - (0.0 if tokens is None else float(tokens.sum(dtype="f8")))
+        given = {"rewards": earned.turns[own], "token_rewards": tokens, "reward": rest if alone else earned.turn_rewards[own] or None}
+        found.append(structs.replace(turn, **given))
+        own += 1
+    return found

@@ -2,7 +2,7 @@
 
 Two requests a call, through the openai client: `/v1/chat/completions/render` turns messages into the server's own prompt tokens, and vLLM's
 token-in token-out `/inference/v1/generate` samples. The plain chat completion answers token ids and logprobs too, but not which policy version made
-which token; this is the only route that does.
+which token; this is the only route that does. A conversation goes on from the tokens it has (`exact.py`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import openai
 
 from streamrl.config import Env
+from streamrl.inference.exact import behind
 from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype
 
 logger = logging.getLogger(__name__)
@@ -25,14 +26,27 @@ logger = logging.getLogger(__name__)
 SILENT_S = 10.0  # a server that has not been heard of for so long is not asked
 LOOK_S = 0.05  # how often the registry is looked at while there is no server
 REPORT_S = 10.0
+CONTEXT = "maximum context length"  # in what a server says to a prompt that is too long
 
 
 class SamplingFailed(Exception):
     """There is nothing to train on; the message says why. An env publishes it as the rollouts' failure."""
 
 
+class ContextFull(SamplingFailed):
+    """The prompt leaves no room for an answer."""
+
+
+class TimedOut(SamplingFailed):
+    """No server that was asked answered in time."""
+
+
 class ServerFailed(Exception):
     """This server did not answer; another one may."""
+
+
+class NoAnswer(ServerFailed):
+    """Not in time."""
 
 
 class Sampled(NamedTuple):
@@ -50,6 +64,7 @@ class Sampled(NamedTuple):
     top_p: float
     top_k: int
     max_tokens: int
+    kept: int = 0  # so many of the prompt's tokens are the history it was to go on from; 0: none was given, or it was rewritten
 
     def metadata(self) -> InferenceMetadata:
         """The record of how this was sampled."""
@@ -105,25 +120,33 @@ class Client:
                 logger.warning("waiting for a ready server of pool %r; known: %s", self.pool, self._describe() or "none")
         return server
 
-    async def sample(self, messages: list[dict[str, Any]], n: int, env: Env) -> list[Sampled]:
-        """`n` answers to a conversation, in one request to one server, another one if that fails.
+    async def sample(
+        self, messages: list[dict[str, Any]], n: int, env: Env, tools: Sequence[Mapping[str, Any]] = (), history: Sequence[int] = ()
+    ) -> list[Sampled]:
+        """`n` answers to a conversation, in one request to one server, another one if that fails. `tools`: as its chat template is told of them.
+
+        `history`: ids of its last prompt and answer; the prompt goes on from them unless the template rewrites what they say.
 
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x timeout_s. Raises SamplingFailed: the request cannot be
-        served (a prompt longer than the context), or `env.attempts` servers did not answer within `env.timeout_s` each.
+        served (ContextFull: a prompt longer than the context), or `env.attempts` servers did not answer within `env.timeout_s` each (TimedOut).
         """
+        prompt = {"messages": messages, **({"tools": list(tools)} if tools else {})}
         failed: list[str] = []
+        late = 0
         causes: list[str] = []
         server = await self.ready()
         while True:
             try:
-                return await self._ask(server, messages, n, env)
+                return await self._ask(server, prompt, n, env, history)
             except ServerFailed as error:
+                late += isinstance(error, NoAnswer)
                 logger.warning("%s: %s", server.server_id, error)
                 failed.append(server.server_id)
                 causes.append(f"{server.server_id}: {error}")
                 self._suspects.add(server.server_id)
             if len(failed) >= env.attempts:
-                raise SamplingFailed(f"{len(failed)} attempts failed; " + "; ".join(causes))
+                kind = TimedOut if late == len(failed) else SamplingFailed
+                raise kind(f"{len(failed)} attempts failed; " + "; ".join(causes))
             try:
                 async with asyncio.timeout(env.timeout_s):
                     server = self._choose(failed) or await self.ready()
@@ -134,30 +157,51 @@ class Client:
         for connection in self._connections.values():
             await connection.close()
 
-    async def _ask(self, server: Server, messages: list[dict[str, Any]], n: int, env: Env) -> list[Sampled]:
+    async def _ask(self, server: Server, prompt: dict[str, Any], n: int, env: Env, history: Sequence[int]) -> list[Sampled]:
         started = time.monotonic()
         self._own[server.server_id] += n
         try:
             async with asyncio.timeout(env.timeout_s):
-                prompt, answer = await self._request(server, messages, n, env)
+                tokens, kept = await self._render(server, prompt, env, history)
+                if 0 < server.max_model_len <= len(tokens):
+                    raise ContextFull(f"{server.server_id}: a prompt of {len(tokens)} tokens leaves no room in a context of {server.max_model_len}")
+                answer = await self._generate(server, tokens, n, env)
         except (TimeoutError, openai.APITimeoutError):
-            raise ServerFailed(f"no answer within {env.timeout_s:g} s") from None
+            raise NoAnswer(f"no answer within {env.timeout_s:g} s") from None
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            raise SamplingFailed(f"{server.server_id} refuses the request: {_reason(error)}") from None
+            kind, reason = SamplingFailed, _reason(error)
+            if CONTEXT in reason:
+                kind = ContextFull
+            raise kind(f"{server.server_id} refuses the request: {reason}") from None
         except openai.OpenAIError as error:
             raise ServerFailed(_reason(error)) from None
         finally:
             self._own[server.server_id] -= n
         try:
-            return [_sampled(server, prompt, choice, env, time.monotonic() - started) for choice in answer["choices"]]
+            return [_sampled(server, tokens, kept, choice, env, time.monotonic() - started) for choice in answer["choices"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ServerFailed(f"an answer that cannot be used ({type(error).__name__}: {error})") from None
 
-    async def _request(self, server: Server, messages: list[dict[str, Any]], n: int, env: Env) -> tuple[list[int], dict[str, Any]]:
-        """The prompt's tokens and the server's answer. All sampling parameters are sent: a default is the server's, and may be another model's."""
-        api = self._connection(server.url)
-        conversation = {"model": server.model, "messages": messages, "max_tokens": env.max_tokens}
-        rendered: Any = await api.post("/chat/completions/render", cast_to=object, body=conversation)
+    async def _render(self, server: Server, prompt: dict[str, Any], env: Env, history: Sequence[int]) -> tuple[list[int], int]:
+        """The prompt's tokens, and how many of them are the history."""
+        body = {"model": server.model, **prompt, "max_tokens": env.max_tokens}
+        answer: Any = await self._connection(server.url).post("/chat/completions/render", cast_to=object, body=body)
+        rendered: list[int] = answer["token_ids"]
+        place = behind(history, rendered) if history else None
+        if place is None or not await self._says_the_same(server, history, rendered[:place]):
+            return rendered, 0
+        return [*history, *rendered[place:]], len(history)
+
+    async def _says_the_same(self, server: Server, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Do these tokens make the same text?"""
+        if list(one) == list(other):
+            return True
+        api, url = self._connection(server.url), f"{server.url}/detokenize"
+        texts: list[Any] = [await api.post(url, cast_to=object, body={"model": server.model, "tokens": list(tokens)}) for tokens in (one, other)]
+        return texts[0]["prompt"] == texts[1]["prompt"]
+
+    async def _generate(self, server: Server, tokens: list[int], n: int, env: Env) -> dict[str, Any]:
+        """The server's answer. All sampling parameters are sent: a default is the server's, and may be another model's."""
         sampling = {
             "n": n,
             "temperature": env.temperature,
@@ -171,9 +215,9 @@ class Client:
             "logprobs": 0,  # of the sampled token alone
             "skip_special_tokens": False,
         }
-        body = {"model": server.model, "token_ids": rendered["token_ids"], "sampling_params": sampling, "output_mode": "text"}
-        answer: Any = await api.post(f"{server.url}/inference/v1/generate", cast_to=object, body=body)
-        return rendered["token_ids"], answer
+        body = {"model": server.model, "token_ids": tokens, "sampling_params": sampling, "output_mode": "text"}
+        answer: Any = await self._connection(server.url).post(f"{server.url}/inference/v1/generate", cast_to=object, body=body)
+        return answer
 
     def _choose(self, avoid: Collection[str]) -> Server | None:
         """As `choose`, but no suspect. Load: what a server reported, plus what came and went from here since."""
@@ -191,7 +235,7 @@ class Client:
         return "; ".join(f"{s.server_id} {s.state} {s.error}".strip() + f", heard of {now - s.heartbeat_s:.0f} s ago" for s in self._servers.values())
 
 
-def _sampled(server: Server, prompt: list[int], choice: dict[str, Any], env: Env, latency_s: float) -> Sampled:
+def _sampled(server: Server, prompt: list[int], kept: int, choice: dict[str, Any], env: Env, latency_s: float) -> Sampled:
     """One choice of the answer. Raises ValueError, KeyError or TypeError when it is not complete: cut off by the server, or without versions."""
     tokens, logprobs = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
     spans = [VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"]) for span in choice["weight_versions"]]
@@ -213,6 +257,7 @@ def _sampled(server: Server, prompt: list[int], choice: dict[str, Any], env: Env
         top_p=env.top_p,
         top_k=env.top_k,
         max_tokens=env.max_tokens,
+        kept=kept,
     )
 
 

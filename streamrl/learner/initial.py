@@ -20,8 +20,13 @@ from streamrl.learner.model import check_directory
 from streamrl.weights.export import save_weights
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+ROLES = ("<system>", "<user>", "<assistant>", "<tool>")
 HEAD_SCALE = 0.1  # of the usual initial size of lm_head: the first policy is close to uniform, and explores
-CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+TEMPLATES = {
+    "plain": "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    "turns": "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+}
 
 
 def origin(run: RunFile) -> Path:
@@ -37,16 +42,21 @@ def origin(run: RunFile) -> Path:
     return directory
 
 
-def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token a character, after the special ones. Its chat template is `<bos>` and the messages as they are, so that `<bos>47=` is to be followed
-    by `47<eos>`."""
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *dict.fromkeys(alphabet)))}
+def tiny_tokenizer(alphabet: str, chat: str = "plain") -> PreTrainedTokenizerFast:
+    """One token a character, after the special ones.
+
+    Its chat template, `plain`: `<bos>` and the messages as they are, so that `<bos>47=` is to be followed by `47<eos>`. For conversations, `turns`:
+    `<bos><user>47=<eos><assistant>`, to be followed by `47<eos>`; what was said stays as it is.
+    """
+    roles = ROLES if chat == "turns" else ()
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *roles, *dict.fromkeys(alphabet)))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
-    fast.chat_template = CHAT_TEMPLATE
+    more = {"additional_special_tokens": list(roles)} if roles else {}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **more)
+    fast.chat_template = TEMPLATES[chat]
     return fast
 
 
@@ -55,8 +65,12 @@ def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
 
     The vocabulary is exactly the tokenizer's: a padded one lets the model sample ids that mean nothing.
     """
+    return write_llama(directory, tiny_tokenizer(tiny.alphabet, tiny.chat), tiny, max_seq_len)
+
+
+def write_llama(directory: Path, tokenizer: PreTrainedTokenizerFast, tiny: TinyModel, max_seq_len: int) -> Path:
+    """As `write_tiny`, for a tokenizer that there is."""
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_tokenizer(tiny.alphabet)
     config = LlamaConfig(
         max_seq_len=max_seq_len,
         hidden_dim=tiny.hidden,

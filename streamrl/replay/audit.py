@@ -130,7 +130,7 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
             enter(result, ledgers, event.record)
     for event in reading.events("batches", ("batch", "batch-part")):
         if isinstance(event.record, Batch):
-            result.batches[event.record.number] = len(event.record.uids)
+            result.batches[event.record.number] = len(set(event.record.uids))
         elif isinstance(event.record, BatchPart):
             result.batches.setdefault(event.record.number, 0)
     result.made = {version: batch for version, batch in announced.items() if batch in result.batches}  # a fork has inherited others

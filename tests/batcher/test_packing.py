@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+from msgspec import structs
 
-from streamrl.batcher.assemble import assemble
+from streamrl.batcher.assemble import assemble, without
 from streamrl.batcher.packing import cut, expand, pack
-from tests.build import group
+from tests.build import floats, group
 
 
 def test_best_fit_puts_each_rollout_into_the_tightest_row():
@@ -70,3 +71,12 @@ def test_several_rollouts_share_a_row():
     assert dense.segment_ids.tolist() == [[1, 1, 2, 2]]
     assert dense.position_ids.tolist() == [[0, 1, 0, 1]]
     assert dense.loss_mask.tolist() == [[1, 0, 1, 0]]
+
+
+def test_advantages_by_token_stand_where_the_token_is_predicted_beside_groups_that_have_none():
+    finer = structs.replace(group("a", "ga", sizes=(1, 2), prompt=2), token_advantages=floats(0.5, 2, -2))
+    batch = assemble([finer, group("b", "gb", sizes=(2,), prompt=1)], 0, 0, row_count=3, max_seq_len=4)
+    assert batch is not None and batch.token_advantages is not None and batch.token_advantages.tolist() == [0.5, 2, -2, -1, -1]
+    assert expand(batch).advantages.tolist() == [[0, 2, -2, 0], [0, 0.5, 0, 0], [-1, -1, 0, 0]]
+    kept = without(finer, np.array([False, True]))
+    assert kept.token_advantages is not None and kept.token_advantages.tolist() == [2, -2]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from msgspec import structs
+
 from streamrl.batcher.pool import Config, State
 from streamrl.batcher.process import paused, report, step
-from streamrl.records import Batch, Demand, Fate, Metric
+from streamrl.records import Batch, Demand, Fate, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output
 from tests.build import group, group_event, version_event
 
@@ -159,3 +162,23 @@ def test_the_metrics_of_a_batch():
         "batches/copy/reward/mean": 0,
         "batches/copy/age/mean": 0,
     }
+
+
+def forked(name: str, sizes: Sequence[int], of: Sequence[int]) -> ScoredGroup:
+    """A group whose sequence i belongs to rollout `of[i]`."""
+    whose = {"uids": [f"{name}-{i}" for i in of], "offsets": np.array(of, np.int64), "rewards": np.array(of, np.float32)}
+    return structs.replace(group("copy", name, sizes=sizes), **whose)
+
+
+def test_a_rollout_that_forked_counts_once_and_has_one_fate():
+    out = fold([version_event(0), group_event(0, forked("a", (3, 2, 3), (0, 0, 1))), group_event(1, group("copy", "b", sizes=(4,)))])
+    (batch,) = (o.record for o in out if isinstance(o.record, Batch))
+    assert batch.uids == ["b-0", "a-0", "a-0", "a-1"] and batch.rows.tolist() == [0, 1, 0, 1]
+    assert [o.record.uids for o in out if isinstance(o.record, Fate)] == [["b-0"], ["a-0", "a-1"]]
+    values = next(o.record.values for o in out if isinstance(o.record, Metric))
+    assert (values["batches/copy/rollouts_used"], values["batches/copy/reward/mean"], values["batches/copy/tokens_used"]) == (3, 1 / 3, 20)
+
+
+def test_a_rollout_of_which_a_sequence_is_too_long_is_filtered_as_a_whole():
+    out = fold([version_event(0), group_event(0, forked("a", (3, 9, 2, 3), (0, 0, 1, 2)))])
+    assert [(o.record.fate, o.record.uids) for o in out if isinstance(o.record, Fate)] == [("filtered", ["a-0"])]

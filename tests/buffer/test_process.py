@@ -76,6 +76,17 @@ def test_below_the_minimum_it_waits_and_expires():
     assert fates(out) == [("expired", [0], "")] and groups(out) == []
 
 
+def test_a_misaligned_rollout_is_invalid_counted_and_lets_its_group_close():
+    config = replace(CONFIG, min_group_size=1)
+    bad = rollout(sample=1, misaligned="token 3 of the server's prompt is 7, tokenize_prompt gives 8")
+    late = rollout(sample=2, misaligned="again")
+    out = fold([version_event(0), *(rollout_event(i, r) for i, r in enumerate([rollout(sample=0), bad, late])), version_event(1)], config)
+    assert [fate for fate, _, _ in fates(out)] == ["invalid", "invalid"] and fates(out)[0][2] == bad.misaligned
+    assert groups(out)[0].uids == ["g0-0"]
+    (values,) = (o.record.values for o in out if isinstance(o.record, Metric))
+    assert (values["replays/copy/new_misaligned"], values["replays/copy/new_rollouts"]) == (2, 1)
+
+
 def test_a_failed_generation_lets_its_group_close():
     config = replace(CONFIG, min_group_size=1)
     out = fold([version_event(0), rollout_event(0, rollout(sample=0, failure="server gone")), rollout_event(1, rollout(sample=1))], config)
@@ -161,6 +172,7 @@ def test_the_metrics_of_what_came_in():
         "replays/copy/frac_truncated": 0.5,
         "replays/copy/new_failed": 1,
         "replays/copy/zero_advantage_groups": 0,
+        "replays/copy/new_misaligned": 0,
         "replays/copy/reward/mean": 0.75,
         "replays/copy/reward/std": 0.25,
         "replays/copy/rewards/exact/mean": 0.75,

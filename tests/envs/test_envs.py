@@ -16,7 +16,7 @@ from streamrl.envs.reasoning_gym import CHUNK
 from streamrl.errors import ConfigError
 
 GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-PARAMS = {"copy-digits": {}, "add-digits": {}, "reasoning-gym": GYM}
+PARAMS = {**{kind: {} for kind in SHIPPED}, "reasoning-gym": GYM}
 
 
 @pytest.mark.parametrize("kind", SHIPPED)
@@ -24,7 +24,11 @@ def test_a_problem_follows_from_seed_and_index_alone(kind: str):
     env, again, other = (make(kind, seed, PARAMS[kind], "envs.x") for seed in (1, 1, 2))
     posed = [env.problem(i).messages for i in range(20)]
     assert posed == [again.problem(i).messages for i in reversed(range(20))][::-1]
-    assert posed != [other.problem(i).messages for i in range(20)] and len({str(p) for p in posed}) > 5
+    if kind == "guess-number":  # asked alike, the number is another
+        numbers, others = ([env.problem(i).answer for i in range(20)] for env in (env, other))
+        assert numbers != others and len(set(numbers)) > 5
+    else:
+        assert posed != [other.problem(i).messages for i in range(20)] and len({str(p) for p in posed}) > 5
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_an_answer_that_a_verifier_stumbles_over_earns_nothing():
 @pytest.mark.parametrize(
     ("kind", "params", "says"),
     [
-        ("copy-digit", {}, "env 'copy-digit' not found; shipped are copy-digits, add-digits, reasoning-gym; did you mean 'copy-digits'"),
+        ("copy-digit", {}, "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did you mean 'copy-digits'"),
         ("nowhere.py:Mine", {}, "no file nowhere.py"),
         ("no.such.module:Mine", {}, "cannot be loaded"),
         ("streamrl.envs.copy_digits:Nope", {}, "has no class 'Nope'"),

@@ -40,7 +40,7 @@ class FakeClient:
 
     async def close(self) -> None: ...
 
-    async def sample(self, messages: list[dict[str, str]], n: int, env: Env) -> list[Sampled]:
+    async def sample(self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), history: object = ()) -> list[Sampled]:
         FakeClient.in_flight += 1
         FakeClient.most = max(FakeClient.most, FakeClient.in_flight)
         try:
@@ -251,7 +251,7 @@ def test_what_is_finished_when_it_is_stopped_is_committed(fake: type[FakeClient]
             time.sleep(0.4)  # the groups launched with the first finish meanwhile, and it is told to stop
         return offsets
 
-    async def sample(self: FakeClient, messages: list[dict[str, str]], n: int, env: Env) -> list[Sampled]:
+    async def sample(self: FakeClient, messages: list[dict[str, str]], n: int, env: Env, tools: object = ()) -> list[Sampled]:
         fake.delay_s = 0.2 if next(asked) else 0.0
         return await answer(self, messages, n, env)
 

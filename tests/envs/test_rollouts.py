@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
+from streamrl.config import Env
 from streamrl.envs.base import Answer, Problem
-from streamrl.envs.rollouts import NoProblem, Task, failures, pose, rollouts
+from streamrl.envs.conversation import Game
+from streamrl.envs.rollouts import NoProblem, Task, failures, pose
 from streamrl.inference.client import Sampled
-from streamrl.records import VersionSpan
+from streamrl.records import Rollout, VersionSpan
 from streamrl.stream.codec import decode, encode
 from tests.build import floats, tokens
 
@@ -31,8 +35,19 @@ def sampled(finish_reason: str = "stop") -> Sampled:
     return Sampled("inference-0", tokens(1, 8, 11, 15), tokens(8, 11, 2), floats(-0.1, -0.2, -0.3), "47", finish_reason, spans, 0.5, 0.7, 1.0, -1, 3)
 
 
+def made_of(task: Task, env: Rewarding, sample: Sampled) -> Rollout:
+    """The rollout of a problem that is answered with this sample."""
+
+    class Once:
+        async def sample(self, *arguments: object) -> list[Sampled]:
+            return [sample]
+
+    (made,) = asyncio.run(Game(env, Env(), Once()).play(task, 1))
+    return made
+
+
 def test_tokens_logprobs_and_versions_are_those_of_the_server():
-    (made,) = rollouts(TASK, Rewarding(0.5), [sampled()], time_s=100.0)
+    made = made_of(TASK, Rewarding(0.5), sampled())
     prompt, answer = made.turns
     assert (made.environment, made.group_id, made.rollout_uid, made.problem_id, made.producer) == ("copy", "copy-7", "copy-7-0", "7", "copy-0")
     assert prompt.tokens is not None and prompt.tokens.tolist() == [1, 8, 11, 15] and prompt.logprobs is None and prompt.message == "47="
@@ -41,28 +56,28 @@ def test_tokens_logprobs_and_versions_are_those_of_the_server():
     assert (made.reward, made.rewards, answer.reward, made.metadata) == (1.5, {"digits": 0.5, "finished": 1.0}, 1.5, {"level": "easy"})
     how = answer.inference_metadata
     assert how is not None and (how.server, how.temperature, how.finish_reason, how.latency_s) == ("inference-0", 0.7, "stop", 0.5)
-    assert (prompt.timestamp, answer.timestamp) == (99.5, 100.0)
+    assert prompt.timestamp is not None and answer.timestamp == pytest.approx(prompt.timestamp + 0.5)
 
 
 def test_cut_off_by_a_limit_is_truncated():
-    (made,) = rollouts(TASK, Rewarding(0.5), [sampled("length")], 0.0)
-    assert made.truncated and made.rewards["finished"] == 0
+    made = made_of(TASK, Rewarding(0.5), sampled("length"))
+    assert made.truncated and made.metadata["truncation"] == "length" and made.rewards["finished"] == 0
 
 
 def test_a_reward_that_cannot_be_computed_is_that_rollouts_failure():
     for value, says in ((KeyError("x"), "KeyError: 'x'"), (float("nan"), "a reward is not finite"), ("high", "could not convert string to float")):
-        (made,) = rollouts(TASK, Rewarding(value), [sampled()], 0.0)
+        made = made_of(TASK, Rewarding(value), sampled())
         assert says in made.failure and made.turns == [] and made.group_id == "copy-7"
 
 
 def test_rewards_travel_as_floats_whatever_a_comparison_gave():
-    (made,) = rollouts(TASK, Rewarding(np.bool_(True)), [sampled()], 0.0)
+    made = made_of(TASK, Rewarding(np.bool_(True)), sampled())
     assert made.failure == "" and decode("rollout/1", encode(made)).rewards == {"digits": 1.0, "finished": 1.0}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("metadata", [{"a": object()}, {1: "a number as a key"}, {"a": "\ud83d"}])
 def test_metadata_that_no_reader_could_read_is_that_rollouts_failure(metadata: dict[str, object]):
-    (made,) = rollouts(TASK._replace(problem=Problem([], "47", metadata)), Rewarding(0.5), [sampled()], 0.0)
+    made = made_of(TASK._replace(problem=Problem([], "47", metadata)), Rewarding(0.5), sampled())
     assert made.failure and decode("rollout/1", encode(made)) == made
 
 

@@ -31,6 +31,7 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.name, self.mode, self.version, self.reset_succeeds = name, mode, version, True
         self.key, self.spans = key, ("2", "3")
+        self.rendered, self.texts = [1, 4, 10, 13, 17, 5], dict[tuple[int, ...], str]()  # what messages come to, and what tokens say
         self.asked: list[tuple[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -48,7 +49,9 @@ class Stub(ThreadingHTTPServer):
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         match path.partition("?")[0]:
             case "/v1/chat/completions/render":
-                return 200, {"token_ids": [1, 4, 10, 13, 17, 5], "sampling_params": {}}
+                return 200, {"token_ids": self.rendered, "sampling_params": {}}
+            case "/detokenize":
+                return 200, {"prompt": self.texts[tuple(body["tokens"])]}
             case "/inference/v1/generate" if "prompt_logprobs" in body["sampling_params"]:
                 return 200, {"prompt_logprobs": [None, *({str(t): {"logprob": -t / 8}} for t in body["token_ids"][1:])]}
             case "/inference/v1/generate":

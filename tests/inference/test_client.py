@@ -11,7 +11,7 @@ import pytest
 
 from streamrl.config import Env
 from streamrl.inference import client as room
-from streamrl.inference.client import Client, Sampled, SamplingFailed, choose
+from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFailed, TimedOut, choose
 from streamrl.records import Server, VersionSpan
 from tests.inference.stub import Stub
 
@@ -112,7 +112,7 @@ def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life()
 
 
 def test_a_prompt_that_is_too_long_fails_at_once():
-    refused = pytest.raises(SamplingFailed, match="a refuses the request: This model's maximum context length")
+    refused = pytest.raises(ContextFull, match="a refuses the request: This model's maximum context length")
     with Stub("a", "refuse") as stub, Stub("b", "refuse") as other, refused:
         run(ask(), stub, other)
     assert len(stub.asked) == 1 and not other.asked
@@ -165,3 +165,57 @@ def test_a_server_with_a_key_answers_a_client_that_has_it():
         with pytest.raises(SamplingFailed, match="1 attempts failed; a: .*answers those only who send its API key") as caught:
             run(ask(2, ENV.model_copy(update={"attempts": 1})), stub, api_key="hunter2")
         assert len(stub.asked) == 2 and "hunter2" not in str(caught.value)
+
+
+SAID = [1, 4, 10, 13, 17, 5, 10, 13, 2]  # prompt and answer so far; 2 ends a turn
+
+
+def go_on(stub: Stub) -> tuple[Sampled, list[str], list[int]]:
+    """The next turn of that conversation: the sample, the routes that were asked, and the tokens that were sampled from."""
+    (sampled,) = run(lambda client: client.sample(QUESTION, 1, ENV, history=SAID), stub)
+    return sampled, [path for path, _ in stub.asked], stub.asked[-1][1]["token_ids"]
+
+
+def test_a_conversation_goes_on_from_the_tokens_it_has():
+    with Stub("a") as stub:
+        stub.rendered = [*SAID, 7, 8]
+        sampled, asked, prompt = go_on(stub)
+    assert prompt == [*SAID, 7, 8] == sampled.prompt_tokens.tolist() and sampled.kept == len(SAID)
+    assert asked == ["/v1/chat/completions/render", "/inference/v1/generate"]
+
+
+@pytest.mark.parametrize(("text", "prompt", "kept"), [("47=47", [*SAID, 7, 8], len(SAID)), ("47=", [1, 4, 10, 13, 17, 5, 30, 2, 7, 8], 0)])
+def test_where_the_rendering_has_other_tokens_its_text_decides(text: str, prompt: list[int], kept: int):
+    """The same text keeps what was sampled, and goes on with what is new; another one is another sequence."""
+    with Stub("a") as stub:
+        stub.rendered = [1, 4, 10, 13, 17, 5, 30, 2, 7, 8]  # 30: both characters of the answer, or something else
+        stub.texts = {tuple(SAID): "47=47", tuple(stub.rendered[:8]): text}
+        sampled, asked, sent = go_on(stub)
+    assert (sent, sampled.kept) == (prompt, kept)
+    assert asked == ["/v1/chat/completions/render", "/detokenize", "/detokenize", "/inference/v1/generate"]
+
+
+def test_tools_are_told_to_the_template():
+    tools = [{"type": "function", "function": {"name": "calculator"}}]
+    with Stub("a") as stub:
+        run(lambda client: client.sample(QUESTION, 1, ENV, tools), stub)
+        run(ask(1), stub)
+        assert [body.get("tools") for path, body in stub.asked if path.endswith("render")] == [tools, None]
+
+
+def test_a_prompt_that_fills_the_context_is_not_sampled_from():
+    class Small(Stub):
+        def record(self, **changes: Any) -> Server:
+            return super().record(max_model_len=6, **changes)
+
+    with Small("a") as stub, pytest.raises(ContextFull, match="a: a prompt of 6 tokens leaves no room in a context of 6"):
+        run(ask(), stub)
+    assert [path for path, _ in stub.asked] == ["/v1/chat/completions/render"]
+
+
+def test_only_servers_that_are_all_late_are_a_time_out():
+    with Stub("a", "hang") as a, Stub("b", "hang") as b, Stub("c", "hang") as c, pytest.raises(TimedOut, match="3 attempts failed"):
+        run(ask(), a, b, c)
+    with Stub("a", "hang") as a, Stub("b", "broken") as b, Stub("c", "hang") as c, pytest.raises(SamplingFailed) as failure:
+        run(ask(), a, b, c)
+    assert type(failure.value) is SamplingFailed

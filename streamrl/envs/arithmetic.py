@@ -1,0 +1,36 @@
+"""What an expression of whole numbers comes to: + - * and brackets, nothing that could run or grow without end."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+
+LONGEST = 200  # characters
+LARGEST = 10**18  # of any number on the way
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def value(expression: str) -> int:
+    """Raises ValueError, in a few words, for what is no such expression or too large."""
+    if len(expression) > LONGEST:
+        raise ValueError("too long")
+    try:
+        return _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError("not an expression") from None
+
+
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            found = number
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            found = -_value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            found = OPERATORS[type(op)](_value(left), _value(right))
+        case _:
+            raise ValueError("only whole numbers, + - * and brackets")
+    if abs(found) > LARGEST:
+        raise ValueError("too large")
+    return found

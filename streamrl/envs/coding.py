@@ -1,0 +1,79 @@
+"""Coding: a Python function is asked for, and tested in a sandbox. Problems come from a file, or are small ones made here.
+
+A line of the file is JSON: {"prompt": "Write a Python function f(x) ...", "tests": ["assert f(1) == 2", ...]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from asyncio import Semaphore
+from collections.abc import Callable
+from pathlib import Path
+
+from streamrl.envs import sandbox
+from streamrl.envs.base import Answer, Problem
+
+FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+TESTS = 4
+TASKS: dict[str, Callable[[int, int, int], int]] = {  # what f(x) is to be, of x and two numbers
+    "x * {a} + {b}": lambda x, a, b: x * a + b,
+    "the larger of x + {a} and {b} * x": lambda x, a, b: max(x + a, b * x),
+    "the sum of all whole numbers from {a} to {a} + x": lambda x, a, b: sum(range(a, a + x + 1)),
+    "the remainder of x + {a} divided by {b}": lambda x, a, b: (x + a) % b,
+    "how many decimal digits x * {a} has": lambda x, a, b: len(str(x * a)),
+}
+
+
+class Coding:
+    """Rewards: `passed`, the share of the tests; `ran`, that the program ended by itself without an error."""
+
+    def __init__(self, seed: int, file: str = "", timeout_s: float = 5.0, memory_mib: int = 256) -> None:
+        if timeout_s <= 0 or memory_mib < 64:
+            raise ValueError(f"timeout_s is {timeout_s:g}, memory_mib {memory_mib}; more than 0, and at least 64 for Python itself")
+        self.seed, self.timeout_s, self.memory_mib = seed, timeout_s, memory_mib
+        self._problems = read(Path(file)) if file else []
+        self._free = Semaphore(os.cpu_count() or 1)  # programs at once: more would only time out
+
+    def problem(self, index: int) -> Problem:
+        if self._problems:
+            prompt, tests = self._problems[index % len(self._problems)]
+            return Problem([{"role": "user", "content": prompt}], tests)
+        draw = random.Random(f"code {self.seed} {index}")
+        what, a, b = draw.choice([*TASKS]), draw.randint(2, 9), draw.randint(2, 9)
+        prompt = f"Write a Python function f(x) that returns {what.format(a=a, b=b)}, for x of at least 0."
+        return Problem([{"role": "user", "content": prompt}], [f"assert f({x}) == {TASKS[what](x, a, b)}" for x in draw.sample(range(50), TESTS)])
+
+    async def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+        async with self._free:
+            outcome = await sandbox.run(program(answer.text), problem.answer, self.timeout_s, self.memory_mib)
+        return {"passed": sum(outcome.passed) / len(outcome.passed), "ran": float(outcome.end == "ok")}
+
+
+def program(text: str) -> str:
+    """The last fenced block of what was said, or all of it."""
+    blocks = FENCE.findall(text)
+    return blocks[-1] if blocks else text
+
+
+def read(path: Path) -> list[tuple[str, list[str]]]:
+    """Prompts and tests of a file. Raises ValueError that names the line."""
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise ValueError(f"file {path} cannot be read ({error.strerror})") from None
+    found: list[tuple[str, list[str]]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            prompt, tests = str(data["prompt"]), [str(test) for test in data["tests"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{number}: not a prompt with tests ({type(error).__name__}: {error})") from None
+        if not tests:
+            raise ValueError(f"{path}:{number}: no tests")
+        found.append((prompt, tests))
+    if not found:
+        raise ValueError(f"file {path} has no problems")
+    return found

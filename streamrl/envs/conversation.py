@@ -1,0 +1,171 @@
+"""One problem played to its end, n times: the policy speaks, the env replies, until it is over or a limit is reached.
+
+Every turn goes on from the very tokens before it; where the chat template rewrites what was said, the rollout forks (`inference/exact.py`). A limit
+that is reached ends a rollout truncated, with what was said so far: a turn's tokens, turns, the context, time, a tool that takes too long or fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from streamrl import config
+from streamrl.envs.base import Env, Message, Reward, one_line
+from streamrl.envs.linear import Linear, leveled, linearise, together, totals
+from streamrl.envs.rollouts import Talk, Task, aligned, failed
+from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
+from streamrl.records import Rollout
+
+logger = logging.getLogger(__name__)
+
+
+class Sampler(Protocol):
+    """As `inference.client.Client`."""
+
+    async def sample(
+        self,
+        messages: list[Message],
+        n: int,
+        env: config.Env,
+        tools: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[int] = (),
+    ) -> list[Sampled]: ...
+
+
+@dataclass(frozen=True)
+class Game:
+    """What all conversations of an env have in common."""
+
+    env: Env
+    settings: config.Env
+    sampler: Sampler
+    rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # beside the env's own
+
+    async def play(self, task: Task, n: int) -> list[Rollout]:
+        """n rollouts of one problem. Raises SamplingFailed when not even the first turn can be had."""
+        first = await self.sampler.sample(task.problem.messages, n, self.settings, task.problem.tools)
+        return list(await asyncio.gather(*[self._rollout(task, index, sampled) for index, sampled in enumerate(first)]))
+
+    async def _rollout(self, task: Task, index: int, first: Sampled) -> Rollout:
+        oldest = min((span.version for span in first.version_spans), default=0)
+        try:
+            talk = Talk.begun(task.problem, first, time.time())
+            if hasattr(self.env, "reply"):
+                await self._go_on(talk)
+            return aligned(task, index, talk, await self._judge(talk))
+        except SamplingFailed as error:
+            return failed(task, index, str(error), max(oldest, 0))
+        except Exception as error:  # an env is somebody else's code: whatever it raises, or gives, is this rollout's failure
+            return failed(task, index, one_line(error), max(oldest, 0))
+
+    async def _go_on(self, talk: Talk) -> None:
+        """Until it is over; within the time of a rollout."""
+        try:
+            async with asyncio.timeout(self.settings.rollout_timeout_s):
+                while not talk.truncation and (replied := await self._reply(talk)):
+                    await self._answer(talk, replied)
+        except TimeoutError:
+            talk.truncation = "time"
+
+    async def _reply(self, talk: Talk) -> list[Message]:
+        """What the env says; nothing when it is over, or cannot say."""
+        try:
+            said = await called(self.env.reply, talk.problem, tuple(talk.messages), timeout_s=self.settings.env_timeout_s)  # type: ignore[attr-defined]
+            return _messages(said or ())
+        except LateReply as error:
+            talk.truncation, talk.note = "tool-time", str(error)
+        except Exception as error:  # a tool that fails ends the rollout, not the env
+            talk.truncation, talk.note = "tool-error", one_line(error)
+        return []
+
+    async def _answer(self, talk: Talk, replied: list[Message]) -> None:
+        """What the policy says to that."""
+        if len(talk.said) >= self.settings.max_turns:
+            talk.truncation = "turns"
+            return
+        messages = [*talk.messages, *replied]
+        try:
+            (sampled,) = await self.sampler.sample(messages, 1, self.settings, talk.problem.tools, talk.history)
+        except ContextFull as error:
+            talk.truncation, talk.note = "context", str(error)
+        except TimedOut as error:
+            talk.truncation, talk.note = "time", str(error)
+        else:
+            talk.heard(replied, sampled, time.time())
+
+    async def _judge(self, talk: Talk) -> Linear:
+        """What it has earned."""
+        answer, limit = talk.answer, self.settings.env_timeout_s
+        earned = leveled(await _awaited(self.env.rewards(talk.problem, answer), limit, "its rewards"))
+        for name, reward in self.rewards.items():
+            more = await _awaited(reward(talk.problem, answer, totals(earned)), limit, f"reward {name!r}")
+            earned = together(earned, leveled(more, name))
+        return linearise(earned, self.settings.reward_weights, [len(said.tokens) for said in talk.said])
+
+
+def _messages(said: Any) -> list[Message]:
+    if bad := [message for message in said if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys()]:
+        raise TypeError(f"not a message with role and content but {bad[0]!r}")
+    return [dict(message) for message in said]
+
+
+class LateReply(Exception):
+    """A reply did not come in time."""
+
+
+async def called(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+    """What the function returns: awaited, or else in a thread of its own, which is left behind when it is late. Raises LateReply."""
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            if inspect.iscoroutinefunction(function):
+                return await function(*arguments)
+            return await _in_thread(function, *arguments)
+    except TimeoutError:
+        if not limit.expired():
+            raise  # its own
+        raise LateReply(f"no reply within {timeout_s:g} s") from None
+
+
+async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Not one of a pool: those that hang would fill it. The process does not wait for it either."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(value)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = function(*arguments)
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done
+
+
+async def _awaited(value: Any, timeout_s: float, what: str) -> Any:
+    """The value, or what it is a promise of. Raises ValueError when that takes too long."""
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await value
+    except TimeoutError:
+        raise ValueError(f"{what} took longer than {timeout_s:g} s") from None

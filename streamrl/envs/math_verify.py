@@ -1,0 +1,47 @@
+"""Is an answer the same mathematics as the right one? By Hugging Face's math-verify, within a time limit whatever it is given.
+
+The library parses LaTeX and lets SymPy compare: on inputs such as 9^{9^{9^9}} that hangs, or takes all memory, below any time-out of Python's own. So
+it works in a process of its own (`bounded.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from streamrl.envs.base import Answer, Problem
+from streamrl.envs.bounded import Bounded, Gone
+
+logger = logging.getLogger(__name__)
+
+
+class MathVerify:
+    """1 where the last thing said is the problem's answer, written any way; 0 where it is not, and where that cannot be told in time.
+
+    The problem's `answer` is the right one as text, or has it under `key`.
+    """
+
+    def __init__(self, timeout_s: float = 5.0, memory_mib: int = 2048, key: str = "") -> None:
+        self.key = key
+        self._same = Bounded("streamrl.envs.math_verify:same", timeout_s, memory_mib)
+
+    async def __call__(self, problem: Problem, answer: Answer, earned: Mapping[str, float]) -> float:
+        right: Any = problem.answer[self.key] if self.key else problem.answer
+        try:
+            return float(await self._same(str(right), answer.text))
+        except Gone as error:
+            logger.warning("an answer earns 0: %s", error)
+            return 0.0
+
+    async def close(self) -> None:
+        await self._same.close()
+
+
+def same(right: str, said: str) -> bool:
+    """math-verify's own verdict; plain text counts as LaTeX. Its time-outs are off: this runs in a process that is ended from outside."""
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that its time-outs are off
+    gold = parse(right, parsing_timeout=0) or parse(f"${right}$", parsing_timeout=0)
+    return bool(verify(gold, parse(said, parsing_timeout=0), timeout_seconds=0))

@@ -1,0 +1,188 @@
+"""What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw: design document 002.
+
+For envs that call chat completions themselves. Ask for `logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide.
+Without them the prompt is tokenised here, with the template that the server applies, and the answer's BPE tokens are looked up (`Ġhello`, not
+` hello`; vLLM prints decoded text, so it has to send ids). Envs that sample through `client.py` need none of it: it handles ids only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from streamrl.errors import ModelError
+from streamrl.records import InferenceMetadata, Rollout, Turn, token_dtype
+
+if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
+
+logger = logging.getLogger(__name__)
+
+FEW_TOKENS = 5  # an answer of fewer is worth a warning
+ID_PREFIX = "token_id:"  # how vLLM prints tokens under `return_tokens_as_token_ids`
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Tokenizer(Protocol):
+    """What is needed of a Hugging Face tokenizer."""
+
+    unk_token: Any
+    unk_token_id: Any
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+    def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
+    def encode(self, text: str, **options: Any) -> Any: ...
+
+
+class InferenceContext:
+    """The tokenizer of the served model, and rollouts made with it. `counts` are this context's, since it was made."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.counts: Counter[str] = Counter(rollouts=0, misaligned=0, short=0, template_failures=0)
+
+    @classmethod
+    def of_model(cls, directory: str | Path) -> InferenceContext:
+        """With the tokenizer of a Hugging Face directory. Raises ModelError."""
+        from transformers import AutoTokenizer  # takes seconds
+
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{directory}: no tokenizer can be loaded from there ({' '.join(str(error).split())[:300]})") from None
+
+    def tokenize_prompt(self, prompt: str | Messages) -> np.ndarray:
+        """What the server makes of a user's message, or of a conversation: its chat template with the generation prompt.
+
+        Returns (p,) int32. Where the template fails: `role: content` lines, with a warning. Raises ValueError when nothing comes of it.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        try:
+            tokens = self.tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # templates are programs: whatever they raise
+            self.counts["template_failures"] += 1
+            logger.warning("chat template failed, formatting the messages plainly: %s: %s", type(error).__name__, error)
+            text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+            tokens = self.tokenizer.encode(text, add_special_tokens=True)
+        if not len(tokens):
+            raise ValueError(f"no tokens come of the prompt {str(prompt)[:100]!r}")
+        return np.array(tokens, np.int32)
+
+    def response_tokens_from_choice(self, choice: Choice) -> np.ndarray:
+        """The sampled ids: those that the server sends, or else its BPE tokens looked up. Returns (n,) int32.
+
+        Raises ValueError for missing logprobs, for zero tokens, and for a token that the vocabulary does not have (the server prints decoded text).
+        """
+        content = self._content(choice)
+        sent = getattr(choice, "token_ids", None)
+        tokens = list(sent) if sent is not None else [self._id_of(entry.token) for entry in content]
+        if not tokens:
+            raise ValueError("the choice has zero tokens")
+        return np.array(tokens, np.int32)
+
+    def logprobs_from_choice(self, choice: Choice) -> np.ndarray:
+        """Of the sampled tokens, in the distribution that the server reports. Returns (n,) float32. Raises ValueError for missing logprobs."""
+        return np.array([entry.logprob for entry in self._content(choice)], np.float32)
+
+    def create_rollout_from_choice(
+        self,
+        prompt: str | Messages,
+        choice: Choice,
+        env_name: str,
+        env_example_id: str,
+        reward: float,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,  # `completion.prompt_token_ids`
+        token_rewards: Sequence[float] | None = None,  # one a sampled token, on top of `reward`
+        how: InferenceMetadata | None = None,
+        policy_version: int = 0,  # where `how` has no version spans
+        group_id: str = "",
+        sample: int = 0,
+        producer: str = "",
+    ) -> Rollout:
+        """One rollout of prompt and answer.
+
+        Ids that differ from `tokenize_prompt`, or logprobs that are not one a token, leave it `misaligned`: the buffer ends it as invalid. Raises
+        ValueError as the methods above do.
+        """
+        own = self.tokenize_prompt(prompt)
+        asked = own if prompt_token_ids is None else np.array(prompt_token_ids, np.int32)
+        tokens, logprobs = self.response_tokens_from_choice(choice), self.logprobs_from_choice(choice)
+        cause = misalignment(own, asked, len(tokens), len(logprobs))
+        self._note(env_example_id, len(tokens), cause)
+        how = how or InferenceMetadata(server="", temperature=1.0, finish_reason=choice.finish_reason)
+        versions = [span.version for span in how.version_spans] or [policy_version]
+        dtype = token_dtype(int(max(asked.max(initial=0), tokens.max())) + 1)
+        shown = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
+        answer = Turn(
+            message=choice.message.content or "",
+            role="assistant",
+            tokens=tokens.astype(dtype),
+            logprobs=None if cause else logprobs,
+            token_rewards=None if token_rewards is None else np.array(token_rewards, np.float32),
+            inference_metadata=how,
+        )
+        group = group_id or f"{env_name}-{env_example_id}"
+        return Rollout(
+            environment=env_name,
+            problem_id=env_example_id,
+            rollout_uid=f"{group}-{sample}",
+            group_id=group,
+            producer=producer or f"{env_name}-0",
+            turns=[Turn(message=shown, role="user", tokens=asked.astype(dtype)), answer],
+            reward=float(reward) + float(sum(token_rewards or ())),
+            rewards={"reward": float(reward)},
+            temperature=how.temperature,
+            policy_version=min(versions),
+            newest_policy_version=max(versions),
+            truncated=choice.finish_reason == "length",
+            misaligned=cause,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """How many rollouts were made, how many of them are misaligned or short, and how often the template failed."""
+        return {f"inference_context/{name}": float(count) for name, count in self.counts.items()}
+
+    def _content(self, choice: Choice) -> Sequence[Any]:
+        if choice.logprobs is None or choice.logprobs.content is None:
+            raise ValueError("the choice is missing logprobs; ask for them with logprobs=True")
+        if not choice.logprobs.content:
+            raise ValueError("the choice has zero tokens")
+        return choice.logprobs.content
+
+    def _id_of(self, token: str) -> int:
+        if token.startswith(ID_PREFIX) and token.removeprefix(ID_PREFIX).isdecimal():
+            return int(token.removeprefix(ID_PREFIX))
+        found = self.tokenizer.convert_tokens_to_ids(token)
+        if found is None or (found == self.tokenizer.unk_token_id and token != self.tokenizer.unk_token):
+            raise ValueError(f"{token!r} is no token of the vocabulary: the server prints decoded text; ask it for ids with return_token_ids")
+        return int(found)
+
+    def _note(self, example: str, tokens: int, cause: str) -> None:
+        self.counts["rollouts"] += 1
+        if tokens < FEW_TOKENS:
+            self.counts["short"] += 1
+            logger.warning("only %d tokens for %s", tokens, example)
+        if cause:
+            self.counts["misaligned"] += 1
+            logger.warning("%s is not trained on: %s", example, cause)
+
+
+def misalignment(own: np.ndarray, sent: np.ndarray, tokens: int, logprobs: int) -> str:
+    """Why prompt and answer cannot be what the policy saw, in a line; empty when they can.
+
+    `own`: (p,) ids of the prompt as tokenised here; `sent`: (q,) as the server says.
+    """
+    if tokens != logprobs:
+        return f"{tokens} sampled tokens with {logprobs} logprobs"
+    if len(own) != len(sent):
+        return f"the server's prompt has {len(sent)} tokens, tokenize_prompt gives {len(own)}: is it the served model's tokenizer and template?"
+    if (differ := np.flatnonzero(own != sent)).size:
+        at = int(differ[0])
+        return f"token {at} of the server's prompt is {sent[at]}, tokenize_prompt gives {own[at]}: is it the served model's tokenizer and template?"
+    return ""

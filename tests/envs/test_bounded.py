@@ -1,0 +1,154 @@
+"""A function that may hang or take all memory: a call that does is over in time, and the next one works."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from streamrl.envs.base import Answer, Problem
+from streamrl.envs.bounded import Bounded, Gone
+from streamrl.envs.math_verify import MathVerify
+
+HERE = "tests.envs.test_bounded"
+
+
+def double(x: int) -> int:
+    print("not an answer")
+    return 2 * x
+
+
+def sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return "awake"
+
+
+def fill() -> None:
+    bytearray(10**11)
+
+
+def die() -> None:
+    os._exit(7)
+
+
+@asynccontextmanager
+async def bounded(function: str, timeout_s: float = 30.0) -> AsyncIterator[Bounded]:
+    made = Bounded(f"{HERE}:{function}", timeout_s, 1024)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_it_answers_and_keeps_its_process():
+    async with bounded("double") as function:
+        assert await asyncio.gather(*[function(i) for i in range(5)]) == [0, 2, 4, 6, 8]
+        first = function._process
+        assert await function(7) == 14 and function._process is first
+
+
+async def test_a_call_that_hangs_is_over_in_time_stalls_nobody_and_the_next_one_works():
+    async with bounded("sleep", timeout_s=1.0) as function:
+        assert await function(0) == "awake"
+        ticks, started = 0, time.monotonic()
+        hanging = asyncio.create_task(function(60))
+        while not hanging.done():
+            await asyncio.sleep(0.05)
+            ticks += 1
+        with pytest.raises(Gone, match="took longer than 1 s"):
+            await hanging
+        assert time.monotonic() - started < 5 and ticks >= 10  # others went on meanwhile
+        assert await function(0) == "awake"
+
+
+async def test_memory_and_death_are_that_calls_own():
+    async with bounded("fill") as function:
+        with pytest.raises(RuntimeError, match="MemoryError"):
+            await function()
+    async with bounded("die") as function:
+        for _ in range(2):
+            with pytest.raises(Gone, match="ended its process with code 7"):
+                await function()
+
+
+async def test_what_is_not_there_is_named():
+    async with bounded("nowhere") as function:
+        with pytest.raises(RuntimeError, match="AttributeError.*nowhere"):
+            await function()
+
+
+async def test_a_cancelled_call_leaves_no_answer_to_the_next():
+    async with bounded("sleep") as function:
+        assert await function(0) == "awake"
+        call = asyncio.create_task(function(0.3))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        started = time.monotonic()
+        assert await function(0.5) == "awake" and time.monotonic() - started >= 0.5
+
+
+OWNER = f"""
+import asyncio, os, sys
+from streamrl.envs.bounded import Bounded
+async def main():
+    function = Bounded("{HERE}:sleep", 60, 1024)
+    await function(0)
+    print(function._process.pid, flush=True)
+    await function(60)
+asyncio.run(main())
+"""
+
+
+def test_it_dies_with_its_owner_in_mid_call():
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+EQUAL = [("\\frac{1}{2}", "so it is $0.5$"), ("1/2", "\\boxed{\\frac{2}{4}}"), ("42", "The answer is 42."), ("$x^2+2x+1$", "$(x+1)^2$")]
+DIFFERENT = [("42", "41"), ("42", "no idea")]
+
+
+async def test_math_verify_by_hand():
+    verify = MathVerify(timeout_s=30.0)
+    try:
+        for right, said in (*EQUAL, *DIFFERENT):
+            assert await verify(Problem([], right), Answer(said, True), {}) == ((right, said) in EQUAL), (right, said)
+    finally:
+        await verify.close()
+
+
+PATHOLOGICAL = "$" + "9^{" * 6 + "9" + "}" * 6 + "$"
+
+
+async def test_math_verify_on_pathological_latex_earns_nothing_stalls_nobody_and_goes_on(caplog: pytest.LogCaptureFixture):
+    verify = MathVerify(timeout_s=3.0, key="gt_answer")
+    problem = Problem([], {"gt_answer": "42"})
+    try:
+        assert await verify(problem, Answer("$\\frac{84}{2}$", True), {}) == 1.0
+        ticks, started = 0, time.monotonic()
+        judging = asyncio.create_task(verify(problem, Answer(PATHOLOGICAL, True), {}))
+        while not judging.done():
+            await asyncio.sleep(0.05)
+            ticks += 1
+        took_s = time.monotonic() - started
+        assert await judging == 0.0 and took_s < 10 and ticks >= 0.5 * took_s / 0.05
+        assert "took longer than 3 s" in caplog.text or "MemoryError" in caplog.text
+        assert await verify(problem, Answer("42", True), {}) == 1.0
+    finally:
+        await verify.close()

@@ -1,0 +1,109 @@
+"""What a program in the sandbox can do, and what it cannot: each by trying."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamrl.envs import limits, sandbox
+from streamrl.envs.sandbox import Outcome
+
+
+def run(program: str, *tests: str, timeout_s: float = 10.0, memory_mib: int = 256) -> Outcome:
+    return asyncio.run(sandbox.run(program, tests, timeout_s, memory_mib))
+
+
+def test_tests_see_the_names_of_the_program_and_each_passes_by_itself():
+    outcome = run("import math\ndef f(x): return math.floor(x) + 1\nprint('hello')", "assert f(1) == 2", "assert f(1) == 3", "assert math.pi > f(2)")
+    assert outcome == Outcome("ok", [True, False, True], "hello")
+
+
+@pytest.mark.parametrize(("program", "says"), [("def f(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("import sys; sys.exit(3)", "")])
+def test_a_program_that_fails_passes_nothing(program: str, says: str):
+    outcome = run(program, "pass")
+    assert outcome.end == "error" and outcome.passed == [False] and says in outcome.output
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
+def test_time_is_limited_at_work_and_asleep(program: str):
+    started = time.monotonic()
+    assert run(program, "pass", timeout_s=1.0).end == "time" and time.monotonic() - started < 5
+
+
+def test_memory_is_limited():
+    outcome = run("x = bytearray(10 ** 10)", "pass")
+    assert outcome.end == "memory" and outcome.passed == [False]
+
+
+def test_output_is_limited():
+    assert run("while True: print('x' * 1000)").end == "output"
+
+
+def test_a_result_cannot_be_printed():
+    cheat = "for i in range(2): print('passed', i); print('0' * 32, 'passed', i)\nimport os; os._exit(0)"
+    outcome = run(cheat, "assert False", "assert False")
+    assert outcome.passed == [False, False]
+
+
+DENIED = {
+    "connect": "import socket; socket.create_connection(('127.0.0.1', {port}), 2)",
+    "listen": "import socket; socket.socket().bind(('127.0.0.1', 0))",
+    "datagram": "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))",
+    "program": "import subprocess; subprocess.run(['/bin/true'])",
+    "fork": "import os; os.fork()",
+    "thread": "import threading; threading.Thread(target=print).start()",
+    "exec": "import os; os.execv('/bin/true', ['true'])",
+    "signal": "import os; os.kill({pid}, 0)",
+    "write": "open('{path}', 'w')",
+    "truncate": "import os; os.truncate('{path}', 0)",
+    "append": "open('{path}', 'a')",
+    "remove": "import os; os.remove('{path}')",
+    "rename": "import os; os.rename('{path}', '{path}2')",
+    "directory": "import os; os.mkdir('{path}3')",
+    "io_uring": "import ctypes, os; n = ctypes.CDLL(None, use_errno=True).syscall(425, 1, 0)\nif n < 0: raise OSError(ctypes.get_errno(), 'denied')",
+}
+
+
+@pytest.mark.parametrize("what", DENIED)
+def test_no_network_no_other_programs_nobody_signalled_nothing_written(what: str, tmp_path: Path):
+    file = tmp_path / "precious"
+    file.write_text("kept")
+    outcome = run(DENIED[what].format(port=9, pid=os.getpid(), path=file))
+    assert outcome.end == "error" and any(word in outcome.output for word in ("PermissionError", "can't start new thread")), outcome.output
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"] and file.read_text() == "kept"
+
+
+def test_the_calls_of_another_machine_end_it():
+    """A call of the 32-bit numbering under this kernel would go past a list of numbers."""
+    if platform.machine() == "x86_64":
+        outcome = run("import ctypes; ctypes.CDLL(None).syscall(0x40000000 + 41, 2, 1, 0)\nprint('still here')")
+        assert outcome.end != "ok" and "still here" not in outcome.output
+
+
+def test_the_filter_by_hand():
+    code = limits.program(7, (41,), None, 56)
+    lines = [code[i : i + 8].hex() for i in range(0, len(code), 8)]
+    assert lines[:3] == ["2000000004000000", "1500010007000000", "0600000000000080"]  # load the machine; is it 7? otherwise kill
+    assert lines[6:8] == ["1500000129000000", "060000000d000500"]  # is it call 41? then EACCES
+    assert lines[-1] == "060000000000ff7f" and len(lines) == 6 + 2 * (1 + len(limits.EVERYWHERE)) + 5 + 1
+
+
+def test_nothing_of_it_is_left():
+    async def cancelled() -> None:
+        running = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+        await asyncio.sleep(0.5)
+        assert children()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    def children() -> list[psutil.Process]:
+        return [p for p in psutil.Process().children() if any("limits.py" in word for word in p.cmdline())]
+
+    asyncio.run(cancelled())
+    assert children() == []
