@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
+import openai
 import psutil
 import pytest
 
@@ -53,9 +54,21 @@ def cache_hits(live: Live) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
 
 
+def talk_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers take their last token: this model's own are over before an update comes."""
+    post = openai.AsyncOpenAI.post
+
+    def without_end(self: openai.AsyncOpenAI, path: str, **given: Any) -> Any:
+        given["body"].get("sampling_params", {})["ignore_eos"] = True
+        return post(self, path, **given)
+
+    monkeypatch.setattr(openai.AsyncOpenAI, "post", without_end)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live, temperature: float):
+async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live, temperature: float, monkeypatch: pytest.MonkeyPatch):
     """Before, during and after two updates, with repeated prompts; no request is lost."""
+    talk_on(monkeypatch)
     env, hits = Env(temperature=temperature, max_tokens=150), cache_hits(live)
 
     versions, during = list[PolicyVersion](), list[list[Sampled]]()
@@ -64,7 +77,7 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live
         return [choice for choices in during for choice in choices if len(choice.version_spans) > 1]
 
     async def update() -> None:
-        """Twice; and again while too few answers, which are short, happened to be under way."""
+        """Twice; and again while too few answers happened to be under way."""
         while len(versions) < 2 or (len(crossing()) < 4 and len(versions) < 8):
             versions.append(await asyncio.to_thread(live.prepare))
             await asyncio.sleep(0.5)
