@@ -45,35 +45,47 @@ class Objective(NamedTuple):
     def of(self, predicted: Predictions, example: RlExample, weights: jax.Array) -> tuple[jax.Array, Metrics]:
         """The same of logprobs: the sum over the tokens, weighted. `weights`: (rows, max_seq_len) float32, of `averages.py`."""
         c, mask, segment_ids = self.config, jnp.asarray(example.loss_mask), jnp.asarray(example.segment_ids)
-        policy, advantages = jnp.asarray(example.policy_logprobs), jnp.asarray(example.advantages)
+        policy, reference = jnp.asarray(example.policy_logprobs), jnp.asarray(example.reference_logprobs)
         known = jax.lax.stop_gradient(jnp.where(mask > 0, predicted.logprobs, 0.0))  # one step a batch: it begins with the old policy
         corrected = correct(c.correction, known - policy, mask, segment_ids)
-        kept = corrected.kept
-        current, old = (
-            jnp.where(kept > 0, logprobs, 0.0)  # or the gradient of what is rejected, be it infinite, comes back as 0 * inf
-            for logprobs in (predicted.logprobs, known if c.correction.old_policy == "decoupled" else policy)
-        )
-        weights *= kept
 
-        tokens = Tokens(current, old, advantages, kept, segment_ids)
-        means = {"entropy": predicted.entropy, "ratio_mean": ratio(known, policy), "mismatch_kl": k3(policy, known), "rejected": 1 - kept}
-        sums = dict[str, jax.Array]()
+        def kept(values: jax.Array) -> jax.Array:
+            return jnp.where(corrected.kept > 0, values, 0.0)  # or the gradient of what is rejected, be it infinite, comes back as 0 * inf
+
+        old = kept(known if c.correction.old_policy == "decoupled" else policy)
+        tokens = Tokens(kept(predicted.logprobs), old, jnp.asarray(example.advantages), corrected.kept, segment_ids)
+        weights, sums = kept(weights), dict[str, jax.Array]()
         if c.kl_coefficient > 0:  # otherwise nobody has asked the reference
-            divergence = means["kl"] = self.divergence(current, jnp.asarray(example.reference_logprobs))
+            divergence = kept(self.divergence(tokens.current, kept(reference)))
             if c.kl_in == "advantages":
                 tokens = tokens._replace(advantages=shaped(tokens, divergence, c.kl_coefficient))
             else:
                 sums["kl_loss"] = c.kl_coefficient * weighed(divergence, weights)
-        clip = clip_of(c)
-        ratios = ratio(jax.lax.stop_gradient(current), old)
-        means["clip_fraction"] = (ratios != bounded(ratios, clip)).astype(jnp.float32)
-        sums["policy_loss"] = weighed(corrected.weights * self.loss(tokens, clip), weights)
+        sums["policy_loss"] = weighed(corrected.weights * self.loss(tokens, clip_of(c)), weights)
 
-        metrics = {name: Metric(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask), ReductionType.MEAN) for name, values in means.items()}
-        counted = dict(zip(SUMS, sample_sums(c.correction, known - policy, corrected, mask, segment_ids), strict=True))
-        metrics |= {name: Metric.from_value(value, ReductionType.SUM) for name, value in {**sums, **counted}.items()}
-        metrics["ratio_max"] = Metric.from_value(jnp.max(jnp.where(mask > 0, ratio(known, policy), 0.0)), ReductionType.MAX)
-        return jnp.sum(jnp.stack(list(sums.values()))), metrics
+        ratios = ratio(jax.lax.stop_gradient(tokens.current), old)
+        means = {
+            "entropy": predicted.entropy,
+            "ratio_mean": ratio(known, policy),
+            "clip_fraction": (ratios != bounded(ratios, clip_of(c))).astype(jnp.float32),
+            "mismatch_kl": k3(policy, known),
+            "rejected_frac": 1 - corrected.kept,
+            **({"kl": self.divergence(known, reference)} if c.kl_coefficient > 0 else {}),
+        }
+        sums |= dict(zip(SUMS, sample_sums(c.correction, known - policy, corrected, mask, segment_ids), strict=True))
+        loss = sums["policy_loss"] + sums.get("kl_loss", 0.0)
+        return loss, {**metrics(means, sums, mask), "ratio_max": largest(means["ratio_mean"], mask)}
+
+
+def metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.Array) -> Metrics:
+    """The means over the sampled tokens of all parts, from (rows, max_seq_len) float32 values, and the sums, from scalars."""
+    averaged = {name: Metric(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask), ReductionType.MEAN) for name, values in means.items()}
+    return {**averaged, **{name: Metric.from_value(value, ReductionType.SUM) for name, value in sums.items()}}
+
+
+def largest(values: jax.Array, mask: jax.Array) -> Metric:
+    """Of the sampled tokens of all parts."""
+    return Metric.from_value(jnp.max(jnp.where(mask > 0, values, 0.0)), ReductionType.MAX)
 
 
 def objective(config: Learner, parts: int = 1) -> Objective:
@@ -101,5 +113,5 @@ def shaped(tokens: Tokens, divergence: jax.Array, coefficient: float) -> jax.Arr
 
 def summed_up(measured: dict[str, float]) -> dict[str, float]:
     """What was measured of all parts, in the words of the run's metrics."""
-    kept = {name: value for name, value in measured.items() if name not in (*SUMS, "kl_loss", "rejected")}
-    return {**kept, "effective_sample_size": effective_sample_size(*(measured[name] for name in SUMS)), "rejected_frac": measured["rejected"]}
+    kept = {name: value for name, value in measured.items() if name not in (*SUMS, "kl_loss")}
+    return {**kept, "effective_sample_size": effective_sample_size(*(measured[name] for name in SUMS))}

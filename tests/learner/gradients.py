@@ -48,6 +48,7 @@ def gradient(directory: Path, micro_batch_rows: int = 0) -> dict[str, np.ndarray
         state, measured = updater.step(updater.initial_state(trained), reference, batch())
         kept = cast(Any, state.opt_state)[2][0].mu
         found = {jax.tree_util.keystr(path): process_allgather(leaf, tiled=True) for path, leaf in jax.tree_util.tree_leaves_with_path(kept)}
+        found["probe"] = updater.logprobs(reference, model.single(np.arange(4, 12)))  # one row, whatever the number of devices
         return {**found, "loss": np.float32(measured["loss"]).reshape(1), "kl": np.float32(measured["kl"]).reshape(1)}
 
 

@@ -137,6 +137,9 @@ def test_the_mismatch_is_measured_at_the_sampled_tokens():
     weights = np.exp(d)
     assert found["mismatch_kl"] == pytest.approx((weights - d - 1).mean(), rel=1e-4)
     assert found["effective_sample_size"] == pytest.approx(weights.sum() ** 2 / (9 * (weights**2).sum()), rel=1e-4)
+    kept = measured(Learner.model_validate({"kl": "k1", "correction": {"reject": "k3", "reject_above": 0.1}}), WHOLE)
+    assert kept["rejected_frac"] == pytest.approx((weights - d - 1 > 0.1).mean()) and 0 < kept["rejected_frac"] < 1
+    assert kept["kl"] == pytest.approx((d + 0.3).mean(), rel=1e-4)  # measured of all of them
     assert found["rejected_frac"] == 0 and found["ratio_max"] == pytest.approx(weights.max(), rel=1e-5)
 
 
