@@ -2,9 +2,9 @@
 
     python -I -S limits.py MEMORY_BYTES CPU_S FILE [TEST ...]
 
-runs FILE and then each TEST with the names that FILE has defined. It prints `SECRET ready` when it is held in, and `SECRET passed INDEX` for each TEST
-that raised nothing; the secret is the first line of its input. It has no network, starts no programs and no processes, signals nobody, and writes,
-renames and removes no files.
+runs FILE and then each TEST with the names that FILE has defined. It prints `SECRET ready` when it is held in, and `SECRET passed INDEX` for each
+TEST that raised nothing; the secret is the first line of its input. It has no network, starts no programs and no processes, signals nobody, and
+writes, renames and removes no files.
 """
 
 from __future__ import annotations
