@@ -2,8 +2,9 @@
 
     python -I -S limits.py MEMORY_BYTES CPU_S FILE [TEST ...]
 
-runs FILE and then each TEST with the names that FILE has defined, and prints `SECRET passed INDEX` for each that raised nothing; the secret is the
-first line of its input. It has no network, starts no programs and no processes, signals nobody, and writes, renames and removes no files.
+runs FILE and then each TEST with the names that FILE has defined. It prints `SECRET ready` when it is held in, and `SECRET passed INDEX` for each
+TEST that raised nothing; the secret is the first line of its input. It has no network, starts no programs and no processes, signals nobody, and
+writes, renames and removes no files.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def main(memory_bytes: int, cpu_s: int, file: str, tests: list[str]) -> None:
     processor(cpu_s)
     memory(memory_bytes)
     alone()
+    print(f"{secret} ready", flush=True)
     names = runpy.run_path(file)
     sys.stdout.flush()
     for index, test in enumerate(tests):

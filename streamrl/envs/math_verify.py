@@ -6,6 +6,7 @@ it works in a process of its own (`bounded.py`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -22,20 +23,29 @@ class MathVerify:
     The problem's `answer` is the right one as text, or has it under `key`.
     """
 
-    def __init__(self, timeout_s: float = 5.0, memory_mib: int = 2048, key: str = "") -> None:
+    def __init__(self, timeout_s: float = 5.0, memory_mib: int = 2048, key: str = "", processes: int = 2) -> None:
+        if timeout_s <= 0 or memory_mib < 512 or processes < 1:
+            raise ValueError(f"timeout_s {timeout_s:g}, memory_mib {memory_mib}, processes {processes}: need more than 0, 512 for SymPy, and 1")
         self.key = key
-        self._same = Bounded("streamrl.envs.math_verify:same", timeout_s, memory_mib)
+        self._all = [Bounded("streamrl.envs.math_verify:same", timeout_s, memory_mib) for _ in range(processes)]
+        self._idle: asyncio.LifoQueue[Bounded] = asyncio.LifoQueue()  # one that has started before the others
+        for same in self._all:
+            self._idle.put_nowait(same)
 
     async def __call__(self, problem: Problem, answer: Answer, earned: Mapping[str, float]) -> float:
         right: Any = problem.answer[self.key] if self.key else problem.answer
+        same = await self._idle.get()
         try:
-            return float(await self._same(str(right), answer.text))
+            return float(await same(str(right), answer.text))
         except Gone as error:
             logger.warning("an answer earns 0: %s", error)
             return 0.0
+        finally:
+            self._idle.put_nowait(same)
 
     async def close(self) -> None:
-        await self._same.close()
+        for same in self._all:
+            await same.close()
 
 
 def same(right: str, said: str) -> bool:

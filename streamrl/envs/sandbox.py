@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 async def run(program: str, tests: Sequence[str] = (), timeout_s: float = 5.0, memory_mib: int = 256) -> Outcome:
-    """Run the program, then each test with the names it has defined; a test passes if it raises nothing."""
+    """Run the program, then each test with the names it has defined; one that raises nothing passes. Raises OSError where nothing holds it in."""
     secret = secrets.token_hex(16)  # what the program prints is not taken for a result
     with tempfile.TemporaryDirectory() as directory:
         files = [Path(directory) / name for name in ("program.py", *(f"test{i}.py" for i in range(len(tests))))]
@@ -66,7 +66,10 @@ async def run(program: str, tests: Sequence[str] = (), timeout_s: float = 5.0, m
             assert process.stdout is not None
             await process.stdout.read()  # what is left in the pipe: asyncio does not see the end before
             await process.wait()
-    return _outcome(said.decode("utf-8", "replace"), end or _ended(process.returncode or 0, said), secret, len(tests))
+    output = said.decode("utf-8", "replace")
+    if not end and f"{secret} ready\n" not in output:
+        raise OSError(f"there is no sandbox on this machine: {' '.join(output.split())[-300:] or f'code {process.returncode}'}")
+    return _outcome(output, end or _ended(process.returncode or 0, said), secret, len(tests))
 
 
 async def _read(process: asyncio.subprocess.Process, said: bytearray) -> bool:
@@ -90,5 +93,5 @@ def _ended(code: int, said: bytearray) -> Literal["ok", "error", "time", "memory
 def _outcome(output: str, end: str, secret: str, tests: int) -> Outcome:
     mark = f"{secret} passed "
     passed = {line.removeprefix(mark) for line in output.splitlines() if line.startswith(mark)}
-    shown = "\n".join(line for line in output.splitlines() if not line.startswith(mark)).strip()
+    shown = "\n".join(line for line in output.splitlines() if not line.startswith(secret)).strip()
     return Outcome(end, [str(i) in passed for i in range(tests)], shown)  # type: ignore[arg-type]

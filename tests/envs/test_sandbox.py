@@ -86,6 +86,15 @@ def test_the_calls_of_another_machine_end_it():
         assert outcome.end != "ok" and "still here" not in outcome.output
 
 
+def test_where_there_is_no_sandbox_nothing_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A kernel that takes no filter is not a program that fails: its tests would all have been failed by the policy."""
+    elsewhere = tmp_path / "limits.py"
+    elsewhere.write_text(Path(limits.__file__).read_text().replace('"x86_64": (', '"other": (').replace('"aarch64": (', '"another": ('))
+    monkeypatch.setattr(limits, "__file__", str(elsewhere))
+    with pytest.raises(OSError, match=f"there is no sandbox on this machine: .*no list of system calls for {platform.machine()}"):
+        run("print('hello')")
+
+
 def test_the_filter_by_hand():
     code = limits.program(7, (41,), None, 56)
     lines = [code[i : i + 8].hex() for i in range(0, len(code), 8)]

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from streamrl import config
+from streamrl.config import TinyModel
 from streamrl.errors import ModelError
 from streamrl.learner.initial import origin, tiny_tokenizer, write_tiny
 from streamrl.learner.model import load_tokenizer
@@ -22,6 +23,16 @@ def test_a_prompt_is_bos_and_the_message():
     assert ids == [1, 8, 11, 15] and tokenizer.convert_ids_to_tokens(ids) == ["<bos>", "4", "7", "="]
     assert tokenizer.decode([8, 11, tokenizer.eos_token_id]) == "47<eos>"
     assert tokenizer.decode([8, 11, tokenizer.eos_token_id], skip_special_tokens=True) == "47"
+
+
+def test_a_conversation_marks_its_turns_and_keeps_what_was_said():
+    tokenizer = tiny_tokenizer("47=", "turns")
+    talk = [{"role": "user", "content": "47="}]
+    asked = tokenizer.apply_chat_template(talk, add_generation_prompt=True)
+    assert tokenizer.convert_ids_to_tokens(asked) == ["<bos>", "<user>", "4", "7", "=", "<eos>", "<assistant>"]
+    more = [*talk, {"role": "assistant", "content": "7"}, {"role": "tool", "content": "4"}]
+    assert tokenizer.decode(tokenizer.apply_chat_template(more, add_generation_prompt=True)[len(asked) :]) == "7<eos><tool>4<eos><assistant>"
+    assert len(tokenizer) == 4 + 4 + 3 and TinyModel().chat == "plain"
 
 
 @pytest.mark.parametrize("alphabet", ["0123456789+=", "ab ba", "é\n<>x", "日本"])
