@@ -24,3 +24,9 @@ def bpe(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False)
     fast.chat_template = template
     return fast
+
+
+def letters(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """A text as a policy may sample it, and the tokenizer never cuts it: byte by byte; special tokens whole."""
+    words = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
+    return [tokenizer.convert_tokens_to_ids(letter) for word in words for letter in ([word] if word in SPECIAL else word)]  # type: ignore[misc]

@@ -17,7 +17,7 @@ from streamrl.inference.client import Client
 from streamrl.inference.context import InferenceContext
 from streamrl.inference.engine import Engine
 from streamrl.records import Server
-from tests.bpe import bpe
+from tests.bpe import bpe, letters
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 PROMPTS = ["hello world", "caf\u00e9 \u20ac\U0001f600?", "two  plus\n\ntwo <eos> four"]
@@ -90,25 +90,46 @@ def test_another_template_is_noticed_and_never_trained_on(serving: tuple[openai.
 
 
 async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_cut_it_otherwise(serving: tuple[openai.OpenAI, Path]):
-    """An untrained policy samples tokens that no tokenizer makes of their text: all of it would be re-tokenised, and none of it is."""
+    """Answers as a policy may sample them, byte by byte: their text comes back as other tokens, and none of those is used."""
     api, directory = serving
-    tokenizer = InferenceContext.of_model(directory).tokenizer
-    end: int = tokenizer.convert_tokens_to_ids("<eos>")
+    tokenizer: Any = InferenceContext.of_model(directory).tokenizer
     url = str(api.base_url).removesuffix("/v1/")
     client, cut_otherwise = Client(), 0
     client.heard("a", Server(server_id="a", url=url, state="ready", heartbeat_s=time.time() + 60, max_model_len=256))
     try:
         for prompt in PROMPTS:
             talk: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
-            for first in await client.sample(talk, 4, Env(max_tokens=20)):
-                history = [*first.prompt_tokens.tolist(), *(t for t in first.tokens.tolist() if t != end), end]  # as if it had ended there
-                text = first.text.split("<eos>")[0]
-                more = [*talk, {"role": "assistant", "content": text}, {"role": "tool", "content": "two", "tool_call_id": "call-0"}]
+            (first,) = await client.sample(talk, 1, Env(max_tokens=5))
+            for answer in ("hello hello", "caf\u00e9 \u20ac\U0001f600", "two  plus\n\n", "<|tool|>four"):
+                history = [*first.prompt_tokens.tolist(), *letters(tokenizer, answer), tokenizer.eos_token_id]
+                more = [*talk, {"role": "assistant", "content": answer}, {"role": "tool", "content": "two", "tool_call_id": "call-0"}]
                 (second,) = await client.sample(more, 1, Env(max_tokens=5), history=history)
-                rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
-                cut_otherwise += rendered[: len(history)] != history
-                assert second.kept == len(history) and second.prompt_tokens.tolist()[: second.kept] == history
-                assert tokenizer.decode(second.prompt_tokens[second.kept :]) == "\n<|tool|>two<eos>\n<|assistant|>"  # type: ignore[attr-defined]
+                cut_otherwise += tokenizer.apply_chat_template(more, add_generation_prompt=True)[: len(history)] != history
+                assert second.kept == len(history) and second.prompt_tokens.tolist()[: second.kept] == history, answer
+                assert tokenizer.decode(second.prompt_tokens[second.kept :]) == "\n<|tool|>two<eos>\n<|assistant|>"
+            other = [*talk, {"role": "assistant", "content": "another answer"}, {"role": "tool", "content": "two", "tool_call_id": "call-0"}]
+            (fork,) = await client.sample(other, 1, Env(max_tokens=5), history=history)
+            assert fork.kept == 0 and fork.prompt_tokens.tolist() == tokenizer.apply_chat_template(other, add_generation_prompt=True)
     finally:
         await client.close()
     assert cut_otherwise >= 6
+
+
+async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(serving: tuple[openai.OpenAI, Path]):
+    """An untrained policy samples bytes that are no text; what a server prints of them need not come back as it was."""
+    api, directory = serving
+    tokenizer: Any = InferenceContext.of_model(directory).tokenizer
+    client, talk = Client(), [{"role": "user", "content": PROMPTS[0]}]
+    client.heard(
+        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", heartbeat_s=time.time() + 60, max_model_len=256)
+    )
+    try:
+        for first in await client.sample(talk, 6, Env(max_tokens=20)):
+            history = [*first.prompt_tokens.tolist(), *(t for t in first.tokens.tolist() if t != tokenizer.eos_token_id), tokenizer.eos_token_id]
+            more = [*talk, {"role": "assistant", "content": first.text}, {"role": "user", "content": "two"}]
+            (second,) = await client.sample(more, 1, Env(max_tokens=5), history=history)
+            rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
+            prompt = second.prompt_tokens.tolist()
+            assert prompt[: second.kept] == (history if second.kept else []) and (second.kept or prompt == rendered)
+    finally:
+        await client.close()

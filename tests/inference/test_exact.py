@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamrl.inference.exact import behind
-from tests.bpe import TEMPLATE, THINKS, bpe
+from tests.bpe import TEMPLATE, THINKS, bpe, letters
 
 END = 9
 
@@ -23,11 +23,6 @@ END = 9
 )
 def test_the_place_by_hand(history: list[int], rendered: list[int], place: int | None):
     assert behind(history, rendered) == place
-
-
-def letters(tokenizer: object, text: str) -> list[int]:
-    """A text as a policy may sample it, and a tokenizer never cuts it: byte by byte."""
-    return [id for word in tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) for id in tokenizer.convert_tokens_to_ids(list(word))]  # type: ignore[attr-defined]
 
 
 def test_an_answer_in_other_tokens_keeps_them_and_what_follows_is_the_templates():
