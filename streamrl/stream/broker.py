@@ -49,7 +49,8 @@ START_LIMIT_S = 60.0  # measured: 1.5 s, with formatting 2-3 s; with gigabytes t
 STOP_LIMIT_S = 15.0  # measured: 0.2-0.4 s
 DYING_S = 3.0  # a broker that was killed has no command line any more when it still holds its files
 CLEAN = ".kafka_cleanshutdown"  # what a broker that was not killed leaves in its data
-ALREADY_FENCED_S = 1.0  # a controller that has said nothing for so long has nothing to say; measured: it does so 0.1 s after it is ready
+ALREADY_FENCED_S = 3.0  # a controller that has said nothing for so long has nothing to say; measured: it does so 0.1 s after it is ready
+FENCED = re.compile(r"Fencing broker.*Replayed BrokerRegistrationChangeRecord", re.DOTALL)
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -268,14 +269,16 @@ def _end_last_life(directory: Path, command: list[str], port: int, controller_po
     )
     log = directory / "controller.log"
     process = _launch([command[0], "-Dcontroller.level=info", *command[1:], "kafka.Kafka", str(properties)], directory, log, die_with_parent)
-    deadline, ready_s = time.monotonic() + START_LIMIT_S, float("inf")
+    deadline, active_s, decided_bytes = time.monotonic() + START_LIMIT_S, float("inf"), -1
     try:
-        while time.monotonic() < min(deadline, ready_s + ALREADY_FENCED_S):
-            text = log.read_text(errors="replace")
-            if "Fencing broker" in text:
-                return
-            if "Activated periodic tasks" in text:
-                ready_s = min(ready_s, time.monotonic())
+        while time.monotonic() < min(deadline, active_s + ALREADY_FENCED_S):
+            text, written_bytes = log.read_text(errors="replace"), _metadata_bytes(directory)
+            if FENCED.search(text):
+                if 0 <= decided_bytes < written_bytes:  # by that, or by what it writes twice a second: then that lies before it
+                    return
+                active_s, decided_bytes = float("inf"), decided_bytes if decided_bytes >= 0 else written_bytes
+            elif "Activated periodic tasks" in text:
+                active_s = min(active_s, time.monotonic())
             if process.poll() is not None:
                 _explain(log, port, "could not look at its last state")
             time.sleep(0.02)
@@ -284,6 +287,11 @@ def _end_last_life(directory: Path, command: list[str], port: int, controller_po
             process.terminate()  # and not killed: it writes what it has decided
         process.wait()
         properties.unlink()
+
+
+def _metadata_bytes(directory: Path) -> int:
+    """What the controller has written of its decisions."""
+    return sum(path.stat().st_size for path in (directory / "data" / "__cluster_metadata-0").glob("*.log"))
 
 
 @contextlib.contextmanager
