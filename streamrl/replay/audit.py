@@ -94,8 +94,14 @@ class Reading:
 
     @classmethod
     def of(cls, log: Log, topics: list[str], report: Report) -> Reading:
-        there = log.topics()
-        return cls(log, report, {(t, p): (log.start(t, p), log.end(t, p)) for t in topics for p in range(there.get(t, 0))})
+        reading = cls(log, report, {})
+        reading.add(topics)
+        return reading
+
+    def add(self, topics: list[str]) -> None:
+        """These too, as far as they go by now."""
+        there = self.log.topics()
+        self.bounds |= {(t, p): (self.log.start(t, p), self.log.end(t, p)) for t in topics for p in range(there.get(t, 0))}
 
     @property
     def total(self) -> int:
@@ -116,36 +122,39 @@ class Reading:
 def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Report = silent) -> Audit:
     """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher: what they hold is in flight."""
     rollouts = [f"rollouts.{env}" for env in envs]
-    reading = Reading.of(log, [*rollouts, "policy-versions", "fates", "batches"], progress)
+    reading = Reading.of(log, rollouts, progress)
     ledgers = {(t.partition(".")[2], p): Ledger.empty(end) for (t, p), (_, end) in reading.bounds.items() if t in rollouts}
     result = Audit()
     for event in chain.from_iterable(reading.events(topic, ("rollout",)) for topic in rollouts):
         ledger = ledgers[event.topic.partition(".")[2], event.partition]
         ledger.exists[event.offset] = True
         ledger.versions[event.offset] = event.record.policy_version if isinstance(event.record, Rollout) else -1
+    for part in parts:
+        mark_held(log, ledgers, part)
+    reading.add(["policy-versions", "fates", "batches"])  # only now: what was held, in a run that goes on, is held still or has its fate by then
     versions = [event.record for event in reading.events("policy-versions", ("policy-version",))]
     announced = {r.version: r.batch for r in versions if isinstance(r, PolicyVersion) and r.learner == learner}
     for event in reading.events("fates", ("fate",)):
         if isinstance(event.record, Fate):
-            enter(result, ledgers, event.record)
+            enter(result, ledgers, event.record, log)
     for event in reading.events("batches", ("batch", "batch-part")):
         if isinstance(event.record, Batch):
             result.batches[event.record.number] = len(set(event.record.uids))
         elif isinstance(event.record, BatchPart):
             result.batches.setdefault(event.record.number, 0)
     result.made = {version: batch for version, batch in announced.items() if batch in result.batches}  # a fork has inherited others
-    for part in parts:
-        mark_held(log, ledgers, part)
     for where, ledger in ledgers.items():
         close(result, log, where, ledger, max(announced, default=-1))
     progress(reading.total, reading.total)
     return result
 
 
-def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate) -> None:
-    """Note a fate at each record it belongs to."""
+def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> None:
+    """Note a fate at each record it belongs to; those of rollouts that have come since the rollouts were read are not of this account."""
     ledger = ledgers.get((fate.environment, fate.partition))
     for index, offset in enumerate(fate.offsets.tolist()):
+        if ledger is not None and len(ledger.exists) <= offset < log.end(f"rollouts.{fate.environment}", fate.partition):
+            continue
         if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
             result.astray += 1
             result.add(
@@ -172,8 +181,9 @@ def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> N
     for event in chain(held_events(fold.state), unread):
         env = event.topic.partition(".")[2]
         if isinstance(event.record, ScoredGroup):
-            ledgers[env, event.record.partition].held[event.record.offsets] = True
-        elif event.topic.startswith("rollouts."):
+            held, offsets = ledgers[env, event.record.partition].held, event.record.offsets
+            held[offsets[offsets < len(held)]] = True  # what has come since the rollouts were read is not of this account
+        elif event.topic.startswith("rollouts.") and event.offset < len(ledgers[env, event.partition].held):
             ledgers[env, event.partition].held[event.offset] = True
 
 
