@@ -130,8 +130,8 @@ def test_a_part_does_not_start_on_a_memory_that_is_not_decided(log: KafkaLog, ru
     with pytest.raises(BrokerError, match=rf"{run.run}.journal.buffer\[0\]@0 is neither committed nor aborted after 0 s.*find-hanging"):
         log._settle("journal.buffer", limit_s=0.3)
     aborted = threading.Timer(0.5, producer.abort_transaction)
-    aborted.start()
     before = time.monotonic()
+    aborted.start()
     log.writer("buffer", "journal.buffer")
     assert time.monotonic() - before > 0.4
     aborted.join()
