@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from streamrl.config import Orchestrator, RunFile
 from streamrl.errors import AccessDenied, ConfigError, Fenced, ModelError, TransactionFailed
-from streamrl.topics import env_part
+from streamrl.topics import env_part, scorer_part
 
 BROKER = "broker"
 LONG_LIFE_S = 30.0  # a part that lived so long was well: its next end is the first in a row
@@ -63,10 +63,11 @@ Action = Start | GiveUp
 def desired(run: RunFile) -> tuple[Desired, ...]:
     """The parts of a run, in the order they are started. The broker is not among them: it may be somebody else's."""
     learner = Desired("learner", ("learner",))
+    scorers = [Desired(scorer_part(i), ("scorer", "--worker", str(i))) for i in range(run.scorer.replicas if run.learner.pooled else 0)]
     servers = [Desired(f"inference-{i}", ("inference", "--index", str(i))) for i in range(run.inference.replicas)]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
     envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
-    return (learner, *servers, *loop, *envs)  # the learner first: everybody waits for version 0
+    return (learner, *scorers, *servers, *loop, *envs)  # the learner first: everybody waits for version 0
 
 
 def stop_order(names: Iterable[str]) -> list[list[str]]:
