@@ -15,13 +15,31 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamrl.credentials import exposed
 from streamrl.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
+# What ships under a name, listed here so that a run file is checked without loading it (JAX, for the first two). Tests hold them to the functions.
+LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
+DIVERGENCES = ("k1", "k2", "k3")
+ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
+BATCH_STAGES = ("none", "normalize")
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
+
+
+def one_of(*shipped: str) -> AfterValidator:
+    """A shipped name, or MODULE:NAME, which whoever needs it imports."""
+
+    def check(name: str) -> str:
+        if name in shipped or ":" in name:
+            return name
+        near = difflib.get_close_matches(name, shipped, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(filter(None, shipped))}; your own: MODULE:NAME"
+        raise ValueError(f"{name!r} is not known; {hint}")
+
+    return AfterValidator(check)
 
 
 class Section(BaseModel):
@@ -66,7 +84,7 @@ class Buffer(Section):
     max_age: int = Field(default=1, ge=0)  # learner versions
     max_window_tokens: int = Field(default=4_000_000, ge=1)  # an env's window: full, it stops reading
     max_invalid_frac: float = Field(default=0.5, ge=0, le=1)  # of the last 1,000 rollouts of an env: beyond it the env is not read for 30 s; 1: never
-    advantage: str = "rloo"  # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
+    advantage: Annotated[str, one_of(*ADVANTAGES)] = "rloo"  # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
     zero_advantage: Literal["keep", "filter"] = "keep"  # a group whose advantages are all 0: train on it, or leave it out (others fill the batch)
     remember_versions: int = Field(default=16, ge=1)  # how long uids and closed groups are known, in versions
 
@@ -79,7 +97,7 @@ class Batcher(Section):
     row_count: int = Field(default=0, ge=0)  # rows of every batch; 0: enough for the budget and a tenth more
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
-    advantage: str = ""  # over the batch: none, normalize, or MODULE:FUNCTION; empty: what buffer.advantage needs
+    advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""  # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs
     shortage_after_s: float = Field(default=2.0, gt=0)  # a shortage that lasts so long is reported
 
     @property
@@ -122,12 +140,12 @@ class Learner(Section):
     """Batches in, policy versions out."""
 
     name: str = "lead"  # of the run's own: all parts follow its versions. Others may join, under other names (`streamrl learner --name`)
-    loss: str = "ppo"  # ppo, dapo, cispo, gspo, grpo (document 003), clipped-ratio (document 000), or MODULE:FUNCTION
+    loss: Annotated[str, one_of(*LOSSES)] = "ppo"  # ppo, dapo, cispo, gspo, grpo (document 003), clipped-ratio (document 000), or MODULE:FUNCTION
     average: Literal["", "tokens", "samples", "constant"] = ""  # what a token counts in its batch; empty: as the loss's source has it
     clip_epsilon: float = Field(default=0.2, gt=0)  # the ratio may go down to 1 - clip_epsilon
     clip_epsilon_high: float = Field(default=0.0, ge=0)  # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
     correction: Correction = Correction()
-    kl: str = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
+    kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
     kl_coefficient: float = Field(default=0.01, ge=0)
     kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages
     micro_batch_rows: int = Field(default=0, ge=0)  # rows that a device works on at a time; 0: all of its rows
