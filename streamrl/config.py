@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -26,6 +27,7 @@ LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
 DIVERGENCES = ("k1", "k2", "k3")
 ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
 BATCH_STAGES = ("none", "normalize")
+CURRICULA = ("none", "stages", "learnability")
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
 
@@ -89,6 +91,31 @@ class Buffer(Section):
     remember_versions: int = Field(default=16, ge=1)  # how long uids and closed groups are known, in versions
 
 
+class Target(Section):
+    """An env's mean reward over its last batches."""
+
+    env: str
+    reward: float
+    batches: int = Field(default=20, ge=1)
+
+
+class Stage(Section):
+    """A stage of a curriculum."""
+
+    fractions: dict[str, Annotated[float, Field(ge=0, le=1)]]  # by env, as `envs.<name>.fraction`
+    until_batch: int = Field(default=0, ge=0)  # the next stage begins with this batch; 0: no number ends this one
+    until: Target | None = None  # or behind the batch that reaches this
+
+
+class Curriculum(Section):
+    """How much of a batch each env gets, as training goes on (docs/data.md)."""
+
+    kind: Annotated[str, one_of(*CURRICULA)] = "none"  # none: envs.<name>.fraction; stages; learnability: r (1 - r) of reward r; MODULE:FUNCTION
+    stages: list[Stage] = []  # one after another
+    batches: int = Field(default=10, ge=1)  # that an env's mean reward is taken over (learnability, and your own)
+    least: float = Field(default=0.05, ge=0, le=1)  # fraction that every env keeps (learnability)
+
+
 class Batcher(Section):
     """Groups in, batches out."""
 
@@ -98,6 +125,7 @@ class Batcher(Section):
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
     advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""  # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs
+    curriculum: Curriculum = Curriculum()
     shortage_after_s: float = Field(default=2.0, gt=0)  # a shortage that lasts so long is reported
 
     @property
@@ -190,16 +218,8 @@ class Inference(Section):
         return Path(self.python) if self.python else next((path for path in beside if path.exists()), Path(sys.executable))
 
 
-class Target(Section):
-    """The run ends well when the env's mean reward over its last batches is reached."""
-
-    env: str
-    reward: float
-    batches: int = Field(default=20, ge=1)
-
-
 class Orchestrator(Section):
-    target: Target | None = None
+    target: Target | None = None  # reached, the run ends well
     max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
     max_wall_s: float = Field(default=0.0, ge=0)  # 0: no limit; from the moment a server is ready; with a target, reached first is a failure
     restart_limit: int = Field(default=20, ge=0)  # of one part within restart_window_s
@@ -221,6 +241,8 @@ class Fork(Section):
     version: int = Field(ge=0)  # of the parent's policy; the fork's first batch has this number
     sha256: str  # of that version
     balance: dict[str, float] = {}  # tokens that the parent owed each share of a batch (batcher/selection.py)
+    stage: int = 0  # of the curriculum, as the parent's batches bring it (batcher/curriculum.py)
+    rewards: dict[str, list[float]] = {}  # by env, in the parent's last batches
 
 
 class RunFile(Section):
@@ -247,7 +269,8 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
-        for problem in (*self._env_problems(), *self._size_problems(), *self._loss_problems(), *self._secret_problems()):
+        checks = (self._env_problems, self._curriculum_problems, self._size_problems, self._loss_problems, self._secret_problems)
+        for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
         return self
 
@@ -266,6 +289,35 @@ class RunFile(Section):
         if target is not None and target.env not in self.envs:
             yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
 
+    def _curriculum_problems(self) -> Iterator[str]:
+        chosen, where = self.batcher.curriculum, "batcher.curriculum"
+        if chosen.kind == "stages" and not chosen.stages:
+            yield f"{where}: kind is stages and there are none"
+        if chosen.kind in ("none", "learnability") and chosen.stages:
+            yield f"{where}: there are stages and kind is {chosen.kind}; set kind: stages"
+        if chosen.kind != "none" and (fixed := [name for name, env in self.envs.items() if env.fraction]):
+            yield f"envs.{fixed[0]}.fraction: {where} says the fractions; leave it out"
+        if chosen.kind == "learnability" and chosen.least * len(self.envs) > 1:
+            yield f"{where}.least {chosen.least} of each of {len(self.envs)} envs is more than a batch"
+        for index, stage in enumerate(chosen.stages):
+            yield from (f"{where}.stages.{index}{problem}" for problem in self._stage_problems(stage, index == len(chosen.stages) - 1))
+        ends = [stage.until_batch for stage in chosen.stages if stage.until_batch]
+        if ends != sorted(set(ends)):
+            yield f"{where}.stages: until_batch has to grow from stage to stage, not {ends}"
+
+    def _stage_problems(self, stage: Stage, last: bool) -> Iterator[str]:
+        total, ends = sum(stage.fractions.values()), bool(stage.until_batch or stage.until)
+        for name in stage.fractions:
+            if name not in self.envs:
+                near = difflib.get_close_matches(name, self.envs, 1)
+                yield f".fractions: no env {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.envs)}")
+        if not 0 < total <= 1 + 1e-9:
+            yield f".fractions add up to {total:.4g}; above 0 and at most 1 is possible"
+        if ends == last:
+            yield ": nothing follows the last stage; leave its end out" if last else ": until_batch or until has to say when the next one begins"
+        if stage.until and not (stage.fractions.get(stage.until.env) or (stage.until.env in self.envs and total < 1 - 1e-9)):
+            yield f".until: {stage.until.env!r} has no share of the batches of this stage, so its reward would not change"
+
     def _size_problems(self) -> Iterator[str]:
         buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
         if batcher.lookahead > buffer.max_age:
@@ -274,7 +326,8 @@ class RunFile(Section):
             yield f"buffer.min_group_size {buffer.min_group_size} is larger than buffer.group_size {buffer.group_size}"
         if buffer.remember_versions <= buffer.max_age:
             yield f"buffer.remember_versions {buffer.remember_versions} must exceed buffer.max_age {buffer.max_age}"
-        share = max((env.fraction for env in self.envs.values()), default=0.0) * budget
+        fractions = [env.fraction for env in self.envs.values()] + [part for stage in batcher.curriculum.stages for part in stage.fractions.values()]
+        share = max(fractions, default=0.0) * budget
         if buffer.max_window_tokens < share:
             yield f"buffer.max_window_tokens {buffer.max_window_tokens} is less than an env's share of a batch ({share:.0f} tokens): it would starve"
         if batcher.rows * batcher.max_seq_len < budget:
@@ -386,13 +439,10 @@ def _explain(problem: Any) -> str:
 
 
 def _section(path: list[Any]) -> type[BaseModel]:
-    section: Any = RunFile
-    for index, key in enumerate(path):
-        if index == 1 and path[0] == "envs":
-            section = Env
-        elif index == 3 and path[0] == "envs":
-            section = Reward
-        elif index or key != "envs":
-            annotation = section.model_fields[key].annotation
-            section = {"target": Target, "fork": Fork}.get(key, annotation)
-    return section
+    """The section at a path of keys, of envs and of places in lists."""
+    found: Any = RunFile
+    for key in path:
+        found = found.model_fields[key].annotation if hasattr(found, "model_fields") else get_args(found)[-1]
+        if get_origin(found) is UnionType:
+            found = get_args(found)[0]  # the other one is None
+    return found

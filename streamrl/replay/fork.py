@@ -20,8 +20,9 @@ from rich.console import Console
 
 from streamrl import topics
 from streamrl.batcher import process as batcher
+from streamrl.batcher.curriculum import learned
 from streamrl.buffer import process as buffer
-from streamrl.config import NAME, Fork, RunFile, changed
+from streamrl.config import NAME, Curriculum, Fork, RunFile, changed
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.learner.reading import announcements, recorded, versions
 from streamrl.orchestrator.directory import write_run_file
@@ -107,6 +108,7 @@ def _plant(parent: RunFile, run: RunFile, old: Log, version: int, progress: Repo
 
 def transplant(old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with_rollouts: bool, time_s: float) -> Forked:
     """Fill the topics of a fork. `uri`: where its first version lies; `run.fork` says which one that is. Returns it with the balance completed."""
+    run = taught(old, parent, run)
     assert run.fork is not None
     writer = new.writer("fork")
     _copy(writer.commit, announced_before(old, parent, run, uri))
@@ -114,7 +116,7 @@ def transplant(old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with
         _copy(writer.commit, progress_of(old, parent, run, {}))
         return Forked(run, 0, 0, False)
     version, cut = run.fork.version, cut_of(old, parent, run.fork.version)
-    if fractions(run) == fractions(parent):  # what one share owes another means nothing under other shares
+    if shares_of(run) == shares_of(parent):  # what one share owes another means nothing under other shares
         run = run.model_copy(update={"fork": run.fork.model_copy(update={"balance": cut.balance})})
     census = count(old, parent, run)
     groups = census.inherited(version, run.buffer.max_age) | dict.fromkeys(cut.held)
@@ -277,8 +279,21 @@ def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
         yield some
 
 
-def fractions(run: RunFile) -> dict[str, float]:
-    return {name: env.fraction for name, env in run.envs.items()}
+def shares_of(run: RunFile) -> tuple[dict[str, float], Curriculum]:
+    return {name: env.fraction for name, env in run.envs.items()}, run.batcher.curriculum
+
+
+def taught(old: Log, parent: RunFile, run: RunFile) -> RunFile:
+    """The fork with its curriculum where the parent's batches before it bring that."""
+    assert run.fork is not None
+    rules, progress = batcher.curriculum(run), batcher.first_state(parent.fork).progress
+    if rules.kind == "none":
+        return run
+    for batch, _ in recorded(old):
+        if batch.number >= run.fork.version:
+            break
+        progress = learned(rules, progress, batch)
+    return run.model_copy(update={"fork": run.fork.model_copy(update={"stage": progress.stage, "rewards": progress.rewards})})
 
 
 # ---- nothing half-made ----------------------------------------------------------------------------------------------------------------
