@@ -55,6 +55,17 @@ class Reward(Section):
     params: dict[str, Any] = {}  # given to the constructor, where it is a class
 
 
+class PassRate(Section):
+    """Problems of a finite set are left out for a while when the policy nearly always or never solves them (docs/data.md)."""
+
+    low: float = Field(default=0.0, ge=0, le=1)  # of the rollouts of a problem's last visits, the share that passed: at least this
+    high: float = Field(default=1.0, ge=0, le=1)  # and at most this; otherwise it rests
+    visits: int = Field(default=1, ge=1)  # that are looked at; a problem with fewer is posed
+    rest_epochs: int = Field(default=1, ge=1)  # that it is left out of
+    reward: str = ""  # that decides, by name, before weights; empty: the scalar that trains
+    at_least: float = 1.0  # a rollout passes with this reward
+
+
 class Env(Section):
     """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
 
@@ -72,6 +83,7 @@ class Env(Section):
     max_turns: int = Field(default=8, ge=1)  # sampled in one rollout; then it ends, truncated
     rollout_timeout_s: float = Field(default=600.0, gt=0)  # of a whole conversation; then it ends, truncated
     env_timeout_s: float = Field(default=30.0, gt=0)  # of one call of the env's own code: a reply (then truncated), its rewards (then failed)
+    pass_rate: PassRate | None = None  # leave problems out by how often they are solved
     rewards: dict[str, Reward] = {}  # functions beside the env's own, by the name that their rewards go by
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # of named rewards in the scalar that trains; otherwise 1
     timeout_s: float = Field(default=60.0, gt=0)  # of one request
@@ -282,6 +294,8 @@ class RunFile(Section):
                 yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
             if env.top_p < 1 or env.top_k > 0:
                 yield f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1"
+            if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
+                yield f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
         total = sum(env.fraction for env in self.envs.values())
         if total > 1 + 1e-9:
             yield f"envs: the fractions add up to {total:.4g}; at most 1 is possible"

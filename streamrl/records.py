@@ -126,12 +126,27 @@ class Rollout(Record, frozen=True, kw_only=True):
 
 
 class EnvProgress(Record, frozen=True, kw_only=True):
-    """Where an env replica is: every problem below `next_problem` is published or in `open_problems`; its totals so far."""
+    """Where an env replica is: every problem of its own below `next_problem` is published, left out, or in `open_problems`; its totals so far."""
 
     producer: str
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
+
+
+class Visit(Record, frozen=True, kw_only=True):
+    """A problem of a finite set was posed: how its rollouts did. By its visits it may be left out of the next epochs (`envs/pass_rates.py`)."""
+
+    environment: str
+    problem: int  # which of the set
+    epoch: int
+    passed: int  # rollouts
+    rollouts: int  # that came to an end, at least 1
+    policy_version: int = 0  # of their newest token
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.passed <= self.rollouts or not self.rollouts:
+            raise ValueError(f"visit of problem {self.problem}: {self.passed} of {self.rollouts} rollouts passed")
 
 
 # ---- buffer ---------------------------------------------------------------------------------------------------------------------------
@@ -369,6 +384,7 @@ class RunConfig(Record, frozen=True, kw_only=True):
 RECORDS: dict[str, type[Record]] = {
     "rollout": Rollout,
     "env-progress": EnvProgress,
+    "visit": Visit,
     "scored-group": ScoredGroup,
     "batch": Batch,
     "batch-part": BatchPart,

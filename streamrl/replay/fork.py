@@ -26,7 +26,7 @@ from streamrl.config import NAME, Curriculum, Fork, RunFile, changed
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.learner.reading import announcements, recorded, versions
 from streamrl.orchestrator.directory import write_run_file
-from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup
+from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup, Visit
 from streamrl.replay.inheritance import Census, Cut, Group, next_problem
 from streamrl.replay.progress import Report, shown
 from streamrl.stream import broker
@@ -112,6 +112,7 @@ def transplant(old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with
     assert run.fork is not None
     writer = new.writer("fork")
     _copy(writer.commit, announced_before(old, parent, run, uri))
+    _copy(writer.commit, visits(old, parent, run))
     if not with_rollouts:
         _copy(writer.commit, progress_of(old, parent, run, {}))
         return Forked(run, 0, 0, False)
@@ -150,6 +151,19 @@ def progress_of(old: Log, parent: RunFile, run: RunFile, groups: Mapping[str, in
             producer = f"{name}-{i}"
             record = EnvProgress(producer=producer, next_problem=next_problem(numbers, i, env.replicas), published_groups=groups.get(producer, 0))
             yield to_message(Output(topics.journal(topics.env_part(name, i)), producer, record))
+
+
+def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
+    """What the parent's envs knew of their problems by the fork's first version, as far as compaction has left it, where they are still the same."""
+    assert run.fork is not None
+    for name, env in run.envs.items():
+        topic, before = topics.visits(name), parent.envs.get(name)
+        if not env.pass_rate or before is None or (before.kind, before.params) != (env.kind, env.params) or topic not in old.topics():
+            continue
+        for message in read(old, topic, 0, old.start(topic, 0)):
+            record = to_event(message, ("visit",)).record
+            if isinstance(record, Visit) and record.policy_version <= run.fork.version:
+                yield message
 
 
 def cut_of(old: Log, parent: RunFile, version: int) -> Cut:

@@ -14,7 +14,7 @@ from streamrl.buffer import process as buffer
 from streamrl.buffer.advantages import grpo
 from streamrl.config import Fork, RunFile, changed
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.records import Batch, EnvProgress, PolicyVersion, Rollout
+from streamrl.records import Batch, EnvProgress, PolicyVersion, Rollout, Visit
 from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
 from streamrl.replay.fork import Forked, child, transplant
@@ -191,6 +191,20 @@ def test_the_parts_go_on_from_there_and_the_books_are_in_order(parent: MemoryLog
     assert account.balanced, account.problems
     assert [replay(log, part)[0].difference for part in parts] == ["", ""]
     assert not set(later[0].uids) & {uid for batch in later[1:] for uid in batch.uids}
+
+
+def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then():
+    """Two of three visits are by versions up to the fork's; and none where the problems are others."""
+    filtered = changed(RUN, ["envs.copy.pass_rate={high: 0.9}", "envs.add.pass_rate={high: 0.9}"])
+    log = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1})
+    announce(log, 0)
+    visits = [Visit(environment="copy", problem=i, epoch=0, passed=2, rollouts=2, policy_version=version) for i, version in enumerate((0, 2, 3))]
+    publish(log, *(Output("visits.copy", f"{visit.problem}-0", visit) for visit in visits))
+    for overrides, expected in (((), visits[:2]), (("envs.copy.params={digits: 3}",), []), (("envs.copy.pass_rate=null",), [])):
+        run = child(filtered, "other", overrides).model_copy(update={"fork": Fork(run="small", version=VERSION, sha256="ab")})
+        new = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1, "visits.add": 1})
+        transplant(log, new, filtered, run, "", False, time_s=1.0)
+        assert found(new, "visits.copy", "visit") == expected
 
 
 def test_a_fork_can_be_forked(parent: MemoryLog):
