@@ -45,7 +45,7 @@ def read(path: Path, columns: Columns, needs_answer: bool = True) -> list[Sample
             bad.append((line, str(error)))
     if bad:
         others = [str(line) for line, _ in bad[1 : NAMED + 1]]
-        more = f"; lines {', '.join(others)} neither" if others else ""
+        more = f"; line{'s' * (len(others) > 1)} {', '.join(others)} neither" if others else ""
         raise ValueError(f"{path}:{bad[0][0]}: {bad[0][1]}{more}{f' ({len(bad)} in all)' if len(bad) > NAMED else ''}")
     if not samples:
         raise ValueError(f"file {path} has no problems")

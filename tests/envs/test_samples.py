@@ -78,7 +78,7 @@ def test_so_are_the_others_and_how_many(tmp_path: Path):
     rows = [ROWS[0], *["{"] * 9]
     with pytest.raises(ValueError, match=r":2: not JSON \(.*\); lines 3, 4, 5, 6, 7 neither \(9 in all\)$"):
         read(jsonl(tmp_path / "a.jsonl", *rows), Columns())
-    with pytest.raises(ValueError, match=r":2: not JSON \(.*\); lines 3 neither$"):
+    with pytest.raises(ValueError, match=r":2: not JSON \(.*\); line 3 neither$"):
         read(jsonl(tmp_path / "a.jsonl", *rows[:3]), Columns())
 
 
