@@ -108,21 +108,23 @@ class Rollout(Record, frozen=True, kw_only=True):
         return iter(self.turns)
 
     def __post_init__(self) -> None:
-        who = f"rollout {self.rollout_uid!r}"
         if not self.rollout_uid or not self.group_id:
             raise ValueError("rollout_uid and group_id must not be empty")
         if not (0 <= self.policy_version <= self.newest_policy_version < 2**31):  # versions travel as int32
-            raise ValueError(f"{who}: policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
+            raise self._invalid(f"policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
         if not (math.isfinite(self.reward) and all(map(math.isfinite, self.rewards.values()))):
-            raise ValueError(f"{who}: a reward is not finite")
+            raise self._invalid("a reward is not finite")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"{who}: temperature {self.temperature} is not above 0")
+            raise self._invalid(f"temperature {self.temperature} is not above 0")
         check_depth(self.metadata)
         if not (self.failure or self.misaligned):
-            if any(t.tokens is None for t in self.turns):
-                raise ValueError(f"{who}: a turn has no tokens")
-            if not any(t.logprobs is not None and len(t.logprobs) for t in self.turns):
-                raise ValueError(f"{who}: no turn was sampled (logprobs missing)")
+            if any(turn.tokens is None for turn in self.turns):
+                raise self._invalid("a turn has no tokens")
+            if not any(turn.logprobs is not None and turn.logprobs.size for turn in self.turns):
+                raise self._invalid("no turn was sampled (logprobs missing)")
+
+    def _invalid(self, why: str) -> ValueError:
+        return ValueError(f"rollout {self.rollout_uid!r}: {why}")
 
 
 class EnvProgress(Record, frozen=True, kw_only=True):
