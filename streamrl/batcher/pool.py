@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.advantages import stage_named, staged
-from streamrl.batcher.assemble import assemble, fitting, heads, without
+from streamrl.batcher.assemble import Division, assemble, fitting, heads, without
+from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.parts import split
 from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares, shortage
 from streamrl.buffer.freshness import fresh
@@ -32,6 +33,9 @@ class Config:
     max_window_tokens: int  # of one env
     shortage_after_s: float
     advantage: str = "none"  # the batch stage
+    processes: int = 1  # that train on a batch
+    balance: str = "tokens"  # what they have as much of as each other
+    hidden: int = 0  # hidden size of the model
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -165,7 +169,7 @@ class Fold:
                 pool.leave(pool.groups, place)
         state.next_batch += 1
         self.outputs.append(
-            Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(batch, before)))
+            Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(config, batch, before)))
         )
         return True
 
@@ -181,8 +185,10 @@ class Fold:
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
+        config = self.config
+        division = Division(config.processes, config.balance, config.hidden)
         for count in range(len(groups), 0, -1):
-            batch = assemble(groups[:count], self.state.next_batch, self.state.version, self.config.row_count, self.config.max_seq_len)
+            batch = assemble(groups[:count], self.state.next_batch, self.state.version, config.row_count, config.max_seq_len, division)
             if batch is not None:
                 return batch
         raise AssertionError("a group within the token budget fits into the rows of a batch")
@@ -247,14 +253,22 @@ def group_of(event: Event) -> ScoredGroup:
     return event.record
 
 
-def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
-    """The metrics of document 001 that belong to a batch. `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built."""
+def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
+    """The metrics of document 001 that belong to a batch, and how well it is filled and divided.
+
+    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built.
+    """
     rollout_envs = batch.group_environments[batch.groups]
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
+    filled = total / (batch.row_count * batch.max_seq_len)
     values: dict[str, float] = {
         "batcher/tokens_total": float(total),
-        "batcher/rows_filled_frac": total / (batch.row_count * batch.max_seq_len),
+        "batcher/rows_filled_frac": filled,
+        "batcher/padding_frac": 1 - filled,
+        "batcher/imbalance_frac": imbalance(loads(batch, costs_of(rollout_tokens, config.balance, config.hidden))),
+        "batcher/token_imbalance_frac": imbalance(loads(batch, rollout_tokens)),
+        "batcher/process_rollouts_min": float(loads(batch, first).min()),
         "batcher/batch_age_mean": float(batch.number - batch.oldest_versions.mean()),
         "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from streamrl.batcher.advantages import STAGE_OF
+from streamrl.batcher.balance import cost_named
 from streamrl.batcher.pool import Config, Fold, State
 from streamrl.batcher.selection import REST
 from streamrl.config import Fork, RunFile
@@ -62,6 +63,8 @@ def first_state(fork: Fork | None) -> State:
 
 
 def part(run: RunFile) -> Part[Config, State]:
+    """Raises ConfigError for a balance that nobody knows."""
+    cost_named(run.batcher.balance)
     config = Config(
         fractions={name: env.fraction for name, env in run.envs.items()},
         learner=run.learner.name,
@@ -74,6 +77,9 @@ def part(run: RunFile) -> Part[Config, State]:
         max_window_tokens=run.buffer.max_window_tokens,
         shortage_after_s=run.batcher.shortage_after_s,
         advantage=run.batcher.advantage or STAGE_OF.get(run.buffer.advantage, "none"),
+        processes=run.batcher.processes,
+        balance=run.batcher.balance,
+        hidden=run.model.hidden_size,
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
     return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report)
