@@ -134,6 +134,8 @@ class Batcher(Section):
     total_token_budget: int = Field(default=16_384, ge=1)  # real tokens of a batch, prompts included
     max_seq_len: int = Field(default=2_048, ge=2)  # tokens of a row
     row_count: int = Field(default=0, ge=0)  # rows of every batch; 0: enough for the budget and a tenth more
+    processes: int = Field(default=1, ge=1)  # that train on a batch (devices of the learner): each has as many rows, and at least one rollout
+    balance: str = "tokens"  # what each process has as much of as the others: tokens, flops, or MODULE:FUNCTION (batcher/balance.py)
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
     advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""  # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs
@@ -143,7 +145,8 @@ class Batcher(Section):
     @property
     def rows(self) -> int:
         """Rows of every batch of the run."""
-        return self.row_count or -(-self.total_token_budget * 11 // (10 * self.max_seq_len)) + 1
+        enough = -(-self.total_token_budget * 11 // (10 * self.max_seq_len)) + 1
+        return self.row_count or -(-enough // self.processes) * self.processes
 
 
 class TinyModel(Section):
@@ -161,6 +164,12 @@ class Model(Section):
     path: str = ""  # a Hugging Face directory; empty: make the tiny one
     tiny: TinyModel = TinyModel()
     max_seq_len: int = Field(default=128, ge=2)  # positions the model is built for (tokens of one rollout)
+    hidden: int = Field(default=0, ge=0)  # hidden_size of the model at `path`, where batcher.balance asks for it
+
+    @property
+    def hidden_size(self) -> int:
+        """Of whatever model it is; 0 where nobody has said."""
+        return self.hidden if self.path else self.tiny.hidden
 
 
 class Correction(Section):
@@ -346,6 +355,14 @@ class RunFile(Section):
             yield f"buffer.max_window_tokens {buffer.max_window_tokens} is less than an env's share of a batch ({share:.0f} tokens): it would starve"
         if batcher.rows * batcher.max_seq_len < budget:
             yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
+        if batcher.rows % batcher.processes:
+            yield f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes {batcher.processes}; give a multiple of it"
+        longest = (batcher.processes + buffer.group_size - 1) * self.model.max_seq_len  # if fewer tokens are chosen, a process might go without
+        if batcher.processes > 1 and budget < longest:
+            one_each = f"{batcher.processes} processes and groups of {buffer.group_size} rollouts of {self.model.max_seq_len} tokens need {longest}"
+            yield f"batcher.total_token_budget {budget} does not give every process a rollout for certain: {one_each}"
+        if batcher.balance == "flops" and not self.model.hidden_size:
+            yield f"batcher.balance flops needs model.hidden: hidden_size in {self.model.path}/config.json"
         if self.model.max_seq_len > batcher.max_seq_len:
             yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
 

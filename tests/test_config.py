@@ -105,6 +105,26 @@ def keys_of(source: str, name: str) -> set[str]:
     return {ast.literal_eval(key) for key in made.keys if key is not None}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["batcher.processes=34"], "2560 does not give every process a rollout for certain: 34 processes and groups of 8 .* of 64 tokens need 2624"),
+        (["batcher.processes=4", "batcher.row_count=45"], "batcher.row_count 45 cannot be divided among batcher.processes 4"),
+        (["batcher.balance=flops", "model.path=elsewhere"], "batcher.balance flops needs model.hidden: hidden_size in elsewhere/config.json"),
+    ],
+)
+def test_a_division_that_cannot_work_is_named(overrides: list[str], says: str):
+    with pytest.raises(ConfigError, match=says):
+        config.load(QUICKSTART, overrides)
+
+
+def test_rows_are_a_multiple_of_the_processes():
+    """2560 tokens and a tenth more in rows of 64 are 44, and one; a model somewhere else says its hidden size itself."""
+    assert [config.load(QUICKSTART, [f"batcher.processes={n}"]).batcher.rows for n in (1, 2, 33)] == [45, 46, 66]
+    assert config.load(QUICKSTART).model.hidden_size == 128
+    assert config.load(QUICKSTART, ["model.path=elsewhere", "model.hidden=4096", "batcher.balance=flops"]).model.hidden_size == 4096
+
+
 def test_a_missing_file_and_broken_yaml_are_one_line(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read"):
         config.load("nowhere.yaml")

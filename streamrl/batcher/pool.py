@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.advantages import stage_named, staged
-from streamrl.batcher.assemble import assemble, fitting, heads, without
+from streamrl.batcher.assemble import Division, assemble, fitting, heads, without
+from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.parts import split
 from streamrl.batcher.selection import REST, Candidate, Selection, carry, rebased, select, shares, shortage
@@ -34,6 +35,9 @@ class Config:
     shortage_after_s: float
     advantage: str = "none"  # the batch stage
     curriculum: Rules = field(default_factory=Rules)
+    processes: int = 1  # that train on a batch
+    balance: str = "tokens"  # what they have as much of as each other
+    hidden: int = 0  # hidden size of the model
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -178,7 +182,7 @@ class Fold:
             for place in sorted((c.place for c in taken if c.env == env), reverse=True):
                 pool.leave(pool.groups, place)
         state.next_batch += 1
-        values = batch_values(batch, before)
+        values = batch_values(config, batch, before)
         if config.curriculum.kind != "none":
             values |= {f"batches/{env}/frac_wanted": fraction for env, fraction in due.items()}
             values["batcher/curriculum_stage"] = float(stage_of(config.curriculum, state.progress.stage, batch.number))
@@ -198,8 +202,10 @@ class Fold:
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
+        config = self.config
+        division = Division(config.processes, config.balance, config.hidden)
         for count in range(len(groups), 0, -1):
-            batch = assemble(groups[:count], self.state.next_batch, self.state.version, self.config.row_count, self.config.max_seq_len)
+            batch = assemble(groups[:count], self.state.next_batch, self.state.version, config.row_count, config.max_seq_len, division)
             if batch is not None:
                 return batch
         raise AssertionError("a group within the token budget fits into the rows of a batch")
@@ -264,14 +270,22 @@ def group_of(event: Event) -> ScoredGroup:
     return event.record
 
 
-def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
-    """The metrics of document 001 that belong to a batch. `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built."""
+def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
+    """The metrics of document 001 that belong to a batch, and how well it is filled and divided.
+
+    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built.
+    """
     rollout_envs = batch.group_environments[batch.groups]
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
+    filled = total / (batch.row_count * batch.max_seq_len)
     values: dict[str, float] = {
         "batcher/tokens_total": float(total),
-        "batcher/rows_filled_frac": total / (batch.row_count * batch.max_seq_len),
+        "batcher/rows_filled_frac": filled,
+        "batcher/padding_frac": 1 - filled,
+        "batcher/imbalance_frac": imbalance(loads(batch, costs_of(rollout_tokens, config.balance, config.hidden))),
+        "batcher/token_imbalance_frac": imbalance(loads(batch, rollout_tokens)),
+        "batcher/process_rollouts_min": float(loads(batch, first).min()),
         "batcher/batch_age_mean": float(batch.number - batch.oldest_versions.mean()),
         "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
     }
