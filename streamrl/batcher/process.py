@@ -62,6 +62,7 @@ def first_state(fork: Fork | None) -> State:
 
 
 def part(run: RunFile) -> Part[Config, State]:
+    granting = {name: env for name, env in run.envs.items() if run.batcher.admission != "demand" and env.replicas}
     config = Config(
         fractions={name: env.fraction for name, env in run.envs.items()},
         learner=run.learner.name,
@@ -74,6 +75,10 @@ def part(run: RunFile) -> Part[Config, State]:
         max_window_tokens=run.buffer.max_window_tokens,
         shortage_after_s=run.batcher.shortage_after_s,
         advantage=run.batcher.advantage or STAGE_OF.get(run.buffer.advantage, "none"),
+        admission=run.batcher.admission,
+        eta=run.buffer.max_age if run.batcher.eta < 0 else run.batcher.eta,
+        producers={name: [f"{name}-{i}" for i in range(env.replicas)] for name, env in granting.items()},
+        group_tokens={name: run.buffer.group_size * 2 * env.max_tokens for name, env in granting.items()},
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
     return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report)
