@@ -121,10 +121,9 @@ def check_capacity(run: Live) -> None:
     account = [(values["env/groups_outstanding"], values["env/groups_capacity"]) for values in said if "env/groups_capacity" in values]
     mixed = [values["batcher/mixed_versions_frac"] for values in said if "batcher/mixed_versions_frac" in values]
     share = run.report()["envs"][ENV]["mixed_versions_frac"]
-    print(
-        f"groups outstanding at most {max(a for a, _ in account):.0f}, capacity at most {max(c for _, c in account):.0f}; mixed versions {share:.1%}"
-    )
     assert all(outstanding <= capacity for outstanding, capacity in account) and max(mixed) > 0
+    most = max(outstanding for outstanding, _ in account)
+    print(f"at most {most:.0f} groups outstanding, never above the capacity; {share:.1%} of what was trained on is of mixed versions")
 
 
 def published(run: Live) -> list[Rollout]:
