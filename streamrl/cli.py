@@ -413,6 +413,16 @@ def batcher(run: str) -> None:
 
 @cli.command()
 @run_argument
+@click.option("--worker", type=click.IntRange(0), default=0, help="Which of the pool's workers this is.")
+def scorer(run: str, worker: int) -> None:
+    """Compute the reference's logprobs of batches, as one worker of the pool."""
+    from streamrl.scorer.process import main
+
+    _be(run, main, worker)
+
+
+@cli.command()
+@run_argument
 @click.option("--name", default=None, help="Of the learner; default: the lead, learner.name of the run file.")
 @click.option("--at", "version", type=click.IntRange(0), help="A second learner: begin as the lead was at this version. Default: as the run began.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A second learner: a learner.* setting of its own; may be repeated.")

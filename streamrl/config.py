@@ -189,6 +189,14 @@ class Correction(Section):
     reject_above: float = Field(default=0.0, ge=0)  # the limit: of |k1|, k2, k3 in nats; geometric: a ratio above 1 (and below, its inverse)
 
 
+class Reference(Section):
+    """The model that the policy's divergence is measured from, and who computes its logprobs. docs/reference.md."""
+
+    by: Literal["none", "learner", "pool"] = "learner"  # nobody: no divergence; the learner before each step; the workers of `scorer`
+    path: str = ""  # a Hugging Face directory with the policy's tokenizer; empty: the model that the run began with
+    every: int = Field(default=0, ge=0)  # versions: batch k is measured from version k - k % every; 0: the reference stays the same
+
+
 class Learner(Section):
     """Batches in, policy versions out."""
 
@@ -199,7 +207,8 @@ class Learner(Section):
     clip_epsilon_high: float = Field(default=0.0, ge=0)  # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
     correction: Correction = Correction()
     kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
-    kl_coefficient: float = Field(default=0.01, ge=0)
+    reference: Reference = Reference()
+    kl_coefficient: float = Field(default=0.01, ge=0)  # 0: no reference is asked
     kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages
     micro_batch_rows: int = Field(default=0, ge=0)  # rows that a device works on at a time; 0: all of its rows
     learning_rate: float = Field(default=1e-3, gt=0)
@@ -213,6 +222,22 @@ class Learner(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     seed: int = 0
     probe_tokens: int = Field(default=64, ge=8)
+
+    @property
+    def refers(self) -> bool:
+        """Does its loss measure a divergence from a reference?"""
+        return self.kl_coefficient > 0 and self.reference.by != "none"
+
+    @property
+    def pooled(self) -> bool:
+        """Does it take the reference's logprobs from the scorer pool?"""
+        return self.refers and self.reference.by == "pool"
+
+
+class Scorer(Section):
+    """Batches in, logprobs under the reference out: the pool of `learner.reference.by: pool`."""
+
+    replicas: int = Field(default=2, ge=1)  # workers; worker i of n scores the batches i, i + n, i + 2 n, ...
 
 
 class Weights(Section):
@@ -298,6 +323,7 @@ class RunFile(Section):
     batcher: Batcher = Batcher()
     model: Model = Model()
     learner: Learner = Learner()
+    scorer: Scorer = Scorer()
     weights: Weights = Weights()
     inference: Inference = Inference()
     orchestrator: Orchestrator = Orchestrator()
@@ -422,6 +448,13 @@ class RunFile(Section):
         least = 1.0 if correction.reject == "geometric" else 0.0
         if correction.reject != "none" and correction.reject_above <= least:
             yield f"learner.correction.reject is {correction.reject}: set reject_above, the limit, above {least:g}"
+        reference = learner.reference
+        if reference.path and reference.every:
+            yield f"learner.reference: path {reference.path} is a fixed reference, every {reference.every} one that follows; leave one of them out"
+        if reference.by == "none" and (reference.path or reference.every):
+            yield "learner.reference.by is none: nobody would ask the reference that path or every names; set by to learner or pool"
+        if reference.by == "pool" and not learner.kl_coefficient:
+            yield "learner.kl_coefficient is 0: nobody would read what the pool scores; raise it, or set learner.reference.by: none"
 
     def _secret_problems(self) -> Iterator[str]:
         yield from exposed(self.kafka, "kafka")

@@ -259,6 +259,25 @@ class Demand(Record, frozen=True, kw_only=True):
     granted_groups: dict[str, int] = {}  # by producer, since the run began: groups that it may have begun; empty: as many as `wanted_tokens` allows
 
 
+# ---- scorer ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Scores(Record, frozen=True, kw_only=True):
+    """Logprobs of a batch's tokens under the reference. Those of a large batch are several records, each with some of the tokens."""
+
+    number: int  # the batch
+    scorer: str  # the worker
+    reference: int  # policy version of the model; -1: one of its own (learner.reference.path)
+    tokens: int  # that the whole batch has, prompts left out
+    start: int = 0  # the first token that these are of
+    logprobs: Array  # (n,) float32: of tokens start to start + n of the batch; 0 where not sampled
+
+    def __post_init__(self) -> None:
+        check_floats(f"scores of batch {self.number}: logprobs", self.logprobs, None)
+        if not 0 <= self.start <= self.start + len(self.logprobs) <= self.tokens:
+            raise ValueError(f"scores of batch {self.number}: tokens {self.start} to {self.start + len(self.logprobs)} of {self.tokens}")
+
+
 # ---- learner and weights --------------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +413,7 @@ RECORDS: dict[str, type[Record]] = {
     "scored-group": ScoredGroup,
     "batch": Batch,
     "batch-part": BatchPart,
+    "scores": Scores,
     "demand": Demand,
     "policy-version": PolicyVersion,
     "server": Server,

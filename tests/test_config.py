@@ -47,8 +47,27 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
 
 
 @pytest.mark.parametrize(
+    ("override", "refers", "pooled"),
+    [
+        ("learner.reference.by=none", False, False),
+        ("learner.reference.by=learner", True, False),
+        ("learner.kl_coefficient=0", False, False),
+        ("learner.reference={by: pool, every: 20}", True, True),
+    ],
+)
+def test_who_asks_the_reference(override: str, refers: bool, pooled: bool):
+    learner = config.load(QUICKSTART, [override]).learner
+    assert (learner.refers, learner.pooled) == (refers, pooled)
+
+
+@pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("learner.reference={by: pool, path: m, every: 2}", "path m is a fixed reference, every 2 one that follows"),
+        ("learner.reference={by: none, every: 2}", "nobody would ask the reference"),
+        ("learner={reference: {by: pool}, kl_coefficient: 0}", "nobody would read what the pool scores"),
+        ("learner.reference.by=server", "learner.reference.by: Input should be 'none', 'learner' or 'pool'"),
+        ("learner.reference.evry=1", r"unknown key 'learner.reference.evry'; did you mean 'every'\?"),
         ("learner.learnin_rate=1", r"unknown key 'learner.learnin_rate'; did you mean 'learning_rate'\?"),
         ("envs.copy-digits.fracton=1", r"unknown key 'envs.copy-digits.fracton'; did you mean 'fraction'\?"),
         ("orchestrator.target.envv=x", r"unknown key 'orchestrator.target.envv'; did you mean 'env'\?"),

@@ -22,6 +22,7 @@ from streamrl.records import (
     Probe,
     Record,
     RunConfig,
+    Scores,
     Server,
     Slice,
     Snapshot,
@@ -47,6 +48,7 @@ def examples() -> dict[str, Record]:
         "scored-group": group(sizes=(1, 2)),
         "batch": batch,
         "batch-part": split(batch, limit_bytes=100)[-1],
+        "scores": Scores(number=3, scorer="scorer-1", reference=-1, tokens=5, start=1, logprobs=floats(-0.5, 0.0)),
         "demand": Demand(environment="copy", wanted_tokens=100, held_tokens=20, closed_groups={"copy-0": 4}, missing_tokens=3),
         "policy-version": PolicyVersion(
             learner="lead",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -31,11 +32,16 @@ class Position(NamedTuple):
     version: int  # of the policy that the state is
     offset: int  # next record of `batches`
     sha256: str  # of the weights that were announced as this version
+    scores: int = 0  # first record of `scores` that may still be needed
 
 
-def save(directory: Path, state: TrainerState[Any], position: Position, keep: int) -> None:
+def nothing(directory: Path) -> None: ...
+
+
+def save(directory: Path, state: TrainerState[Any], position: Position, keep: int, add: Callable[[Path], None] = nothing) -> None:
     """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises ModelError.
 
+    `add`: writes what else belongs to it, into the directory it is given.
     Those of later versions go too: they belong to a log that is gone.
     """
     final = path_of(directory, position.version)
@@ -45,6 +51,7 @@ def save(directory: Path, state: TrainerState[Any], position: Position, keep: in
             shutil.rmtree(left, ignore_errors=True)
         temporary.mkdir(parents=True)
         levanter.checkpoint.save_checkpoint(state.saveable_state, position.version, str(temporary), is_temporary=False)
+        add(temporary)
         (temporary / POSITION).write_text(json.dumps(position._asdict()))
         _delete(final)
         temporary.rename(final)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,15 @@ def origin(run: RunFile) -> Path:
         return Path(run.model.path)
     directory = run.directory / "model"
     if not directory.exists():
-        temporary = directory.with_name("model.tmp")
+        temporary = directory.with_name(f"model.tmp-{os.getpid()}")  # learner and scorers may all begin with it
         shutil.rmtree(temporary, ignore_errors=True)  # of a process that died here
-        write_tiny(temporary, run.model.tiny, run.model.max_seq_len).rename(directory)
+        write_tiny(temporary, run.model.tiny, run.model.max_seq_len)
+        try:
+            temporary.rename(directory)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not directory.exists():  # otherwise another was first: the same settings give the same bytes
+                raise
     return directory
 
 

@@ -111,6 +111,11 @@ def load(directory: Path, max_seq_len: int) -> LlamaLMHeadModel:
         raise ModelError(f"model directory {directory}: its weights cannot be loaded ({told(error)})") from None
 
 
+def vocab_size(directory: Path) -> int:
+    """Ids of the tokenizer that the model has an embedding of; there may be more embeddings. Raises ModelError."""
+    return min(len(load_tokenizer(directory)), hf_config(directory).vocab_size)
+
+
 def check_directory(directory: Path) -> None:
     """Is there a model at all? Raises ModelError that names the file that is missing."""
     if not directory.is_dir():

@@ -1,4 +1,4 @@
-"""Learner: batches in, policy versions out. Batch k is trained at version k and gives version k + 1.
+"""Learner: batches in, and their scores where a pool makes them; policy versions out. Batch k is trained at version k and gives version k + 1.
 
 Not a fold like the others, as its output is not only records: a checkpoint stores the place in `batches` it belongs to. After a crash the batches
 since are trained on again, give the same weights, hash by hash, and nothing is announced twice.
@@ -19,18 +19,19 @@ from streamrl.config import NAME, RunFile, changed
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoints
 from streamrl.learner.mesh import keep_compiled
-from streamrl.learner.reading import announcements, batches
+from streamrl.learner.reading import Taken, announcements, following
 from streamrl.learner.recompute import check, recomputed
+from streamrl.learner.reference import reference_of
 from streamrl.learner.training import Start, Training, checkpoint_directory, training
 from streamrl.metrics import Meter
-from streamrl.records import Batch, PolicyVersion
+from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Output, Writer
 from streamrl.weights.store import Store, Stored
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("batches",)
+CONSUMES = ("batches", "scores")
 PRODUCES = ("policy-versions", "metrics")
 
 
@@ -59,10 +60,10 @@ def main(run: RunFile, log: Log, stop: threading.Event, name: str | None = None,
         else:
             logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(announced))
         idle_since = time.monotonic()
-        for batch, offset in batches(log, policy.position.offset, stop):
+        for taken in following(log, own.learner.pooled, policy.position.offset, policy.position.scores, stop):
             idle_s = time.monotonic() - idle_since
-            values = trainee.train(batch, offset)
-            meter.publish({**values, "learner/idle_s": idle_s}, step=batch.number)
+            values = trainee.train(taken)
+            meter.publish({**values, "learner/idle_s": idle_s}, step=taken.batch.number)
             idle_since = time.monotonic()
     meter.close()
     writer.close()
@@ -77,7 +78,10 @@ def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[
     for override in overrides:
         if not override.startswith("learner.") or override.startswith("learner.name="):
             raise ConfigError(f"--set {override}: a second learner can have settings learner.* of its own, and a --name; all else is the run's")
-    return changed(run, overrides)
+    own = changed(run, overrides)
+    if own.learner.pooled and own.learner.reference != run.learner.reference:
+        raise ConfigError("--set learner.reference: the pool, if the run has one, scores under the run's own; add --set learner.reference.by=learner")
+    return own
 
 
 def as_lead(run: RunFile, log: Log, learner: str, version: int) -> Start:
@@ -104,9 +108,9 @@ class Trainee:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
 
-    def train(self, batch: Batch, offset: int) -> dict[str, float]:
-        """One step, and its version. Returns the metrics. `offset`: of the record behind the batch."""
-        measured = self.policy.step(batch, offset)
+    def train(self, taken: Taken) -> dict[str, float]:
+        """One step, and its version. Returns the metrics."""
+        measured, batch = self.policy.step(taken), taken.batch
         started = time.monotonic()
         self.publish(batch.number)
         age = batch.number - batch.oldest_versions
@@ -126,12 +130,14 @@ class Trainee:
 
     def announce(self, batch: int | None) -> Stored:
         """Write the weights; then, in one transaction: the version exists, and the batches up to its own are dealt with."""
-        policy = self.policy
+        policy, pooled = self.policy, self.policy.run.learner.pooled
         stored = policy.write(self.store)
         told = {"probe": policy.probe(), "vocab_size": policy.state.model.Vocab.size, "time_s": time.time()}
         record = PolicyVersion(learner=self.learner, version=policy.version, batch=batch, **told, **stored._asdict())
-        self.writer.commit([to_message(Output("policy-versions", self.learner, record))], {("batches", 0): policy.position.offset})
+        places = {("batches", 0): policy.position.offset, **({("scores", 0): policy.position.scores} if pooled else {})}
+        self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
         self.announced[policy.version] = stored.sha256
-        self.store.prune(policy.version, policy.run.weights.keep_versions)
+        asked = reference_of(policy.run, policy.version) if pooled else 0  # scorers have to find it until the batch is trained on
+        self.store.prune(policy.version, policy.run.weights.keep_versions, but=(asked,) if asked > 0 else ())
         logger.info("version %d: %s", policy.version, stored.sha256[:12])
         return stored

@@ -1,17 +1,59 @@
-"""What a learner reads: batches, in order, and what it has announced itself. No JAX here: replay and fork read the same."""
+"""What a learner reads: batches, in order, each with its scores where a pool makes them, and what it has announced itself. No JAX here: replay and
+fork read the same.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from streamrl.batcher.parts import Joiner
 from streamrl.errors import ModelError
-from streamrl.records import Batch, BatchPart, PolicyVersion
+from streamrl.records import Batch, BatchPart, PolicyVersion, Scores
+from streamrl.scorer.pieces import Collected
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Log, Message, read
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.05
+SAY_AFTER_S = 10.0  # nobody waits silently
+
+
+class Taken(NamedTuple):
+    """What a step is made of, and where to read on behind it."""
+
+    batch: Batch
+    offset: int  # next record of `batches`
+    scores: Scores | None = None  # logprobs under the reference, where a pool computes them
+    scores_offset: int = 0  # first record of `scores` that a later step may need
+
+
+def following(log: Log, pooled: bool, offset: int, scores_offset: int, stop: threading.Event) -> Iterator[Taken]:
+    """What there is to train on from these offsets on, as it comes."""
+    coming = batches(log, offset, stop)
+    return in_order(coming, scores(log, scores_offset, stop)) if pooled else (Taken(*found) for found in coming)
+
+
+def again(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken]:
+    """As `following`, but only what is there now."""
+    there = recorded(log, offset)
+    return in_order(there, recorded_scores(log, scores_offset)) if pooled else (Taken(*found) for found in there)
+
+
+def in_order(batches: Iterable[tuple[Batch, int]], scores: Iterator[tuple[Scores, int]]) -> Iterator[Taken]:
+    """Each batch when its scores have come, in the order of the batches, whatever order the workers of the pool have finished in."""
+    collected = Collected()
+    for batch, offset in batches:
+        while not collected.has(batch.number):
+            found = next(scores, None)
+            if found is None:
+                return
+            collected.add(*found)
+        yield Taken(batch, offset, collected.take(batch.number), collected.needed_from)
 
 
 def announcements(log: Log, learner: str) -> dict[int, str]:
@@ -25,6 +67,19 @@ def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
         record = to_event(message, ("policy-version",)).record
         if isinstance(record, PolicyVersion) and record.learner == learner:
             yield record
+
+
+def announcement(log: Log, learner: str, version: int, stop: threading.Event) -> PolicyVersion | None:
+    """That of a version, waited for; None when `stop` is set before."""
+    reader = log.reader({("policy-versions", 0): log.start("policy-versions", 0)})
+    try:
+        while not stop.is_set():
+            for message in reader.poll(500, POLL_S):
+                record = to_event(message, ("policy-version",)).record
+                if isinstance(record, PolicyVersion) and (record.learner, record.version) == (learner, version):
+                    return record
+    finally:
+        reader.close()
 
 
 def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch, int]]:
@@ -43,6 +98,33 @@ def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
     for message in read(log, "batches", 0, max(start, log.start("batches", 0))):
         if (batch := _joined(joiner, message)) is not None:
             yield batch, message.offset + 1
+
+
+def scores(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Scores, int]]:
+    """Records of `scores` from an offset on, as they come, each with its offset. Whoever asks waits: after a while it is said."""
+    reader = log.reader({("scores", 0): max(start, log.start("scores", 0))})
+    asked = time.monotonic()
+    while not stop.is_set():
+        for message in reader.poll(1, POLL_S):
+            yield _scores(message), message.offset
+            asked = time.monotonic()
+        if time.monotonic() - asked >= SAY_AFTER_S:
+            logger.warning("the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?", SAY_AFTER_S)
+            asked = time.monotonic()
+    reader.close()
+
+
+def recorded_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
+    """As `scores`, but only those that are there now."""
+    for message in read(log, "scores", 0, max(start, log.start("scores", 0))):
+        yield _scores(message), message.offset
+
+
+def _scores(message: Message) -> Scores:
+    record = to_event(message, ("scores",)).record
+    if not isinstance(record, Scores):
+        raise ModelError(f"scores@{message.offset} cannot be read: {record}")
+    return record
 
 
 def _joined(joiner: Joiner, message: Message) -> Batch | None:

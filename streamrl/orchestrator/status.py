@@ -60,7 +60,8 @@ def look(run: RunFile, log: Log) -> View:
 
 def identities(run: RunFile) -> dict[str, str]:
     """Parts that commit input positions -> the name they commit them under."""
-    return {"buffer": "buffer", "batcher": "batcher", "learner": f"learner-{run.learner.name}"}
+    scorers = [part.name for part in desired(run) if part.args[0] == "scorer"]
+    return {"buffer": "buffer", "batcher": "batcher", "learner": f"learner-{run.learner.name}", **{name: name for name in scorers}}
 
 
 def lag(log: Log, identity: str) -> int | None:

@@ -34,6 +34,13 @@ def test_a_pool_has_its_own_servers():
     assert [run.inference.place(*where) for where in (("generation", 0), ("evaluation", 0), ("evaluation", 1), ("generation", 3))] == [0, 1, 2, 3]
 
 
+def test_a_pool_has_a_process_for_every_worker():
+    settings = {"run": "r", "envs": {"copy": {}}, "scorer": {"replicas": 2}, "inference": {"replicas": 0}}
+    assert [part.name for part in desired(parse(settings)) if "scorer" in part.name] == []
+    pooled = desired(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
+    assert [part.args for part in pooled if "scorer" in part.name] == [("scorer", "--worker", "0"), ("scorer", "--worker", "1")]
+
+
 def test_envs_stop_first_and_the_broker_last():
     assert stop_order(["broker", "learner", "env-copy-0", "inference-0"]) == [["env-copy-0"], ["learner", "inference-0"], ["broker"]]
 
