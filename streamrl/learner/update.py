@@ -127,14 +127,12 @@ class Updater:
         return info.state, {**measured, "step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s}
 
     def scores(self, model: Any, example: RlExample) -> np.ndarray:
-        """Logprobs of a batch's sampled tokens under a reference: (rows, max_seq_len) float32, 0 elsewhere.
+        """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0 elsewhere.
 
-        The learner asks it and so does the scorer pool: the same rows in the same order make the same program, and on the same devices the same bits.
+        The learner asks it and so does the scorer pool: the same rows make the same program, and on the same devices the same bits.
         """
-        found, real = self.logprobs(model, arranged(example, self.order)), self.order >= 0
-        rows = np.zeros_like(example.loss_mask)
-        rows[self.order[real]] = found[real]
-        return np.where(example.loss_mask > 0, rows, np.float32(0))
+        found = self.logprobs(model, arranged(example, self.order))
+        return np.where(example.loss_mask > 0, as_they_came(found, self.order, len(example.input_ids)), np.float32(0))
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""
@@ -158,6 +156,13 @@ def arranged(example: RlExample, order: np.ndarray) -> RlExample:
         return example
     padding = blank(1, example.input_ids.shape[1])  # behind the others, where -1 finds it
     return RlExample(*(np.concatenate(pair)[order] for pair in zip(example, padding, strict=True)))
+
+
+def as_they_came(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
+    """What was found for arranged rows, (len(order), ...), in the order that the batch has them: (count, ...)."""
+    back, real = np.empty((count, *rows.shape[1:]), rows.dtype), order >= 0
+    back[order[real]] = rows[real]
+    return back
 
 
 def normalized(example: RlExample) -> RlExample:

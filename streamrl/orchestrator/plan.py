@@ -63,8 +63,8 @@ Action = Start | GiveUp
 def desired(run: RunFile) -> tuple[Desired, ...]:
     """The parts of a run, in the order they are started. The broker is not among them: it may be somebody else's."""
     learner = Desired("learner", ("learner",))
-    scorers = [Desired(scorer_part(i), ("scorer", "--worker", str(i))) for i in range(run.scorer.replicas if run.learner.pooled else 0)]
     servers = [server(pool, i) for pool, size in run.inference.sizes.items() for i in range(size)]
+    scorers = [Desired(scorer_part(i), ("scorer", "--worker", str(i))) for i in range(run.scorer.replicas if run.learner.pooled else 0)]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
     envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
     return (learner, *scorers, *servers, *loop, *envs)  # the learner first: everybody waits for version 0

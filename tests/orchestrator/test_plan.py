@@ -24,13 +24,6 @@ def test_a_run_has_a_process_for_every_replica():
     ]
 
 
-def test_a_pool_has_a_process_for_every_worker():
-    settings = {"run": "r", "envs": {"copy": {}}, "scorer": {"replicas": 2}, "inference": {"replicas": 0}}
-    assert [part.name for part in desired(parse(settings)) if "scorer" in part.name] == []
-    pooled = desired(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
-    assert [part.args for part in pooled if "scorer" in part.name] == [("scorer", "--worker", "0"), ("scorer", "--worker", "1")]
-
-
 def test_a_pool_has_its_own_servers():
     run = parse({"run": "r", "envs": {"copy": {}}, "inference": {"replicas": 1, "pools": {"evaluation": 2}}})
     assert [(part.name, part.args) for part in desired(run)[1:4]] == [
@@ -39,6 +32,13 @@ def test_a_pool_has_its_own_servers():
         ("inference-evaluation-1", ("inference", "--index", "1", "--pool", "evaluation")),
     ]
     assert [run.inference.place(*where) for where in (("generation", 0), ("evaluation", 0), ("evaluation", 1), ("generation", 3))] == [0, 1, 2, 3]
+
+
+def test_a_pool_has_a_process_for_every_worker():
+    settings = {"run": "r", "envs": {"copy": {}}, "scorer": {"replicas": 2}, "inference": {"replicas": 0}}
+    assert [part.name for part in desired(parse(settings)) if "scorer" in part.name] == []
+    pooled = desired(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
+    assert [part.args for part in pooled if "scorer" in part.name] == [("scorer", "--worker", "0"), ("scorer", "--worker", "1")]
 
 
 def test_envs_stop_first_and_the_broker_last():
