@@ -146,7 +146,7 @@ class Learner(Section):
 
 class Weights(Section):
     store: str = ""  # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
-    keep_versions: int = Field(default=4, ge=2)  # the newest ones; older files are deleted
+    keep_versions: int = Field(default=4, ge=2)  # the newest ones, and as many of those to be evaluated; older files are deleted
 
 
 class Inference(Section):
@@ -170,6 +170,35 @@ class Inference(Section):
         """The Python to run vLLM with."""
         beside = [directory / ".venv-inference" / "bin" / "python" for directory in (Path.cwd(), Path(sys.prefix).parent)]
         return Path(self.python) if self.python else next((path for path in beside if path.exists()), Path(sys.executable))
+
+
+class EvalEnv(Section):
+    """Problems of an env that training never poses, and how answers to them are sampled. A sampling parameter that is not given is the env's."""
+
+    env: str = ""  # of the run; default: the name that this has
+    params: dict[str, Any] = {}  # given to the env's constructor, over those it has in training
+    seed: int = 0
+    problems: int = Field(default=64, ge=1)  # different ones
+    samples: int = Field(default=4, ge=1)  # answers a problem
+    k: list[Annotated[int, Field(ge=1)]] = [1]  # of pass@k
+    reward: str = ""  # an answer is right by the reward of that name; empty: by the scalar that would train
+    pass_at: float = 1.0  # from this reward on
+    temperature: float | None = Field(default=None, ge=0)  # 0: always the likeliest token
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None  # -1: off
+    max_tokens: int | None = Field(default=None, ge=1)  # sampled a turn
+
+
+class Eval(Section):
+    """Policy versions in, how many held-out problems they solve out. On a server of its own, which stays on a version until it is done with it."""
+
+    envs: dict[str, EvalEnv] = {}  # by name; their problems are kept from training for the whole run, so give them before it begins
+    every: int = Field(default=20, ge=0)  # versions: 0, 20, 40, ...; 0: only when `streamrl eval` asks
+
+    @property
+    def interval(self) -> int:
+        """Versions from one evaluation in the run to the next; 0: there are none."""
+        return self.every if self.envs else 0
 
 
 class Target(Section):
@@ -216,6 +245,7 @@ class RunFile(Section):
     learner: Learner = Learner()
     weights: Weights = Weights()
     inference: Inference = Inference()
+    eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
     topics: Topics = Topics()
     fork: Fork | None = None
@@ -229,7 +259,7 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
-        for problem in (*self._env_problems(), *self._size_problems(), *self._loss_problems(), *self._secret_problems()):
+        for problem in (*self._env_problems(), *self._eval_problems(), *self._size_problems(), *self._loss_problems(), *self._secret_problems()):
             raise ValueError(problem)
         return self
 
@@ -247,6 +277,15 @@ class RunFile(Section):
         target = self.orchestrator.target
         if target is not None and target.env not in self.envs:
             yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
+
+    def _eval_problems(self) -> Iterator[str]:
+        for name, own in self.eval.envs.items():
+            if not NAME.fullmatch(name):
+                yield f"eval.envs.{name}: not a name of lowercase letters, digits and '-'"
+            if (own.env or name) not in self.envs:
+                yield f"eval.envs.{name}: {own.env or name!r} is not one of the envs: {', '.join(self.envs)}; say which with `env`"
+            if not own.k or max(own.k) > own.samples:
+                yield f"eval.envs.{name}: k is {own.k}, each at most samples, {own.samples}, and one at least"
 
     def _size_problems(self) -> Iterator[str]:
         buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
@@ -372,6 +411,8 @@ def _section(path: list[Any]) -> type[BaseModel]:
     for index, key in enumerate(path):
         if index == 1 and path[0] == "envs":
             section = Env
+        elif index == 2 and path[:2] == ["eval", "envs"]:
+            section = EvalEnv
         elif index == 3 and path[0] == "envs":
             section = Reward
         elif index or key != "envs":

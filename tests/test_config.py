@@ -68,6 +68,11 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("learner.correction.reject=k3", "reject is k3: set reject_above, the limit, above 0"),
         ("learner.correction={reject: geometric, reject_above: 1}", "set reject_above, the limit, above 1"),
         ("learner.correction.weight_min=2", "weight_min 2.0 must be below weight_max 2.0"),
+        ("eval.envs.copy-digits.sample=1", r"unknown key 'eval.envs.copy-digits.sample'; did you mean 'samples'\?"),
+        ("eval.evry=1", r"unknown key 'eval.evry'; did you mean 'every'\?"),
+        ("eval.envs.held={}", "eval.envs.held: 'held' is not one of the envs: copy-digits, add-digits; say which with `env`"),
+        ("eval.envs.copy-digits={samples: 4, k: [1, 8]}", "k is \\[1, 8\\], each at most samples, 4"),
+        ("eval.envs.copy-digits.top_p=0", "eval.envs.copy-digits.top_p: Input should be greater than 0"),
         ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
 )

@@ -40,7 +40,7 @@ class Credit:
 
 @dataclass
 class Counter:
-    """Which problems are whose: replica i of n takes i, i + n, i + 2n, ... None is skipped or repeated when it restarts."""
+    """Which problems are whose: replica i of n takes i, i + n, i + 2n, ... None is lost or repeated when it restarts."""
 
     progress: EnvProgress
     step: int  # replicas
@@ -50,6 +50,10 @@ class Counter:
         number = self.progress.next_problem
         self._set(next_problem=number + self.step, open_problems=[*self.progress.open_problems, number])
         return number
+
+    def skip(self, number: int) -> None:
+        """This problem is not for training: nothing will be published of it."""
+        self._set(open_problems=[n for n in self.progress.open_problems if n != number])
 
     def done(self, numbers: list[int]) -> EnvProgress:
         """These problems are being published: the record that goes with them."""

@@ -22,6 +22,7 @@ from streamrl.credentials import reveal
 from streamrl.envs.base import Env, Problem, Reward, make, make_reward
 from streamrl.envs.conversation import Game
 from streamrl.envs.credit import Counter, Credit
+from streamrl.envs.held_out import kept, mark_of
 from streamrl.envs.rollouts import NoProblem, Task, failures, pose
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
@@ -43,6 +44,7 @@ BURST_S = 0.1  # a rate is kept on average: launches that were due so long ago a
 PAUSE_S = 0.1  # before the next launch, for each group that failed in a row
 MAX_PAUSE_S = 1.0
 SCHEMAS = ("demand", "server")
+KEPT_IN_A_ROW = 10_000  # problems: an env that has nothing else to pose
 
 
 class Group(NamedTuple):
@@ -70,6 +72,7 @@ class Replica:
     credit: Credit
     client: Client
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # of the run file, beside the env's own
+    kept: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
     version: int = 0  # newest that a server had
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
@@ -95,9 +98,33 @@ class Replica:
         """As many groups as demand, concurrency and rate allow."""
         while len(self.tasks) < self.settings.max_groups_in_flight and now_s >= self.next_launch_s and self.credit.allows():
             self.credit.launched += 1
-            self.start(self.counter.take())
+            self.start(self.next_problem())
             if self.settings.max_groups_per_s:
                 self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S)
+
+    def go_on(self) -> None:
+        """With the problems that an earlier life left open; one that has been kept for evaluation since is let go."""
+        for number in self.counter.progress.open_problems:
+            if self.kept and self.is_kept(number):
+                self.counter.skip(number)
+                self.credit.launched -= 1
+            else:
+                self.start(number)
+
+    def next_problem(self) -> int:
+        """The next one that is not kept for evaluation."""
+        for _ in range(KEPT_IN_A_ROW):
+            number = self.counter.take()
+            if not self.kept or not self.is_kept(number):
+                return number
+            self.counter.skip(number)
+        raise ConfigError(f"envs.{self.name}: {KEPT_IN_A_ROW:,} problems in a row are kept for evaluation; lower `problems` in eval.envs")
+
+    def is_kept(self, number: int) -> bool:
+        try:
+            return mark_of(pose(self.env, number).messages) in self.kept
+        except NoProblem:
+            return False  # it fails, and is published so
 
     def start(self, number: int) -> None:
         self.tasks.add(asyncio.create_task(self.generate(number)))
@@ -147,7 +174,8 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
     client = Client(api_key=reveal(run.inference.api_key, "inference.api_key"))
     credit.launched = progress.published_groups + len(progress.open_problems)
-    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, client, rewards)
+    counter = Counter(progress, max(settings.replicas, 1))
+    me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, kept(run, env))
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:
@@ -158,8 +186,7 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
     reader = log.reader({(topic, p): log.start(topic, p) for topic in CONSUMES for p in range(partitions(log, topic))})
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
-    for number in me.counter.progress.open_problems:
-        me.start(number)
+    me.go_on()
     try:
         while not stop.is_set():
             me.hear(reader.poll(500, 0))

@@ -132,6 +132,6 @@ class Trainee:
         record = PolicyVersion(learner=self.learner, version=policy.version, batch=batch, **told, **stored._asdict())
         self.writer.commit([to_message(Output("policy-versions", self.learner, record))], {("batches", 0): policy.position.offset})
         self.announced[policy.version] = stored.sha256
-        self.store.prune(policy.version, policy.run.weights.keep_versions)
+        self.store.prune(policy.version, policy.run.weights.keep_versions, policy.run.eval.interval)
         logger.info("version %d: %s", policy.version, stored.sha256[:12])
         return stored

@@ -66,7 +66,8 @@ def desired(run: RunFile) -> tuple[Desired, ...]:
     servers = [Desired(f"inference-{i}", ("inference", "--index", str(i))) for i in range(run.inference.replicas)]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
     envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
-    return (learner, *servers, *loop, *envs)  # the learner first: everybody waits for version 0
+    evaluator = [Desired("evaluator", ("evaluator",))] if run.eval.interval else []
+    return (learner, *servers, *loop, *envs, *evaluator)  # the learner first: everybody waits for version 0
 
 
 def stop_order(names: Iterable[str]) -> list[list[str]]:

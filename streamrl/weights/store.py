@@ -71,10 +71,14 @@ class Store:
         names = (str(path).rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._path, detail=False))
         return sorted(int(match[1]) for match in map(VERSION_NAME.fullmatch, names) if match)
 
-    def prune(self, newest: int, keep: int) -> None:
-        """Delete all versions but the `keep` up to `newest`. Later ones are left alone: they will be written again."""
+    def prune(self, newest: int, keep: int, every: int = 0) -> None:
+        """Delete all versions but the `keep` up to `newest`, and but the last `keep` of every `every`-th (0: of none), which others wait for.
+
+        Later ones are left alone: they will be written again.
+        """
         for version in self.versions():
-            if version <= newest - keep:
+            awaited = every and version % every == 0 and version > newest - keep * every
+            if version <= newest - keep and not awaited:
                 self._fs.rm(f"{self._path}/{version_name(version)}", recursive=True)
 
     @contextmanager

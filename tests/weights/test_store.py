@@ -134,6 +134,17 @@ def test_pruning_keeps_the_newest_and_leaves_what_is_to_come(root: str):
     assert store.versions() == [3, 4, 9]  # 9 is of an earlier run of that name, and will be written again
 
 
+def test_versions_that_others_wait_for_are_kept_as_long_again(tmp_path: Path):
+    store = Store(f"file://{tmp_path}")
+    for version in range(13):
+        with store.writing(version_name(version)) as directory:
+            (directory / "file").write_text("x")
+    store.prune(newest=12, keep=2, every=4)
+    assert store.versions() == [8, 11, 12]
+    store.prune(newest=12, keep=2)
+    assert store.versions() == [11, 12]
+
+
 def truncate(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(WEIGHTS["model.safetensors"][:-1])
 
