@@ -6,15 +6,17 @@ problem is what it says, and the same for an env and its evaluation, which may b
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import xxhash
 
 from streamrl.config import RunFile
 from streamrl.envs.base import Env, Problem, make
 from streamrl.envs.rollouts import NoProblem, pose, text_of
 from streamrl.errors import ConfigError
+from streamrl.records import Turn
 
 LOOKED_AT = 200  # numbers for each problem that is wanted; an env that says nothing new for so long has no more
 
@@ -31,8 +33,18 @@ def mark(text: str) -> bytes:
     return xxhash.xxh3_128_digest(text.encode("utf-8", "replace"))
 
 
-def mark_of(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    return mark(text_of(messages))
+def mark_of(problem: Problem) -> bytes:
+    """By its messages; by its tokens where it is posed in those."""
+    return mark_of_tokens(problem.tokens) if len(problem.tokens) else mark(text_of(problem.messages))
+
+
+def mark_of_tokens(tokens: Sequence[int] | np.ndarray) -> bytes:
+    return xxhash.xxh3_128_digest(b"tokens" + np.asarray(tokens, "<u4").tobytes())
+
+
+def marks_of(asked: Turn) -> list[bytes]:
+    """Of the problems that a rollout with this first turn may have been made of."""
+    return [mark(asked.message), *([] if asked.tokens is None else [mark_of_tokens(asked.tokens)])]
 
 
 def held_out(env: Env, count: int, but: Container[bytes] = ()) -> list[Held]:
@@ -45,7 +57,7 @@ def held_out(env: Env, count: int, but: Container[bytes] = ()) -> list[Held]:
             problem = pose(env, number)
         except NoProblem:
             continue
-        if (said := mark_of(problem.messages)) not in but:
+        if (said := mark_of(problem)) not in but:
             found.setdefault(said, Held(number, problem))
     return list(found.values())
 
@@ -71,4 +83,4 @@ def exam(run: RunFile, name: str, env: Env, but: Container[bytes] = ()) -> list[
 def kept(run: RunFile, env: str) -> frozenset[bytes]:
     """The marks of all problems that are not for the training of `env`. Raises ConfigError."""
     names = [name for name, own in run.eval.envs.items() if (own.env or name) == env]
-    return frozenset(mark_of(held.problem.messages) for name in names for held in exam(run, name, make_env(run, name)))
+    return frozenset(mark_of(held.problem) for name in names for held in exam(run, name, make_env(run, name)))

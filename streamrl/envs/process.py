@@ -23,27 +23,28 @@ from streamrl.envs.base import Env, Problem, Reward, make, make_reward
 from streamrl.envs.conversation import Game
 from streamrl.envs.credit import Counter, Credit
 from streamrl.envs.held_out import kept, mark_of
+from streamrl.envs.pass_rates import Visits
 from streamrl.envs.rollouts import NoProblem, Task, failures, pose
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.metrics import Meter
-from streamrl.records import Demand, EnvProgress, Rollout, Server
+from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.journal import newest
-from streamrl.stream.log import Log, Message, Output, Undecodable, Writer
+from streamrl.stream.log import Log, Message, Output, TopicPartition, Undecodable, Writer, read
 from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("demand", "servers")
-PRODUCES = ("rollouts", "journal", "metrics")
+CONSUMES = ("demand", "servers", "visits")
+PRODUCES = ("rollouts", "visits", "journal", "metrics")
 TICK_S = 0.02  # what finishes within one is one transaction
 REPORT_S = 1.0
 WAITING_S = 5.0  # without a demand for so long, it says so, and again after as much
 BURST_S = 0.1  # a rate is kept on average: launches that were due so long ago are made up for
 PAUSE_S = 0.1  # before the next launch, for each group that failed in a row
 MAX_PAUSE_S = 1.0
-SCHEMAS = ("demand", "server")
+SCHEMAS = ("demand", "server", "visit")
 KEPT_IN_A_ROW = 10_000  # problems: an env that has nothing else to pose
 
 
@@ -72,7 +73,10 @@ class Replica:
     credit: Credit
     client: Client
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # of the run file, beside the env's own
+    visits: Visits | None = None  # of problems that are filtered by pass rate
+    left_out: int = 0  # numbers of such problems, in this life
     kept: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
+    kept_in_a_row: int = 0
     version: int = 0  # newest that a server had
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
@@ -87,6 +91,8 @@ class Replica:
                 case Server() as server:
                     self.version = max(self.version, server.version)
                     self.client.heard(event.key, server)
+                case Visit(environment=self.name) as visit if self.visits:
+                    self.visits.hear(visit)
                 case None if event.topic == "servers":
                     self.client.heard(event.key, None)
                 case Undecodable(cause=cause):
@@ -98,33 +104,38 @@ class Replica:
         """As many groups as demand, concurrency and rate allow."""
         while len(self.tasks) < self.settings.max_groups_in_flight and now_s >= self.next_launch_s and self.credit.allows():
             self.credit.launched += 1
-            self.start(self.next_problem())
+            self.start(self.counter.take(self.is_left_out))
             if self.settings.max_groups_per_s:
                 self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S)
 
     def go_on(self) -> None:
         """With the problems that an earlier life left open; one that has been kept for evaluation since is let go."""
         for number in self.counter.progress.open_problems:
-            if self.kept and self.is_kept(number):
+            if self.is_kept(number):
                 self.counter.skip(number)
                 self.credit.launched -= 1
             else:
                 self.start(number)
 
-    def next_problem(self) -> int:
-        """The next one that is not kept for evaluation."""
-        for _ in range(KEPT_IN_A_ROW):
-            number = self.counter.take()
-            if not self.kept or not self.is_kept(number):
-                return number
-            self.counter.skip(number)
-        raise ConfigError(f"envs.{self.name}: {KEPT_IN_A_ROW:,} problems in a row are kept for evaluation; lower `problems` in eval.envs")
+    def is_left_out(self, number: int) -> bool:
+        """Is this problem kept for evaluation, or does it rest? Raises ConfigError when there seems to be no other."""
+        found = self.is_kept(number)
+        self.kept_in_a_row = self.kept_in_a_row + 1 if found else 0
+        if self.kept_in_a_row >= KEPT_IN_A_ROW:
+            raise ConfigError(f"envs.{self.name}: {KEPT_IN_A_ROW:,} problems in a row are kept for evaluation; lower `problems` in eval.envs")
+        return found or self.rests(number)
 
     def is_kept(self, number: int) -> bool:
         try:
-            return mark_of(pose(self.env, number).messages) in self.kept
+            return bool(self.kept) and mark_of(pose(self.env, number)) in self.kept
         except NoProblem:
             return False  # it fails, and is published so
+
+    def rests(self, number: int) -> bool:
+        """Is this problem left out for now?"""
+        resting = self.visits is not None and self.visits.rests(number)
+        self.left_out += resting
+        return resting
 
     def start(self, number: int) -> None:
         self.tasks.add(asyncio.create_task(self.generate(number)))
@@ -157,7 +168,14 @@ class Replica:
         """One transaction: the rollouts, and the progress that they are."""
         produced = [Output(f"rollouts.{self.name}", rollout.group_id, rollout) for group in groups for rollout in group.rollouts]
         progress = Output(f"journal.env-{self.credit.producer}", self.credit.producer, self.counter.done([group.number for group in groups]))
-        return [to_message(output) for output in (*produced, progress)]
+        return [to_message(output) for output in (*produced, *self.visited(groups), progress)]
+
+    def visited(self, groups: Sequence[Group]) -> list[Output]:
+        """What these groups say of their problems, where that is asked."""
+        if (visits := self.visits) is None:
+            return []
+        found = [visits.made(group.number, group.rollouts) for group in groups]
+        return [Output(f"visits.{self.name}", visits.key(visit), visit) for visit in found if visit]
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int = 0) -> None:
@@ -174,17 +192,31 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
     client = Client(api_key=reveal(run.inference.api_key, "inference.api_key"))
     credit.launched = progress.published_groups + len(progress.open_problems)
-    counter = Counter(progress, max(settings.replicas, 1))
-    me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, kept(run, env))
+    visits, counter = filtered(env, settings, made), Counter(progress, max(settings.replicas, 1))
+    me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, visits, kept=kept(run, env))
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:
         writer.close()
 
 
+def filtered(name: str, settings: config.Env, env: Env) -> Visits | None:
+    """What is to be known of the env's problems, if they are filtered by pass rate. Raises ConfigError for an env that poses no problem twice."""
+    if settings.pass_rate is None:
+        return None
+    place = getattr(env, "place", None)
+    if place is None or place(0) is None:
+        what = f"envs.{name}.pass_rate: {settings.kind or name} poses no problem twice, so there is nothing to leave out"
+        raise ConfigError(f"{what}; it takes an env with a file of problems, or with a method `place`")
+    return Visits(settings.pass_rate, name, place)
+
+
 async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) -> None:
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
-    reader = log.reader({(topic, p): log.start(topic, p) for topic in CONSUMES for p in range(partitions(log, topic))})
+    positions = {(topic, p): log.start(topic, p) for topic in CONSUMES if topic != "visits" for p in range(partitions(log, topic))}
+    if me.visits:
+        positions |= recall(me, log)
+    reader = log.reader(positions)
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     me.go_on()
     try:
@@ -207,6 +239,15 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
         await me.client.close()
         reader.close()
         meter.close()
+
+
+def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
+    """Hear all visits there are, before any problem is chosen. Where the next ones will be."""
+    topic = f"visits.{me.name}"
+    ends = {(topic, p): log.end(topic, p) for p in range(partitions(log, topic))}
+    for where, end in ends.items():
+        me.hear(list(read(log, *where, log.start(*where), end)))
+    return ends
 
 
 async def publish(me: Replica, writer: Writer) -> list[Group]:
@@ -251,13 +292,16 @@ class Tally:
         return Tally(waiting_s)
 
     def unknown_weights(self, me: Replica) -> str:
-        """A weight for a reward that no rollout has had."""
+        """A weight, or a filter, for a reward that no rollout has had."""
         seen = {name: None for group in self.groups for rollout in group.rollouts for name in rollout.rewards}
-        for name in me.settings.reward_weights if seen else ():
+        asked = [(name, "reward_weights") for name in me.settings.reward_weights]
+        if me.visits and me.visits.rules.reward:
+            asked.append((me.visits.rules.reward, "pass_rate.reward"))
+        for name, setting in asked if seen else ():
             if name not in seen:
                 near = difflib.get_close_matches(name, seen, 1)
                 known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(seen)}"
-                return f"envs.{me.name}.reward_weights: no rollout has earned a {name!r}; {known}"
+                return f"envs.{me.name}.{setting}: no rollout has earned a {name!r}; {known}"
         return ""
 
     def values(self, me: Replica) -> dict[str, float]:
@@ -269,6 +313,7 @@ class Tally:
             "env/rollouts_per_s": self.rollouts() / self.elapsed_s,
             "env/failed": float(len(self.failed())),
             "env/waiting_for_demand_s": self.waiting_s,
+            **({"env/left_out": float(me.left_out)} if me.visits else {}),
         }
         limits = Counts(str(rollout.metadata.get("truncation", "")) for rollout in good if rollout.truncated)
         values |= {f"env/truncated/{limit}": float(count) for limit, count in limits.items()}

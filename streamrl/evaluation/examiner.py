@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from streamrl.config import RunFile
 from streamrl.credentials import reveal
-from streamrl.envs.held_out import mark
+from streamrl.envs.held_out import marks_of
 from streamrl.errors import InferenceError
 from streamrl.evaluation.exams import Answers, Exam, judged, make_exam, metrics, take
 from streamrl.inference.client import Client
@@ -144,5 +144,5 @@ def posed(log: Log, env: str) -> frozenset[bytes]:
         for message in read(log, topic, partition, log.start(topic, partition)):
             record = to_event(message, ("rollout",)).record
             if isinstance(record, Rollout) and record.turns:
-                found[mark(record.turns[0].message)] = None
+                found |= dict.fromkeys(marks_of(record.turns[0]))
     return frozenset(found)

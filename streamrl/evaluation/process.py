@@ -31,6 +31,7 @@ PRODUCES = ("evals", "metrics")
 PART = "evaluator"
 POLL_S = 0.1
 REPORT_S = 2.0
+SHOWN = 5  # versions in one line of the log
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
@@ -74,9 +75,10 @@ async def _follow(examiner: Examiner, log: Log) -> None:
                 await asyncio.sleep(POLL_S)
                 continue
             stored = dict.fromkeys(await asyncio.to_thread(store.versions))
-            for version in missed(announced, every, done, stored):
-                logger.warning("version %d is not evaluated: its weights are deleted; raise weights.keep_versions or eval.every", version)
-                done[version] = None
+            if gone := missed(announced, every, done, stored):
+                shown = f"{', '.join(map(str, gone[:SHOWN]))}{f' and {len(gone) - SHOWN} more' if len(gone) > SHOWN else ''}"
+                logger.warning("not evaluated, as the weights are deleted: version %s; raise weights.keep_versions or eval.every", shown)
+                done |= dict.fromkeys(gone)
             if (version := due(announced, every, done, stored)) is not None:
                 await _evaluate(examiner, announced[version])
                 done[version] = None
@@ -125,7 +127,7 @@ def _check_unseen(examiner: Examiner, log: Log) -> None:
     for exam in examiner.exams:
         seen = posed(log, exam.environment)
         for held in exam.problems if seen else ():
-            if mark_of(held.problem.messages) in seen:
+            if mark_of(held.problem) in seen:
                 ways = "choose another seed for it, or leave it to `streamrl eval`, which takes other problems"
                 raise ConfigError(
                     f"eval.envs.{exam.name}: problem {held.number} was posed in training before the run file had this evaluation; {ways}"

@@ -9,8 +9,10 @@ import pytest
 from streamrl.config import RunFile, parse
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.copy_digits import CopyDigits
-from streamrl.envs.held_out import exam, held_out, kept, make_env, mark, mark_of
+from streamrl.envs.held_out import exam, held_out, kept, make_env, mark, mark_of, marks_of
 from streamrl.errors import ConfigError
+from streamrl.records import Turn
+from tests.build import tokens
 
 
 class Few:
@@ -45,8 +47,10 @@ def test_one_that_comes_later_is_found_there_and_there_are_no_more_than_there_ar
 
 
 def test_a_problem_is_what_it_says():
-    one, other = ([{"role": "user", "content": text}] for text in ("47=", "48="))
-    assert mark_of(one) == mark("47=") == mark_of([{"role": "system", "content": "47="}]) != mark_of(other)
+    one, other = (Problem([{"role": "user", "content": text}]) for text in ("47=", "48="))
+    assert mark_of(one) == mark("47=") == mark_of(Problem([{"role": "system", "content": "47="}])) != mark_of(other)
+    assert marks_of(Turn(message="47=", role="user", tokens=tokens(1, 8, 11))) == [mark_of(one), mark_of(Problem([], tokens=[1, 8, 11]))]
+    assert mark_of(Problem([], tokens=[1, 8])) != mark_of(Problem([], tokens=[1, 8, 11])) != mark_of(Problem([]))
 
 
 def test_all_evaluations_of_an_env_are_kept_from_it_and_from_no_other():
@@ -54,7 +58,7 @@ def test_all_evaluations_of_an_env_are_kept_from_it_and_from_no_other():
     marks = kept(run, "copy-digits")
     assert len(marks) == 12 and kept(run, "add-digits") == frozenset()
     two, three = CopyDigits(0, 2), CopyDigits(9, 3)
-    assert mark_of(two.problem(0).messages) in marks and mark_of(three.problem(0).messages) in marks
+    assert mark_of(two.problem(0)) in marks and mark_of(three.problem(0)) in marks
 
 
 def test_too_few_problems_are_said():
