@@ -149,6 +149,34 @@ def report(run: str) -> None:
         click.echo(reports.in_words(reports.write(settings, KafkaLog(kafka, settings.run))))
 
 
+@cli.command("eval")
+@run_argument
+@click.option("--version", "asked", type=click.IntRange(0), multiple=True, help="Of the policy; may be repeated. Default: the newest.")
+@click.option("--all", "everything", is_flag=True, help="Every announced version whose weights are kept.")
+@click.option("--env", "names", multiple=True, metavar="NAME", help="Only this one of eval.envs; may be repeated.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, as eval.envs.NAME.samples=16; may be repeated.")
+@click.option("--list", "listed", is_flag=True, help="Show what evaluations there are; evaluate nothing.")
+def evaluate(run: str, asked: tuple[int, ...], everything: bool, names: tuple[str, ...], overrides: tuple[str, ...], listed: bool) -> None:
+    """Have policy versions of a live or stopped run solve held-out problems: pass@k, with 95 % confidence intervals.
+
+    On a server of its own. What comes of it goes to the topic evals; nothing is trained on it.
+    """
+    from rich.console import Console
+
+    from streamrl.evaluation.show import show_eval, show_recorded
+    from streamrl.stream.kafka import KafkaLog
+
+    if everything and asked:
+        raise click.UsageError("--version and --all exclude each other.")
+    with _stop_on_signals() as (stop, caught), _kafka(_load(run, overrides)) as (settings, kafka):
+        log, console = KafkaLog(kafka, settings.run), Console(soft_wrap=True)
+        if listed:
+            show_recorded(settings, log, names, console)
+        else:
+            show_eval(settings, log, asked, everything, names, stop, console)
+    _leave(caught)
+
+
 @cli.command()
 @run_argument
 @click.option("--by-version", is_flag=True, help="A row for each policy version that made rollouts, and for each batch which versions made it.")
@@ -225,6 +253,23 @@ def import_(directory: Path, name: str) -> None:
     from streamrl.replay.show_archive import show_import
 
     show_import(directory, name, Console(soft_wrap=True))
+
+
+@cli.command("export-model")
+@run_argument
+@click.option("--version", type=click.IntRange(0), help="Which policy; default: the newest.")
+@click.option("--to", "directory", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where to write it.")
+def export_model(run: str, version: int | None, directory: Path) -> None:
+    """Write a policy version as a directory that transformers and vLLM load: weights, settings, tokenizer, chat template.
+
+    A version whose weights are deleted is computed again from the recorded batches.
+    """
+    from rich.console import Console
+
+    from streamrl.replay.export_model import show_export_model
+
+    with _recording(run) as (settings, log):
+        show_export_model(settings, log, version, directory, Console(soft_wrap=True))
 
 
 @cli.group("dead-letters")
@@ -445,6 +490,15 @@ def inference(run: str, index: int, pool: str) -> None:
     from streamrl.inference.process import main
 
     _be(run, main, index, pool)
+
+
+@cli.command()
+@run_argument
+def evaluator(run: str) -> None:
+    """Evaluate every n-th policy version on held-out problems."""
+    from streamrl.evaluation.process import main
+
+    _be(run, main)
 
 
 @cli.command()

@@ -242,7 +242,7 @@ class Scorer(Section):
 
 class Weights(Section):
     store: str = ""  # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
-    keep_versions: int = Field(default=4, ge=2)  # the newest ones; older files are deleted
+    keep_versions: int = Field(default=4, ge=2)  # the newest ones, and as many of those to be evaluated; older files are deleted
 
 
 class Inference(Section):
@@ -287,6 +287,35 @@ def server_name(pool: str, index: int) -> str:
     return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
 
 
+class EvalEnv(Section):
+    """Problems of an env that training never poses, and how answers to them are sampled. A sampling parameter that is not given is the env's."""
+
+    env: str = ""  # of the run; default: the name that this has
+    params: dict[str, Any] = {}  # given to the env's constructor, over those it has in training
+    seed: int = 0
+    problems: int = Field(default=64, ge=1)  # different ones
+    samples: int = Field(default=4, ge=1)  # answers a problem
+    k: list[Annotated[int, Field(ge=1)]] = [1]  # of pass@k
+    reward: str = ""  # an answer is right by the reward of that name; empty: by the scalar that would train
+    pass_at: float = 1.0  # from this reward on
+    temperature: float | None = Field(default=None, ge=0)  # 0: always the likeliest token
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None  # -1: off
+    max_tokens: int | None = Field(default=None, ge=1)  # sampled a turn
+
+
+class Eval(Section):
+    """Policy versions in, how many held-out problems they solve out. On a server of its own, which stays on a version until it is done with it."""
+
+    envs: dict[str, EvalEnv] = {}  # by name; their problems are kept from training for the whole run, so give them before it begins
+    every: int = Field(default=20, ge=0)  # versions: 0, 20, 40, ...; 0: only when `streamrl eval` asks
+
+    @property
+    def interval(self) -> int:
+        """Versions from one evaluation in the run to the next; 0: there are none."""
+        return self.every if self.envs else 0
+
+
 class Orchestrator(Section):
     target: Target | None = None  # reached, the run ends well
     max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
@@ -326,6 +355,7 @@ class RunFile(Section):
     scorer: Scorer = Scorer()
     weights: Weights = Weights()
     inference: Inference = Inference()
+    eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
     topics: Topics = Topics()
     fork: Fork | None = None
@@ -342,6 +372,7 @@ class RunFile(Section):
         checks = (
             self._env_problems,
             self._pool_problems,
+            self._eval_problems,
             self._curriculum_problems,
             self._size_problems,
             self._loss_problems,
@@ -367,6 +398,15 @@ class RunFile(Section):
         target = self.orchestrator.target
         if target is not None and target.env not in self.envs:
             yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
+
+    def _eval_problems(self) -> Iterator[str]:
+        for name, own in self.eval.envs.items():
+            if not NAME.fullmatch(name):
+                yield f"eval.envs.{name}: not a name of lowercase letters, digits and '-'"
+            if (own.env or name) not in self.envs:
+                yield f"eval.envs.{name}: {own.env or name!r} is not one of the envs: {', '.join(self.envs)}; say which with `env`"
+            if not own.k or max(own.k) > own.samples:
+                yield f"eval.envs.{name}: k is {own.k}, each at most samples, {own.samples}, and one at least"
 
     def _curriculum_problems(self) -> Iterator[str]:
         chosen, where = self.batcher.curriculum, "batcher.curriculum"

@@ -64,6 +64,10 @@ class Counter:
         self._set(next_problem=number + self.step, open_problems=[*self.progress.open_problems, number])
         return number
 
+    def skip(self, number: int) -> None:
+        """This problem is not for training: nothing will be published of it."""
+        self._set(open_problems=[n for n in self.progress.open_problems if n != number])
+
     def done(self, numbers: list[int]) -> EnvProgress:
         """These problems are being published: the record that goes with them."""
         left = [number for number in self.progress.open_problems if number not in numbers]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -45,6 +45,11 @@ def pose(env: Env, number: int) -> Problem:
     return problem
 
 
+def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What messages say, as it stands in a rollout's turn."""
+    return "\n".join(str(message.get("content") or "") for message in messages)
+
+
 @dataclass
 class Talk:
     """A conversation as it goes: what was said, by whom, and the very tokens of it."""
@@ -66,7 +71,7 @@ class Talk:
     def heard(self, asked: Sequence[Message], sampled: Sampled, time_s: float) -> None:
         """The policy was asked, and has answered. Where its prompt does not go on from what was there, a sequence of its own begins."""
         prompt = Turn(
-            message="\n".join(str(message.get("content") or "") for message in asked),
+            message=text_of(asked),
             role=str(asked[-1]["role"]) if self.turns else "user",
             tokens=sampled.prompt_tokens[sampled.kept :],
             fork=bool(self.turns) and not sampled.kept,

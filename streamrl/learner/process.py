@@ -27,7 +27,7 @@ from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Output, Writer
-from streamrl.weights.store import Store, Stored
+from streamrl.weights.store import Store, Stored, every_nth
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,8 @@ class Trainee:
         places = {("batches", 0): policy.position.offset, **({("scores", 0): policy.position.scores} if pooled else {})}
         self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
         self.announced[policy.version] = stored.sha256
-        asked = reference_of(policy.run, policy.version) if pooled else 0  # scorers have to find it until the batch is trained on
-        self.store.prune(policy.version, policy.run.weights.keep_versions, but=(asked,) if asked > 0 else ())
+        awaited, keep = reference_of(policy.run, policy.version) if pooled else 0, policy.run.weights.keep_versions
+        for_scorers = {awaited} if awaited else set[int]()  # until the batch is trained on; version 0 they make themselves
+        self.store.prune(policy.version, keep, but=for_scorers | every_nth(policy.version, keep, policy.run.eval.interval))
         logger.info("version %d: %s", policy.version, stored.sha256[:12])
         return stored

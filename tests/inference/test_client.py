@@ -15,7 +15,8 @@ from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFail
 from streamrl.records import Server, VersionSpan
 from tests.inference.stub import Stub
 
-ENV = Env(temperature=0.7, max_tokens=3, timeout_s=0.4, attempts=3)
+LATE_S = 1.0  # of an answer: long enough for a busy machine, as some tests wait for it
+ENV = Env(temperature=0.7, max_tokens=3, timeout_s=LATE_S, attempts=3)
 QUESTION = [{"role": "user", "content": "47="}]
 
 
@@ -75,7 +76,7 @@ def test_another_pool_is_not_asked_even_when_nobody_else_answers():
         def record(self, **changes: Any) -> Server:
             return super().record(pool="evaluation", **changes)
 
-    with Stub("a", "broken") as mine, Evaluation("b") as other, pytest.raises(SamplingFailed, match="no server became ready within 0.4 s; a: "):
+    with Stub("a", "broken") as mine, Evaluation("b") as other, pytest.raises(SamplingFailed, match="no server became ready within 1 s; a: "):
         run(ask(), mine, other)
     assert mine.asked and not other.asked
 
@@ -134,12 +135,12 @@ def test_when_nobody_answers_it_fails_and_says_who_was_asked():
     with Stub("a", "broken") as a, Stub("b", "hang") as b, Stub("c", "broken") as c, pytest.raises(SamplingFailed) as failure:
         run(ask(), a, b, c)
     assert "3 attempts failed" in str(failure.value)
-    assert all(name in str(failure.value) for name in ("a: EngineCore", "b: no answer within 0.4 s", "c: "))
+    assert all(name in str(failure.value) for name in ("a: EngineCore", "b: no answer within 1 s", "c: "))
 
 
 def test_a_lone_server_that_fails_is_waited_for_only_so_long():
     started = time.monotonic()
-    with Stub("a", "broken") as stub, pytest.raises(SamplingFailed, match=r"no server became ready within 0.4 s; a: "):
+    with Stub("a", "broken") as stub, pytest.raises(SamplingFailed, match=r"no server became ready within 1 s; a: "):
         run(ask(), stub)
     assert time.monotonic() - started < 3.0
 
