@@ -22,6 +22,7 @@ from streamrl.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
+ADMISSIONS = ("demand", "capacity")  # batcher/admission.py
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
 
@@ -285,6 +286,8 @@ class RunFile(Section):
         buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
         if batcher.lookahead > buffer.max_age:
             yield f"batcher.lookahead is {batcher.lookahead} but buffer.max_age is {buffer.max_age}: need 0 <= lookahead <= max_age"
+        if batcher.admission not in ADMISSIONS and ":" not in batcher.admission:
+            yield f"batcher.admission {batcher.admission!r} is not known; {_meant(batcher.admission, ADMISSIONS)}; your own: MODULE:FUNCTION"
         if batcher.eta > buffer.max_age:
             yield f"batcher.eta is {batcher.eta} but buffer.max_age is {buffer.max_age}: what is begun for so late a batch would be too old for it"
         if batcher.eta >= 0 and batcher.admission == "demand":

@@ -73,6 +73,7 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("inference.pools={Eval: 2}", "inference.pools.Eval: not a name"),
         ("inference.pools={evaluation: -1}", "inference.pools.evaluation: Input should be greater than or equal to 0"),
         ("batcher={admission: capacity, eta: 3, total_token_budget: 2560, max_seq_len: 64}", "batcher.eta is 3 but buffer.max_age is 2"),
+        ("batcher.admission=capcity", r"batcher.admission 'capcity' is not known; did you mean 'capacity'\?; your own: MODULE:FUNCTION"),
         ("batcher.eta=1", "batcher.admission is demand, which does not use it; set admission: capacity"),
         ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
