@@ -163,7 +163,7 @@ def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> Rende
 
 def headline(frame: Frame) -> RenderableType:
     """Step, time, and how far the target is."""
-    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 3, 0, 0))
+    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 2, 0, 0))
     shown = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f"))]
     shown += [("mixed", _percent(latest(seen, "batcher/mixed_versions_frac"))), ("expired", _percent(_expired(frame)))]
     shown.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
