@@ -36,11 +36,11 @@ def admission_named(name: str) -> Admission:
     return ADMISSIONS.get(name) or import_path(name, "batcher.admission", ADMISSIONS)
 
 
-def capacity(batches: int, share: float, batch_tokens: int, owed_tokens: float, missing_tokens: int, held_tokens: int) -> int:
-    """Tokens that an env may have in flight: its share of so many batches, what it is owed of earlier ones, and what is missing of the rest, less
-    what is held of it already. At least 0; rounded up.
+def capacity(batches: float, batch_tokens: int, owed_tokens: float, missing_tokens: int, held_tokens: int) -> int:
+    """Tokens that an env may have in flight: so many batches' worth, what it is owed of earlier ones, and what is missing of the rest, less what is
+    held of it already. At least 0; rounded up.
     """
-    needed = batches * share * batch_tokens + owed_tokens + missing_tokens
+    needed = batches * batch_tokens + owed_tokens + missing_tokens
     return max(math.ceil(needed) - held_tokens, 0)
 
 

@@ -33,7 +33,7 @@ def areal(generated: int, batch: int, version: int, eta: int) -> bool:
 def test_capacity_is_areals_inequality_solved_for_what_is_in_flight(version: int, eta: int):
     """Batches of 10 rollouts of one token each: 3 are built, 4 rollouts wait. One more than the capacity would break the inequality; it does not."""
     batch, built, held = 10, 3, 4
-    free = capacity(by_capacity(version, 0, eta, eta) + 1 - built, 1.0, batch, 0.0, 0, held)
+    free = capacity(by_capacity(version, 0, eta, eta) + 1 - built, batch, 0.0, 0, held)
     under_way = batch * built + held
     if free:
         assert areal(under_way + free, batch, version, eta) and not areal(under_way + free + 1, batch, version, eta)
@@ -47,9 +47,9 @@ def test_the_last_batch_that_work_begun_now_may_be_for():
 
 
 def test_capacity_by_hand():
-    assert capacity(2, 1.0, 20, 0.0, 0, 10) == 30
-    assert capacity(3, 0.5, 21, -1.75, 4, 10) == 24  # 31.5 - 1.75 + 4 - 10 = 23.75
-    assert capacity(0, 1.0, 20, 0.0, 0, 10) == 0
+    assert capacity(2, 20, 0.0, 0, 10) == 30
+    assert capacity(3 * 0.5, 21, -1.75, 4, 10) == 24  # 31.5 - 1.75 + 4 - 10 = 23.75
+    assert capacity(0, 20, 0.0, 0, 10) == 0
 
 
 def wanted(**changes: object) -> int:
