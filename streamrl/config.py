@@ -27,6 +27,7 @@ LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
 DIVERGENCES = ("k1", "k2", "k3")
 ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
 BATCH_STAGES = ("none", "normalize")
+ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
@@ -139,7 +140,7 @@ class Batcher(Section):
     processes: int = Field(default=1, ge=1)  # that train on a batch (devices of the learner): each has as many rows, and at least one rollout
     balance: str = "tokens"  # what each process has as much of as the others: tokens, flops, or MODULE:FUNCTION (batcher/balance.py)
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
-    admission: str = "demand"  # what may be in flight: demand (just in time), capacity (AReaL's formula), or MODULE:FUNCTION; docs/admission.md
+    admission: Annotated[str, one_of(*ADMISSIONS)] = "demand"  # of work: demand (just in time), capacity (AReaL), MODULE:FUNCTION; docs/admission.md
     eta: int = Field(default=-1, ge=-1)  # of capacity: versions that a rollout's batch may be ahead of the policy it begins with; -1: buffer.max_age
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
     advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""  # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs

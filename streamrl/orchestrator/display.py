@@ -173,9 +173,9 @@ def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> Rende
 
 def headline(frame: Frame) -> RenderableType:
     """Step, time, and how far the target is."""
-    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 3, 0, 0))
+    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 2, 0, 0))
     shown = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f"))]
-    shown += [("mixed versions", _percent(latest(seen, "batcher/mixed_versions_frac"))), ("expired", _percent(_expired(frame)))]
+    shown += [("mixed", _percent(latest(seen, "batcher/mixed_versions_frac"))), ("expired", _percent(_expired(frame)))]
     shown.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
     shown += [("time left", clock(left_s(frame)))] if left_s(frame) is not None else []
     facts.add_row(*(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown))
