@@ -103,7 +103,7 @@ def provided(run: RunFile, log: Log, reference: Reference, number: int, stop: th
 def score(updater: Updater, reference: Reference, batch: Batch) -> np.ndarray:
     """Logprobs of its tokens under the reference, by the learner's function: (sum of lengths,) float32, 0 where not sampled. Raises ModelError."""
     model.check_tokens(batch, reference.vocab_size)
-    found = by_token(batch, updater.scores(reference.model, expand(batch))[: batch.row_count])
+    found = by_token(batch, updater.scores(reference.model, expand(batch)))
     if not np.isfinite(found).all():
         raise ModelError(f"batch {batch.number}: logprobs under the reference (version {reference.version}) are not finite; look at its weights")
     return found
