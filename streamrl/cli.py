@@ -383,7 +383,7 @@ def delete(run: str, yes: bool) -> None:
 
 @cli.command()
 @click.argument("run", metavar="[RUN]", type=RunName())
-@click.argument("name", required=False)
+@click.argument("name", metavar="NAME", required=False)
 @click.option("--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is.")
 def env(run: str, name: str | None, replica: int) -> None:
     """Pose problems, sample and publish rollouts, as env NAME of the run.
