@@ -108,30 +108,47 @@ class Rollout(Record, frozen=True, kw_only=True):
         return iter(self.turns)
 
     def __post_init__(self) -> None:
-        who = f"rollout {self.rollout_uid!r}"
         if not self.rollout_uid or not self.group_id:
             raise ValueError("rollout_uid and group_id must not be empty")
         if not (0 <= self.policy_version <= self.newest_policy_version < 2**31):  # versions travel as int32
-            raise ValueError(f"{who}: policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
+            raise self._invalid(f"policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
         if not (math.isfinite(self.reward) and all(map(math.isfinite, self.rewards.values()))):
-            raise ValueError(f"{who}: a reward is not finite")
+            raise self._invalid("a reward is not finite")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"{who}: temperature {self.temperature} is not above 0")
+            raise self._invalid(f"temperature {self.temperature} is not above 0")
         check_depth(self.metadata)
         if not (self.failure or self.misaligned):
-            if any(t.tokens is None for t in self.turns):
-                raise ValueError(f"{who}: a turn has no tokens")
-            if not any(t.logprobs is not None and len(t.logprobs) for t in self.turns):
-                raise ValueError(f"{who}: no turn was sampled (logprobs missing)")
+            if any(turn.tokens is None for turn in self.turns):
+                raise self._invalid("a turn has no tokens")
+            if not any(turn.logprobs is not None and turn.logprobs.size for turn in self.turns):
+                raise self._invalid("no turn was sampled (logprobs missing)")
+
+    def _invalid(self, why: str) -> ValueError:
+        return ValueError(f"rollout {self.rollout_uid!r}: {why}")
 
 
 class EnvProgress(Record, frozen=True, kw_only=True):
-    """Where an env replica is: every problem below `next_problem` is published or in `open_problems`; its totals so far."""
+    """Where an env replica is: every problem of its own below `next_problem` is published, left out, or in `open_problems`; its totals so far."""
 
     producer: str
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
+
+
+class Visit(Record, frozen=True, kw_only=True):
+    """A problem of a finite set was posed: how its rollouts did. By its visits it may be left out of the next epochs (`envs/pass_rates.py`)."""
+
+    environment: str
+    problem: int  # which of the set
+    epoch: int
+    passed: int  # rollouts
+    rollouts: int  # that came to an end, at least 1
+    policy_version: int = 0  # of their newest token
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.passed <= self.rollouts or not self.rollouts:
+            raise ValueError(f"visit of problem {self.problem}: {self.passed} of {self.rollouts} rollouts passed")
 
 
 # ---- buffer ---------------------------------------------------------------------------------------------------------------------------
@@ -196,6 +213,7 @@ class Batch(Record, frozen=True, kw_only=True):
     policy_version: int  # the newest version the batcher had heard of
     row_count: int
     max_seq_len: int
+    processes: int = 1  # that train on it; number p has the rows from p * row_count / processes on
     environments: list[str]
     group_ids: list[str]
     group_environments: Array  # (g,) int32: index into environments
@@ -216,6 +234,8 @@ class Batch(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         n, g = len(self.uids), len(self.group_ids)
+        if self.processes < 1 or self.row_count % self.processes:
+            raise ValueError(f"batch {self.number}: {self.row_count} rows cannot be divided among {self.processes} processes")
         for name in ("groups", "rows", "lengths", "advantages", "rewards", "temperatures", "oldest_versions"):
             check_length(f"batch {self.number}: {name}", getattr(self, name), n)
         for name in ("group_environments", "prompt_lengths"):
@@ -369,6 +389,7 @@ class RunConfig(Record, frozen=True, kw_only=True):
 RECORDS: dict[str, type[Record]] = {
     "rollout": Rollout,
     "env-progress": EnvProgress,
+    "visit": Visit,
     "scored-group": ScoredGroup,
     "batch": Batch,
     "batch-part": BatchPart,

@@ -11,9 +11,11 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.advantages import stage_named, staged
-from streamrl.batcher.assemble import assemble, fitting, heads, without
+from streamrl.batcher.assemble import Division, assemble, fitting, heads, without
+from streamrl.batcher.balance import costs_of, imbalance, loads
+from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.parts import split
-from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares, shortage
+from streamrl.batcher.selection import REST, Candidate, Selection, carry, rebased, select, shares, shortage
 from streamrl.buffer.freshness import fresh
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output
@@ -21,7 +23,7 @@ from streamrl.stream.log import Event, Output
 
 @dataclass(frozen=True)
 class Config:
-    fractions: dict[str, float]  # of the tokens of a batch, by env; every env of the run is in it
+    fractions: dict[str, float]  # of the tokens of a batch, by env, where no curriculum says it; every env of the run is in it
     learner: str  # whose versions count
     total_token_budget: int
     max_seq_len: int
@@ -32,6 +34,10 @@ class Config:
     max_window_tokens: int  # of one env
     shortage_after_s: float
     advantage: str = "none"  # the batch stage
+    curriculum: Rules = field(default_factory=Rules)
+    processes: int = 1  # that train on a batch
+    balance: str = "tokens"  # what they have as much of as each other
+    hidden: int = 0  # hidden size of the model
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -74,6 +80,7 @@ class State(msgspec.Struct):
     balance: dict[str, float] = {}  # tokens carried over, by share
     short: dict[str, int] = {}  # tokens that the next batch lacks, by share
     short_since_s: float = 0.0
+    progress: Progress = msgspec.field(default_factory=Progress)  # of the curriculum
 
 
 @dataclass
@@ -141,10 +148,21 @@ class Fold:
                 while queue and not fresh(self.state.next_batch, queue[0].oldest, self.config.max_age):
                     self.end("expired", self.usable(pool.leave(queue, 0)))
 
+    def fractions(self, batch: int) -> dict[str, float]:
+        """What each env is to have of a batch, as far as can be said now."""
+        rules = self.config.curriculum
+        return self.config.fractions if rules.kind == "none" else fractions_of(rules, self.state.progress, batch)
+
+    def balance(self, fractions: dict[str, float]) -> dict[str, float]:
+        """What each share is owed, under the fractions of the next batch."""
+        return self.state.balance if self.config.curriculum.kind == "none" else rebased(fractions, self.state.balance)
+
     def build(self) -> bool:
         """Try to build the next batch. False when a share is short: the batch waits."""
         config, state = self.config, self.state
-        terms = config.fractions, state.balance, config.total_token_budget, config.spill
+        due = self.fractions(state.next_batch)
+        balance = self.balance(due)
+        terms = due, balance, config.total_token_budget, config.spill
         if short := shortage({env: pool.usable_tokens for env, pool in state.pools.items()}, *terms):
             self.note_shortage(short)
             return False
@@ -159,14 +177,17 @@ class Fold:
         self.outputs += [Output("batches", str(batch.number), record) for record in split(batch)]
         for group in groups[: len(taken)]:
             self.end("batched", group, batch=batch.number)
-        state.balance = carry(config.fractions, state.balance, paid_by(selection, len(taken)), config.spill)
+        state.balance = carry(due, balance, paid_by(selection, len(taken)), config.spill)
         for env, pool in state.pools.items():
             for place in sorted((c.place for c in taken if c.env == env), reverse=True):
                 pool.leave(pool.groups, place)
         state.next_batch += 1
-        self.outputs.append(
-            Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(batch, before)))
-        )
+        values = batch_values(config, batch, before)
+        if config.curriculum.kind != "none":
+            values |= {f"batches/{env}/frac_wanted": fraction for env, fraction in due.items()}
+            values["batcher/curriculum_stage"] = float(stage_of(config.curriculum, state.progress.stage, batch.number))
+            state.progress = learned(config.curriculum, state.progress, batch)
+        self.outputs.append(Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=values)))
         return True
 
     def candidates(self, env: str, pool: Pool) -> list[Candidate]:
@@ -181,8 +202,10 @@ class Fold:
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
+        config = self.config
+        division = Division(config.processes, config.balance, config.hidden)
         for count in range(len(groups), 0, -1):
-            batch = assemble(groups[:count], self.state.next_batch, self.state.version, self.config.row_count, self.config.max_seq_len)
+            batch = assemble(groups[:count], self.state.next_batch, self.state.version, config.row_count, config.max_seq_len, division)
             if batch is not None:
                 return batch
         raise AssertionError("a group within the token budget fits into the rows of a batch")
@@ -199,10 +222,10 @@ class Fold:
         """
         config, state, pool = self.config, self.state, self.state.pools.setdefault(env, Pool())
         last_batch = min(state.version + config.lookahead + 1, state.version + config.max_age)
-        batches = max(last_batch - state.next_batch + 1, 0)
-        share = shares(config.fractions)
-        due = share.get(env, 0.0) + share[REST] / len(config.fractions)
-        needed = batches * due * config.total_token_budget + state.balance.get(env, 0.0) + state.short.get(REST, 0)
+        batches = [shares(self.fractions(batch)) for batch in range(state.next_batch, last_batch + 1)]
+        due = math.fsum(share.get(env, 0.0) + share[REST] / len(config.fractions) for share in batches)
+        balance = self.balance(self.fractions(state.next_batch))
+        needed = due * config.total_token_budget + balance.get(env, 0.0) + state.short.get(REST, 0)
         wanted = math.ceil(needed) - pool.tokens
         demand = Demand(
             environment=env,
@@ -247,14 +270,22 @@ def group_of(event: Event) -> ScoredGroup:
     return event.record
 
 
-def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
-    """The metrics of document 001 that belong to a batch. `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built."""
+def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
+    """The metrics of document 001 that belong to a batch, and how well it is filled and divided.
+
+    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built.
+    """
     rollout_envs = batch.group_environments[batch.groups]
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
+    filled = total / (batch.row_count * batch.max_seq_len)
     values: dict[str, float] = {
         "batcher/tokens_total": float(total),
-        "batcher/rows_filled_frac": total / (batch.row_count * batch.max_seq_len),
+        "batcher/rows_filled_frac": filled,
+        "batcher/padding_frac": 1 - filled,
+        "batcher/imbalance_frac": imbalance(loads(batch, costs_of(rollout_tokens, config.balance, config.hidden))),
+        "batcher/token_imbalance_frac": imbalance(loads(batch, rollout_tokens)),
+        "batcher/process_rollouts_min": float(loads(batch, first).min()),
         "batcher/batch_age_mean": float(batch.number - batch.oldest_versions.mean()),
         "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
     }

@@ -41,7 +41,11 @@ class Game:
         """n rollouts of one problem. Raises SamplingFailed when not even the first turn can be had."""
         if hasattr(self.env, "converse"):
             return await self._led(task, n)
-        first = await self.sampler.sample(task.problem.messages, n, self.settings, task.problem.tools)
+        problem = task.problem
+        if problem.tokens:
+            first = await self.sampler.sample([], n, self.settings, (), problem.tokens)
+        else:
+            first = await self.sampler.sample(problem.messages, n, self.settings, problem.tools)
         return list(await asyncio.gather(*[self._rollout(task, index, sampled) for index, sampled in enumerate(first)]))
 
     async def _rollout(self, task: Task, index: int, first: Sampled) -> Rollout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamrl.records import Demand, EnvProgress
@@ -40,14 +41,16 @@ class Credit:
 
 @dataclass
 class Counter:
-    """Which problems are whose: replica i of n takes i, i + n, i + 2n, ... None is skipped or repeated when it restarts."""
+    """Which problems are whose: replica i of n takes i, i + n, i + 2n, ... None is lost or repeated when it restarts."""
 
     progress: EnvProgress
     step: int  # replicas
 
-    def take(self) -> int:
-        """The next problem; it is open from now on."""
+    def take(self, left_out: Callable[[int], bool] = lambda number: False) -> int:
+        """The next problem that is not left out; it is open from now on."""
         number = self.progress.next_problem
+        while left_out(number):
+            number += self.step
         self._set(next_problem=number + self.step, open_problems=[*self.progress.open_problems, number])
         return number
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import verifiers as vf
 
 from streamrl.envs import tools
 from streamrl.envs.base import Ask, Earned, Judged, Message, Problem, Truncated, constructed, load, one_line
+from streamrl.envs.epochs import Epochs, Place
 from streamrl.envs.tools import Call
 from streamrl.errors import ConfigError
 from streamrl.imports import import_path
@@ -45,15 +44,13 @@ class Verifiers:
             raise ConfigError(f"{where}: {module} has no training set ({error})") from None
         if not len(self._rows):
             raise ConfigError(f"{where}: the training set of {module} is empty")
+        self._epochs = Epochs(seed, len(self._rows))
 
-        @lru_cache(maxsize=2)
-        def order(epoch: int) -> list[int]:
-            return random.Random(f"verifiers {seed} {epoch}").sample(range(len(self._rows)), len(self._rows))
-
-        self._order = order
+    def place(self, index: int) -> Place:
+        return self._epochs(index)
 
     def problem(self, index: int) -> Problem:
-        row = self._rows[self._order(index // len(self._rows))[index % len(self._rows)]]
+        row = self._rows[self.place(index).problem]
         prompt = row["prompt"]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [_plain(message) for message in prompt]
         described = [_function(tool) for tool in self.env.tool_defs or ()]

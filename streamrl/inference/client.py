@@ -125,7 +125,8 @@ class Client:
     ) -> list[Sampled]:
         """`n` answers to a conversation, in one request to one server, another one if that fails. `tools`: as its chat template is told of them.
 
-        `history`: ids of its last prompt and answer; the prompt goes on from them unless the template rewrites what they say.
+        `history`: ids of its last prompt and answer; the prompt goes on from them unless the template rewrites what they say. Without messages
+        they are the prompt.
 
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x timeout_s. Raises SamplingFailed: the request cannot be
         served (ContextFull: a prompt longer than the context), or `env.attempts` servers did not answer within `env.timeout_s` each (TimedOut).
@@ -184,6 +185,8 @@ class Client:
 
     async def _render(self, server: Server, prompt: dict[str, Any], env: Env, history: Sequence[int]) -> tuple[list[int], int]:
         """The prompt's tokens, and how many of them are the history."""
+        if not prompt["messages"]:
+            return list(history), 0
         body = {"model": server.model, **prompt, "max_tokens": env.max_tokens}
         answer: Any = await self._connection(server.url).post("/chat/completions/render", cast_to=object, body=body)
         rendered: list[int] = answer["token_ids"]

@@ -111,6 +111,13 @@ def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life()
         assert run(scenario, gone, good) == ["b", "b", "a"]
 
 
+def test_without_messages_the_prompt_is_the_tokens_given():
+    with Stub("a") as stub:
+        (first,) = run(lambda client: client.sample([], 1, ENV, (), [1, 9, 4]), stub)
+    assert [path for path, _ in stub.asked] == ["/inference/v1/generate"] and stub.asked[0][1]["token_ids"] == [1, 9, 4]
+    assert first.prompt_tokens.tolist() == [1, 9, 4] and first.kept == 0
+
+
 def test_a_prompt_that_is_too_long_fails_at_once():
     refused = pytest.raises(ContextFull, match="a refuses the request: This model's maximum context length")
     with Stub("a", "refuse") as stub, Stub("b", "refuse") as other, refused:
