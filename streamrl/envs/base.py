@@ -162,8 +162,8 @@ def make(kind: str, seed: int, params: Mapping[str, Any], where: str, tool_synta
     if kind.startswith(VERIFIERS):
         try:
             from streamrl.envs.verifiers import Verifiers  # takes seconds
-        except ImportError as error:
-            raise ConfigError(f"{where}: {kind} needs the library verifiers ({error}); install streamrl[envs]") from error
+        except Exception as error:  # one of its libraries raises a RuntimeError beside what it does not like
+            raise ConfigError(f"{where}: {kind} needs the library verifiers, as streamrl[envs] installs it ({one_line(error)})") from error
         return Verifiers(kind.removeprefix(VERIFIERS), seed, params, where, tool_syntax)
     return cast(Env, constructed(env_class(kind, where), kind, params, where, seed=seed))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -229,6 +230,12 @@ def rubric() -> float:
 def test_what_is_wrong_with_one_is_said_in_a_line(kind: str, params: dict[str, Any], says: str):
     with pytest.raises(ConfigError, match=f"^envs.x.*{says}"):
         make(kind, 1, params, "envs.x")
+
+
+def test_without_the_library_that_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "streamrl.envs.verifiers", None)
+    with pytest.raises(ConfigError, match=r"^envs.x: verifiers:quiz needs the library verifiers, as streamrl\[envs\] installs it"):
+        make("verifiers:quiz", 1, {}, "envs.x")
 
 
 def test_the_process_keeps_its_signals():
