@@ -256,6 +256,7 @@ class Demand(Record, frozen=True, kw_only=True):
     held_tokens: int
     closed_groups: dict[str, int]  # by producer, since the run began: groups that came to an end in the buffer
     missing_tokens: int = 0  # how many the next batch is short of right now
+    granted_groups: dict[str, int] = {}  # by producer, since the run began: groups that it may have begun; empty: as many as `wanted_tokens` allows
 
 
 # ---- learner and weights --------------------------------------------------------------------------------------------------------------

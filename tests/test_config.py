@@ -78,6 +78,12 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("learner.correction.reject=k3", "reject is k3: set reject_above, the limit, above 0"),
         ("learner.correction={reject: geometric, reject_above: 1}", "set reject_above, the limit, above 1"),
         ("learner.correction.weight_min=2", "weight_min 2.0 must be below weight_max 2.0"),
+        ("envs.copy-digits.pool=generatin", r"envs.copy-digits.pool: inference.pools has no 'generatin'; did you mean 'generation'\?"),
+        ("inference.pools={generation: 2}", "the servers of pool generation are inference.replicas"),
+        ("inference.pools={Eval: 2}", "inference.pools.Eval: not a name"),
+        ("inference.pools={evaluation: -1}", "inference.pools.evaluation: Input should be greater than or equal to 0"),
+        ("batcher={admission: capacity, eta: 3, total_token_budget: 2560, max_seq_len: 64}", "batcher.eta is 3 but buffer.max_age is 2"),
+        ("batcher.eta=1", "batcher.admission is demand, which does not use it; set admission: capacity"),
         ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
 )

@@ -74,6 +74,7 @@ def curriculum(run: RunFile) -> Rules:
 def part(run: RunFile) -> Part[Config, State]:
     """Raises ConfigError for a balance that nobody knows."""
     cost_named(run.batcher.balance)
+    granting = {name: env for name, env in run.envs.items() if run.batcher.admission != "demand" and env.replicas}
     config = Config(
         fractions={name: env.fraction for name, env in run.envs.items()},
         learner=run.learner.name,
@@ -90,6 +91,10 @@ def part(run: RunFile) -> Part[Config, State]:
         processes=run.batcher.processes,
         balance=run.batcher.balance,
         hidden=run.model.hidden_size,
+        admission=run.batcher.admission,
+        eta=run.buffer.max_age if run.batcher.eta < 0 else run.batcher.eta,
+        producers={name: [f"{name}-{i}" for i in range(env.replicas)] for name, env in granting.items()},
+        group_tokens={name: run.buffer.group_size * 2 * env.max_tokens for name, env in granting.items()},
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
     return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report)

@@ -27,6 +27,7 @@ class Sampler(Protocol):
         env: config.Env,
         tools: Sequence[Mapping[str, Any]] = (),
         history: Sequence[int] = (),
+        last: str = "",
     ) -> list[Sampled]: ...
 
 
@@ -100,8 +101,8 @@ class Seat:
         problem = self.opening.problem
         if not self.talk.samples and messages == list(problem.messages) and tools == list(problem.tools):
             return await self.opening(self.index)
-        history = self.talk.history if self.talk.samples else []
-        (sampled,) = await self.sampler.sample(messages, 1, self.settings, tools, history)
+        history, last = (self.talk.history, self.talk.samples[-1].server_id) if self.talk.samples else ([], "")
+        (sampled,) = await self.sampler.sample(messages, 1, self.settings, tools, history, last)
         return sampled
 
     def _hear(self, messages: list[Message], sampled: Sampled) -> None:

@@ -39,9 +39,9 @@ class Leader:
 class Counted(Scripted):
     requests = 0
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = ()) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
         self.requests += 1
-        return await super().sample(messages, n, env, tools, history)
+        return await super().sample(messages, n, env, tools, history, last)
 
 
 def play(env: Any, policy: Any, n: int = 1, **settings: Any) -> list[Rollout]:

@@ -96,9 +96,9 @@ class Asked(Scripted):
         super().__init__(*says)
         self.asked: list[tuple[list[Any], Sequence[Mapping[str, Any]], int]] = []
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = ()) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
         self.asked.append((list(messages), tools, n))
-        return await super().sample(messages, n, env, tools, history)
+        return await super().sample(messages, n, env, tools, history, last)
 
 
 def test_tools_are_called_and_a_call_stays_what_was_said():
@@ -143,12 +143,12 @@ def test_rewards_of_a_group_are_given_together_and_its_first_turn_is_one_request
 class Varied(Asked):
     """Answer i of a request is `says[i]`; an exception is what comes of the request behind the first."""
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = ()) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
         says = self.says
         found = []
         for said in says[:n]:
             self.says = (said, *says[n:])
-            found += await super().sample(messages, 1, env, tools, history)
+            found += await super().sample(messages, 1, env, tools, history, last)
         self.says, self.asked = says, [*self.asked[: -len(found)], (list(messages), tools, n)]
         return found
 
@@ -188,11 +188,11 @@ class Fails(Scripted):
 
     seconds = 0
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = ()) -> Any:
+    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
         self.seconds += n == 1
         if self.seconds == 2:
             raise SamplingFailed("the server is gone")
-        return await super().sample(messages, n, env, tools, history)
+        return await super().sample(messages, n, env, tools, history, last)
 
 
 def test_a_rubric_function_that_raises_counts_0_as_in_the_library():
