@@ -427,13 +427,19 @@ def delete(run: str, yes: bool) -> None:
 
 
 @cli.command()
-@run_argument
-@click.argument("name")
+@click.argument("run", metavar="[RUN]", type=RunName())
+@click.argument("name", metavar="NAME", required=False)
 @click.option("--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is.")
-def env(run: str, name: str, replica: int) -> None:
-    """Pose problems, sample and publish rollouts, as env NAME of the run."""
-    from streamrl.envs.process import main
+def env(run: str, name: str | None, replica: int) -> None:
+    """Pose problems, sample and publish rollouts, as env NAME of the run.
 
+    NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an env.
+    """
+    from streamrl.envs.process import main
+    from streamrl.orchestrator.directory import with_env
+
+    if name is None:
+        run, name = with_env(run), run
     _be(run, main, name, replica)
 
 

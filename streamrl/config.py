@@ -71,8 +71,8 @@ class PassRate(Section):
 class Env(Section):
     """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
 
-    kind: str = ""  # a shipped env, or FILE.py:CLASS, or MODULE:CLASS; default: the name it has in the run file
-    params: dict[str, Any] = {}  # given to the env's constructor
+    kind: str = ""  # a shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py, verifiers:MODULE; default: the name it has in the run file
+    params: dict[str, Any] = {}  # given to the env's constructor, or its load_environment
     fraction: float = Field(default=0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
     replicas: int = Field(default=1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
     seed: int = 0
@@ -89,6 +89,7 @@ class Env(Section):
     pass_rate: PassRate | None = None  # leave problems out by how often they are solved
     rewards: dict[str, Reward] = {}  # functions beside the env's own, by the name that their rewards go by
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # of named rewards in the scalar that trains; otherwise 1
+    tool_syntax: str = "json"  # how the policy calls tools of verifiers' envs: json (<tool_call>{...}</tool_call>), brackets, or MODULE:FUNCTION
     timeout_s: float = Field(default=60.0, gt=0)  # of one request
     attempts: int = Field(default=3, ge=1)  # on different servers, before a rollout is published with its failure
 
@@ -391,6 +392,8 @@ class RunFile(Section):
                 yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
             if env.top_p < 1 or env.top_k > 0:
                 yield f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1"
+            if env.tool_syntax != "json" and not env.kind.startswith("verifiers:"):
+                yield f"envs.{name}.tool_syntax is for envs of kind verifiers:...; others read what the policy says themselves"
             if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
                 yield f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
         total = sum(env.fraction for env in self.envs.values())

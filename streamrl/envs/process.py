@@ -19,7 +19,7 @@ from streamrl import config
 from streamrl.buffer.groups import total_tokens
 from streamrl.config import RunFile
 from streamrl.credentials import reveal
-from streamrl.envs.base import Env, Problem, Reward, make, make_reward
+from streamrl.envs.base import Env, Leads, Problem, Reward, make, make_reward
 from streamrl.envs.conversation import Game
 from streamrl.envs.credit import Counter, Credit
 from streamrl.envs.held_out import kept, mark_of
@@ -67,7 +67,7 @@ class Replica:
 
     name: str  # of the env in the run
     settings: config.Env
-    env: Env
+    env: Env | Leads
     group_size: int
     counter: Counter
     credit: Credit
@@ -180,12 +180,11 @@ class Replica:
 
 def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int = 0) -> None:
     """Produce until `stop` is set."""
-    if env not in run.envs:
-        raise ConfigError(f"the run has no env {env!r}; it has {', '.join(run.envs)}")
+    env = named(run, env)
     settings, producer = run.envs[env], f"{env}-{replica}"
     if replica >= max(settings.replicas, 1):
         raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
-    made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}")
+    made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax)
     rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
     writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
     progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
@@ -201,7 +200,15 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         writer.close()
 
 
-def filtered(name: str, settings: config.Env, env: Env) -> Visits | None:
+def named(run: RunFile, env: str) -> str:
+    """The env that is meant: by its name, or by its kind where only one has that. Raises ConfigError."""
+    found = [env] if env in run.envs else [name for name, settings in run.envs.items() if settings.kind == env]
+    if len(found) != 1:
+        raise ConfigError(f"the run has {'no env' if not found else 'several envs'} {env!r}; it has {', '.join(run.envs)}")
+    return found[0]
+
+
+def filtered(name: str, settings: config.Env, env: Env | Leads) -> Visits | None:
     """What is to be known of the env's problems, if they are filtered by pass rate. Raises ConfigError for an env that poses no problem twice."""
     if settings.pass_rate is None:
         return None

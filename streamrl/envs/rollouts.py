@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from streamrl.envs.base import Answer, Env, Message, Problem, Said, one_line
+from streamrl.envs.base import Answer, Env, Leads, Message, Problem, Said, one_line
 from streamrl.envs.linear import Linear
 from streamrl.inference.client import Sampled
 from streamrl.records import Rollout, Turn
@@ -32,7 +32,7 @@ class Task(NamedTuple):
         return f"{self.environment}-{self.number}"
 
 
-def pose(env: Env, number: int) -> Problem:
+def pose(env: Env | Leads, number: int) -> Problem:
     """Raises NoProblem, whatever the env raises."""
     try:
         problem = env.problem(number)
