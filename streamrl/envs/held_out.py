@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from streamrl.config import RunFile
-from streamrl.envs.base import Env, Problem, make
+from streamrl.envs.base import Env, Leads, Problem, make
 from streamrl.envs.rollouts import NoProblem, pose, text_of
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
@@ -47,7 +47,7 @@ def marks_of(asked: Turn) -> list[bytes]:
     return [mark(asked.message), *([] if asked.tokens is None else [mark_of_tokens(asked.tokens)])]
 
 
-def held_out(env: Env, count: int, but: Container[bytes] = ()) -> list[Held]:
+def held_out(env: Env | Leads, count: int, but: Container[bytes] = ()) -> list[Held]:
     """The first `count` different problems of `env`, those in `but` passed over. The same in any process; fewer where it has no more."""
     found: dict[bytes, Held] = {}
     for number in range(count * LOOKED_AT):
@@ -62,7 +62,7 @@ def held_out(env: Env, count: int, but: Container[bytes] = ()) -> list[Held]:
     return list(found.values())
 
 
-def make_env(run: RunFile, name: str) -> Env:
+def make_env(run: RunFile, name: str) -> Env | Leads:
     """The env of evaluation `name`. Raises ConfigError."""
     own = run.eval.envs[name]
     source = own.env or name
@@ -70,7 +70,7 @@ def make_env(run: RunFile, name: str) -> Env:
     return make(env.kind or source, own.seed, {**env.params, **own.params}, f"eval.envs.{name}")
 
 
-def exam(run: RunFile, name: str, env: Env, but: Container[bytes] = ()) -> list[Held]:
+def exam(run: RunFile, name: str, env: Env | Leads, but: Container[bytes] = ()) -> list[Held]:
     """The problems of evaluation `name`. Raises ConfigError when there are not as many."""
     wanted = run.eval.envs[name].problems
     problems = held_out(env, wanted, but)
