@@ -4,7 +4,7 @@ Not a fold like the others, as its output is not only records: a checkpoint stor
 since are trained on again, give the same weights, hash by hash, and nothing is announced twice.
 
 A run may have any number of learners. Each has a name, and under it an identity in Kafka, a store and checkpoints of its own; all but the lead are
-followed by nobody.
+followed by nobody. One learner may be several JAX processes (`together.py`), of which the first one writes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from streamrl.config import NAME, RunFile, changed
 from streamrl.errors import ConfigError
-from streamrl.learner import checkpoints
+from streamrl.learner import checkpoints, together
 from streamrl.learner.mesh import keep_compiled
-from streamrl.learner.reading import announcements, batches
+from streamrl.learner.reading import announcements, batches, polled
 from streamrl.learner.recompute import check, recomputed
+from streamrl.learner.together import Place
 from streamrl.learner.training import Start, Training, checkpoint_directory, training
 from streamrl.metrics import Meter
 from streamrl.records import Batch, PolicyVersion
@@ -34,18 +35,30 @@ CONSUMES = ("batches",)
 PRODUCES = ("policy-versions", "metrics")
 
 
-def main(run: RunFile, log: Log, stop: threading.Event, name: str | None = None, at: int | None = None, overrides: Sequence[str] = ()) -> None:
+def main(
+    run: RunFile,
+    log: Log,
+    stop: threading.Event,
+    name: str | None = None,
+    at: int | None = None,
+    overrides: Sequence[str] = (),
+    place: Place | None = None,
+) -> None:
     """Train until `stop` is set. `name`: another learner than the lead, with `overrides` of learner.* for settings of its own.
 
-    `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a checkpoint it goes on from that.
+    `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a checkpoint it goes on from that. `place`: this is one
+    of several processes that are the learner.
     """
     learner = name or run.learner.name
     own = settings_of(run, learner, at, overrides)
+    keep_compiled(run.directory / "compiled")  # before anything is compiled: JAX asks once
+    if place is not None:
+        together.join(place)
     identity = f"learner-{learner}"
-    writer = log.writer(identity, "policy-versions")  # first: it fences an earlier instance; only now the announcements are final
+    writer = log.writer(identity, "policy-versions") if together.first() else None  # it fences an earlier instance;
+    together.wait_for_all("alone")  # only now the announcements are final
     announced = announcements(log, learner)
-    keep_compiled(run.directory / "compiled")
-    directory, meter = checkpoint_directory(run, learner), Meter(log, identity)
+    directory, meter = checkpoint_directory(run, learner), Meter(log, identity) if together.first() else None
     found = checkpoints.latest(directory, max(announced, default=-1))
     if found is not None:
         check(learner, announced, found.version, found.sha256)
@@ -59,13 +72,17 @@ def main(run: RunFile, log: Log, stop: threading.Event, name: str | None = None,
         else:
             logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(announced))
         idle_since = time.monotonic()
-        for batch, offset in batches(log, policy.position.offset, stop):
+        start_at = policy.position.offset
+        for batch, offset in batches(log, start_at, stop) if place is None else together.agreed(polled(log, start_at), stop):
             idle_s = time.monotonic() - idle_since
             values = trainee.train(batch, offset)
-            meter.publish({**values, "learner/idle_s": idle_s}, step=batch.number)
+            if meter is not None:
+                meter.publish({**values, "learner/idle_s": idle_s}, step=batch.number)
             idle_since = time.monotonic()
-    meter.close()
-    writer.close()
+    if meter is not None:
+        meter.close()
+    if writer is not None:
+        writer.close()
 
 
 def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[str]) -> RunFile:
@@ -98,7 +115,7 @@ class Trainee:
     learner: str
     policy: Training
     announced: dict[int, str]  # version -> sha256
-    writer: Writer
+    writer: Writer | None  # None: another process of this learner writes
 
     def __post_init__(self) -> None:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
@@ -130,8 +147,9 @@ class Trainee:
         stored = policy.write(self.store)
         told = {"probe": policy.probe(), "vocab_size": policy.state.model.Vocab.size, "time_s": time.time()}
         record = PolicyVersion(learner=self.learner, version=policy.version, batch=batch, **told, **stored._asdict())
-        self.writer.commit([to_message(Output("policy-versions", self.learner, record))], {("batches", 0): policy.position.offset})
         self.announced[policy.version] = stored.sha256
-        self.store.prune(policy.version, policy.run.weights.keep_versions)
+        if self.writer is not None:
+            self.writer.commit([to_message(Output("policy-versions", self.learner, record))], {("batches", 0): policy.position.offset})
+            self.store.prune(policy.version, policy.run.weights.keep_versions)
         logger.info("version %d: %s", policy.version, stored.sha256[:12])
         return stored

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 
 from streamrl.batcher.parts import Joiner
 from streamrl.errors import ModelError
@@ -29,12 +30,19 @@ def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
 
 def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch, int]]:
     """Batches from an offset on, as they come, each with the offset behind it. Raises ModelError for one that cannot be read."""
+    with closing(polled(log, start)) as found:
+        while not stop.is_set():
+            if (batch := next(found)) is not None:
+                yield batch
+
+
+def polled(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
+    """The same without an end: None for every poll that completes none."""
     reader, joiner = log.reader({("batches", 0): max(start, log.start("batches", 0))}), Joiner()
-    while not stop.is_set():
-        for message in reader.poll(1, POLL_S):
-            if (batch := _joined(joiner, message)) is not None:
-                yield batch, message.offset + 1
-    reader.close()
+    with closing(reader):
+        while True:
+            complete = [(batch, m.offset + 1) for m in reader.poll(1, POLL_S) if (batch := _joined(joiner, m)) is not None]
+            yield complete[0] if complete else None  # of one message there is at most one
 
 
 def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:

@@ -21,6 +21,7 @@ from streamrl.errors import ModelError
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
+from streamrl.learner.together import first, first_then_others, wait_for_all
 from streamrl.learner.update import Updater
 from streamrl.records import Batch, Probe, token_dtype
 from streamrl.weights import export
@@ -54,7 +55,7 @@ def inherited(run: RunFile) -> Start | None:
 @contextmanager
 def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
     """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained while the block lasts. Raises ModelError."""
-    directory, updater = origin(run), Updater(run.learner, run.batcher.rows)
+    directory, updater = first_then_others(lambda: origin(run)), Updater(run.learner, run.batcher.rows)
     with updater.training():
         reference = model.load(directory, run.model.max_seq_len) if run.learner.kl_coefficient > 0 else None
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
@@ -103,8 +104,12 @@ class Training:
     def write(self, store: Store) -> Stored:
         """Put the weights into the store. Returns their claim check."""
         name = version_name(self.version)
-        with store.writing(name, export.size_bytes(self.state.model)) as directory:
-            export.save(self.state.model, self.origin, directory)
+        if first():
+            with store.writing(name, export.size_bytes(self.state.model)) as directory:
+                export.save(self.state.model, self.origin, directory)
+        else:
+            export.state_dict(self.state.model)  # the parts that this process has, for the one that writes
+        wait_for_all(name)
         stored = store.claim(name)
         self.position = self.position._replace(sha256=stored.sha256)
         return stored
