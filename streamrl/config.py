@@ -10,18 +10,39 @@ import ipaddress
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamrl.credentials import exposed
 from streamrl.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
+# What ships under a name, listed here so that a run file is checked without loading it (JAX, for the first two). Tests hold them to the functions.
+LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
+DIVERGENCES = ("k1", "k2", "k3")
+ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
+BATCH_STAGES = ("none", "normalize")
+CURRICULA = ("none", "stages", "learnability")
+GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
+
+
+def one_of(*shipped: str) -> AfterValidator:
+    """A shipped name, or MODULE:NAME, which whoever needs it imports."""
+
+    def check(name: str) -> str:
+        if name in shipped or ":" in name:
+            return name
+        near = difflib.get_close_matches(name, shipped, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(filter(None, shipped))}; your own: MODULE:NAME"
+        raise ValueError(f"{name!r} is not known; {hint}")
+
+    return AfterValidator(check)
 
 
 class Section(BaseModel):
@@ -35,6 +56,17 @@ class Reward(Section):
     params: dict[str, Any] = {}  # given to the constructor, where it is a class
 
 
+class PassRate(Section):
+    """Problems of a finite set are left out for a while when the policy nearly always or never solves them (docs/data.md)."""
+
+    low: float = Field(default=0.0, ge=0, le=1)  # of the rollouts of a problem's last visits, the share that passed: at least this
+    high: float = Field(default=1.0, ge=0, le=1)  # and at most this; otherwise it rests
+    visits: int = Field(default=1, ge=1)  # that are looked at; a problem with fewer is posed
+    rest_epochs: int = Field(default=1, ge=1)  # that it is left out of
+    reward: str = ""  # that decides, by name, before weights; empty: the scalar that trains
+    at_least: float = 1.0  # a rollout passes with this reward
+
+
 class Env(Section):
     """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
 
@@ -43,6 +75,7 @@ class Env(Section):
     fraction: float = Field(default=0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
     replicas: int = Field(default=1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
     seed: int = 0
+    pool: str = GENERATION  # of inference servers: its requests go there and nowhere else
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1  # -1: off
@@ -52,6 +85,7 @@ class Env(Section):
     max_turns: int = Field(default=8, ge=1)  # sampled in one rollout; then it ends, truncated
     rollout_timeout_s: float = Field(default=600.0, gt=0)  # of a whole conversation; then it ends, truncated
     env_timeout_s: float = Field(default=30.0, gt=0)  # of one call of the env's own code: a reply (then truncated), its rewards (then failed)
+    pass_rate: PassRate | None = None  # leave problems out by how often they are solved
     rewards: dict[str, Reward] = {}  # functions beside the env's own, by the name that their rewards go by
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # of named rewards in the scalar that trains; otherwise 1
     timeout_s: float = Field(default=60.0, gt=0)  # of one request
@@ -66,9 +100,34 @@ class Buffer(Section):
     max_age: int = Field(default=1, ge=0)  # learner versions
     max_window_tokens: int = Field(default=4_000_000, ge=1)  # an env's window: full, it stops reading
     max_invalid_frac: float = Field(default=0.5, ge=0, le=1)  # of the last 1,000 rollouts of an env: beyond it the env is not read for 30 s; 1: never
-    advantage: str = "rloo"  # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
+    advantage: Annotated[str, one_of(*ADVANTAGES)] = "rloo"  # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
     zero_advantage: Literal["keep", "filter"] = "keep"  # a group whose advantages are all 0: train on it, or leave it out (others fill the batch)
     remember_versions: int = Field(default=16, ge=1)  # how long uids and closed groups are known, in versions
+
+
+class Target(Section):
+    """An env's mean reward over its last batches."""
+
+    env: str
+    reward: float
+    batches: int = Field(default=20, ge=1)
+
+
+class Stage(Section):
+    """A stage of a curriculum."""
+
+    fractions: dict[str, Annotated[float, Field(ge=0, le=1)]]  # by env, as `envs.<name>.fraction`
+    until_batch: int = Field(default=0, ge=0)  # the next stage begins with this batch; 0: no number ends this one
+    until: Target | None = None  # or behind the batch that reaches this
+
+
+class Curriculum(Section):
+    """How much of a batch each env gets, as training goes on (docs/data.md)."""
+
+    kind: Annotated[str, one_of(*CURRICULA)] = "none"  # none: envs.<name>.fraction; stages; learnability: r (1 - r) of reward r; MODULE:FUNCTION
+    stages: list[Stage] = []  # one after another
+    batches: int = Field(default=10, ge=1)  # that an env's mean reward is taken over (learnability, and your own)
+    least: float = Field(default=0.05, ge=0, le=1)  # fraction that every env keeps (learnability)
 
 
 class Batcher(Section):
@@ -80,8 +139,11 @@ class Batcher(Section):
     processes: int = Field(default=1, ge=1)  # that train on a batch (devices of the learner): each has as many rows, and at least one rollout
     balance: str = "tokens"  # what each process has as much of as the others: tokens, flops, or MODULE:FUNCTION (batcher/balance.py)
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
+    admission: str = "demand"  # what may be in flight: demand (just in time), capacity (AReaL's formula), or MODULE:FUNCTION; docs/admission.md
+    eta: int = Field(default=-1, ge=-1)  # of capacity: versions that a rollout's batch may be ahead of the policy it begins with; -1: buffer.max_age
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
-    advantage: str = ""  # over the batch: none, normalize, or MODULE:FUNCTION; empty: what buffer.advantage needs
+    advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""  # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs
+    curriculum: Curriculum = Curriculum()
     shortage_after_s: float = Field(default=2.0, gt=0)  # a shortage that lasts so long is reported
 
     @property
@@ -131,12 +193,12 @@ class Learner(Section):
     """Batches in, policy versions out."""
 
     name: str = "lead"  # of the run's own: all parts follow its versions. Others may join, under other names (`streamrl learner --name`)
-    loss: str = "ppo"  # ppo, dapo, cispo, gspo, grpo (document 003), clipped-ratio (document 000), or MODULE:FUNCTION
+    loss: Annotated[str, one_of(*LOSSES)] = "ppo"  # ppo, dapo, cispo, gspo, grpo (document 003), clipped-ratio (document 000), or MODULE:FUNCTION
     average: Literal["", "tokens", "samples", "constant"] = ""  # what a token counts in its batch; empty: as the loss's source has it
     clip_epsilon: float = Field(default=0.2, gt=0)  # the ratio may go down to 1 - clip_epsilon
     clip_epsilon_high: float = Field(default=0.0, ge=0)  # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
     correction: Correction = Correction()
-    kl: str = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
+    kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
     kl_coefficient: float = Field(default=0.01, ge=0)
     kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages
     micro_batch_rows: int = Field(default=0, ge=0)  # rows that a device works on at a time; 0: all of its rows
@@ -161,10 +223,12 @@ class Weights(Section):
 class Inference(Section):
     """Policy versions in, tokens out."""
 
-    replicas: int = Field(default=1, ge=0)
+    replicas: int = Field(default=1, ge=0)  # servers of the pool `generation`
+    pools: dict[str, Annotated[int, Field(ge=0)]] = {}  # further pools by name, for envs to choose: how many servers each (docs/pools.md)
+    stick_margin: int = Field(default=8, ge=0)  # sequences in flight that a conversation's last server may have more than the least busy one
     python: str = ""  # of the environment that has vllm; empty: .venv-inference, here or beside the environment this runs in, then this one
     host: str = "127.0.0.1"  # the address that servers bind, and that envs reach them at; any but loopback needs an api_key; may be env:NAME
-    port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; replica i takes port + i
+    port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; server i takes port + i, counted through the pools
     api_key: str = ""  # env:NAME; with it, servers answer nobody who does not send it (what controls a server is its agent's alone in any case)
     dtype: str = "float32"
     max_model_len: int = Field(default=128, ge=8)  # tokens
@@ -175,22 +239,31 @@ class Inference(Section):
     probe_tolerance: float = Field(default=1e-3, gt=0)  # |difference| of logprobs beyond which a server is in error
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Servers of each pool, by its name."""
+        return {GENERATION: self.replicas, **self.pools}
+
+    def place(self, pool: str, index: int) -> int:
+        """The number among all servers of the run of the pool's server `index`. Raises ConfigError when there is no such pool."""
+        if pool not in self.sizes:
+            raise ConfigError(f"inference.pools has no {pool!r}; {_meant(pool, self.sizes)}")
+        names = list(self.sizes)
+        return sum(self.sizes[name] for name in names[: names.index(pool)]) + index
+
+    @property
     def interpreter(self) -> Path:
         """The Python to run vLLM with."""
         beside = [directory / ".venv-inference" / "bin" / "python" for directory in (Path.cwd(), Path(sys.prefix).parent)]
         return Path(self.python) if self.python else next((path for path in beside if path.exists()), Path(sys.executable))
 
 
-class Target(Section):
-    """The run ends well when the env's mean reward over its last batches is reached."""
-
-    env: str
-    reward: float
-    batches: int = Field(default=20, ge=1)
+def server_name(pool: str, index: int) -> str:
+    """What server `index` of a pool is called: on `servers`, its process, its log."""
+    return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
 
 
 class Orchestrator(Section):
-    target: Target | None = None
+    target: Target | None = None  # reached, the run ends well
     max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
     max_wall_s: float = Field(default=0.0, ge=0)  # 0: no limit; from the moment a server is ready; with a target, reached first is a failure
     restart_limit: int = Field(default=20, ge=0)  # of one part within restart_window_s
@@ -212,6 +285,8 @@ class Fork(Section):
     version: int = Field(ge=0)  # of the parent's policy; the fork's first batch has this number
     sha256: str  # of that version
     balance: dict[str, float] = {}  # tokens that the parent owed each share of a batch (batcher/selection.py)
+    stage: int = 0  # of the curriculum, as the parent's batches bring it (batcher/curriculum.py)
+    rewards: dict[str, list[float]] = {}  # by env, in the parent's last batches
 
 
 class RunFile(Section):
@@ -238,7 +313,15 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
-        for problem in (*self._env_problems(), *self._size_problems(), *self._loss_problems(), *self._secret_problems()):
+        checks = (
+            self._env_problems,
+            self._pool_problems,
+            self._curriculum_problems,
+            self._size_problems,
+            self._loss_problems,
+            self._secret_problems,
+        )
+        for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
         return self
 
@@ -250,6 +333,8 @@ class RunFile(Section):
                 yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
             if env.top_p < 1 or env.top_k > 0:
                 yield f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1"
+            if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
+                yield f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
         total = sum(env.fraction for env in self.envs.values())
         if total > 1 + 1e-9:
             yield f"envs: the fractions add up to {total:.4g}; at most 1 is possible"
@@ -257,15 +342,59 @@ class RunFile(Section):
         if target is not None and target.env not in self.envs:
             yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
 
+    def _curriculum_problems(self) -> Iterator[str]:
+        chosen, where = self.batcher.curriculum, "batcher.curriculum"
+        if chosen.kind == "stages" and not chosen.stages:
+            yield f"{where}: kind is stages and there are none"
+        if chosen.kind in ("none", "learnability") and chosen.stages:
+            yield f"{where}: there are stages and kind is {chosen.kind}; set kind: stages"
+        if chosen.kind != "none" and (fixed := [name for name, env in self.envs.items() if env.fraction]):
+            yield f"envs.{fixed[0]}.fraction: {where} says the fractions; leave it out"
+        if chosen.kind == "learnability" and chosen.least * len(self.envs) > 1:
+            yield f"{where}.least {chosen.least} of each of {len(self.envs)} envs is more than a batch"
+        for index, stage in enumerate(chosen.stages):
+            yield from (f"{where}.stages.{index}{problem}" for problem in self._stage_problems(stage, index == len(chosen.stages) - 1))
+        ends = [stage.until_batch for stage in chosen.stages if stage.until_batch]
+        if ends != sorted(set(ends)):
+            yield f"{where}.stages: until_batch has to grow from stage to stage, not {ends}"
+
+    def _stage_problems(self, stage: Stage, last: bool) -> Iterator[str]:
+        total, ends = sum(stage.fractions.values()), bool(stage.until_batch or stage.until)
+        for name in stage.fractions:
+            if name not in self.envs:
+                near = difflib.get_close_matches(name, self.envs, 1)
+                yield f".fractions: no env {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.envs)}")
+        if not 0 < total <= 1 + 1e-9:
+            yield f".fractions add up to {total:.4g}; above 0 and at most 1 is possible"
+        if ends == last:
+            yield ": nothing follows the last stage; leave its end out" if last else ": until_batch or until has to say when the next one begins"
+        if stage.until and not (stage.fractions.get(stage.until.env) or (stage.until.env in self.envs and total < 1 - 1e-9)):
+            yield f".until: {stage.until.env!r} has no share of the batches of this stage, so its reward would not change"
+
+    def _pool_problems(self) -> Iterator[str]:
+        for pool in self.inference.pools:
+            if pool == GENERATION:
+                yield f"inference.pools.{pool}: the servers of pool {GENERATION} are inference.replicas"
+            if not NAME.fullmatch(pool):
+                yield f"inference.pools.{pool}: not a name of lowercase letters, digits and '-'"
+        for name, env in self.envs.items():
+            if env.pool not in self.inference.sizes:
+                yield f"envs.{name}.pool: inference.pools has no {env.pool!r}; {_meant(env.pool, self.inference.sizes)}"
+
     def _size_problems(self) -> Iterator[str]:
         buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
         if batcher.lookahead > buffer.max_age:
             yield f"batcher.lookahead is {batcher.lookahead} but buffer.max_age is {buffer.max_age}: need 0 <= lookahead <= max_age"
+        if batcher.eta > buffer.max_age:
+            yield f"batcher.eta is {batcher.eta} but buffer.max_age is {buffer.max_age}: what is begun for so late a batch would be too old for it"
+        if batcher.eta >= 0 and batcher.admission == "demand":
+            yield "batcher.eta is set, but batcher.admission is demand, which does not use it; set admission: capacity"
         if buffer.min_group_size > buffer.group_size:
             yield f"buffer.min_group_size {buffer.min_group_size} is larger than buffer.group_size {buffer.group_size}"
         if buffer.remember_versions <= buffer.max_age:
             yield f"buffer.remember_versions {buffer.remember_versions} must exceed buffer.max_age {buffer.max_age}"
-        share = max((env.fraction for env in self.envs.values()), default=0.0) * budget
+        fractions = [env.fraction for env in self.envs.values()] + [part for stage in batcher.curriculum.stages for part in stage.fractions.values()]
+        share = max(fractions, default=0.0) * budget
         if buffer.max_window_tokens < share:
             yield f"buffer.max_window_tokens {buffer.max_window_tokens} is less than an env's share of a batch ({share:.0f} tokens): it would starve"
         if batcher.rows * batcher.max_seq_len < budget:
@@ -316,6 +445,11 @@ class RunFile(Section):
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1)
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
 
 
 def is_loopback(host: str) -> bool:
@@ -385,13 +519,10 @@ def _explain(problem: Any) -> str:
 
 
 def _section(path: list[Any]) -> type[BaseModel]:
-    section: Any = RunFile
-    for index, key in enumerate(path):
-        if index == 1 and path[0] == "envs":
-            section = Env
-        elif index == 3 and path[0] == "envs":
-            section = Reward
-        elif index or key != "envs":
-            annotation = section.model_fields[key].annotation
-            section = {"target": Target, "fork": Fork}.get(key, annotation)
-    return section
+    """The section at a path of keys, of envs and of places in lists."""
+    found: Any = RunFile
+    for key in path:
+        found = found.model_fields[key].annotation if hasattr(found, "model_fields") else get_args(found)[-1]
+        if get_origin(found) is UnionType:
+            found = get_args(found)[0]  # the other one is None
+    return found

@@ -108,30 +108,47 @@ class Rollout(Record, frozen=True, kw_only=True):
         return iter(self.turns)
 
     def __post_init__(self) -> None:
-        who = f"rollout {self.rollout_uid!r}"
         if not self.rollout_uid or not self.group_id:
             raise ValueError("rollout_uid and group_id must not be empty")
         if not (0 <= self.policy_version <= self.newest_policy_version < 2**31):  # versions travel as int32
-            raise ValueError(f"{who}: policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
+            raise self._invalid(f"policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
         if not (math.isfinite(self.reward) and all(map(math.isfinite, self.rewards.values()))):
-            raise ValueError(f"{who}: a reward is not finite")
+            raise self._invalid("a reward is not finite")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"{who}: temperature {self.temperature} is not above 0")
+            raise self._invalid(f"temperature {self.temperature} is not above 0")
         check_depth(self.metadata)
         if not (self.failure or self.misaligned):
-            if any(t.tokens is None for t in self.turns):
-                raise ValueError(f"{who}: a turn has no tokens")
-            if not any(t.logprobs is not None and len(t.logprobs) for t in self.turns):
-                raise ValueError(f"{who}: no turn was sampled (logprobs missing)")
+            if any(turn.tokens is None for turn in self.turns):
+                raise self._invalid("a turn has no tokens")
+            if not any(turn.logprobs is not None and turn.logprobs.size for turn in self.turns):
+                raise self._invalid("no turn was sampled (logprobs missing)")
+
+    def _invalid(self, why: str) -> ValueError:
+        return ValueError(f"rollout {self.rollout_uid!r}: {why}")
 
 
 class EnvProgress(Record, frozen=True, kw_only=True):
-    """Where an env replica is: every problem below `next_problem` is published or in `open_problems`; its totals so far."""
+    """Where an env replica is: every problem of its own below `next_problem` is published, left out, or in `open_problems`; its totals so far."""
 
     producer: str
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
+
+
+class Visit(Record, frozen=True, kw_only=True):
+    """A problem of a finite set was posed: how its rollouts did. By its visits it may be left out of the next epochs (`envs/pass_rates.py`)."""
+
+    environment: str
+    problem: int  # which of the set
+    epoch: int
+    passed: int  # rollouts
+    rollouts: int  # that came to an end, at least 1
+    policy_version: int = 0  # of their newest token
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.passed <= self.rollouts or not self.rollouts:
+            raise ValueError(f"visit of problem {self.problem}: {self.passed} of {self.rollouts} rollouts passed")
 
 
 # ---- buffer ---------------------------------------------------------------------------------------------------------------------------
@@ -239,6 +256,7 @@ class Demand(Record, frozen=True, kw_only=True):
     held_tokens: int
     closed_groups: dict[str, int]  # by producer, since the run began: groups that came to an end in the buffer
     missing_tokens: int = 0  # how many the next batch is short of right now
+    granted_groups: dict[str, int] = {}  # by producer, since the run began: groups that it may have begun; empty: as many as `wanted_tokens` allows
 
 
 # ---- learner and weights --------------------------------------------------------------------------------------------------------------
@@ -372,6 +390,7 @@ class RunConfig(Record, frozen=True, kw_only=True):
 RECORDS: dict[str, type[Record]] = {
     "rollout": Rollout,
     "env-progress": EnvProgress,
+    "visit": Visit,
     "scored-group": ScoredGroup,
     "batch": Batch,
     "batch-part": BatchPart,

@@ -35,6 +35,7 @@ SCORES = "scores"
 POLICY_VERSIONS = "policy-versions"
 DEMAND = "demand"
 SERVERS = "servers"
+VISITS = "visits"
 FATES = "fates"
 JOURNAL = "journal"
 CONFIG = "config"
@@ -52,6 +53,10 @@ def rollouts(env: str) -> str:
 
 def groups(env: str) -> str:
     return f"{GROUPS}.{env}"
+
+
+def visits(env: str) -> str:
+    return f"{VISITS}.{env}"
 
 
 def journal(part: str) -> str:
@@ -138,7 +143,8 @@ def _instances(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
 
 def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
     """What the topics of a kind are named after."""
-    return {"run": [""], "env": list(run.envs), "part": parts_with_journal(run), "topic": sources}[kind.per]
+    envs = [name for name, env in run.envs.items() if kind.name != VISITS or env.pass_rate]
+    return {"run": [""], "env": envs, "part": parts_with_journal(run), "topic": sources}[kind.per]
 
 
 def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:

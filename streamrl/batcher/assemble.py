@@ -35,7 +35,8 @@ def heads(uids: Sequence[str]) -> np.ndarray:
 
 def fitting(group: ScoredGroup, max_seq_len: int) -> np.ndarray:
     """(n,) bool: which sequences belong to rollouts that fit into rows, all of each. A rollout is trained on as a whole or not at all."""
-    return ~np.isin(group.offsets, group.offsets[totals(group) > max_seq_len])
+    too_long = totals(group) > max_seq_len
+    return ~np.isin(group.offsets, group.offsets[too_long]) if too_long.any() else ~too_long
 
 
 def without(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:

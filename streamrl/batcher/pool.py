@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
+from streamrl.batcher.admission import admission_named, capacity, grants
 from streamrl.batcher.advantages import stage_named, staged
 from streamrl.batcher.assemble import Division, assemble, fitting, heads, without
 from streamrl.batcher.balance import costs_of, imbalance, loads
+from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.parts import split
-from streamrl.batcher.selection import REST, Candidate, Selection, carry, select, shares, shortage
+from streamrl.batcher.selection import REST, Candidate, Selection, carry, rebased, select, shares, shortage
 from streamrl.buffer.freshness import fresh
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output
@@ -22,7 +25,7 @@ from streamrl.stream.log import Event, Output
 
 @dataclass(frozen=True)
 class Config:
-    fractions: dict[str, float]  # of the tokens of a batch, by env; every env of the run is in it
+    fractions: dict[str, float]  # of the tokens of a batch, by env, where no curriculum says it; every env of the run is in it
     learner: str  # whose versions count
     total_token_budget: int
     max_seq_len: int
@@ -33,9 +36,14 @@ class Config:
     max_window_tokens: int  # of one env
     shortage_after_s: float
     advantage: str = "none"  # the batch stage
+    curriculum: Rules = field(default_factory=Rules)
     processes: int = 1  # that train on a batch
     balance: str = "tokens"  # what they have as much of as each other
     hidden: int = 0  # hidden size of the model
+    admission: str = "demand"
+    eta: int = 0  # policy versions; for `admission` that asks for it
+    producers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # of the envs that are granted their groups one by one
+    group_tokens: dict[str, int] = field(default_factory=dict[str, int])  # of those: what a group is thought to cost before the first has come
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -56,6 +64,9 @@ class Pool(msgspec.Struct):
     ahead: list[Held] = []  # from versions not heard of yet, in the same order
     tokens: int = 0  # of both
     rollouts: int = 0
+    granted: dict[str, int] = {}  # groups that each producer may have begun, where they are granted
+    measured: int = 0  # groups that came with something to train on,
+    measured_tokens: int = 0  # and what they cost
     closed: dict[str, int] = {}  # groups that came to an end in the buffer, by producer, since the run began
     demand: Demand | None = None  # the last one published
 
@@ -78,6 +89,7 @@ class State(msgspec.Struct):
     balance: dict[str, float] = {}  # tokens carried over, by share
     short: dict[str, int] = {}  # tokens that the next batch lacks, by share
     short_since_s: float = 0.0
+    progress: Progress = msgspec.field(default_factory=Progress)  # of the curriculum
 
 
 @dataclass
@@ -116,6 +128,7 @@ class Fold:
             of_newest = int((first & (usable.oldest_versions == newest)).sum())
             held = Held(event, usable.total_tokens, int(first.sum()), oldest, newest, of_newest)
             self.place(pool, held)
+            pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + held.tokens
             pool.tokens += held.tokens
             pool.rollouts += held.rollouts
 
@@ -145,10 +158,21 @@ class Fold:
                 while queue and not fresh(self.state.next_batch, queue[0].oldest, self.config.max_age):
                     self.end("expired", self.usable(pool.leave(queue, 0)))
 
+    def fractions(self, batch: int) -> dict[str, float]:
+        """What each env is to have of a batch, as far as can be said now."""
+        rules = self.config.curriculum
+        return self.config.fractions if rules.kind == "none" else fractions_of(rules, self.state.progress, batch)
+
+    def balance(self, fractions: dict[str, float]) -> dict[str, float]:
+        """What each share is owed, under the fractions of the next batch."""
+        return self.state.balance if self.config.curriculum.kind == "none" else rebased(fractions, self.state.balance)
+
     def build(self) -> bool:
         """Try to build the next batch. False when a share is short: the batch waits."""
         config, state = self.config, self.state
-        terms = config.fractions, state.balance, config.total_token_budget, config.spill
+        due = self.fractions(state.next_batch)
+        balance = self.balance(due)
+        terms = due, balance, config.total_token_budget, config.spill
         if short := shortage({env: pool.usable_tokens for env, pool in state.pools.items()}, *terms):
             self.note_shortage(short)
             return False
@@ -163,14 +187,17 @@ class Fold:
         self.outputs += [Output("batches", str(batch.number), record) for record in split(batch)]
         for group in groups[: len(taken)]:
             self.end("batched", group, batch=batch.number)
-        state.balance = carry(config.fractions, state.balance, paid_by(selection, len(taken)), config.spill)
+        state.balance = carry(due, balance, paid_by(selection, len(taken)), config.spill)
         for env, pool in state.pools.items():
             for place in sorted((c.place for c in taken if c.env == env), reverse=True):
                 pool.leave(pool.groups, place)
         state.next_batch += 1
-        self.outputs.append(
-            Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=batch_values(config, batch, before)))
-        )
+        values = batch_values(config, batch, before, mixed(groups[: len(taken)]))
+        if config.curriculum.kind != "none":
+            values |= {f"batches/{env}/frac_wanted": fraction for env, fraction in due.items()}
+            values["batcher/curriculum_stage"] = float(stage_of(config.curriculum, state.progress.stage, batch.number))
+            state.progress = learned(config.curriculum, state.progress, batch)
+        self.outputs.append(Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=values)))
         return True
 
     def candidates(self, env: str, pool: Pool) -> list[Candidate]:
@@ -199,27 +226,36 @@ class Fold:
         self.state.short = short
 
     def want(self, env: str) -> None:
-        """Publish the env's demand if it has changed: what the batches that its next rollouts could serve need, less what is held.
+        """Publish the env's demand if it has changed: what the batches that its next rollouts may be for need (`admission.py`), less what is held.
 
         What the fractions leave is asked of all envs evenly, and what is still missing of it of each: any of them may have stopped.
         """
         config, state, pool = self.config, self.state, self.state.pools.setdefault(env, Pool())
-        last_batch = min(state.version + config.lookahead + 1, state.version + config.max_age)
-        batches = max(last_batch - state.next_batch + 1, 0)
-        share = shares(config.fractions)
-        due = share.get(env, 0.0) + share[REST] / len(config.fractions)
-        needed = batches * due * config.total_token_budget + state.balance.get(env, 0.0) + state.short.get(REST, 0)
-        wanted = math.ceil(needed) - pool.tokens
+        last_batch = admission_named(config.admission)(state.version, config.lookahead, config.max_age, config.eta)
+        batches = [shares(self.fractions(batch)) for batch in range(state.next_batch, last_batch + 1)]
+        due = math.fsum(share.get(env, 0.0) + share[REST] / len(config.fractions) for share in batches)
+        balance = self.balance(self.fractions(state.next_batch))
+        wanted = capacity(due, config.total_token_budget, balance.get(env, 0.0), state.short.get(REST, 0), pool.tokens)
+        wanted = wanted if state.version >= 0 else 0
         demand = Demand(
             environment=env,
-            wanted_tokens=max(wanted, 0) if state.version >= 0 else 0,
+            wanted_tokens=wanted,
             held_tokens=pool.tokens,
             closed_groups=dict(pool.closed),
             missing_tokens=state.short.get(env, 0),
+            granted_groups=self.grant(env, pool, wanted),
         )
         if demand != pool.demand:
             pool.demand = demand
             self.outputs.append(Output("demand", env, demand))
+
+    def grant(self, env: str, pool: Pool, wanted_tokens: int) -> dict[str, int]:
+        """What each of the env's producers may have begun by now; empty where they go by what is wanted."""
+        if env in self.config.producers:
+            cost = pool.measured_tokens / pool.measured if pool.measured else self.config.group_tokens[env]
+            before = {producer: pool.granted.get(producer, 0) for producer in self.config.producers[env]}
+            pool.granted = grants(before, pool.closed, math.ceil(wanted_tokens / cost))
+        return dict(pool.granted)
 
     def on_policy(self, pool: Pool) -> int:
         """Rollouts held that the newest version made."""
@@ -253,10 +289,18 @@ def group_of(event: Event) -> ScoredGroup:
     return event.record
 
 
-def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
-    """The metrics of document 001 that belong to a batch, and how well it is filled and divided.
+def mixed(groups: Sequence[ScoredGroup]) -> Counter[str]:
+    """Rollouts that more than one policy version sampled, by env: they went on across an update."""
+    counts = Counter[str]()
+    for group in groups:
+        counts[group.environment] += int((heads(group.uids) & (group.newest_versions > group.oldest_versions)).sum())
+    return counts
 
-    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built.
+
+def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]], mixed: Mapping[str, int]) -> dict[str, float]:
+    """The metrics of document 001 that belong to a batch, how well it is filled and divided, and the share of mixed versions.
+
+    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built. `mixed`: rollouts, by env.
     """
     rollout_envs = batch.group_environments[batch.groups]
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
@@ -271,6 +315,7 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
         "batcher/process_rollouts_min": float(loads(batch, first).min()),
         "batcher/batch_age_mean": float(batch.number - batch.oldest_versions.mean()),
         "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
+        "batcher/mixed_versions_frac": sum(mixed.values()) / int(first.sum()),
     }
     for env, (rollouts, tokens, on_policy) in held.items():
         mine = rollout_envs == (batch.environments.index(env) if env in batch.environments else -1)
@@ -287,5 +332,6 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
         }
         if used:
             values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[rollouts_used], dtype=np.float64))
+            values[f"batches/{env}/mixed_versions_frac"] = mixed.get(env, 0) / used
             values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[rollouts_used].mean())
     return values

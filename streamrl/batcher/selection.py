@@ -109,3 +109,13 @@ def carry(fractions: Mapping[str, float], balance: Mapping[str, float], paid: Ma
     total = sum(paid.values())
     after = {share: balance.get(share, 0.0) + fraction * total - paid.get(share, 0) for share, fraction in shares(fractions).items()}
     return dict.fromkeys(after, 0.0) if spill else after
+
+
+def rebased(fractions: Mapping[str, float], balance: Mapping[str, float]) -> dict[str, float]:
+    """The balance under fractions that may have changed: what a share that is gone was owed, or owes, goes to the others by their fractions.
+
+    Otherwise every batch from then on would be too small, or too large, by that much.
+    """
+    share = shares(fractions)
+    gone = sum(tokens for name, tokens in balance.items() if name not in share)
+    return {name: balance.get(name, 0.0) + gone * fraction for name, fraction in share.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -26,7 +25,7 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
         return f"key {key!r} is not the rollout's group_id {rollout.group_id!r}: its group would be split over partitions"
     if rollout.newest_policy_version > newest_version:
         return f"policy version {rollout.newest_policy_version} is further ahead than {newest_version}: nobody has announced it"
-    if any(abs(reward) > REWARD_LIMIT for reward in _rewards(rollout)):
+    if max(map(abs, _rewards(rollout))) > REWARD_LIMIT:
         return f"a reward is larger than {REWARD_LIMIT:g}: its group could not be scored"
     if not TEMPERATURES[0] <= rollout.temperature <= TEMPERATURES[1]:
         return f"temperature {rollout.temperature:g} is not within {TEMPERATURES[0]:g} and {TEMPERATURES[1]:g}"
@@ -39,15 +38,14 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
     return ""
 
 
-def _rewards(rollout: Rollout) -> Iterator[float]:
+def _rewards(rollout: Rollout) -> list[float]:
     """Every single one: of the rollout, of its turns, and the largest of a turn's tokens."""
-    yield rollout.reward
-    yield from rollout.rewards.values()
+    found = [rollout.reward, *rollout.rewards.values()]
     for turn in rollout.turns:
-        yield turn.reward or 0.0
-        yield from turn.rewards.values()
+        found += [turn.reward or 0.0, *turn.rewards.values()]
         if turn.token_rewards is not None and turn.token_rewards.size:
-            yield float(np.abs(turn.token_rewards).max())
+            found.append(float(np.abs(turn.token_rewards).max()))
+    return found
 
 
 class Moments(msgspec.Struct):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from streamrl.envs.epochs import Place
 from streamrl.errors import ConfigError
 
 SHIPPED = {
@@ -30,6 +31,7 @@ SHIPPED = {
     "add-digits": "streamrl.envs.add_digits:AddDigits",
     "calculator": "streamrl.envs.calculator:Calculator",
     "guess-number": "streamrl.envs.guess_number:GuessNumber",
+    "dataset": "streamrl.envs.dataset:Dataset",
     "multiple-choice": "streamrl.envs.multiple_choice:MultipleChoice",
     "coding": "streamrl.envs.coding:Coding",
     "reasoning-gym": "streamrl.envs.reasoning_gym:ReasoningGym",
@@ -46,6 +48,7 @@ class Problem(NamedTuple):
     answer: Any = None  # whatever `rewards` needs
     metadata: Mapping[str, Any] = {}  # published with the rollout: plain values
     tools: Sequence[Mapping[str, Any]] = ()  # OpenAI function tools, for the chat template to tell of
+    tokens: Sequence[int] = ()  # the very prompt, in the policy's vocabulary; then `messages` are for people only. Of an env without `reply`
 
 
 class Said(NamedTuple):
@@ -85,6 +88,14 @@ class Env(Protocol):
 
     def rewards(self, problem: Problem, answer: Answer) -> Judged | Awaitable[Judged]:
         """Named rewards of the rollout, or at several levels. Their sum, weighted by `reward_weights` of the run file, is the scalar that trains."""
+        ...
+
+
+class Finite(Env, Protocol):
+    """An env that poses the same problems again: it says which, so that they can be filtered by pass rate."""
+
+    def place(self, index: int) -> Place | None:
+        """Which of its problems number `index` poses, and in which epoch: each once an epoch (`epochs.py`). None: it poses none twice."""
         ...
 
 

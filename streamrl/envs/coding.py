@@ -15,6 +15,7 @@ from pathlib import Path
 
 from streamrl.envs import sandbox
 from streamrl.envs.base import Answer, Problem
+from streamrl.envs.epochs import Epochs, Place
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 TESTS = 4
@@ -35,11 +36,15 @@ class Coding:
             raise ValueError(f"timeout_s is {timeout_s:g}, memory_mib {memory_mib}; more than 0, and at least 64 for Python itself")
         self.seed, self.timeout_s, self.memory_mib = seed, timeout_s, memory_mib
         self._problems = read(Path(file)) if file else []
+        self._epochs = Epochs(seed, len(self._problems)) if file else None
         self._free = Semaphore(os.cpu_count() or 1)  # programs at once: more would only time out
 
+    def place(self, index: int) -> Place | None:
+        return self._epochs(index) if self._epochs else None
+
     def problem(self, index: int) -> Problem:
-        if self._problems:
-            prompt, tests = self._problems[index % len(self._problems)]
+        if place := self.place(index):
+            prompt, tests = self._problems[place.problem]
             return Problem([{"role": "user", "content": prompt}], tests)
         draw = random.Random(f"code {self.seed} {index}")
         what, a, b = draw.choice([*TASKS]), draw.randint(2, 9), draw.randint(2, 9)

@@ -36,6 +36,7 @@ class Sampler(Protocol):
         env: config.Env,
         tools: Sequence[Mapping[str, Any]] = (),
         history: Sequence[int] = (),
+        last: str = "",
     ) -> list[Sampled]: ...
 
 
@@ -50,7 +51,11 @@ class Game:
 
     async def play(self, task: Task, n: int) -> list[Rollout]:
         """n rollouts of one problem. Raises SamplingFailed when not even the first turn can be had."""
-        first = await self.sampler.sample(task.problem.messages, n, self.settings, task.problem.tools)
+        problem = task.problem
+        if problem.tokens:
+            first = await self.sampler.sample([], n, self.settings, (), problem.tokens)
+        else:
+            first = await self.sampler.sample(problem.messages, n, self.settings, problem.tools)
         return list(await asyncio.gather(*[self._rollout(task, index, sampled) for index, sampled in enumerate(first)]))
 
     async def _rollout(self, task: Task, index: int, first: Sampled) -> Rollout:
@@ -92,7 +97,7 @@ class Game:
             return
         messages = [*talk.messages, *replied]
         try:
-            (sampled,) = await self.sampler.sample(messages, 1, self.settings, talk.problem.tools, talk.history)
+            (sampled,) = await self.sampler.sample(messages, 1, self.settings, talk.problem.tools, talk.history, talk.samples[-1].server_id)
         except ContextFull as error:
             talk.truncation, talk.note = "context", str(error)
         except TimedOut as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamrl.records import Demand, EnvProgress
@@ -29,9 +31,18 @@ class Credit:
         """What a group is expected to cost."""
         return self.tokens / self.complete if self.complete else self.guess_tokens
 
+    @property
+    def capacity(self) -> int:
+        """Groups that may be outstanding: those granted; or else this replica's share of what is wanted, the last group perhaps only in part."""
+        if self.demand is None:
+            return 0
+        if granted := self.demand.granted_groups:
+            return granted.get(self.producer, 0) - self.demand.closed_groups.get(self.producer, 0)
+        return math.ceil(self.demand.wanted_tokens / self.replicas / self.group_tokens)
+
     def allows(self) -> bool:
-        """May another group be launched? The replicas of an env share what is wanted of it."""
-        return self.demand is not None and self.outstanding * self.group_tokens < self.demand.wanted_tokens / self.replicas
+        """May another group be launched?"""
+        return self.outstanding < self.capacity
 
     def measured(self, tokens: float) -> None:
         """A group is complete: so many tokens, prompts included. One that failed says nothing about the size of the others."""
@@ -40,14 +51,16 @@ class Credit:
 
 @dataclass
 class Counter:
-    """Which problems are whose: replica i of n takes i, i + n, i + 2n, ... None is skipped or repeated when it restarts."""
+    """Which problems are whose: replica i of n takes i, i + n, i + 2n, ... None is lost or repeated when it restarts."""
 
     progress: EnvProgress
     step: int  # replicas
 
-    def take(self) -> int:
-        """The next problem; it is open from now on."""
+    def take(self, left_out: Callable[[int], bool] = lambda number: False) -> int:
+        """The next problem that is not left out; it is open from now on."""
         number = self.progress.next_problem
+        while left_out(number):
+            number += self.step
         self._set(next_problem=number + self.step, open_problems=[*self.progress.open_problems, number])
         return number
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamrl.envs.base import Answer, Problem
+from streamrl.envs.epochs import Epochs, Place
 
 LETTERS = "ABCDEFGHIJ"
 LETTER = re.compile(r"(?<![A-Za-z])([A-J])(?![A-Za-z'])")
@@ -31,10 +32,14 @@ class MultipleChoice:
             raise ValueError(f"choices is {choices}; 2 to {len(LETTERS)}")
         self.seed, self.choices = seed, choices
         self._questions = read(Path(file)) if file else []
+        self._epochs = Epochs(seed, len(self._questions)) if file else None
+
+    def place(self, index: int) -> Place | None:
+        return self._epochs(index) if self._epochs else None
 
     def problem(self, index: int) -> Problem:
         draw = random.Random(f"choice {self.seed} {index}")
-        question = self._questions[index % len(self._questions)] if self._questions else self._sum(draw)
+        question = self._questions[place.problem] if (place := self.place(index)) else self._sum(draw)
         order = draw.sample(range(len(question.choices)), len(question.choices))
         lines = [question.question, *(f"{letter}) {question.choices[i]}" for letter, i in zip(LETTERS, order, strict=False))]
         return Problem([{"role": "user", "content": "\n".join(lines)}], LETTERS[order.index(question.answer)])

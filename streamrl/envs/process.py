@@ -22,27 +22,28 @@ from streamrl.credentials import reveal
 from streamrl.envs.base import Env, Problem, Reward, make, make_reward
 from streamrl.envs.conversation import Game
 from streamrl.envs.credit import Counter, Credit
+from streamrl.envs.pass_rates import Visits
 from streamrl.envs.rollouts import NoProblem, Task, failures, pose
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.metrics import Meter
-from streamrl.records import Demand, EnvProgress, Rollout, Server
+from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.journal import newest
-from streamrl.stream.log import Log, Message, Output, Undecodable, Writer
+from streamrl.stream.log import Log, Message, Output, TopicPartition, Undecodable, Writer, read
 from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("demand", "servers")
-PRODUCES = ("rollouts", "journal", "metrics")
+CONSUMES = ("demand", "servers", "visits")
+PRODUCES = ("rollouts", "visits", "journal", "metrics")
 TICK_S = 0.02  # what finishes within one is one transaction
 REPORT_S = 1.0
 WAITING_S = 5.0  # without a demand for so long, it says so, and again after as much
 BURST_S = 0.1  # a rate is kept on average: launches that were due so long ago are made up for
 PAUSE_S = 0.1  # before the next launch, for each group that failed in a row
 MAX_PAUSE_S = 1.0
-SCHEMAS = ("demand", "server")
+SCHEMAS = ("demand", "server", "visit")
 
 
 class Group(NamedTuple):
@@ -70,6 +71,8 @@ class Replica:
     credit: Credit
     client: Client
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # of the run file, beside the env's own
+    visits: Visits | None = None  # of problems that are filtered by pass rate
+    left_out: int = 0  # numbers of such problems, in this life
     version: int = 0  # newest that a server had
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
@@ -84,6 +87,8 @@ class Replica:
                 case Server() as server:
                     self.version = max(self.version, server.version)
                     self.client.heard(event.key, server)
+                case Visit(environment=self.name) as visit if self.visits:
+                    self.visits.hear(visit)
                 case None if event.topic == "servers":
                     self.client.heard(event.key, None)
                 case Undecodable(cause=cause):
@@ -95,9 +100,15 @@ class Replica:
         """As many groups as demand, concurrency and rate allow."""
         while len(self.tasks) < self.settings.max_groups_in_flight and now_s >= self.next_launch_s and self.credit.allows():
             self.credit.launched += 1
-            self.start(self.counter.take())
+            self.start(self.counter.take(self.rests))
             if self.settings.max_groups_per_s:
                 self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S)
+
+    def rests(self, number: int) -> bool:
+        """Is this problem left out for now?"""
+        resting = self.visits is not None and self.visits.rests(number)
+        self.left_out += resting
+        return resting
 
     def start(self, number: int) -> None:
         self.tasks.add(asyncio.create_task(self.generate(number)))
@@ -130,7 +141,14 @@ class Replica:
         """One transaction: the rollouts, and the progress that they are."""
         produced = [Output(f"rollouts.{self.name}", rollout.group_id, rollout) for group in groups for rollout in group.rollouts]
         progress = Output(f"journal.env-{self.credit.producer}", self.credit.producer, self.counter.done([group.number for group in groups]))
-        return [to_message(output) for output in (*produced, progress)]
+        return [to_message(output) for output in (*produced, *self.visited(groups), progress)]
+
+    def visited(self, groups: Sequence[Group]) -> list[Output]:
+        """What these groups say of their problems, where that is asked."""
+        if (visits := self.visits) is None:
+            return []
+        found = [visits.made(group.number, group.rollouts) for group in groups]
+        return [Output(f"visits.{self.name}", visits.key(visit), visit) for visit in found if visit]
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int = 0) -> None:
@@ -144,19 +162,35 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
     writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
     progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
-    credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
-    client = Client(api_key=reveal(run.inference.api_key, "inference.api_key"))
+    replicas, guess_tokens = max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens)
+    credit = Credit(producer, replicas, guess_tokens)
+    client = Client(settings.pool, api_key=reveal(run.inference.api_key, "inference.api_key"), stick_margin=run.inference.stick_margin)
     credit.launched = progress.published_groups + len(progress.open_problems)
-    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, client, rewards)
+    visits = filtered(env, settings, made)
+    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, replicas), credit, client, rewards, visits)
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:
         writer.close()
 
 
+def filtered(name: str, settings: config.Env, env: Env) -> Visits | None:
+    """What is to be known of the env's problems, if they are filtered by pass rate. Raises ConfigError for an env that poses no problem twice."""
+    if settings.pass_rate is None:
+        return None
+    place = getattr(env, "place", None)
+    if place is None or place(0) is None:
+        what = f"envs.{name}.pass_rate: {settings.kind or name} poses no problem twice, so there is nothing to leave out"
+        raise ConfigError(f"{what}; it takes an env with a file of problems, or with a method `place`")
+    return Visits(settings.pass_rate, name, place)
+
+
 async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) -> None:
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
-    reader = log.reader({(topic, p): log.start(topic, p) for topic in CONSUMES for p in range(partitions(log, topic))})
+    positions = {(topic, p): log.start(topic, p) for topic in CONSUMES if topic != "visits" for p in range(partitions(log, topic))}
+    if me.visits:
+        positions |= recall(me, log)
+    reader = log.reader(positions)
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     for number in me.counter.progress.open_problems:
         me.start(number)
@@ -180,6 +214,15 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
         await me.client.close()
         reader.close()
         meter.close()
+
+
+def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
+    """Hear all visits there are, before any problem is chosen. Where the next ones will be."""
+    topic = f"visits.{me.name}"
+    ends = {(topic, p): log.end(topic, p) for p in range(partitions(log, topic))}
+    for where, end in ends.items():
+        me.hear(list(read(log, *where, log.start(*where), end)))
+    return ends
 
 
 async def publish(me: Replica, writer: Writer) -> list[Group]:
@@ -224,13 +267,16 @@ class Tally:
         return Tally(waiting_s)
 
     def unknown_weights(self, me: Replica) -> str:
-        """A weight for a reward that no rollout has had."""
+        """A weight, or a filter, for a reward that no rollout has had."""
         seen = {name: None for group in self.groups for rollout in group.rollouts for name in rollout.rewards}
-        for name in me.settings.reward_weights if seen else ():
+        asked = [(name, "reward_weights") for name in me.settings.reward_weights]
+        if me.visits and me.visits.rules.reward:
+            asked.append((me.visits.rules.reward, "pass_rate.reward"))
+        for name, setting in asked if seen else ():
             if name not in seen:
                 near = difflib.get_close_matches(name, seen, 1)
                 known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(seen)}"
-                return f"envs.{me.name}.reward_weights: no rollout has earned a {name!r}; {known}"
+                return f"envs.{me.name}.{setting}: no rollout has earned a {name!r}; {known}"
         return ""
 
     def values(self, me: Replica) -> dict[str, float]:
@@ -239,9 +285,11 @@ class Tally:
         values = {
             "env/groups_in_flight": float(len(me.tasks)),
             "env/groups_outstanding": float(me.credit.outstanding),
+            "env/groups_capacity": float(me.credit.capacity),
             "env/rollouts_per_s": self.rollouts() / self.elapsed_s,
             "env/failed": float(len(self.failed())),
             "env/waiting_for_demand_s": self.waiting_s,
+            **({"env/left_out": float(me.left_out)} if me.visits else {}),
         }
         limits = Counts(str(rollout.metadata.get("truncation", "")) for rollout in good if rollout.truncated)
         values |= {f"env/truncated/{limit}": float(count) for limit, count in limits.items()}

@@ -38,6 +38,8 @@ def pose(env: Env, number: int) -> Problem:
         problem = env.problem(number)
         if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"not a Problem but {type(problem).__name__}")
+        if len(problem.tokens) and hasattr(env, "reply"):  # what follows has to be rendered behind messages that say the same
+            raise ValueError("a prompt of token ids is for one turn, and this env replies")
     except Exception as error:  # an env is somebody else's code
         raise NoProblem(f"problem {number}: {one_line(error)}") from error
     return problem

@@ -20,12 +20,13 @@ from rich.console import Console
 
 from streamrl import topics
 from streamrl.batcher import process as batcher
+from streamrl.batcher.curriculum import learned
 from streamrl.buffer import process as buffer
-from streamrl.config import NAME, Fork, RunFile, changed
+from streamrl.config import NAME, Curriculum, Fork, RunFile, changed
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.learner.reading import announcements, recorded, versions
 from streamrl.orchestrator.directory import write_run_file
-from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup
+from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup, Visit
 from streamrl.replay.inheritance import Census, Cut, Group, next_problem
 from streamrl.replay.progress import Report, shown
 from streamrl.stream import broker
@@ -107,14 +108,16 @@ def _plant(parent: RunFile, run: RunFile, old: Log, version: int, progress: Repo
 
 def transplant(old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with_rollouts: bool, time_s: float) -> Forked:
     """Fill the topics of a fork. `uri`: where its first version lies; `run.fork` says which one that is. Returns it with the balance completed."""
+    run = taught(old, parent, run)
     assert run.fork is not None
     writer = new.writer("fork")
     _copy(writer.commit, announced_before(old, parent, run, uri))
+    _copy(writer.commit, visits(old, parent, run))
     if not with_rollouts:
         _copy(writer.commit, progress_of(old, parent, run, {}))
         return Forked(run, 0, 0, False)
     version, cut = run.fork.version, cut_of(old, parent, run.fork.version)
-    if fractions(run) == fractions(parent):  # what one share owes another means nothing under other shares
+    if shares_of(run) == shares_of(parent):  # what one share owes another means nothing under other shares
         run = run.model_copy(update={"fork": run.fork.model_copy(update={"balance": cut.balance})})
     census = count(old, parent, run)
     groups = census.inherited(version, run.buffer.max_age) | dict.fromkeys(cut.held)
@@ -148,6 +151,19 @@ def progress_of(old: Log, parent: RunFile, run: RunFile, groups: Mapping[str, in
             producer = f"{name}-{i}"
             record = EnvProgress(producer=producer, next_problem=next_problem(numbers, i, env.replicas), published_groups=groups.get(producer, 0))
             yield to_message(Output(topics.journal(topics.env_part(name, i)), producer, record))
+
+
+def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
+    """What the parent's envs knew of their problems by the fork's first version, as far as compaction has left it, where they are still the same."""
+    assert run.fork is not None
+    for name, env in run.envs.items():
+        topic, before = topics.visits(name), parent.envs.get(name)
+        if not env.pass_rate or before is None or (before.kind, before.params) != (env.kind, env.params) or topic not in old.topics():
+            continue
+        for message in read(old, topic, 0, old.start(topic, 0)):
+            record = to_event(message, ("visit",)).record
+            if isinstance(record, Visit) and record.policy_version <= run.fork.version:
+                yield message
 
 
 def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
@@ -277,8 +293,21 @@ def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
         yield some
 
 
-def fractions(run: RunFile) -> dict[str, float]:
-    return {name: env.fraction for name, env in run.envs.items()}
+def shares_of(run: RunFile) -> tuple[dict[str, float], Curriculum]:
+    return {name: env.fraction for name, env in run.envs.items()}, run.batcher.curriculum
+
+
+def taught(old: Log, parent: RunFile, run: RunFile) -> RunFile:
+    """The fork with its curriculum where the parent's batches before it bring that."""
+    assert run.fork is not None
+    rules, progress = batcher.curriculum(run), batcher.first_state(parent.fork).progress
+    if rules.kind == "none":
+        return run
+    for batch, _ in recorded(old):
+        if batch.number >= run.fork.version:
+            break
+        progress = learned(rules, progress, batch)
+    return run.model_copy(update={"fork": run.fork.model_copy(update={"stage": progress.stage, "rewards": progress.rewards})})
 
 
 # ---- nothing half-made ----------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ makes views into the message; nothing is copied. docs/records.md says it for oth
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
-import msgpack
 import msgspec
 import numpy as np
 import xxhash
@@ -21,12 +22,13 @@ from streamrl.stream.log import Event, Message, Output, Undecodable
 SCHEMA_HEADER = "schema"
 VERSION = 1
 ARRAY = 1  # MessagePack extension type of arrays
-HEAD_BYTES = 64  # more than [dtype, shape] can take
 DTYPES = ("<u2", "<u4", "<i4", "<i8", "<f4", "|u1")
+MAX_RANK = 4
 
 _NAMES = {record: name for name, record in RECORDS.items()}
 _HEADERS = {name: ((SCHEMA_HEADER, f"{name}/{VERSION}".encode()),) for name in RECORDS}
-_ARRAY_HEADS: dict[tuple[str, int], bytes] = {}
+_DTYPE_OF = {b"\x92\xa3" + name.encode(): np.dtype(name) for name in DTYPES}  # an array of two, the first of them a text of three
+_SIZE_OF = {code: struct.Struct(form) for code, form in ((0xCC, ">B"), (0xCD, ">H"), (0xCE, ">I"), (0xCF, ">Q"))}
 
 
 class DecodeError(ValueError):
@@ -35,31 +37,44 @@ class DecodeError(ValueError):
 
 def pack_array(array: np.ndarray) -> bytes:
     """The payload of the extension: [dtype, shape] in MessagePack, then the data."""
-    dtype = array.dtype.newbyteorder("<").str
-    if dtype not in DTYPES:
-        raise ValueError(f"arrays of {array.dtype} do not travel; use one of {', '.join(DTYPES)}")
-    head = msgpack.packb([dtype, list(array.shape)])
-    assert head is not None
-    return head + np.ascontiguousarray(array, dtype).tobytes()
+    dtype, head = _head(array.dtype, array.shape)
+    return b"".join((head, np.ascontiguousarray(array, dtype).data))
+
+
+@lru_cache(4096)
+def _head(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, bytes]:
+    """The type that such an array has on the wire, and what stands before its data."""
+    wire = dtype.newbyteorder("<")
+    if wire.str not in DTYPES:
+        raise ValueError(f"arrays of {dtype} do not travel; use one of {', '.join(DTYPES)}")
+    return wire, msgspec.msgpack.encode((wire.str, shape))
 
 
 def unpack_array(data: memoryview) -> np.ndarray:
     """A read-only view of the data. Raises DecodeError when dtype, shape and length do not agree; allocates nothing on their word."""
-    unpacker = msgpack.Unpacker(max_buffer_size=HEAD_BYTES, max_array_len=4, max_str_len=8)
-    unpacker.feed(data[:HEAD_BYTES])
+    dtype = _DTYPE_OF.get(data[:5].tobytes())  # as far as the dtype every head has the same length
+    if dtype is None:
+        raise DecodeError(f"array without [dtype, shape] and a dtype of {', '.join(DTYPES)}")
+    shape, start = list[int](), 6
     try:
-        head = unpacker.unpack()
-    except Exception as error:
-        raise DecodeError(f"array without [dtype, shape]: {error}") from None
-    start = unpacker.tell()
-    if not (isinstance(head, list) and len(head) == 2 and head[0] in DTYPES and isinstance(head[1], list)):
-        raise DecodeError(f"array header {head!r} is not [dtype, shape] with a dtype of {', '.join(DTYPES)}")
-    dtype, shape = np.dtype(head[0]), head[1]
-    if not all(isinstance(d, int) and d >= 0 for d in shape):
-        raise DecodeError(f"array shape {shape!r} is not a list of sizes")
-    if math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise DecodeError(f"array claims shape {shape} of {dtype} ({math.prod(shape) * dtype.itemsize} bytes) but carries {len(data) - start} bytes")
-    return np.frombuffer(data, dtype, offset=start).reshape(shape)
+        for _ in range(_rank(data[5])):
+            size, start = data[start], start + 1
+            if size >= 0x80:  # a larger size has its own code, and stands behind it
+                size, start = _SIZE_OF[size].unpack_from(data, start)[0], start + _SIZE_OF[size].size
+            shape.append(size)
+    except (KeyError, IndexError, struct.error):
+        raise DecodeError(f"array shape {data[5:20].tobytes()!r} is not a list of sizes") from None
+    if (count := math.prod(shape)) * dtype.itemsize != len(data) - start:
+        raise DecodeError(f"array claims shape {shape} of {dtype} ({count * dtype.itemsize} bytes) but carries {len(data) - start} bytes")
+    flat = np.frombuffer(data, dtype, offset=start)
+    return flat if len(shape) == 1 else flat.reshape(shape)
+
+
+def _rank(code: int) -> int:
+    """Dimensions, of the code of a short MessagePack array."""
+    if not 0x90 <= code <= 0x90 + MAX_RANK:
+        raise KeyError(code)
+    return code - 0x90
 
 
 def _encode_hook(value: Any) -> Any:

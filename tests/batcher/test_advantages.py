@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from streamrl import config
 from streamrl.batcher import process
 from streamrl.batcher.advantages import STAGE_OF, STAGES, normalized, stage_named, staged
 from streamrl.batcher.assemble import assemble
+from streamrl.batcher.packing import expand
 from streamrl.buffer.advantages import ADVANTAGES, advantage_named
 from streamrl.errors import ConfigError
 from streamrl.records import Batch
@@ -18,19 +20,27 @@ from tests.build import floats, group, version_event
 
 def test_normalized_by_hand():
     # mean 1, deviations 3, -1, -1, -1, standard deviation sqrt(12 / 4)
-    np.testing.assert_allclose(normalized(floats(4, 0, 0, 0)), np.array([3, -1, -1, -1]) / np.sqrt(3), rtol=1e-6)
+    batch = floats(4, 0, 0, 0)
+    np.testing.assert_allclose(normalized(batch, batch), np.array([3, -1, -1, -1]) / np.sqrt(3), rtol=1e-6)
+    np.testing.assert_allclose(normalized(floats(1, 10), batch), np.array([0, 9]) / np.sqrt(3), rtol=1e-6)  # other values, the same scale
 
 
 def test_equal_ones_give_none_as_does_nothing():
-    assert normalized(floats(*[0.1] * 5)).tolist() == [0] * 5 and normalized(floats()).shape == (0,)
+    assert normalized(floats(*[0.1] * 5), floats(*[0.1] * 5)).tolist() == [0] * 5
+    assert normalized(floats(), floats()).shape == (0,)
+
+
+def test_where_all_rollouts_are_equal_tokens_are_centred_only():
+    np.testing.assert_allclose(normalized(floats(0.5, 0.1), floats(0.1, 0.1)), [0.4, 0], atol=1e-7)
 
 
 def test_reinforce_plus_plus_takes_the_batch_for_its_baseline_and_with_one_each_groups():
     """Two problems, one easy: the plain one calls every try at it good, the one with a baseline does not."""
     easy, hard = floats(1, 0.8), floats(0.2, 0)
     plain, based = (
-        stage_named(STAGE_OF[name])(np.concatenate([advantage_named(name)(easy), advantage_named(name)(hard)]))
+        stage_named(STAGE_OF[name])(made, made)
         for name in ("reinforce++", "reinforce++-baseline")
+        for made in [np.concatenate([advantage_named(name)(easy), advantage_named(name)(hard)])]
     )
     np.testing.assert_allclose(plain, np.array([0.5, 0.3, -0.3, -0.5]) / np.sqrt(0.17), rtol=1e-5)
     np.testing.assert_allclose(based, [1, -1, 1, -1], rtol=1e-5)
@@ -47,14 +57,38 @@ def test_the_batcher_adds_its_stage():
     assert plain.uids == doubled.uids and plain.tokens.tolist() == doubled.tokens.tolist()
 
 
-def doubled(advantages: np.ndarray) -> np.ndarray:
-    return advantages * np.float64(2)
+def doubled(values: np.ndarray, over: np.ndarray) -> np.ndarray:
+    return values * np.float64(2)
+
+
+def test_tokens_advantages_are_scaled_as_their_rollouts_are():
+    """Rollouts 0 and 4, so mean 2 and standard deviation 2; the second one's tokens have 4, 2 and 0 of their own, and one that nobody sampled."""
+    by_token = structs.replace(
+        group(sizes=(1, 4)),
+        advantages=floats(0, 4),
+        token_advantages=floats(0, 4, 0, 2, 0),
+        loss_mask=np.array([1, 1, 0, 1, 1], np.uint8),
+    )
+    batch = assemble([by_token], 7, 7, row_count=2, max_seq_len=10)
+    assert batch is not None
+    made = staged(batch, normalized)
+    assert made.advantages.tolist() == [-1, 1]
+    assert made.token_advantages is not None and made.token_advantages.tolist() == [-1, 1, 0, 0, -1]
+    assert sorted(expand(made).advantages[expand(made).loss_mask > 0].tolist()) == [-1, -1, 0, 1]
+    assert batch.token_advantages is not None and batch.token_advantages.tolist() == [0, 4, 0, 2, 0]  # the batch it was made of stays
+
+
+def test_a_rollout_that_forked_counts_once():
+    """Advantages 0 and 3, the second rollout in two sequences: mean 1.5, not 2."""
+    forked = structs.replace(group(sizes=(1, 1, 1)), uids=["a", "b", "b"], advantages=floats(0, 3, 3))
+    batch = assemble([forked], 7, 7, row_count=2, max_seq_len=10)
+    assert batch is not None and staged(batch, normalized).advantages.tolist() == [-1, 1, 1]
 
 
 def test_what_cannot_be_used_names_the_batch():
     batch = assemble([group()], 7, 7, row_count=2, max_seq_len=10)
     assert batch is not None and staged(batch, doubled).advantages.dtype == np.float32
-    for stage in (lambda advantages: advantages[:1], lambda advantages: advantages / 0):
+    for stage in (lambda values, over: values[:1], lambda values, over: values / 0):
         with pytest.raises(ValueError, match="batch 7: batcher.advantage returned"), np.errstate(all="ignore"):
             staged(batch, stage)
 

@@ -172,6 +172,7 @@ def test_the_metrics_of_a_batch():
         "batcher/process_rollouts_min": 4,
         "batcher/batch_age_mean": 0,
         "batcher/batch_age_max": 0,
+        "batcher/mixed_versions_frac": 0,
         "replays/copy/rollouts_in_buffer": 6,
         "replays/copy/tokens_in_buffer": 30,
         "replays/copy/frac_on_policy": 1,
@@ -180,8 +181,22 @@ def test_the_metrics_of_a_batch():
         "batches/copy/tokens_used": 20,
         "batches/copy/frac_used": 1,
         "batches/copy/reward/mean": 0,
+        "batches/copy/mixed_versions_frac": 0,
         "batches/copy/age/mean": 0,
     }
+
+
+def test_the_share_of_rollouts_that_more_than_one_version_sampled():
+    """Of copy one group of two out of two, and of a rollout that forked, which counts once; of add none."""
+    config = replace(CONFIG, fractions={"copy": 0.75, "add": 0.25}, total_token_budget=39, row_count=9, spill=True)
+    halved = structs.replace(forked("b", (1, 1, 1), (0, 0, 1)), newest_versions=np.array([1, 1, 0], np.int32))
+    came = [group("copy", "a", newest=1), halved, group("copy", "c"), group("add", "d")]
+    out = fold([version_event(0), version_event(1), *(group_event(i, g) for i, g in enumerate(came))], config)
+    (batch,) = [o.record for o in out if isinstance(o.record, Batch)]
+    (values,) = [o.record.values for o in out if isinstance(o.record, Metric)]
+    assert sorted(batch.group_ids) == ["a", "b", "c", "d"]
+    assert values["batches/copy/mixed_versions_frac"] == 3 / 6 and values["batches/add/mixed_versions_frac"] == 0
+    assert values["batcher/mixed_versions_frac"] == 3 / 8
 
 
 def forked(name: str, sizes: Sequence[int], of: Sequence[int]) -> ScoredGroup:

@@ -16,7 +16,8 @@ from streamrl.envs.reasoning_gym import CHUNK
 from streamrl.errors import ConfigError
 
 GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-PARAMS = {**{kind: {} for kind in SHIPPED}, "reasoning-gym": GYM}
+FILE = Path(__file__).parents[2] / "examples" / "three-digits.jsonl"
+PARAMS = {**{kind: {} for kind in SHIPPED}, "reasoning-gym": GYM, "dataset": {"file": str(FILE)}}
 
 
 @pytest.mark.parametrize("kind", SHIPPED)

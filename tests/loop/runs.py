@@ -99,7 +99,7 @@ class Live:
         """The process of a part, by its command line."""
         role, options = name.split()[0], name.split()[1:]
         for process in self.processes():
-            line = process.cmdline()
+            line = command_line(process)
             if (
                 "streamrl.cli" in line
                 and role in line

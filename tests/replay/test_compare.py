@@ -62,9 +62,7 @@ def test_differences_name_field_and_index():
         "rewards[0]: recorded 0.0, replayed 0.5",
         "rewards[1]: recorded 0.0, replayed 0.5",
     ]
-    assert list(differences(np.array([0.0], np.float32), np.array([-0.0], np.float32), "x")) == [
-        "x[0]: recorded 0.0, replayed -0.0"
-    ]
+    assert list(differences(np.array([0.0], np.float32), np.array([-0.0], np.float32), "x")) == ["x[0]: recorded 0.0, replayed -0.0"]
     assert next(differences(group(sizes=(1,)), group(sizes=(1, 1)), "")) == "offsets: recorded int64[1], replayed int64[2]"
 
 

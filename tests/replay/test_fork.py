@@ -14,7 +14,7 @@ from streamrl.buffer import process as buffer
 from streamrl.buffer.advantages import grpo
 from streamrl.config import Fork, RunFile, changed
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.records import Batch, EnvProgress, PolicyVersion, Rollout
+from streamrl.records import Batch, EnvProgress, PolicyVersion, Rollout, Visit
 from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
 from streamrl.replay.fork import Forked, child, transplant
@@ -65,10 +65,21 @@ SMALL = changed(
 PARTITIONED = {**TOPICS, **ENVS, **{f"{kind}.{env}": 2 for kind in ("rollouts", "groups") for env in RUN.envs}}
 
 
-def wander(seed: int) -> MemoryLog:
+TAUGHT = changed(
+    SMALL,
+    (
+        "envs.copy.fraction=0",
+        "envs.add.fraction=0",
+        "batcher.curriculum.kind=stages",
+        "batcher.curriculum.stages=[{fractions: {copy: 0.8}, until: {env: copy, reward: 0.45, batches: 2}}, {fractions: {add: 0.7}}]",
+    ),
+)
+
+
+def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
     """A run in which rollouts, failures, versions and the two parts come in any order: groups in pieces, aged out, late, held, a batcher behind."""
     rng, log = random.Random(seed), MemoryLog(PARTITIONED)
-    parts = [buffer.part(SMALL), batcher.part(SMALL)]
+    parts = [buffer.part(run), batcher.part(run)]
     folds = [Fold(part.initial(), positions={(t, p): 0 for t in part.inputs for p in range(log.topics()[t])}) for part in parts]
     writers, readers = [log.writer(part.name) for part in parts], [log.reader(fold.positions) for fold in folds]
     announce(log, 0)
@@ -96,15 +107,20 @@ def wander(seed: int) -> MemoryLog:
     return log
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_so_it_is_in_whatever_order_things_came(seed: int):
-    log = wander(seed)
+@pytest.mark.parametrize(("seed", "parent"), [*((seed, SMALL) for seed in range(8)), (0, TAUGHT), (1, TAUGHT)])
+def test_so_it_is_in_whatever_order_things_came(seed: int, parent: RunFile):
+    log = wander(seed, parent)
     assert len(batches(log)) >= 4
+    stages = list[int]()
     for batch in batches(log)[:-1]:
-        run = child(SMALL, "other", ()).model_copy(update={"fork": Fork(run="small", version=batch.number, sha256="ab")})
+        run = child(parent, "other", ()).model_copy(update={"fork": Fork(run="small", version=batch.number, sha256="ab")})
         new = MemoryLog(PARTITIONED)
-        transplant(log, new, SMALL, run, "", True, time_s=1.0)
-        assert [encode(made) for made in batches(new)] == [encode(batch)]
+        made = transplant(log, new, parent, run, "", True, time_s=1.0)
+        first = batches(new)  # a stage that ends with it may let the groups held make the next one too, there as here
+        assert first and [encode(batch) for batch in first] == [encode(batch) for batch in batches(log)[batch.number :][: len(first)]]
+        assert len(first) == 1 or parent is TAUGHT
+        stages.append(made.run.fork.stage if made.run.fork else -1)
+    assert stages == sorted(stages) and (stages[0], stages[-1]) == (0, int(parent is TAUGHT))
 
 
 def test_another_advantage_is_worked_out_from_the_recorded_rewards(parent: MemoryLog):
@@ -175,6 +191,20 @@ def test_the_parts_go_on_from_there_and_the_books_are_in_order(parent: MemoryLog
     assert account.balanced, account.problems
     assert [replay(log, part)[0].difference for part in parts] == ["", ""]
     assert not set(later[0].uids) & {uid for batch in later[1:] for uid in batch.uids}
+
+
+def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then():
+    """Two of three visits are by versions up to the fork's; and none where the problems are others."""
+    filtered = changed(RUN, ["envs.copy.pass_rate={high: 0.9}", "envs.add.pass_rate={high: 0.9}"])
+    log = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1})
+    announce(log, 0)
+    visits = [Visit(environment="copy", problem=i, epoch=0, passed=2, rollouts=2, policy_version=version) for i, version in enumerate((0, 2, 3))]
+    publish(log, *(Output("visits.copy", f"{visit.problem}-0", visit) for visit in visits))
+    for overrides, expected in (((), visits[:2]), (("envs.copy.params={digits: 3}",), []), (("envs.copy.pass_rate=null",), [])):
+        run = child(filtered, "other", overrides).model_copy(update={"fork": Fork(run="small", version=VERSION, sha256="ab")})
+        new = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1, "visits.add": 1})
+        transplant(log, new, filtered, run, "", False, time_s=1.0)
+        assert found(new, "visits.copy", "visit") == expected
 
 
 def test_a_fork_can_be_forked(parent: MemoryLog):

@@ -36,7 +36,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "10^12 elements claimed": (claiming([10**12]), r"claims shape \[1000000000000\]"),
     "negative shape": (claiming([-1]), "not a list of sizes"),
     "nested shape": (claiming([[1]]), "not a list of sizes"),
-    "object dtype": (claiming([1], "|O", b"12345678"), "not \\[dtype, shape\\]"),
+    "object dtype": (claiming([1], "|O", b"12345678"), "without \\[dtype, shape\\]"),
     "wrong dtype": (claiming([1], "<i4", b"1234"), "must be float32"),
     "lengths differ": (claiming([2], "<f4", b"12345678"), r"shape \[2\], expected \[1\]"),
     "NaN logprob": (claiming([1], "<f4", np.float32("nan").tobytes()), "not finite"),
