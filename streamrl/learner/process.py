@@ -54,6 +54,8 @@ def main(
     keep_compiled(run.directory / "compiled")  # before anything is compiled: JAX asks once
     if place is not None:
         together.join(place)
+    if (devices := together.devices()) != run.batcher.processes:
+        logger.warning("batches are divided for %d processes, this learner has %d devices; set batcher.processes", run.batcher.processes, devices)
     identity = f"learner-{learner}"
     writer = log.writer(identity, "policy-versions") if together.first() else None  # it fences an earlier instance;
     together.wait_for_all("alone")  # only now the announcements are final

@@ -49,6 +49,11 @@ def join(place: Place) -> None:
         raise ConfigError(f"the learner's {place.processes} processes did not meet at {place.coordinator} ({said}); {hint}") from None
 
 
+def devices() -> int:
+    """Of all the processes."""
+    return jax.device_count()
+
+
 def first() -> bool:
     """Is this the process that writes?"""
     return jax.process_index() == 0
