@@ -477,14 +477,31 @@ def scorer(run: str, worker: int) -> None:
 @click.option("--name", default=None, help="Of the learner; default: the lead, learner.name of the run file.")
 @click.option("--at", "version", type=click.IntRange(0), help="A second learner: begin as the lead was at this version. Default: as the run began.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A second learner: a learner.* setting of its own; may be repeated.")
-def learner(run: str, name: str | None, version: int | None, overrides: tuple[str, ...]) -> None:
+@click.option("--coordinator", metavar="HOST:PORT", help="This is one of several processes that are the learner, whose first waits there.")
+@click.option("--processes", type=click.IntRange(1), help="With --coordinator: how many.")
+@click.option("--process", type=click.IntRange(0), help="With --coordinator: which of them this is; 0 announces the versions.")
+def learner(
+    run: str,
+    name: str | None,
+    version: int | None,
+    overrides: tuple[str, ...],
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+) -> None:
     """Train on batches, announce policy versions.
 
     With a --name of its own it is a second learner: it follows the same batches, and nobody follows its versions.
     """
     from streamrl.learner.process import main
+    from streamrl.learner.together import Place
 
-    _be(run, main, name, version, overrides)
+    place = None
+    if coordinator is not None and processes is not None and process is not None and process < processes:
+        place = Place(coordinator, processes, process)
+    elif not (coordinator is processes is process is None):
+        raise click.UsageError("--coordinator, --processes and --process belong together, and the processes are numbered from 0.")
+    _be(run, main, name, version, overrides, place)
 
 
 @cli.command()
