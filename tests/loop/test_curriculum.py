@@ -1,4 +1,4 @@
-"""The run file of the curriculum, as it is: its stages follow one another by reward, each env is learned in its turn, and replay makes the same batches."""
+"""The run file of the curriculum: stages follow one another by reward, the last env is learned, and replay makes the same batches."""
 
 from __future__ import annotations
 
