@@ -8,7 +8,7 @@ UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 EXTRAS := --extra learner --extra broker --extra envs --extra dev
 
-.PHONY: help setup quickstart check test test-all chaos bench lock clean
+.PHONY: help setup quickstart check test test-all chaos bench bench-packing lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -36,6 +36,9 @@ chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) 
 
 bench: setup ## the data path against plain Kafka: bench/README.md
 	$(ENV)/bin/python -m bench.data_path
+
+bench-packing: $(ENV)/.installed ## how full rows are, how even processes' shares, how fast: bench/README.md
+	$(ENV)/bin/python -m bench.packing
 
 lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit stay)
 	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \

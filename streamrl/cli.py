@@ -428,12 +428,13 @@ def learner(run: str, name: str | None, version: int | None, overrides: tuple[st
 
 @cli.command()
 @run_argument
-@click.option("--index", type=click.IntRange(0), default=0, help="Which of the run's servers this is.")
-def inference(run: str, index: int) -> None:
+@click.option("--index", type=click.IntRange(0), default=0, help="Which of the pool's servers this is; one more than it has may join.")
+@click.option("--pool", default="generation", help="Of inference.pools in the run file.", show_default=True)
+def inference(run: str, index: int, pool: str) -> None:
     """Own one vLLM: keep it on the newest policy version."""
     from streamrl.inference.process import main
 
-    _be(run, main, index, f"inference-{index}")
+    _be(run, main, index, pool)
 
 
 @cli.command()

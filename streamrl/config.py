@@ -10,7 +10,7 @@ import ipaddress
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -28,6 +28,7 @@ DIVERGENCES = ("k1", "k2", "k3")
 ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
 BATCH_STAGES = ("none", "normalize")
 CURRICULA = ("none", "stages", "learnability")
+GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
 
@@ -74,6 +75,7 @@ class Env(Section):
     fraction: float = Field(default=0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
     replicas: int = Field(default=1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
     seed: int = 0
+    pool: str = GENERATION  # of inference servers: its requests go there and nowhere else
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1  # -1: off
@@ -134,7 +136,11 @@ class Batcher(Section):
     total_token_budget: int = Field(default=16_384, ge=1)  # real tokens of a batch, prompts included
     max_seq_len: int = Field(default=2_048, ge=2)  # tokens of a row
     row_count: int = Field(default=0, ge=0)  # rows of every batch; 0: enough for the budget and a tenth more
+    processes: int = Field(default=1, ge=1)  # that train on a batch (devices of the learner): each has as many rows, and at least one rollout
+    balance: str = "tokens"  # what each process has as much of as the others: tokens, flops, or MODULE:FUNCTION (batcher/balance.py)
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
+    admission: str = "demand"  # what may be in flight: demand (just in time), capacity (AReaL's formula), or MODULE:FUNCTION; docs/admission.md
+    eta: int = Field(default=-1, ge=-1)  # of capacity: versions that a rollout's batch may be ahead of the policy it begins with; -1: buffer.max_age
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
     advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""  # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs
     curriculum: Curriculum = Curriculum()
@@ -143,7 +149,8 @@ class Batcher(Section):
     @property
     def rows(self) -> int:
         """Rows of every batch of the run."""
-        return self.row_count or -(-self.total_token_budget * 11 // (10 * self.max_seq_len)) + 1
+        enough = -(-self.total_token_budget * 11 // (10 * self.max_seq_len)) + 1
+        return self.row_count or -(-enough // self.processes) * self.processes
 
 
 class TinyModel(Section):
@@ -161,6 +168,12 @@ class Model(Section):
     path: str = ""  # a Hugging Face directory; empty: make the tiny one
     tiny: TinyModel = TinyModel()
     max_seq_len: int = Field(default=128, ge=2)  # positions the model is built for (tokens of one rollout)
+    hidden: int = Field(default=0, ge=0)  # hidden_size of the model at `path`, where batcher.balance asks for it
+
+    @property
+    def hidden_size(self) -> int:
+        """Of whatever model it is; 0 where nobody has said."""
+        return self.hidden if self.path else self.tiny.hidden
 
 
 class Correction(Section):
@@ -210,10 +223,12 @@ class Weights(Section):
 class Inference(Section):
     """Policy versions in, tokens out."""
 
-    replicas: int = Field(default=1, ge=0)
+    replicas: int = Field(default=1, ge=0)  # servers of the pool `generation`
+    pools: dict[str, Annotated[int, Field(ge=0)]] = {}  # further pools by name, for envs to choose: how many servers each (docs/pools.md)
+    stick_margin: int = Field(default=8, ge=0)  # sequences in flight that a conversation's last server may have more than the least busy one
     python: str = ""  # of the environment that has vllm; empty: .venv-inference, here or beside the environment this runs in, then this one
     host: str = "127.0.0.1"  # the address that servers bind, and that envs reach them at; any but loopback needs an api_key; may be env:NAME
-    port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; replica i takes port + i
+    port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; server i takes port + i, counted through the pools
     api_key: str = ""  # env:NAME; with it, servers answer nobody who does not send it (what controls a server is its agent's alone in any case)
     dtype: str = "float32"
     max_model_len: int = Field(default=128, ge=8)  # tokens
@@ -224,10 +239,27 @@ class Inference(Section):
     probe_tolerance: float = Field(default=1e-3, gt=0)  # |difference| of logprobs beyond which a server is in error
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Servers of each pool, by its name."""
+        return {GENERATION: self.replicas, **self.pools}
+
+    def place(self, pool: str, index: int) -> int:
+        """The number among all servers of the run of the pool's server `index`. Raises ConfigError when there is no such pool."""
+        if pool not in self.sizes:
+            raise ConfigError(f"inference.pools has no {pool!r}; {_meant(pool, self.sizes)}")
+        names = list(self.sizes)
+        return sum(self.sizes[name] for name in names[: names.index(pool)]) + index
+
+    @property
     def interpreter(self) -> Path:
         """The Python to run vLLM with."""
         beside = [directory / ".venv-inference" / "bin" / "python" for directory in (Path.cwd(), Path(sys.prefix).parent)]
         return Path(self.python) if self.python else next((path for path in beside if path.exists()), Path(sys.executable))
+
+
+def server_name(pool: str, index: int) -> str:
+    """What server `index` of a pool is called: on `servers`, its process, its log."""
+    return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
 
 
 class Orchestrator(Section):
@@ -281,7 +313,14 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
-        checks = (self._env_problems, self._curriculum_problems, self._size_problems, self._loss_problems, self._secret_problems)
+        checks = (
+            self._env_problems,
+            self._pool_problems,
+            self._curriculum_problems,
+            self._size_problems,
+            self._loss_problems,
+            self._secret_problems,
+        )
         for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
         return self
@@ -332,10 +371,24 @@ class RunFile(Section):
         if stage.until and not (stage.fractions.get(stage.until.env) or (stage.until.env in self.envs and total < 1 - 1e-9)):
             yield f".until: {stage.until.env!r} has no share of the batches of this stage, so its reward would not change"
 
+    def _pool_problems(self) -> Iterator[str]:
+        for pool in self.inference.pools:
+            if pool == GENERATION:
+                yield f"inference.pools.{pool}: the servers of pool {GENERATION} are inference.replicas"
+            if not NAME.fullmatch(pool):
+                yield f"inference.pools.{pool}: not a name of lowercase letters, digits and '-'"
+        for name, env in self.envs.items():
+            if env.pool not in self.inference.sizes:
+                yield f"envs.{name}.pool: inference.pools has no {env.pool!r}; {_meant(env.pool, self.inference.sizes)}"
+
     def _size_problems(self) -> Iterator[str]:
         buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
         if batcher.lookahead > buffer.max_age:
             yield f"batcher.lookahead is {batcher.lookahead} but buffer.max_age is {buffer.max_age}: need 0 <= lookahead <= max_age"
+        if batcher.eta > buffer.max_age:
+            yield f"batcher.eta is {batcher.eta} but buffer.max_age is {buffer.max_age}: what is begun for so late a batch would be too old for it"
+        if batcher.eta >= 0 and batcher.admission == "demand":
+            yield "batcher.eta is set, but batcher.admission is demand, which does not use it; set admission: capacity"
         if buffer.min_group_size > buffer.group_size:
             yield f"buffer.min_group_size {buffer.min_group_size} is larger than buffer.group_size {buffer.group_size}"
         if buffer.remember_versions <= buffer.max_age:
@@ -346,6 +399,14 @@ class RunFile(Section):
             yield f"buffer.max_window_tokens {buffer.max_window_tokens} is less than an env's share of a batch ({share:.0f} tokens): it would starve"
         if batcher.rows * batcher.max_seq_len < budget:
             yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
+        if batcher.rows % batcher.processes:
+            yield f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes {batcher.processes}; give a multiple of it"
+        longest = (batcher.processes + buffer.group_size - 1) * self.model.max_seq_len  # if fewer tokens are chosen, a process might go without
+        if batcher.processes > 1 and budget < longest:
+            one_each = f"{batcher.processes} processes and groups of {buffer.group_size} rollouts of {self.model.max_seq_len} tokens need {longest}"
+            yield f"batcher.total_token_budget {budget} does not give every process a rollout for certain: {one_each}"
+        if batcher.balance == "flops" and not self.model.hidden_size:
+            yield f"batcher.balance flops needs model.hidden: hidden_size in {self.model.path}/config.json"
         if self.model.max_seq_len > batcher.max_seq_len:
             yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
 
@@ -384,6 +445,11 @@ class RunFile(Section):
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1)
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
 
 
 def is_loopback(host: str) -> bool:

@@ -215,6 +215,7 @@ class Batch(Record, frozen=True, kw_only=True):
     policy_version: int  # the newest version the batcher had heard of
     row_count: int
     max_seq_len: int
+    processes: int = 1  # that train on it; number p has the rows from p * row_count / processes on
     environments: list[str]
     group_ids: list[str]
     group_environments: Array  # (g,) int32: index into environments
@@ -235,6 +236,8 @@ class Batch(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         n, g = len(self.uids), len(self.group_ids)
+        if self.processes < 1 or self.row_count % self.processes:
+            raise ValueError(f"batch {self.number}: {self.row_count} rows cannot be divided among {self.processes} processes")
         for name in ("groups", "rows", "lengths", "advantages", "rewards", "temperatures", "oldest_versions"):
             check_length(f"batch {self.number}: {name}", getattr(self, name), n)
         for name in ("group_environments", "prompt_lengths"):
@@ -255,6 +258,7 @@ class Demand(Record, frozen=True, kw_only=True):
     held_tokens: int
     closed_groups: dict[str, int]  # by producer, since the run began: groups that came to an end in the buffer
     missing_tokens: int = 0  # how many the next batch is short of right now
+    granted_groups: dict[str, int] = {}  # by producer, since the run began: groups that it may have begun; empty: as many as `wanted_tokens` allows
 
 
 # ---- learner and weights --------------------------------------------------------------------------------------------------------------

@@ -78,6 +78,12 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("learner.correction.reject=k3", "reject is k3: set reject_above, the limit, above 0"),
         ("learner.correction={reject: geometric, reject_above: 1}", "set reject_above, the limit, above 1"),
         ("learner.correction.weight_min=2", "weight_min 2.0 must be below weight_max 2.0"),
+        ("envs.copy-digits.pool=generatin", r"envs.copy-digits.pool: inference.pools has no 'generatin'; did you mean 'generation'\?"),
+        ("inference.pools={generation: 2}", "the servers of pool generation are inference.replicas"),
+        ("inference.pools={Eval: 2}", "inference.pools.Eval: not a name"),
+        ("inference.pools={evaluation: -1}", "inference.pools.evaluation: Input should be greater than or equal to 0"),
+        ("batcher={admission: capacity, eta: 3, total_token_budget: 2560, max_seq_len: 64}", "batcher.eta is 3 but buffer.max_age is 2"),
+        ("batcher.eta=1", "batcher.admission is demand, which does not use it; set admission: capacity"),
         ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
 )
@@ -103,6 +109,26 @@ def keys_of(source: str, name: str) -> set[str]:
     (made,) = (node.value for node in ast.parse(source).body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name)
     assert isinstance(made, ast.Dict)
     return {ast.literal_eval(key) for key in made.keys if key is not None}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["batcher.processes=34"], "2560 does not give every process a rollout for certain: 34 processes and groups of 8 .* of 64 tokens need 2624"),
+        (["batcher.processes=4", "batcher.row_count=45"], "batcher.row_count 45 cannot be divided among batcher.processes 4"),
+        (["batcher.balance=flops", "model.path=elsewhere"], "batcher.balance flops needs model.hidden: hidden_size in elsewhere/config.json"),
+    ],
+)
+def test_a_division_that_cannot_work_is_named(overrides: list[str], says: str):
+    with pytest.raises(ConfigError, match=says):
+        config.load(QUICKSTART, overrides)
+
+
+def test_rows_are_a_multiple_of_the_processes():
+    """2560 tokens and a tenth more in rows of 64 are 44, and one; a model somewhere else says its hidden size itself."""
+    assert [config.load(QUICKSTART, [f"batcher.processes={n}"]).batcher.rows for n in (1, 2, 33)] == [45, 46, 66]
+    assert config.load(QUICKSTART).model.hidden_size == 128
+    assert config.load(QUICKSTART, ["model.path=elsewhere", "model.hidden=4096", "batcher.balance=flops"]).model.hidden_size == 4096
 
 
 def test_a_missing_file_and_broken_yaml_are_one_line(tmp_path: Path):

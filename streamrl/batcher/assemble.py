@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from streamrl.batcher.balance import costs_of
 from streamrl.batcher.packing import pack
 from streamrl.records import Batch, ScoredGroup
+
+
+class Division(NamedTuple):
+    """How the rows of a batch are divided."""
+
+    processes: int = 1  # that train on it, each on as many rows
+    balance: str = "tokens"  # what each is to have as much of as the others (`balance.py`)
+    hidden: int = 0  # hidden size of the model
+
+
+WHOLE = Division()
 
 
 def totals(group: ScoredGroup) -> np.ndarray:
@@ -55,9 +68,12 @@ def advantages_by_token(group: ScoredGroup) -> np.ndarray:
     return np.repeat(group.advantages, group.lengths) if group.token_advantages is None else group.token_advantages
 
 
-def assemble(groups: Sequence[ScoredGroup], number: int, policy_version: int, row_count: int, max_seq_len: int) -> Batch | None:
+def assemble(
+    groups: Sequence[ScoredGroup], number: int, policy_version: int, row_count: int, max_seq_len: int, division: Division = WHOLE
+) -> Batch | None:
     """The batch of these groups, or None when `row_count` rows of `max_seq_len` tokens do not hold them."""
-    rows = pack(np.concatenate([totals(group) for group in groups]), max_seq_len, row_count)
+    lengths = np.concatenate([totals(group) for group in groups])
+    rows = pack(lengths, max_seq_len, row_count, division.processes, costs_of(lengths, division.balance, division.hidden))
     if rows is None:
         return None
     environments = sorted({group.environment for group in groups})
@@ -75,6 +91,7 @@ def assemble(groups: Sequence[ScoredGroup], number: int, policy_version: int, ro
         policy_version=policy_version,
         row_count=row_count,
         max_seq_len=max_seq_len,
+        processes=division.processes,
         environments=environments,
         group_ids=[group.group_id for group in groups],
         group_environments=np.array([environments.index(group.environment) for group in groups], np.int32),

@@ -1,8 +1,9 @@
-"""Rollouts to rows of a fixed length, and the ragged batch on the wire to the dense arrays that the learner takes."""
+"""Rollouts to rows of a fixed length, shared out to processes, and the ragged batch on the wire to the dense arrays that the learner takes."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,30 +27,52 @@ class RlExample(NamedTuple):
     temperatures: np.ndarray  # float32: of the segment; 1 where padded
 
 
-def pack(lengths: np.ndarray, max_seq_len: int, row_count: int) -> np.ndarray | None:
-    """The row of each rollout, best fit, longest first: (n,) int32; or None when `row_count` rows of `max_seq_len` tokens do not hold them.
+def pack(lengths: np.ndarray, max_seq_len: int, row_count: int, processes: int = 1, costs: np.ndarray | None = None) -> np.ndarray | None:
+    """The row of each sequence: (n,) int32; or None when `row_count` rows of `max_seq_len` tokens do not hold them.
 
-    `lengths`: (n,) int, tokens of each. Raises ValueError for one that is longer than a row.
+    Longest first, each to the process with the least to do so far (LPT; Graham 1969, "Bounds on multiprocessing timing anomalies") that has room for
+    it, and there into the tightest row (best fit decreasing). So every process has one of the longest before any has two. Process i has the rows from
+    i * row_count / processes on. `lengths`: (n,) int, tokens of each. `costs`: (n,) float, what each is to its process; by default its tokens. Raises
+    ValueError for a sequence that is longer than a row.
     """
     if len(lengths) and int(lengths.max()) > max_seq_len:
         raise ValueError(f"rollout {int(lengths.argmax())} has {int(lengths.max())} tokens; a row holds {max_seq_len}")
-    rows = np.empty(len(lengths), np.int32)
-    free: list[tuple[int, int]] = []  # (free tokens, row), sorted: the tightest row that fits is found by bisection
-    used = 0
+    rows, of_each = np.empty(len(lengths), np.int32), row_count // processes
+    shelves = [Shelf(max_seq_len, range(i * of_each, (i + 1) * of_each)) for i in range(processes)]
+    least = [(0.0, i) for i in range(processes)]  # a heap: (cost so far, process)
+    cost = (lengths if costs is None else costs).tolist()
     for index in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[index])
-        place = bisect_left(free, (length, -1))
-        if place < len(free):
-            space, row = free.pop(place)
-        elif used < row_count:
-            space, row = max_seq_len, used
-            used += 1
-        else:
-            return None
+        length, full = int(lengths[index]), list[tuple[float, int]]()
+        while (row := shelves[least[0][1]].place(length)) is None:
+            full.append(heappop(least))
+            if not least:
+                return None
         rows[index] = row
-        if space > length:
-            insort(free, (space - length, row))
+        done, process = least[0]
+        heapreplace(least, (done + cost[index], process))
+        for other in full:  # no room for this one; perhaps for the next
+            heappush(least, other)
     return rows
+
+
+class Shelf:
+    """Rows of `max_seq_len` tokens that fill up."""
+
+    def __init__(self, max_seq_len: int, rows: range) -> None:
+        self._max_seq_len = max_seq_len
+        self._empty = iter(rows)
+        self._free: list[tuple[int, int]] = []  # (free tokens, row), sorted: the tightest row that fits is found by bisection
+
+    def place(self, length: int) -> int | None:
+        """The tightest row that has `length` tokens free, which it then has no more; None if there is none."""
+        found = bisect_left(self._free, (length, -1))
+        if found < len(self._free):
+            space, row = self._free.pop(found)
+        else:
+            space, row = self._max_seq_len, next(self._empty, None)
+        if row is not None and space > length:
+            insort(self._free, (space - length, row))
+        return row
 
 
 def expand(batch: Batch) -> RlExample:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
+from streamrl.batcher.admission import admission_named, capacity, grants
 from streamrl.batcher.advantages import stage_named, staged
-from streamrl.batcher.assemble import assemble, fitting, heads, without
+from streamrl.batcher.assemble import Division, assemble, fitting, heads, without
+from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.parts import split
 from streamrl.batcher.selection import REST, Candidate, Selection, carry, rebased, select, shares, shortage
@@ -34,6 +37,13 @@ class Config:
     shortage_after_s: float
     advantage: str = "none"  # the batch stage
     curriculum: Rules = field(default_factory=Rules)
+    processes: int = 1  # that train on a batch
+    balance: str = "tokens"  # what they have as much of as each other
+    hidden: int = 0  # hidden size of the model
+    admission: str = "demand"
+    eta: int = 0  # policy versions; for `admission` that asks for it
+    producers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # of the envs that are granted their groups one by one
+    group_tokens: dict[str, int] = field(default_factory=dict[str, int])  # of those: what a group is thought to cost before the first has come
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -54,6 +64,9 @@ class Pool(msgspec.Struct):
     ahead: list[Held] = []  # from versions not heard of yet, in the same order
     tokens: int = 0  # of both
     rollouts: int = 0
+    granted: dict[str, int] = {}  # groups that each producer may have begun, where they are granted
+    measured: int = 0  # groups that came with something to train on,
+    measured_tokens: int = 0  # and what they cost
     closed: dict[str, int] = {}  # groups that came to an end in the buffer, by producer, since the run began
     demand: Demand | None = None  # the last one published
 
@@ -115,6 +128,7 @@ class Fold:
             of_newest = int((first & (usable.oldest_versions == newest)).sum())
             held = Held(event, usable.total_tokens, int(first.sum()), oldest, newest, of_newest)
             self.place(pool, held)
+            pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + held.tokens
             pool.tokens += held.tokens
             pool.rollouts += held.rollouts
 
@@ -178,7 +192,7 @@ class Fold:
             for place in sorted((c.place for c in taken if c.env == env), reverse=True):
                 pool.leave(pool.groups, place)
         state.next_batch += 1
-        values = batch_values(batch, before)
+        values = batch_values(config, batch, before, mixed(groups[: len(taken)]))
         if config.curriculum.kind != "none":
             values |= {f"batches/{env}/frac_wanted": fraction for env, fraction in due.items()}
             values["batcher/curriculum_stage"] = float(stage_of(config.curriculum, state.progress.stage, batch.number))
@@ -198,8 +212,10 @@ class Fold:
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
+        config = self.config
+        division = Division(config.processes, config.balance, config.hidden)
         for count in range(len(groups), 0, -1):
-            batch = assemble(groups[:count], self.state.next_batch, self.state.version, self.config.row_count, self.config.max_seq_len)
+            batch = assemble(groups[:count], self.state.next_batch, self.state.version, config.row_count, config.max_seq_len, division)
             if batch is not None:
                 return batch
         raise AssertionError("a group within the token budget fits into the rows of a batch")
@@ -210,27 +226,36 @@ class Fold:
         self.state.short = short
 
     def want(self, env: str) -> None:
-        """Publish the env's demand if it has changed: what the batches that its next rollouts could serve need, less what is held.
+        """Publish the env's demand if it has changed: what the batches that its next rollouts may be for need (`admission.py`), less what is held.
 
         What the fractions leave is asked of all envs evenly, and what is still missing of it of each: any of them may have stopped.
         """
         config, state, pool = self.config, self.state, self.state.pools.setdefault(env, Pool())
-        last_batch = min(state.version + config.lookahead + 1, state.version + config.max_age)
+        last_batch = admission_named(config.admission)(state.version, config.lookahead, config.max_age, config.eta)
         batches = [shares(self.fractions(batch)) for batch in range(state.next_batch, last_batch + 1)]
         due = math.fsum(share.get(env, 0.0) + share[REST] / len(config.fractions) for share in batches)
         balance = self.balance(self.fractions(state.next_batch))
-        needed = due * config.total_token_budget + balance.get(env, 0.0) + state.short.get(REST, 0)
-        wanted = math.ceil(needed) - pool.tokens
+        wanted = capacity(due, config.total_token_budget, balance.get(env, 0.0), state.short.get(REST, 0), pool.tokens)
+        wanted = wanted if state.version >= 0 else 0
         demand = Demand(
             environment=env,
-            wanted_tokens=max(wanted, 0) if state.version >= 0 else 0,
+            wanted_tokens=wanted,
             held_tokens=pool.tokens,
             closed_groups=dict(pool.closed),
             missing_tokens=state.short.get(env, 0),
+            granted_groups=self.grant(env, pool, wanted),
         )
         if demand != pool.demand:
             pool.demand = demand
             self.outputs.append(Output("demand", env, demand))
+
+    def grant(self, env: str, pool: Pool, wanted_tokens: int) -> dict[str, int]:
+        """What each of the env's producers may have begun by now; empty where they go by what is wanted."""
+        if env in self.config.producers:
+            cost = pool.measured_tokens / pool.measured if pool.measured else self.config.group_tokens[env]
+            before = {producer: pool.granted.get(producer, 0) for producer in self.config.producers[env]}
+            pool.granted = grants(before, pool.closed, math.ceil(wanted_tokens / cost))
+        return dict(pool.granted)
 
     def on_policy(self, pool: Pool) -> int:
         """Rollouts held that the newest version made."""
@@ -264,16 +289,33 @@ def group_of(event: Event) -> ScoredGroup:
     return event.record
 
 
-def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[str, float]:
-    """The metrics of document 001 that belong to a batch. `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built."""
+def mixed(groups: Sequence[ScoredGroup]) -> Counter[str]:
+    """Rollouts that more than one policy version sampled, by env: they went on across an update."""
+    counts = Counter[str]()
+    for group in groups:
+        counts[group.environment] += int((heads(group.uids) & (group.newest_versions > group.oldest_versions)).sum())
+    return counts
+
+
+def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]], mixed: Mapping[str, int]) -> dict[str, float]:
+    """The metrics of document 001 that belong to a batch, how well it is filled and divided, and the share of mixed versions.
+
+    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built. `mixed`: rollouts, by env.
+    """
     rollout_envs = batch.group_environments[batch.groups]
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
+    filled = total / (batch.row_count * batch.max_seq_len)
     values: dict[str, float] = {
         "batcher/tokens_total": float(total),
-        "batcher/rows_filled_frac": total / (batch.row_count * batch.max_seq_len),
+        "batcher/rows_filled_frac": filled,
+        "batcher/padding_frac": 1 - filled,
+        "batcher/imbalance_frac": imbalance(loads(batch, costs_of(rollout_tokens, config.balance, config.hidden))),
+        "batcher/token_imbalance_frac": imbalance(loads(batch, rollout_tokens)),
+        "batcher/process_rollouts_min": float(loads(batch, first).min()),
         "batcher/batch_age_mean": float(batch.number - batch.oldest_versions.mean()),
         "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
+        "batcher/mixed_versions_frac": sum(mixed.values()) / int(first.sum()),
     }
     for env, (rollouts, tokens, on_policy) in held.items():
         mine = rollout_envs == (batch.environments.index(env) if env in batch.environments else -1)
@@ -290,5 +332,6 @@ def batch_values(batch: Batch, held: dict[str, tuple[int, int, int]]) -> dict[st
         }
         if used:
             values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[rollouts_used], dtype=np.float64))
+            values[f"batches/{env}/mixed_versions_frac"] = mixed.get(env, 0) / used
             values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[rollouts_used].mean())
     return values

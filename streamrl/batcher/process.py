@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from streamrl.batcher.advantages import STAGE_OF
+from streamrl.batcher.balance import cost_named
 from streamrl.batcher.curriculum import Progress, Rules
 from streamrl.batcher.pool import Config, Fold, State
 from streamrl.batcher.selection import REST
@@ -71,6 +72,9 @@ def curriculum(run: RunFile) -> Rules:
 
 
 def part(run: RunFile) -> Part[Config, State]:
+    """Raises ConfigError for a balance that nobody knows."""
+    cost_named(run.batcher.balance)
+    granting = {name: env for name, env in run.envs.items() if run.batcher.admission != "demand" and env.replicas}
     config = Config(
         fractions={name: env.fraction for name, env in run.envs.items()},
         learner=run.learner.name,
@@ -84,6 +88,13 @@ def part(run: RunFile) -> Part[Config, State]:
         shortage_after_s=run.batcher.shortage_after_s,
         advantage=run.batcher.advantage or STAGE_OF.get(run.buffer.advantage, "none"),
         curriculum=curriculum(run),
+        processes=run.batcher.processes,
+        balance=run.batcher.balance,
+        hidden=run.model.hidden_size,
+        admission=run.batcher.admission,
+        eta=run.buffer.max_age if run.batcher.eta < 0 else run.batcher.eta,
+        producers={name: [f"{name}-{i}" for i in range(env.replicas)] for name, env in granting.items()},
+        group_tokens={name: run.buffer.group_size * 2 * env.max_tokens for name, env in granting.items()},
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
     return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report)

@@ -36,6 +36,7 @@ class Sampler(Protocol):
         env: config.Env,
         tools: Sequence[Mapping[str, Any]] = (),
         history: Sequence[int] = (),
+        last: str = "",
     ) -> list[Sampled]: ...
 
 
@@ -96,7 +97,7 @@ class Game:
             return
         messages = [*talk.messages, *replied]
         try:
-            (sampled,) = await self.sampler.sample(messages, 1, self.settings, talk.problem.tools, talk.history)
+            (sampled,) = await self.sampler.sample(messages, 1, self.settings, talk.problem.tools, talk.history, talk.samples[-1].server_id)
         except ContextFull as error:
             talk.truncation, talk.note = "context", str(error)
         except TimedOut as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,9 +33,18 @@ class Credit:
         """What a group is expected to cost."""
         return self.tokens / self.complete if self.complete else self.guess_tokens
 
+    @property
+    def capacity(self) -> int:
+        """Groups that may be outstanding: those granted; or else this replica's share of what is wanted, the last group perhaps only in part."""
+        if self.demand is None:
+            return 0
+        if granted := self.demand.granted_groups:
+            return granted.get(self.producer, 0) - self.demand.closed_groups.get(self.producer, 0)
+        return math.ceil(self.demand.wanted_tokens / self.replicas / self.group_tokens)
+
     def allows(self) -> bool:
-        """May another group be launched? The replicas of an env share what is wanted of it."""
-        return self.demand is not None and self.outstanding * self.group_tokens < self.demand.wanted_tokens / self.replicas
+        """May another group be launched?"""
+        return self.outstanding < self.capacity
 
     def measured(self, tokens: float) -> None:
         """A group is complete: so many tokens, prompts included. One that failed says nothing about the size of the others."""

@@ -161,12 +161,13 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}")
     rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
     writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
-    progress = resumed(producer, replica, max(settings.replicas, 1), list(progresses(log, env)))
-    credit = Credit(producer, max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens))
-    client = Client(api_key=reveal(run.inference.api_key, "inference.api_key"))
+    replicas, guess_tokens = max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens)
+    progress = resumed(producer, replica, replicas, list(progresses(log, env)))
+    credit = Credit(producer, replicas, guess_tokens)
+    client = Client(settings.pool, api_key=reveal(run.inference.api_key, "inference.api_key"), stick_margin=run.inference.stick_margin)
     credit.launched = progress.published_groups + len(progress.open_problems)
     visits = filtered(env, settings, made)
-    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, max(settings.replicas, 1)), credit, client, rewards, visits)
+    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, replicas), credit, client, rewards, visits)
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:
@@ -292,6 +293,7 @@ class Tally:
         values = {
             "env/groups_in_flight": float(len(me.tasks)),
             "env/groups_outstanding": float(me.credit.outstanding),
+            "env/groups_capacity": float(me.credit.capacity),
             "env/rollouts_per_s": self.rollouts() / self.elapsed_s,
             "env/failed": float(len(self.failed())),
             "env/waiting_for_demand_s": self.waiting_s,

@@ -1,4 +1,4 @@
-"""What envs call: n samples of a prompt from the least loaded live server, with everything the learner has to know about each token.
+"""What envs call: n samples of a prompt from a live server of their pool (`registry.py`), with everything the learner has to know about each token.
 
 Two requests a call, through the openai client: `/v1/chat/completions/render` turns messages into the server's own prompt tokens, and vLLM's
 token-in token-out `/inference/v1/generate` samples. The plain chat completion answers token ids and logprobs too, but not which policy version made
@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import openai
 
-from streamrl.config import Env
+from streamrl.config import GENERATION, Env
 from streamrl.inference.exact import behind
+from streamrl.inference.registry import Registry
 from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 10.0  # a server that has not been heard of for so long is not asked
 LOOK_S = 0.05  # how often the registry is looked at while there is no server
 REPORT_S = 10.0
 CONTEXT = "maximum context length"  # in what a server says to a prompt that is too long
@@ -80,53 +79,47 @@ class Sampled(NamedTuple):
         )
 
 
-def choose(servers: Mapping[str, Server], load: Mapping[str, float], pool: str, time_s: float, avoid: Collection[str] = ()) -> Server | None:
-    """The ready server of `pool`, heard of within SILENT_S of `time_s`, with the least load; None when there is none outside `avoid`."""
-    live = [s for s in servers.values() if s.state == "ready" and s.pool == pool and time_s - s.heartbeat_s <= SILENT_S and s.server_id not in avoid]
-    return min(live, key=lambda s: (load[s.server_id], s.server_id), default=None)
-
-
 class Client:
     """A live view of the `servers` topic, and sampling over it. `heard` and `sample` belong to one event loop's thread."""
 
-    def __init__(self, pool: str = "generation", clock: Callable[[], float] = time.time, api_key: str = "") -> None:
-        self.pool, self._clock, self._api_key = pool, clock, api_key
-        self._servers: dict[str, Server] = {}
-        self._own: Counter[str] = Counter()  # sequences this client has in flight, by server
-        self._own_when_reported: dict[str, int] = {}
-        self._suspects: set[str] = set()  # asked in vain since their last sign of life
+    def __init__(self, pool: str = GENERATION, clock: Callable[[], float] = time.time, api_key: str = "", stick_margin: float = 0) -> None:
+        self.registry, self._clock, self._api_key = Registry(pool, stick_margin), clock, api_key
         self._connections: dict[str, openai.AsyncOpenAI] = {}  # by URL
 
     def heard(self, server_id: str, server: Server | None) -> None:
         """Take in a record of the `servers` topic; None: it is gone."""
-        self._own_when_reported[server_id] = self._own[server_id]
-        self._suspects.discard(server_id)
-        if server is None:
-            self._servers.pop(server_id, None)
-        else:
-            self._servers[server_id] = server
+        self.registry.heard(server_id, server)
 
     def servers(self) -> Mapping[str, Server]:
-        """As they were last heard of."""
-        return self._servers
+        """As they were last heard of, of all pools."""
+        return self.registry.servers
 
-    async def ready(self, avoid: Collection[str] = ()) -> Server:
-        """The server to ask now; waits for one, saying what for every REPORT_S. Cancel it, or put a timeout around it."""
+    async def ready(self, n: int = 1, avoid: Collection[str] = (), last: str = "") -> Server:
+        """The server to ask now for `n` answers; waits for one, saying what for every REPORT_S. Cancel it, or put a timeout around it.
+
+        `last`: the one that the conversation was with before.
+        """
         reported = self._clock()
-        while (server := self._choose(avoid)) is None:
+        while (server := self.registry.choose(self._clock(), n, avoid, last)) is None:
             await asyncio.sleep(LOOK_S)
             if self._clock() - reported > REPORT_S:
                 reported = self._clock()
-                logger.warning("waiting for a ready server of pool %r; known: %s", self.pool, self._describe() or "none")
+                logger.warning("waiting for a ready server of pool %r; known: %s", self.registry.pool, self._describe() or "none")
         return server
 
     async def sample(
-        self, messages: list[dict[str, Any]], n: int, env: Env, tools: Sequence[Mapping[str, Any]] = (), history: Sequence[int] = ()
+        self,
+        messages: list[dict[str, Any]],
+        n: int,
+        env: Env,
+        tools: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[int] = (),
+        last: str = "",
     ) -> list[Sampled]:
         """`n` answers to a conversation, in one request to one server, another one if that fails. `tools`: as its chat template is told of them.
 
         `history`: ids of its last prompt and answer; the prompt goes on from them unless the template rewrites what they say. Without messages
-        they are the prompt.
+        they are the prompt. `last`: the server that gave that answer; it is asked again while it is hardly busier than the others.
 
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x timeout_s. Raises SamplingFailed: the request cannot be
         served (ContextFull: a prompt longer than the context), or `env.attempts` servers did not answer within `env.timeout_s` each (TimedOut).
@@ -135,7 +128,7 @@ class Client:
         failed: list[str] = []
         late = 0
         causes: list[str] = []
-        server = await self.ready()
+        server = await self.ready(n, last=last)
         while True:
             try:
                 return await self._ask(server, prompt, n, env, history)
@@ -144,13 +137,13 @@ class Client:
                 logger.warning("%s: %s", server.server_id, error)
                 failed.append(server.server_id)
                 causes.append(f"{server.server_id}: {error}")
-                self._suspects.add(server.server_id)
+                self.registry.suspect(server.server_id)
             if len(failed) >= env.attempts:
                 kind = TimedOut if late == len(failed) else SamplingFailed
                 raise kind(f"{len(failed)} attempts failed; " + "; ".join(causes))
             try:
                 async with asyncio.timeout(env.timeout_s):
-                    server = self._choose(failed) or await self.ready()
+                    server = self.registry.choose(self._clock(), n, failed) or await self.ready(n)
             except TimeoutError:
                 raise SamplingFailed(f"no server became ready within {env.timeout_s:g} s; " + "; ".join(causes)) from None
 
@@ -160,7 +153,7 @@ class Client:
 
     async def _ask(self, server: Server, prompt: dict[str, Any], n: int, env: Env, history: Sequence[int]) -> list[Sampled]:
         started = time.monotonic()
-        self._own[server.server_id] += n
+        self.registry.begin(server.server_id, n)
         try:
             async with asyncio.timeout(env.timeout_s):
                 tokens, kept = await self._render(server, prompt, env, history)
@@ -177,7 +170,7 @@ class Client:
         except openai.OpenAIError as error:
             raise ServerFailed(_reason(error)) from None
         finally:
-            self._own[server.server_id] -= n
+            self.registry.end(server.server_id, n)
         try:
             return [_sampled(server, tokens, kept, choice, env, time.monotonic() - started) for choice in answer["choices"]]
         except (KeyError, TypeError, ValueError) as error:
@@ -222,11 +215,6 @@ class Client:
         answer: Any = await self._connection(server.url).post(f"{server.url}/inference/v1/generate", cast_to=object, body=body)
         return answer
 
-    def _choose(self, avoid: Collection[str]) -> Server | None:
-        """As `choose`, but no suspect. Load: what a server reported, plus what came and went from here since."""
-        load = {i: s.in_flight - self._own_when_reported[i] + self._own[i] for i, s in self._servers.items()}
-        return choose(self._servers, load, self.pool, self._clock(), {*avoid, *self._suspects})
-
     def _connection(self, url: str) -> openai.AsyncOpenAI:
         if url not in self._connections:
             key = self._api_key or "none"  # the library wants one
@@ -234,8 +222,8 @@ class Client:
         return self._connections[url]
 
     def _describe(self) -> str:
-        now = self._clock()
-        return "; ".join(f"{s.server_id} {s.state} {s.error}".strip() + f", heard of {now - s.heartbeat_s:.0f} s ago" for s in self._servers.values())
+        now, known = self._clock(), (s for s in self.servers().values() if s.pool == self.registry.pool)
+        return "; ".join(f"{s.server_id} {s.state} {s.error}".strip() + f", heard of {now - s.heartbeat_s:.0f} s ago" for s in known)
 
 
 def _sampled(server: Server, prompt: list[int], kept: int, choice: dict[str, Any], env: Env, latency_s: float) -> Sampled:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from streamrl.config import RunFile
+from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.errors import InferenceError, StreamrlError, WeightError
 from streamrl.inference.host import Host, Served
 from streamrl.inference.server import check
@@ -90,16 +90,18 @@ class Entry:
         self._writer.close()
 
 
-def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, server_id: str | None = None) -> None:
-    """Serve until `stop` is set. `index` tells the replicas of a run apart: port, random numbers, and the name on `servers`.
+def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: str = GENERATION) -> None:
+    """Serve until `stop` is set. `pool` and `index` tell the servers of a run apart: port, random numbers, and the name on `servers`.
+
+    One more than the run file has may join at any time, under an index of its own.
 
     Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as `server.start`.
     """
-    identity = server_id or f"inference-{index}"
+    identity, place = server_name(pool, index), run.inference.place(pool, index)
     check(run.inference)  # what is missing is said now, not after the first version has come
     announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
-    entry = Entry(log, Server(server_id=identity, url="", max_model_len=run.inference.max_model_len), run.inference.heartbeat_s)
-    host, worker = Host(run, identity, index, stop), ThreadPoolExecutor(1, "host")
+    entry = Entry(log, Server(server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len), run.inference.heartbeat_s)
+    host, worker = Host(run, identity, place, stop), ThreadPoolExecutor(1, "host")
     try:
         serve(run, announced, host, worker, entry, meter, stop)
         entry.remove()

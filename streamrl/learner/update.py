@@ -75,16 +75,17 @@ class Kept(Tracker):
 class Updater:
     """The trainer, for batches of `rows` rows. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for an unknown loss.
 
-    With several devices, of one process or of many, every process has the whole batch, and works on the rows of its own devices.
+    With several devices, of one process or of many, every process has the whole batch, and works on the rows of its own devices: each device on a
+    stretch of them, in the order of the batch. So the batcher, which says which rows are a process's, divides the work.
     """
 
     def __init__(self, config: Learner, rows: int) -> None:
         self.config = config
         of_device = config.micro_batch_rows or -(-rows // jax.device_count())  # rows that it works on at a time
         parts = -(-rows // (of_device * jax.device_count()))
-        self.rows = parts * of_device * jax.device_count()
+        self.order = order(rows, jax.device_count(), parts, of_device)
         self._average = AVERAGES[config.average or AVERAGE_OF.get(config.loss, "tokens")]
-        settings, minimised = trainer_config(self.rows, of_device), cast(Any, objective(config, parts))
+        settings, minimised = trainer_config(len(self.order), of_device), cast(Any, objective(config, parts))
         self._trainer = Trainer(settings, optimizer(config), minimised, add_default_hooks=False)
         self._tracker = Kept()
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
@@ -103,7 +104,7 @@ class Updater:
         Raises ModelError when the loss or the gradient is not finite: the state that would follow is worth nothing.
         """
         started = time.monotonic()
-        example = padded(example, self.rows)
+        example = arranged(example, self.order)
         if self.config.normalize_advantages:
             example = normalized(example)
         if self.config.kl_coefficient > 0:
@@ -124,10 +125,23 @@ class Updater:
         return np.asarray(process_allgather(self._logprobs(model, example), tiled=True))
 
 
-def padded(example: RlExample, rows: int) -> RlExample:
-    """With rows of nothing but padding behind, so that it is cut evenly."""
-    missing = blank(rows - len(example.input_ids), example.input_ids.shape[1])
-    return RlExample(*(np.concatenate(pair) for pair in zip(example, missing, strict=True))) if len(missing.input_ids) else example
+def order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:
+    """Which row of a batch of `rows` lies where, for a trainer that takes `of_device` rows for each device at a time, in `parts` such turns.
+
+    Each device has a stretch of rows, with padding behind it. Returns (parts * devices * of_device,) int; -1 is a row of padding.
+    """
+    stretch = -(-rows // devices)
+    of_each = np.full((devices, parts * of_device), -1)
+    of_each[:, :stretch] = np.where((numbers := np.arange(devices * stretch)) < rows, numbers, -1).reshape(devices, stretch)
+    return of_each.reshape(devices, parts, of_device).swapaxes(0, 1).reshape(-1)
+
+
+def arranged(example: RlExample, order: np.ndarray) -> RlExample:
+    """With its rows in that order, and padding where it says so."""
+    if np.array_equal(order, np.arange(len(example.input_ids))):
+        return example
+    padding = blank(1, example.input_ids.shape[1])  # behind the others, where -1 finds it
+    return RlExample(*(np.concatenate(pair)[order] for pair in zip(example, padding, strict=True)))
 
 
 def normalized(example: RlExample) -> RlExample:

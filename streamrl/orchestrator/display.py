@@ -134,6 +134,7 @@ def line(frame: Frame) -> str:
         f"{_number(sum(filter(None, (_rate(frame, env) for env in run.envs))), ',.0f')} rollouts/s",
         f"buffered {sum(_buffered(frame, env) for env in run.envs):,.0f} tokens",
         f"age {_number(latest(seen, 'batcher/batch_age_mean'), '.2f')}",
+        f"mixed {_percent(latest(seen, 'batcher/mixed_versions_frac'))}",
         f"expired {_percent(_expired(frame))}",
         " ".join(f"{name} v{server.version}" for name, server in sorted(seen.servers.items())),
         f"{clock(left_s(frame))} left" if left_s(frame) is not None else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far",
@@ -163,7 +164,8 @@ def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> Rende
 def headline(frame: Frame) -> RenderableType:
     """Step, time, and how far the target is."""
     run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 3, 0, 0))
-    shown = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")), ("expired", _percent(_expired(frame)))]
+    shown = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f"))]
+    shown += [("mixed versions", _percent(latest(seen, "batcher/mixed_versions_frac"))), ("expired", _percent(_expired(frame)))]
     shown.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
     shown += [("time left", clock(left_s(frame)))] if left_s(frame) is not None else []
     facts.add_row(*(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown))
@@ -200,13 +202,16 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
 
 
 def servers_table(frame: Frame) -> Table:
+    """With their pools, where there are several."""
     rows: list[list[Text | str]] = []
+    pooled = len(frame.run.inference.sizes) > 1
     for name, server in sorted(frame.seen.servers.items()):
         state = "silent" if frame.time_s - server.heartbeat_s > SILENT_S else server.state
         version = Text(f"v{server.version}" if server.version >= 0 else DASH, style="bold")
         probe = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH
-        rows.append([Text(name, style="cyan"), _state(state), version, str(server.in_flight), probe, Text(server.error, style="red")])
-    return _table(("server", "state", ">policy", ">in flight", ">logprobs off by", ""), rows)
+        where = [server.pool] if pooled else []
+        rows.append([Text(name, style="cyan"), *where, _state(state), version, str(server.in_flight), probe, Text(server.error, style="red")])
+    return _table(("server", *(["pool"] if pooled else []), "state", ">policy", ">in flight", ">logprobs off by", ""), rows)
 
 
 def parts_table(frame: Frame) -> Table:

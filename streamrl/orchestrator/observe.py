@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
-from streamrl.config import Orchestrator, RunFile, Target
+from streamrl.config import Orchestrator, RunFile, Target, server_name
 from streamrl.records import Demand, Fate, Metric, PolicyVersion, Server
 from streamrl.stream.log import Event
 
@@ -167,8 +167,12 @@ def waiting(run: RunFile, seen: View, time_s: float, notes: Mapping[str, str] | 
     notes, so_far = notes or {}, f"waiting {time_s - seen.since_s:.0f} s for"
     if seen.version < 0:
         return f"{so_far} the first policy version, {_who('learner', notes.get('learner', ''))}"
-    if seen.ready_s is None or not any(server.state == "ready" for server in seen.servers.values()):
-        names = sorted({*seen.servers, *(f"inference-{i}" for i in range(run.inference.replicas))})
+    pools = {env.pool: None for env in run.envs.values()}
+    ready = {server.pool for server in seen.servers.values() if server.state == "ready"}
+    if seen.ready_s is None or not ready.issuperset(pools):
+        lacking = [pool for pool in pools if pool not in ready] or list(pools)
+        planned = [server_name(pool, i) for pool in lacking for i in range(run.inference.sizes[pool])]
+        names = sorted({*planned, *(name for name, server in seen.servers.items() if server.pool in lacking)})
         about = [_who(name, server.error if (server := seen.servers.get(name)) and server.error else notes.get(name, "")) for name in names]
         return f"{so_far} {'; '.join(about) or 'an inference server: the run starts none of its own'}"
     if seen.batch < 0:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from streamrl.config import Orchestrator, RunFile
+from streamrl.config import GENERATION, Orchestrator, RunFile, server_name
 from streamrl.errors import AccessDenied, ConfigError, Fenced, ModelError, TransactionFailed
 from streamrl.topics import env_part
 
@@ -63,10 +63,16 @@ Action = Start | GiveUp
 def desired(run: RunFile) -> tuple[Desired, ...]:
     """The parts of a run, in the order they are started. The broker is not among them: it may be somebody else's."""
     learner = Desired("learner", ("learner",))
-    servers = [Desired(f"inference-{i}", ("inference", "--index", str(i))) for i in range(run.inference.replicas)]
+    servers = [server(pool, i) for pool, size in run.inference.sizes.items() for i in range(size)]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
     envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
     return (learner, *servers, *loop, *envs)  # the learner first: everybody waits for version 0
+
+
+def server(pool: str, index: int) -> Desired:
+    """An inference agent."""
+    of_pool = () if pool == GENERATION else ("--pool", pool)
+    return Desired(server_name(pool, index), ("inference", "--index", str(index), *of_pool))
 
 
 def stop_order(names: Iterable[str]) -> list[list[str]]:

@@ -33,6 +33,8 @@ class History:
 
     rewards: dict[str, list[tuple[int, float, float]]] = field(default_factory=lambda: defaultdict[str, list[tuple[int, float, float]]](list))
     """env -> (batch, when it was made, mean reward of the env's rollouts in it)"""
+    mixed: dict[str, dict[int, tuple[float, float]]] = field(default_factory=lambda: defaultdict[str, dict[int, tuple[float, float]]](dict))
+    """env -> batch -> (rollouts that more than one version sampled, all of the env's)"""
     batches: int = 0
     last_batch_s: float = 0.0
     rollouts: dict[str, int] = field(default_factory=dict[str, int])
@@ -90,6 +92,11 @@ def _metric(found: History, metric: Metric) -> None:
     values = metric.values
     found.mismatch_max_abs = max(found.mismatch_max_abs, values.get("inference/mismatch_max_abs", 0.0))
     found.mismatch_tokens += int(values.get("inference/mismatch_tokens", 0))
+    for name, frac in values.items():
+        if metric.step is not None and name.startswith("batches/") and name.endswith("/mixed_versions_frac"):
+            env = name.removeprefix("batches/").removesuffix("/mixed_versions_frac")
+            used = values.get(f"batches/{env}/rollouts_used", 0.0)
+            found.mixed[env][metric.step] = frac * used, used
     if "orchestrator/active_s" in values:
         found.active.append((metric.time_s, values["orchestrator/active_s"]))
 
@@ -116,10 +123,13 @@ def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[st
 
 def _env(found: History, env: str) -> dict[str, Any]:
     rewards = [reward for _, _, reward in found.rewards.get(env, [])]
+    counts = found.mixed.get(env, {}).values()
+    used = sum(rollouts for _, rollouts in counts)
     return {
         "rollouts": found.rollouts.get(env, 0),
         "reward_mean_first20": fmean(rewards[:EDGE_BATCHES]) if rewards else None,
         "reward_mean_last20": fmean(rewards[-EDGE_BATCHES:]) if rewards else None,
+        "mixed_versions_frac": sum(mixed for mixed, _ in counts) / used if used else None,  # of what was trained on: sampled by more than one version
         "expired": found.fates[env]["expired"],
         "batched": found.fates[env]["batched"],
         "fates": dict(sorted(found.fates[env].items())),

@@ -126,15 +126,14 @@ def _parts(parts: list[PartStatus]) -> Table:
 
 
 def _servers(seen: View, time_s: float) -> Table:
-    table = _table("server", "state", "version", "in flight", "logprobs off by", "url")
+    table = _table("server", "state", "pool", "version", "in flight", "logprobs off by", "url")
     for name, server in sorted(seen.servers.items()):
         state = "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
         off = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else "-"
-        table.add_row(
-            name, Text(state, style=STATE_STYLES.get(state, "")), str(server.version), str(server.in_flight), off, server.error or server.url
-        )
+        shown, said = Text(state, style=STATE_STYLES.get(state, "")), server.error or server.url
+        table.add_row(name, shown, server.pool, str(server.version), str(server.in_flight), off, said)
     if not seen.servers:
-        table.add_row("none", "", "", "", "", "")
+        table.add_row("none", "", "", "", "", "", "")
     return table
 
 

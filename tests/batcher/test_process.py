@@ -141,6 +141,22 @@ def test_a_full_pool_is_not_read_on():
     assert paused(config, state) == {"groups.copy"}
 
 
+def test_a_batch_leaves_in_the_step_that_fills_it():
+    """What `dispatched as soon as it is full` means in a log: in the transaction of the record that filled it, be that a group or a version; not the
+    next one's, not after a time. Two processes' shares leave together, as one record."""
+    config, state = replace(CONFIG, row_count=4, processes=2), State()
+    events = [version_event(0), *arrivals("a", "b", "c", "d"), version_event(1), *arrivals("e", "f", version=1), version_event(2)]
+    came = list[list[str]]()
+    for event in events:
+        state, outputs = step(config, state, [event], 0.0)
+        came.append([f"{name} into {fate}" for fate, name in ((o.record.batch, o.key) for o in outputs if isinstance(o.record, Fate))])
+        assert len(batches(outputs)) == bool(came[-1])
+        assert all(o.record.processes == 2 and set((o.record.rows // 2).tolist()) == {0, 1} for o in outputs if isinstance(o.record, Batch))
+    filled = {events[2]: ["b into 0", "a into 0"], events[5]: ["d into 1", "c into 1"], events[8]: ["f into 2", "e into 2"]}
+    assert came == [filled.get(event, []) for event in events]
+    assert batches(fold(events, config)) == [["b", "a"], ["d", "c"], ["f", "e"]]  # nor does it matter how they were polled
+
+
 def test_the_metrics_of_a_batch():
     # three groups held (6 rollouts, 30 tokens), all of the newest version; two go into the batch of 20 tokens, 3 rows of 10
     state, _ = step(CONFIG, State(), arrivals("a", "b", "c"), 0.0)
@@ -150,8 +166,13 @@ def test_the_metrics_of_a_batch():
     assert metric.values == {
         "batcher/tokens_total": 20,
         "batcher/rows_filled_frac": 20 / 30,
+        "batcher/padding_frac": 1 - 20 / 30,
+        "batcher/imbalance_frac": 0,
+        "batcher/token_imbalance_frac": 0,
+        "batcher/process_rollouts_min": 4,
         "batcher/batch_age_mean": 0,
         "batcher/batch_age_max": 0,
+        "batcher/mixed_versions_frac": 0,
         "replays/copy/rollouts_in_buffer": 6,
         "replays/copy/tokens_in_buffer": 30,
         "replays/copy/frac_on_policy": 1,
@@ -160,8 +181,22 @@ def test_the_metrics_of_a_batch():
         "batches/copy/tokens_used": 20,
         "batches/copy/frac_used": 1,
         "batches/copy/reward/mean": 0,
+        "batches/copy/mixed_versions_frac": 0,
         "batches/copy/age/mean": 0,
     }
+
+
+def test_the_share_of_rollouts_that_more_than_one_version_sampled():
+    """Of copy one group of two out of two, and of a rollout that forked, which counts once; of add none."""
+    config = replace(CONFIG, fractions={"copy": 0.75, "add": 0.25}, total_token_budget=39, row_count=9, spill=True)
+    halved = structs.replace(forked("b", (1, 1, 1), (0, 0, 1)), newest_versions=np.array([1, 1, 0], np.int32))
+    came = [group("copy", "a", newest=1), halved, group("copy", "c"), group("add", "d")]
+    out = fold([version_event(0), version_event(1), *(group_event(i, g) for i, g in enumerate(came))], config)
+    (batch,) = [o.record for o in out if isinstance(o.record, Batch)]
+    (values,) = [o.record.values for o in out if isinstance(o.record, Metric)]
+    assert sorted(batch.group_ids) == ["a", "b", "c", "d"]
+    assert values["batches/copy/mixed_versions_frac"] == 3 / 6 and values["batches/add/mixed_versions_frac"] == 0
+    assert values["batcher/mixed_versions_frac"] == 3 / 8
 
 
 def forked(name: str, sizes: Sequence[int], of: Sequence[int]) -> ScoredGroup:

@@ -22,6 +22,7 @@ class Scripted:
     def __init__(self, *says: str | Exception | float, rewrites: bool = False, context: int = 10_000) -> None:
         self.says, self.rewrites, self.context = says, rewrites, context
         self.prompts: list[list[int]] = []
+        self.lasts: list[str] = []  # the servers that it was to go on with
 
     def rendered(self, messages: Sequence[Message]) -> list[int]:
         """Each message by its characters and an end; 1 opens the policy's turn. What the policy said is shortened where this rewrites."""
@@ -29,8 +30,9 @@ class Scripted:
         return [*(t for text in texts for t in [*map(ord, text), END]), 1]
 
     async def sample(
-        self, messages: list[Message], n: int, env: Env, tools: Sequence[Mapping[str, Any]] = (), history: Sequence[int] = ()
+        self, messages: list[Message], n: int, env: Env, tools: Sequence[Mapping[str, Any]] = (), history: Sequence[int] = (), last: str = ""
     ) -> list[Sampled]:
+        self.lasts.append(last)
         turn = sum(message["role"] == "assistant" for message in messages)
         said = self.says[turn]
         if isinstance(said, float):

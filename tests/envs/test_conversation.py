@@ -72,6 +72,7 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
     whole = np.concatenate([turn.tokens for turn in one.turns if turn.tokens is not None]).tolist()
     last = sampler.prompts[-1]
     assert whole[: len(last)] == last  # what the policy saw last is what the rollout says, sampled tokens in it as they were sampled
+    assert sampler.lasts == ["", *["s"] * 4]  # each turn asks for the server of the one before
     assert one.turns[2].tokens is not None and one.turns[2].tokens.tolist() == [*ids("more"), 1]
     assert (one.policy_version, one.newest_policy_version, one.truncated, one.failure) == (2, 4, False, "")
     record = score([rollout_event(0, one)], rloo)

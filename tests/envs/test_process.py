@@ -34,13 +34,13 @@ class FakeClient:
     fails = ""
     in_flight = most = 0
 
-    def __init__(self, api_key: str = "") -> None: ...
+    def __init__(self, pool: str, api_key: str = "", stick_margin: float = 0) -> None: ...
 
     def heard(self, server_id: str, server: object) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def sample(self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), history: object = ()) -> list[Sampled]:
+    async def sample(self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), *more: object) -> list[Sampled]:
         FakeClient.in_flight += 1
         FakeClient.most = max(FakeClient.most, FakeClient.in_flight)
         try:

@@ -20,7 +20,8 @@ vllm:generation_tokens_total{engine="0"} 77.0
 
 
 class Stub(ThreadingHTTPServer):
-    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled (no version). `asked`: every (path, body).
+    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled (no version), held (no answer before `kill`, and
+    none then: its connections end). `asked`: every (path, body).
 
     `key`: without it nobody is answered. `spans`: versions of the first token of each answer, and of the rest.
     """
@@ -30,7 +31,7 @@ class Stub(ThreadingHTTPServer):
     def __init__(self, name: str, mode: str = "ok", version: str = "3", key: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.name, self.mode, self.version, self.reset_succeeds = name, mode, version, True
-        self.key, self.spans = key, ("2", "3")
+        self.key, self.spans, self.killed = key, ("2", "3"), threading.Event()
         self.rendered, self.texts = [1, 4, 10, 13, 17, 5], dict[tuple[int, ...], str]()  # what messages come to, and what tokens say
         self.asked: list[tuple[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -42,6 +43,11 @@ class Stub(ThreadingHTTPServer):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.shutdown()
         self.server_close()
+
+    def kill(self) -> None:
+        """It answers nobody any more; whoever waits for an answer sees the end of its connection."""
+        self.mode = "held"
+        self.killed.set()
 
     def record(self, **changes: Any) -> Server:
         return Server(**{"server_id": self.name, "url": self.url, "state": "ready", "version": 3, "heartbeat_s": time.time(), **changes})
@@ -89,6 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
         match self.server.mode:
             case "hang":
                 time.sleep(2.0)
+            case "held":
+                self.server.killed.wait()
+                self.close_connection = True
             case "broken":
                 self._send(500, {"error": {"message": "EngineCore encountered an issue"}})
             case "refuse":

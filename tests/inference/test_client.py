@@ -11,7 +11,7 @@ import pytest
 
 from streamrl.config import Env
 from streamrl.inference import client as room
-from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFailed, TimedOut, choose
+from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFailed, TimedOut
 from streamrl.records import Server, VersionSpan
 from tests.inference.stub import Stub
 
@@ -21,10 +21,6 @@ QUESTION = [{"role": "user", "content": "47="}]
 
 def server(name: str, **fields: Any) -> Server:
     return Server(**{"server_id": name, "url": "http://127.0.0.1:1", "state": "ready", "heartbeat_s": 100.0, **fields})
-
-
-def named(*servers: Server) -> dict[str, Server]:
-    return {s.server_id: s for s in servers}
 
 
 def run(scenario: Callable[[Client], Awaitable[Any]], *stubs: Stub, api_key: str = "") -> Any:
@@ -46,33 +42,42 @@ def ask(n: int = 2, env: Env = ENV) -> Callable[[Client], Awaitable[list[Sampled
     return lambda client: client.sample(QUESTION, n, env)
 
 
-def test_the_least_loaded_live_server_of_the_pool_is_chosen():
-    servers = named(
-        server("a"),
-        server("b"),
-        server("starting", state="starting"),
-        server("broken", state="error"),
-        server("elsewhere", pool="scoring"),
-        server("silent", heartbeat_s=100.0 - room.SILENT_S - 1),
-    )
-    load = dict.fromkeys(servers, 0.0) | {"a": 3.0, "b": 2.0}
-    assert choose(servers, load, "generation", 100.0).server_id == "b"
-    assert choose(servers, load, "generation", 100.0, avoid={"b"}).server_id == "a"
-    assert choose(servers, load, "generation", 100.0, avoid={"a", "b"}) is None
-    assert choose(servers, load, "scoring", 100.0).server_id == "elsewhere"
+async def test_a_server_has_what_is_in_flight_on_it_counted_for_as_long_as_it_is():
+    client = Client()
+    with Stub("a", "held") as stub:
+        client.heard("a", stub.record())
+        asking = asyncio.create_task(client.sample(QUESTION, 5, Env(attempts=1)))
+        while not stub.asked:
+            await asyncio.sleep(0.01)
+        assert client.registry.load("a") == 5
+        stub.kill()
+        with pytest.raises(SamplingFailed):
+            await asking
+        assert client.registry.load("a") == 0
+    await client.close()
 
 
-def test_load_is_what_was_reported_plus_what_this_client_sent_since():
-    async def scenario(client: Client) -> list[str]:
-        client._clock = lambda: 100.0
-        client._own.update({"a": 8, "b": 8})
-        client.heard("a", server("a", in_flight=8))  # its 8 are ours, and counted once
-        client.heard("b", server("b", in_flight=12))  # four are somebody else's
-        first = (await client.ready()).server_id
-        client._own["a"] += 8  # sent since
-        return [first, (await client.ready()).server_id]
+def test_a_conversation_goes_on_with_its_last_server_while_that_is_hardly_busier():
+    def asked(busy: int) -> list[str]:
+        async def scenario(client: Client) -> list[str]:
+            client.registry.stick_margin = 4
+            client.registry.begin("b", busy)
+            return [(await client.sample(QUESTION, 1, Env(), last=last))[0].server_id for last in ("b", "b", "gone")]
 
-    assert run(scenario) == ["a", "b"]
+        with Stub("a") as a, Stub("b") as b:
+            return run(scenario, a, b)
+
+    assert asked(4) == ["b", "b", "a"] and asked(5) == ["a", "a", "a"]
+
+
+def test_another_pool_is_not_asked_even_when_nobody_else_answers():
+    class Evaluation(Stub):
+        def record(self, **changes: Any) -> Server:
+            return super().record(pool="evaluation", **changes)
+
+    with Stub("a", "broken") as mine, Evaluation("b") as other, pytest.raises(SamplingFailed, match="no server became ready within 0.4 s; a: "):
+        run(ask(), mine, other)
+    assert mine.asked and not other.asked
 
 
 def test_a_choice_carries_what_the_learner_needs():

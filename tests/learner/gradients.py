@@ -12,12 +12,15 @@ from typing import Any, cast
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
+from msgspec import structs
 from safetensors.numpy import save_file
 
-from streamrl.batcher.packing import RlExample
+from streamrl.batcher.assemble import Division, assemble
+from streamrl.batcher.packing import RlExample, expand
 from streamrl.config import Learner
 from streamrl.learner import model
 from streamrl.learner.update import Updater
+from tests.build import group
 from tests.learner.examples import Segment, example
 
 CONTEXT = 32
@@ -36,7 +39,17 @@ def batch() -> RlExample:
     return example([[segment(*sizes) for sizes in row] for row in rows], 16)
 
 
-def gradient(directory: Path, micro_batch_rows: int = 0) -> dict[str, np.ndarray]:
+def divided(division: Division) -> RlExample:
+    """Four groups of three rollouts in four rows, as the batcher divides them."""
+    draws = np.random.default_rng(1)
+    groups = [group(name=f"g{i}", sizes=draws.integers(1, 9, 3).tolist()) for i in range(4)]
+    known = [structs.replace(g, tokens=4 + g.tokens % 12) for g in groups]  # to a model of 16 tokens
+    made = assemble(known, 0, 0, ROWS, CONTEXT, division)
+    assert made is not None
+    return expand(made)
+
+
+def gradient(directory: Path, micro_batch_rows: int = 0, taken: RlExample | None = None) -> dict[str, np.ndarray]:
     """Of document 003's loss, with the divergence from another policy: what Adam keeps of each parameter's first step when it forgets at once."""
     settings = Learner(
         loss="grpo", kl_coefficient=0.1, normalize_advantages=False, micro_batch_rows=micro_batch_rows, beta1=0.0, max_grad_norm=1e9, warmup_steps=0
@@ -45,7 +58,7 @@ def gradient(directory: Path, micro_batch_rows: int = 0) -> dict[str, np.ndarray
     with updater.training():
         reference = model.load(directory, CONTEXT)
         trained = jax.tree.map(lambda leaf: leaf * 1.05, reference)  # arrays of its own, too: the trainer takes them
-        state, measured = updater.step(updater.initial_state(trained), reference, batch())
+        state, measured = updater.step(updater.initial_state(trained), reference, taken or batch())
         kept = cast(Any, state.opt_state)[2][0].mu
         found = {jax.tree_util.keystr(path): process_allgather(leaf, tiled=True) for path, leaf in jax.tree_util.tree_leaves_with_path(kept)}
         found["probe"] = updater.logprobs(reference, model.single(np.arange(4, 12)))  # one row, whatever the number of devices

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from streamrl.batcher.assemble import WHOLE, Division
 from streamrl.config import TinyModel
 from streamrl.learner.initial import write_tiny
-from tests.learner.gradients import CONTEXT, gradient
+from tests.learner.gradients import CONTEXT, divided, gradient
 
 TOLERANCE = 1e-6
 PATIENCE_S = 300.0
@@ -81,6 +82,16 @@ def check(found: dict[str, np.ndarray], whole: dict[str, np.ndarray], how: str) 
 def test_micro_batches_add_up(small: Path, whole: dict[str, np.ndarray]):
     """Two parts of three rows, the second of which is filled up with padding."""
     check(gradient(small, 3), whole, "micro-batches of three rows")
+
+
+def test_how_the_batcher_divides_them_does_not_matter(small: Path):
+    """Other rollouts in every row, and so in every process's share."""
+    whole = divided(WHOLE)
+    undivided = gradient(small, taken=whole)
+    for division in (Division(2, "tokens"), Division(4, "flops", 2)):
+        shared = divided(division)
+        assert sorted(map(len, map(np.flatnonzero, shared.loss_mask))) != sorted(map(len, map(np.flatnonzero, whole.loss_mask)))
+        check(gradient(small, taken=shared), undivided, f"divided among {division.processes} processes by {division.balance}")
 
 
 def test_two_devices_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):

@@ -14,7 +14,7 @@ from streamrl.batcher.packing import RlExample
 from streamrl.config import Learner
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
-from streamrl.learner.update import Updater, normalized
+from streamrl.learner.update import Updater, arranged, normalized, order
 from streamrl.weights import export
 from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT
@@ -196,3 +196,19 @@ def test_equal_advantages_are_left_alone(advantage: float):
     made = example([[Segment([1, 2, 3], 1, advantage), Segment([1, 2], 1, advantage)]], 8)
     np.testing.assert_array_equal(normalized(made).advantages, made.advantages)
     np.testing.assert_array_equal(normalized(example([[]], 8)).advantages, np.zeros((1, 8)))
+
+
+def test_each_device_has_a_stretch_of_the_batch():
+    """Eight rows, two devices that take two rows at a time: rows 0 to 3 are the first one's, in both turns."""
+    assert order(8, devices=2, parts=2, of_device=2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    # five rows: the first device has three of them, and both are filled up with padding
+    assert order(5, devices=2, parts=2, of_device=2).tolist() == [0, 1, 3, 4, 2, -1, -1, -1]
+    # on one device rows stay where they are
+    assert order(3, devices=1, parts=2, of_device=2).tolist() == [0, 1, 2, -1] and order(3, 3, 1, 1).tolist() == [0, 1, 2]
+
+
+def test_padding_stands_where_the_order_says():
+    made = example([[Segment([5], 0)], [Segment([6], 0)]], 4)
+    moved = arranged(made, np.array([1, -1, 0]))
+    assert moved.input_ids[:, 0].tolist() == [6, 0, 5] and moved.segment_ids[1].tolist() == [0] * 4 and moved.temperatures[1].tolist() == [1] * 4
+    assert arranged(made, np.array([0, 1])) is made

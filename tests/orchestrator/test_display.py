@@ -20,7 +20,12 @@ def frame() -> Frame:
         Event("servers", 0, 0, "inference-0", Server(server_id="inference-0", url="", version=7, state="ready", heartbeat_s=130.0, in_flight=5)),
     ]
     for step, (copy, add) in enumerate(((0.2, 0.0), (0.4, 0.1))):
-        values = {"batches/copy/reward/mean": copy, "batches/add/reward/mean": add, "batcher/batch_age_mean": 0.75}
+        values = {
+            "batches/copy/reward/mean": copy,
+            "batches/add/reward/mean": add,
+            "batcher/batch_age_mean": 0.75,
+            "batcher/mixed_versions_frac": 0.125,
+        }
         events.append(Event("metrics", 0, 0, "batcher", Metric(source="batcher", time_s=150.0, step=step, values=values)))
     for source, values in (
         ("env-copy-0", {"env/rollouts_per_s": 12.0}),
@@ -34,7 +39,7 @@ def frame() -> Frame:
 
 def test_a_line_has_it_all(frame: Frame):
     assert line(frame) == (
-        "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age 0.75 | expired – | "
+        "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age 0.75 | mixed 12.5 % | expired – | "
         "inference-0 v7 | 9:30 left | restarts: buffer 2"
     )
 
@@ -49,8 +54,33 @@ def test_the_picture_fits_and_shows_every_part(frame: Frame, width: int):
     console.print(picture(frame, ["buffer ended"], width))
     shown = console.export_text()
     assert max(map(len, shown.splitlines())) <= width
-    for text in ("step 7", "0.300", "0.050", "v7", "9:30", "copy", "add", "inference-0", "learner", "back-off", "no broker", "1,100", "buffer ended"):
+    for text in (
+        "step 7",
+        "12.5 %",
+        "0.300",
+        "0.050",
+        "v7",
+        "9:30",
+        "copy",
+        "add",
+        "inference-0",
+        "learner",
+        "back-off",
+        "no broker",
+        "1,100",
+        "buffer ended",
+    ):
         assert text in shown, text
+
+
+def test_servers_are_shown_with_their_pools_where_there_are_several(frame: Frame):
+    def shown(frame: Frame) -> str:
+        console = Console(width=120, file=io.StringIO(), record=True)
+        console.print(picture(frame))
+        return console.export_text()
+
+    run = parse({"run": "r", "envs": {"copy": {}, "add": {}}, "inference": {"pools": {"evaluation": 1}}})
+    assert "generation" not in shown(frame) and "generation" in shown(Frame(run, frame.seen, frame.time_s))
 
 
 def test_many_parts_are_counted_and_the_ailing_shown(frame: Frame):

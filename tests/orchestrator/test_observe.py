@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from streamrl.config import RunFile, parse
+from streamrl.config import RunFile, parse, server_name
 from streamrl.orchestrator.observe import View, active_s, expired_share, fold, judge, latest, reached, recent_rewards, total, view, waiting
 from streamrl.records import Demand, Fate, Metric, PolicyVersion, Record, Server
 from streamrl.stream.log import Event, Undecodable
@@ -29,9 +29,10 @@ def version(number: int, learner: str = "lead") -> Event:
     return event("policy-versions", learner, PolicyVersion(learner=learner, version=number, uri="x", size_bytes=1, sha256="0", time_s=100.0 + number))
 
 
-def server(state: str = "ready", number: int = 0, heartbeat_s: float = 110.0, error: str = "") -> Event:
-    record = Server(server_id="inference-0", url="", state=state, version=number, heartbeat_s=heartbeat_s, error=error)  # type: ignore[arg-type]
-    return event("servers", "inference-0", record)
+def server(state: str = "ready", number: int = 0, heartbeat_s: float = 110.0, error: str = "", pool: str = "generation") -> Event:
+    name = server_name(pool, 0)
+    record = Server(server_id=name, url="", pool=pool, state=state, version=number, heartbeat_s=heartbeat_s, error=error)  # type: ignore[arg-type]
+    return event("servers", name, record)
 
 
 def seen(run: RunFile, *events: Event, since_s: float = 100.0) -> View:
@@ -121,6 +122,16 @@ def test_what_it_waits_for(run: RunFile):
     blocked = metric({"batcher/missing_tokens/add": 64.0, "batcher/blocked_s": 3.0}, time_s=119.0)
     assert waiting(run, seen(run, *begun, reward(0, 0.1), blocked), 120.0) == "batch 1 has waited 3 s: add is 64 tokens short"
     assert waiting(run, seen(run, *begun, reward(0, 0.1)), 120.0) == ""
+
+
+def test_it_waits_for_every_pool_that_an_env_asks():
+    pools = {"evaluation": 2, "spare": 1}
+    run = parse({"run": "r", "envs": {"copy": {}, "add": {"pool": "evaluation"}}, "inference": {"replicas": 1, "pools": pools}})
+    both = "waiting 31 s for inference-0; inference-evaluation-0; inference-evaluation-1"
+    assert waiting(run, seen(run, version(0)), 131.0) == both
+    other = server("starting", -1, pool="evaluation")
+    assert waiting(run, seen(run, version(0), server(), other), 131.0) == "waiting 31 s for inference-evaluation-0; inference-evaluation-1"
+    assert waiting(run, seen(run, version(0), server(), server(pool="evaluation"), reward(0, 0.1)), 131.0) == ""
 
 
 def test_demand_is_the_last_word(run: RunFile):

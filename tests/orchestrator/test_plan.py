@@ -24,6 +24,16 @@ def test_a_run_has_a_process_for_every_replica():
     ]
 
 
+def test_a_pool_has_its_own_servers():
+    run = parse({"run": "r", "envs": {"copy": {}}, "inference": {"replicas": 1, "pools": {"evaluation": 2}}})
+    assert [(part.name, part.args) for part in desired(run)[1:4]] == [
+        ("inference-0", ("inference", "--index", "0")),
+        ("inference-evaluation-0", ("inference", "--index", "0", "--pool", "evaluation")),
+        ("inference-evaluation-1", ("inference", "--index", "1", "--pool", "evaluation")),
+    ]
+    assert [run.inference.place(*where) for where in (("generation", 0), ("evaluation", 0), ("evaluation", 1), ("generation", 3))] == [0, 1, 2, 3]
+
+
 def test_envs_stop_first_and_the_broker_last():
     assert stop_order(["broker", "learner", "env-copy-0", "inference-0"]) == [["env-copy-0"], ["learner", "inference-0"], ["broker"]]
 

@@ -47,6 +47,8 @@ def log() -> MemoryLog:
     put("servers", "inference-0", Server(server_id="inference-0", url="", version=2, state="ready"))
     put("servers", "inference-1", Server(server_id="inference-1", url="", version=3, state="ready"))
     put("servers", "inference-0", None)  # it left; what it served last counts
+    for batch_number, frac, used in ((0, 0.5, 4), (1, 0.0, 4), (1, 0.0, 4)):
+        Meter(log, "batcher").publish({"batches/copy/mixed_versions_frac": frac, "batches/copy/rollouts_used": used}, step=batch_number)
     meter = Meter(log, "inference-0")
     meter.publish({"inference/mismatch_max_abs": 2e-6, "inference/mismatch_tokens": 63.0}, step=1)
     meter.publish({"inference/mismatch_max_abs": 1e-6, "inference/mismatch_tokens": 64.0}, step=2)
@@ -59,11 +61,13 @@ def test_the_report_of_a_small_run(run: RunFile, log: MemoryLog):
         "rollouts": 4,
         "reward_mean_first20": pytest.approx(1.25 / 3),  # of the means 0.25, 0.5, 0.5
         "reward_mean_last20": pytest.approx(1.25 / 3),
+        "mixed_versions_frac": 0.25,  # 2 of 8; what is said twice counts once
         "expired": 2,
         "batched": 1,
         "fates": {"batched": 1, "expired": 2},
     }
-    assert made["envs"]["add"] == {"rollouts": 1, "reward_mean_first20": 1.0, "reward_mean_last20": 1.0, "expired": 0, "batched": 0, "fates": {}}
+    rewards = {"reward_mean_first20": 1.0, "reward_mean_last20": 1.0}
+    assert made["envs"]["add"] == {"rollouts": 1, **rewards, "mixed_versions_frac": None, "expired": 0, "batched": 0, "fates": {}}
     assert (made["run"], made["steps"], made["policy_version"], made["versions"]) == ("r", 3, 3, {"kafka": "4"})
     assert made["servers"] == [{"id": "inference-0", "version": 2}, {"id": "inference-1", "version": 3}]
     assert (made["logprob_mismatch_max_abs"], made["logprob_mismatch_tokens"]) == (2e-6, 127)

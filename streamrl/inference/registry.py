@@ -1,0 +1,83 @@
+"""Which server is asked. Servers register themselves on `servers`; each client folds that topic and decides for itself, so nobody stands in between.
+
+The rule is `choose`: least work in flight wins, within a pool, and a conversation stays with its last server while that is hardly busier. The last
+server has the conversation so far in its prefix cache, which is worth waiting behind a few sequences, not behind any number of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from streamrl.records import Server
+
+SILENT_S = 10.0  # a server that has not been heard of for so long is not asked
+NEWS = 0.2  # what one report changes of what is thought others have there: who believes each at once runs with all others after the same server
+
+
+def live(servers: Mapping[str, Server], pool: str, time_s: float, avoid: Collection[str] = ()) -> list[Server]:
+    """The ready servers of `pool` that were heard of within SILENT_S of `time_s`, without those to `avoid`."""
+    return [s for s in servers.values() if s.state == "ready" and s.pool == pool and time_s - s.heartbeat_s <= SILENT_S and s.server_id not in avoid]
+
+
+def choose(
+    among: Collection[Server], load: Mapping[str, float], asked: Mapping[str, int], last: str = "", margin: float = 0, grain: float = 0.5
+) -> Server | None:
+    """`last` while its load exceeds the least by no more than `margin`; else the least loaded, of equals the one asked longest ago. None of none.
+
+    `load`: sequences in flight, by server; less than `grain` apart they are equal. `asked`: when each was asked last, by any rising number.
+    """
+    least = min((load[s.server_id] for s in among), default=0.0)
+    for server in among:
+        if server.server_id == last and load[last] - least <= margin:
+            return server
+    equals = [s for s in among if load[s.server_id] - least < grain]
+    return min(equals, key=lambda s: (asked.get(s.server_id, 0), s.server_id), default=None)
+
+
+class Registry:
+    """The servers as last heard of, and what this client has in flight on them."""
+
+    def __init__(self, pool: str, stick_margin: float = 0) -> None:
+        self.pool, self.stick_margin = pool, stick_margin
+        self.servers: dict[str, Server] = {}
+        self._own: Counter[str] = Counter()  # sequences in flight, by server
+        self._others: dict[str, float] = {}  # sequences of other clients, by server: a mean over its reports, the last ones counting most
+        self._asked: dict[str, int] = {}  # number of the last request to each
+        self._requests = 0
+        self._suspects: set[str] = set()  # asked in vain since their last sign of life
+
+    def heard(self, server_id: str, server: Server | None) -> None:
+        """Take in a record of the `servers` topic; None: it is gone."""
+        self._suspects.discard(server_id)
+        if server is None:
+            self.servers.pop(server_id, None)
+            self._others.pop(server_id, None)
+            return
+        others = max(server.in_flight - self._own[server_id], 0)
+        before = self._others.get(server_id, others)
+        self._others[server_id] = before + NEWS * (others - before)
+        self.servers[server_id] = server
+
+    def choose(self, time_s: float, sequences: int = 1, avoid: Collection[str] = (), last: str = "") -> Server | None:
+        """Where to send so many, as the rule has it; to no suspect. Reports are a heartbeat old: what is less than half of what is sent is noise."""
+        among = live(self.servers, self.pool, time_s, {*avoid, *self._suspects})
+        load = {s.server_id: self.load(s.server_id) for s in among}
+        return choose(among, load, self._asked, last, self.stick_margin, sequences / 2)
+
+    def load(self, server_id: str) -> float:
+        """Sequences in flight there: from here, and by its reports from others."""
+        return self._own[server_id] + self._others[server_id]
+
+    def begin(self, server_id: str, sequences: int) -> None:
+        """So many are sent to it now; `end` must follow."""
+        self._requests += 1
+        self._asked[server_id] = self._requests
+        self._own[server_id] += sequences
+
+    def end(self, server_id: str, sequences: int) -> None:
+        self._own[server_id] -= sequences
+
+    def suspect(self, server_id: str) -> None:
+        """It did not answer: not to be asked before its next sign of life."""
+        self._suspects.add(server_id)

@@ -1,0 +1,130 @@
+"""Real servers in a run that goes on: one joins, one is killed with requests in it, one leaves; conversations, under AReaL's capacity."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.records import Metric, Rollout, Server
+from streamrl.replay.audit import audit
+from streamrl.replay.compare import replay
+from streamrl.stream import broker
+from streamrl.stream.codec import to_event
+from streamrl.stream.log import read
+from tests.live import vllm_processes
+from tests.loop.runs import ROOT, STREAMRL, Live, live
+
+ENV = "guess-number"
+START_S = 400.0  # of vLLM, on a machine that does much else
+Request = tuple[float, str]  # when it was answered, by whom
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_servers_join_leave_and_die_in_mid_request_and_no_rollout_is_lost_or_doubled(tmp_path: Path):
+    settings = yaml.safe_load((ROOT / "deploy" / "runs" / f"{ENV}.yaml").read_text())
+    settings["inference"]["replicas"], settings["batcher"]["admission"] = 2, "capacity"
+    del settings["orchestrator"]
+    with live(tmp_path, settings) as run:
+        run.up()
+        run.until(lambda: run.version() >= 1, "version 1", START_S)
+        guest = subprocess.Popen([*STREAMRL, "inference", str(run.file), "--index", "2"], cwd=ROOT, env=run.environment, start_new_session=True)
+        run.until(lambda: {"inference-0", "inference-1", "inference-2"} <= ready(run), "three servers", START_S)
+        begin_s = time.time()
+        run.advances(20, "with three servers")
+        end_s = time.time()
+        kill_in_mid_request(run, "inference-1")
+        run.until(lambda: "inference-1" in ready(run, time.time() - 2), "another life of inference-1", START_S)
+        guest.terminate()
+        assert guest.wait(30) == 0 and servers(run)["inference-2"] is None
+        run.advances(3, "after inference-2 has left")
+        assert run.process is not None
+        run.process.send_signal(signal.SIGINT)
+        run.wait(60)
+        run.nothing_left()
+        with broker.reach(run.run):
+            check_account(run)
+            check_requests(run, begin_s, end_s)
+            check_capacity(run)
+
+
+def servers(run: Live) -> dict[str, Server | None]:
+    """The last record of each."""
+    return {event.key: event.record for event in (to_event(m, ("server",)) for m in read(run.log(), "servers", 0, 0))}  # type: ignore[misc]
+
+
+def ready(run: Live, since_s: float = 0.0) -> set[str]:
+    return {name for name, server in servers(run).items() if server is not None and server.state == "ready" and server.heartbeat_s >= since_s}
+
+
+def kill_in_mid_request(run: Live, name: str) -> None:
+    """Frozen first, so that what is sent to it is not answered; then SIGKILL for all of it. The others go on with the run and do its requests."""
+    record = servers(run)[name]
+    assert record is not None
+    family = vllm_processes(record.url)
+    for process in family:
+        process.suspend()
+    run.advances(2, f"while {name} does not answer", 45)
+    for process in family:
+        process.kill()
+    psutil.wait_procs(family, 10)
+    run.advances(3, f"after {name} was killed")
+
+
+def check_account(run: Live) -> None:
+    """Each rollout has ended once, or is in flight; no group lacks one, and none has failed; and the run replays bit for bit."""
+    log = run.log()
+    account = audit(log, [ENV], run.run.learner.name, [buffer.part(run.run), batcher.part(run.run)])
+    rollouts = published(run)
+    counts = Counter((rollout.group_id, rollout.rollout_uid) for rollout in rollouts)
+    groups = {rollout.group_id for rollout in rollouts}
+    assert account.balanced and account.published == len(rollouts), account.problems
+    assert [rollout.failure for rollout in rollouts if rollout.failure] == []
+    assert counts == {(group, f"{group}-{i}"): 1 for group in groups for i in range(run.run.buffer.group_size)}
+    assert [replay(log, part)[0].difference for part in (buffer.part(run.run), batcher.part(run.run))] == ["", ""]
+    said = (run.run.directory / "logs" / f"env-{ENV}-0.log").read_text()
+    cut = re.findall(r"inference-1: (?!no answer).*", said)
+    print(f"{len(rollouts)} rollouts in {len(groups)} groups, none lost, none doubled; {len(cut)} requests were cut: {cut[-1:]}")
+    assert cut
+
+
+def check_requests(run: Live, begin_s: float, end_s: float) -> None:
+    """Among three equal servers they are even; turns stay where their conversation was."""
+    asked, pairs = dict[tuple[str, str] | tuple[str, int], Request](), list[tuple[str, str]]()
+    for rollout in published(run):
+        turns = [(turn.timestamp or 0.0, turn.inference_metadata.server) for turn in rollout.turns if turn.inference_metadata]
+        asked[rollout.group_id, ""] = turns[0]  # one request for the first turn of all
+        asked |= {(rollout.rollout_uid, number): turn for number, turn in enumerate(turns[1:])}
+        pairs += [(one, other) for (time_s, one), (_, other) in pairwise(turns) if begin_s <= time_s <= end_s]
+    counts = Counter(server for time_s, server in asked.values() if begin_s <= time_s <= end_s)
+    stayed = sum(one == other for one, other in pairs) / len(pairs)
+    even = counts.total() / 3
+    print(f"{counts.total()} requests while there were three: {dict(counts)}; {stayed:.1%} of the turns stayed where they were")
+    assert set(counts) == {"inference-0", "inference-1", "inference-2"} and stayed > 0.8
+    assert all(abs(count - even) <= 0.1 * even for count in counts.values()), counts
+
+
+def check_capacity(run: Live) -> None:
+    """What the env said of itself each second; and how many rollouts went on across an update."""
+    said = [record.values for record in run.records("metrics", "metric") if isinstance(record, Metric)]
+    account = [(values["env/groups_outstanding"], values["env/groups_capacity"]) for values in said if "env/groups_capacity" in values]
+    mixed = [values["batcher/mixed_versions_frac"] for values in said if "batcher/mixed_versions_frac" in values]
+    share = run.report()["envs"][ENV]["mixed_versions_frac"]
+    assert all(outstanding <= capacity for outstanding, capacity in account) and max(mixed) > 0
+    most = max(outstanding for outstanding, _ in account)
+    print(f"at most {most:.0f} groups outstanding, never above the capacity; {share:.1%} of what was trained on is of mixed versions")
+
+
+def published(run: Live) -> list[Rollout]:
+    return [record for record in run.records(f"rollouts.{ENV}", "rollout") if isinstance(record, Rollout)]
