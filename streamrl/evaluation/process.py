@@ -40,7 +40,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         raise ConfigError("the run file asks for no evaluation: give eval.envs, and eval.every above 0")
     check(run.inference)
     writer = log.writer(PART, "evals")  # first: it fences an earlier instance; only now its results are final
-    host, meter = Host(run, PART, run.inference.replicas, stop), Meter(log, PART)
+    host, meter = Host(run, PART, sum(run.inference.sizes.values()), stop), Meter(log, PART)
     examiner = Examiner(run, PART, host, writer, meter, stop)
     try:
         examiner.prepare(list(run.eval.envs), {})

@@ -65,7 +65,7 @@ def choose(run: RunFile, log: Log, asked: Iterable[int], everything: bool) -> li
 def evaluate(run: RunFile, log: Log, chosen: Sequence[PolicyVersion], stop: threading.Event, said: Callable[[int], None]) -> list[Evaluation]:
     """One version after another, on a server that is started for it and ends with it."""
     writer = log.writer(COMMAND, "evals")
-    host, meter = Host(run, COMMAND, run.inference.replicas + 1, stop), Meter(log, COMMAND)
+    host, meter = Host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop), Meter(log, COMMAND)
     examiner, found = Examiner(run, COMMAND, host, writer, meter, stop), list[Evaluation]()
 
     async def work() -> None:
