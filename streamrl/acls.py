@@ -1,9 +1,9 @@
 """Who may do what on the broker: each role of a run, as a user of its own, what its part reads and writes, and nothing else.
 
 A part's topics are those that the templates in topics/ give its room (tests/test_topology.py holds CONSUMES and PRODUCES to them). A user is named
-`<run>.<role>`. Roles are `env-<name>` (each env its own), buffer, batcher, learner, inference and orchestrator; `auditor` reads everything (status,
-audit, replay, export), `operator` does everything within the run, such as `streamrl topics apply` and `streamrl up`. Idempotent writing needs no rule
-of its own: since Kafka 2.8 whoever may write to a topic may do it idempotently.
+`<run>.<role>`. Roles are `env-<name>` (each env its own), buffer, batcher, scorer, learner, inference, evaluator, orchestrator; `auditor` reads all
+(status, audit, replay, export), `operator` does everything within the run, such as `streamrl topics apply` and `streamrl up`. Idempotent writing
+needs no rule of its own: since Kafka 2.8 whoever may write to a topic may do it idempotently.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -21,10 +21,13 @@ from streamrl import topics
 from streamrl.config import RunFile
 from streamrl.errors import AccessDenied, ConfigError
 from streamrl.stream.kafka import READER, Admin, again, denied
-from streamrl.topics import Topic, env_part
+from streamrl.topics import Topic, env_part, scorer_part
 
 CALL_TIMEOUT_S = 10.0
-READS_BACK = {"learner": (topics.POLICY_VERSIONS,)}  # what it has announced, when it starts again
+READS_BACK = {  # what it has done, when it starts again
+    "learner": (topics.POLICY_VERSIONS,),
+    "evaluation": (topics.EVALS, topics.ROLLOUTS),  # what was posed in training is not held out
+}
 
 
 class Role(NamedTuple):
@@ -63,8 +66,10 @@ def roles(run: RunFile) -> list[Role]:
         *envs,
         Role("buffer", "buffer", ("buffer",)),
         Role("batcher", "batcher", ("batcher",)),
+        Role("scorer", "scorer", tuple(scorer_part(i) for i in range(run.scorer.replicas))),
         Role("learner", "learner"),
         Role("inference", "inference"),
+        Role("evaluator", "evaluation", ("evaluator",)),
         Role("orchestrator", "orchestrator"),
     ]
 
@@ -77,6 +82,7 @@ def rules(run: RunFile) -> dict[str, list[Rule]]:
     found = {role.name: list(_of(role, run)) for role in roles(run)}
     # Any learner's name: a second one on the same batches is the same role. The report that an orchestrator ends with is made of all topics.
     found["learner"] += [Rule("transactional-id", f"{whole}learner-", ("WRITE",), True), Rule("group", f"{whole}learner-", ("READ",), True)]
+    found["scorer"] += [Rule("group", f"{whole}learner-{run.learner.name}", ("DESCRIBE",))]  # how far the lead is: the rest is to be scored
     found["orchestrator"] += reading
     return {**found, "auditor": reading, "operator": everything}
 

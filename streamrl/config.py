@@ -22,7 +22,6 @@ from streamrl.credentials import exposed
 from streamrl.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
-GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 # What ships under a name, listed here so that a run file is checked without loading it (JAX, for the first two). Tests hold them to the functions.
 LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
 DIVERGENCES = ("k1", "k2", "k3")
@@ -30,6 +29,7 @@ ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", 
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
+GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
 
@@ -71,8 +71,8 @@ class PassRate(Section):
 class Env(Section):
     """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
 
-    kind: str = ""  # a shipped env, or FILE.py:CLASS, or MODULE:CLASS; default: the name it has in the run file
-    params: dict[str, Any] = {}  # given to the env's constructor
+    kind: str = ""  # a shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py, verifiers:MODULE; default: the name it has in the run file
+    params: dict[str, Any] = {}  # given to the env's constructor, or its load_environment
     fraction: float = Field(default=0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
     replicas: int = Field(default=1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
     seed: int = 0
@@ -89,6 +89,7 @@ class Env(Section):
     pass_rate: PassRate | None = None  # leave problems out by how often they are solved
     rewards: dict[str, Reward] = {}  # functions beside the env's own, by the name that their rewards go by
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # of named rewards in the scalar that trains; otherwise 1
+    tool_syntax: str = "json"  # how the policy calls tools of verifiers' envs: json (<tool_call>{...}</tool_call>), brackets, or MODULE:FUNCTION
     timeout_s: float = Field(default=60.0, gt=0)  # of one request
     attempts: int = Field(default=3, ge=1)  # on different servers, before a rollout is published with its failure
 
@@ -190,6 +191,14 @@ class Correction(Section):
     reject_above: float = Field(default=0.0, ge=0)  # the limit: of |k1|, k2, k3 in nats; geometric: a ratio above 1 (and below, its inverse)
 
 
+class Reference(Section):
+    """The model that the policy's divergence is measured from, and who computes its logprobs. docs/reference.md."""
+
+    by: Literal["none", "learner", "pool"] = "learner"  # nobody: no divergence; the learner before each step; the workers of `scorer`
+    path: str = ""  # a Hugging Face directory with the policy's tokenizer; empty: the model that the run began with
+    every: int = Field(default=0, ge=0)  # versions: batch k is measured from version k - k % every; 0: the reference stays the same
+
+
 class Learner(Section):
     """Batches in, policy versions out."""
 
@@ -200,7 +209,8 @@ class Learner(Section):
     clip_epsilon_high: float = Field(default=0.0, ge=0)  # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
     correction: Correction = Correction()
     kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
-    kl_coefficient: float = Field(default=0.01, ge=0)
+    reference: Reference = Reference()
+    kl_coefficient: float = Field(default=0.01, ge=0)  # 0: no reference is asked
     kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages
     micro_batch_rows: int = Field(default=0, ge=0)  # rows that a device works on at a time; 0: all of its rows
     learning_rate: float = Field(default=1e-3, gt=0)
@@ -215,10 +225,26 @@ class Learner(Section):
     seed: int = 0
     probe_tokens: int = Field(default=64, ge=8)
 
+    @property
+    def refers(self) -> bool:
+        """Does its loss measure a divergence from a reference?"""
+        return self.kl_coefficient > 0 and self.reference.by != "none"
+
+    @property
+    def pooled(self) -> bool:
+        """Does it take the reference's logprobs from the scorer pool?"""
+        return self.refers and self.reference.by == "pool"
+
+
+class Scorer(Section):
+    """Batches in, logprobs under the reference out: the pool of `learner.reference.by: pool`."""
+
+    replicas: int = Field(default=2, ge=1)  # workers; worker i of n scores the batches i, i + n, i + 2 n, ...
+
 
 class Weights(Section):
     store: str = ""  # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
-    keep_versions: int = Field(default=4, ge=2)  # the newest ones; older files are deleted
+    keep_versions: int = Field(default=4, ge=2)  # the newest ones, and as many of those to be evaluated; older files are deleted
 
 
 class Inference(Section):
@@ -263,6 +289,35 @@ def server_name(pool: str, index: int) -> str:
     return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
 
 
+class EvalEnv(Section):
+    """Problems of an env that training never poses, and how answers to them are sampled. A sampling parameter that is not given is the env's."""
+
+    env: str = ""  # of the run; default: the name that this has
+    params: dict[str, Any] = {}  # given to the env's constructor, over those it has in training
+    seed: int = 0
+    problems: int = Field(default=64, ge=1)  # different ones
+    samples: int = Field(default=4, ge=1)  # answers a problem
+    k: list[Annotated[int, Field(ge=1)]] = [1]  # of pass@k
+    reward: str = ""  # an answer is right by the reward of that name; empty: by the scalar that would train
+    pass_at: float = 1.0  # from this reward on
+    temperature: float | None = Field(default=None, ge=0)  # 0: always the likeliest token
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None  # -1: off
+    max_tokens: int | None = Field(default=None, ge=1)  # sampled a turn
+
+
+class Eval(Section):
+    """Policy versions in, how many held-out problems they solve out. On a server of its own, which stays on a version until it is done with it."""
+
+    envs: dict[str, EvalEnv] = {}  # by name; their problems are kept from training for the whole run, so give them before it begins
+    every: int = Field(default=20, ge=0)  # versions: 0, 20, 40, ...; 0: only when `streamrl eval` asks
+
+    @property
+    def interval(self) -> int:
+        """Versions from one evaluation in the run to the next; 0: there are none."""
+        return self.every if self.envs else 0
+
+
 class Orchestrator(Section):
     target: Target | None = None  # reached, the run ends well
     max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
@@ -299,8 +354,10 @@ class RunFile(Section):
     batcher: Batcher = Batcher()
     model: Model = Model()
     learner: Learner = Learner()
+    scorer: Scorer = Scorer()
     weights: Weights = Weights()
     inference: Inference = Inference()
+    eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
     topics: Topics = Topics()
     fork: Fork | None = None
@@ -314,8 +371,16 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self) -> RunFile:
-        problems = (self._env_problems, self._curriculum_problems, self._pool_problems, self._size_problems, self._loss_problems)
-        for problem in (problem for check in (*problems, self._secret_problems) for problem in check()):
+        checks = (
+            self._env_problems,
+            self._pool_problems,
+            self._eval_problems,
+            self._curriculum_problems,
+            self._size_problems,
+            self._loss_problems,
+            self._secret_problems,
+        )
+        for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
         return self
 
@@ -327,6 +392,8 @@ class RunFile(Section):
                 yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
             if env.top_p < 1 or env.top_k > 0:
                 yield f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1"
+            if env.tool_syntax != "json" and not env.kind.startswith("verifiers:"):
+                yield f"envs.{name}.tool_syntax is for envs of kind verifiers:...; others read what the policy says themselves"
             if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
                 yield f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
         total = sum(env.fraction for env in self.envs.values())
@@ -336,15 +403,14 @@ class RunFile(Section):
         if target is not None and target.env not in self.envs:
             yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
 
-    def _pool_problems(self) -> Iterator[str]:
-        for pool in self.inference.pools:
-            if pool == GENERATION:
-                yield f"inference.pools.{pool}: the servers of pool {GENERATION} are inference.replicas"
-            if not NAME.fullmatch(pool):
-                yield f"inference.pools.{pool}: not a name of lowercase letters, digits and '-'"
-        for name, env in self.envs.items():
-            if env.pool not in self.inference.sizes:
-                yield f"envs.{name}.pool: inference.pools has no {env.pool!r}; {_meant(env.pool, self.inference.sizes)}"
+    def _eval_problems(self) -> Iterator[str]:
+        for name, own in self.eval.envs.items():
+            if not NAME.fullmatch(name):
+                yield f"eval.envs.{name}: not a name of lowercase letters, digits and '-'"
+            if (own.env or name) not in self.envs:
+                yield f"eval.envs.{name}: {own.env or name!r} is not one of the envs: {', '.join(self.envs)}; say which with `env`"
+            if not own.k or max(own.k) > own.samples:
+                yield f"eval.envs.{name}: k is {own.k}, each at most samples, {own.samples}, and one at least"
 
     def _curriculum_problems(self) -> Iterator[str]:
         chosen, where = self.batcher.curriculum, "batcher.curriculum"
@@ -374,6 +440,16 @@ class RunFile(Section):
             yield ": nothing follows the last stage; leave its end out" if last else ": until_batch or until has to say when the next one begins"
         if stage.until and not (stage.fractions.get(stage.until.env) or (stage.until.env in self.envs and total < 1 - 1e-9)):
             yield f".until: {stage.until.env!r} has no share of the batches of this stage, so its reward would not change"
+
+    def _pool_problems(self) -> Iterator[str]:
+        for pool in self.inference.pools:
+            if pool == GENERATION:
+                yield f"inference.pools.{pool}: the servers of pool {GENERATION} are inference.replicas"
+            if not NAME.fullmatch(pool):
+                yield f"inference.pools.{pool}: not a name of lowercase letters, digits and '-'"
+        for name, env in self.envs.items():
+            if env.pool not in self.inference.sizes:
+                yield f"envs.{name}.pool: inference.pools has no {env.pool!r}; {_meant(env.pool, self.inference.sizes)}"
 
     def _size_problems(self) -> Iterator[str]:
         buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
@@ -416,6 +492,13 @@ class RunFile(Section):
         least = 1.0 if correction.reject == "geometric" else 0.0
         if correction.reject != "none" and correction.reject_above <= least:
             yield f"learner.correction.reject is {correction.reject}: set reject_above, the limit, above {least:g}"
+        reference = learner.reference
+        if reference.path and reference.every:
+            yield f"learner.reference: path {reference.path} is a fixed reference, every {reference.every} one that follows; leave one of them out"
+        if reference.by == "none" and (reference.path or reference.every):
+            yield "learner.reference.by is none: nobody would ask the reference that path or every names; set by to learner or pool"
+        if reference.by == "pool" and not learner.kl_coefficient:
+            yield "learner.kl_coefficient is 0: nobody would read what the pool scores; raise it, or set learner.reference.by: none"
 
     def _secret_problems(self) -> Iterator[str]:
         yield from exposed(self.kafka, "kafka")

@@ -72,6 +72,11 @@ def env_part(env: str, replica: int) -> str:
     return f"env-{env}-{replica}"
 
 
+def scorer_part(worker: int) -> str:
+    """Name of a worker of the scorer pool: its identity as a writer."""
+    return f"scorer-{worker}"
+
+
 # ---- what there should be ---------------------------------------------------------------------------------------------------------------
 
 

@@ -34,8 +34,10 @@ PARTS = {  # by hand, from the picture in docs/architecture.md: what each reads,
         f"batches demand fates metrics {DEAD}.groups.a {DEAD}.groups.out {DEAD}.policy-versions",
         "journal.batcher",
     ),
-    "learner": ("batches", "metrics", "policy-versions"),
+    "scorer": ("batches policy-versions", "metrics", "scores"),
+    "learner": ("batches scores", "metrics", "policy-versions"),
     "inference": ("policy-versions", "servers metrics", ""),
+    "evaluator": ("policy-versions rollouts.a rollouts.out", "metrics", "evals"),
 }
 ALLOWED = {
     role: {topic: what for names, what in zip(lists, ("r", "w", "rw"), strict=True) for topic in names.split()} for role, lists in PARTS.items()
@@ -67,6 +69,9 @@ def test_every_role_is_itself_and_nobody_else():
     assert names["env-a"] == {reader, *(str(Rule("transactional-id", f"r.env-a-{i}", ("WRITE",))) for i in (0, 1))}
     assert names["env-out"] == {reader, str(Rule("transactional-id", "r.out-outside", ("WRITE",)))}
     assert names["inference"] == {reader}
+    writes = {str(Rule("transactional-id", f"r.scorer-{i}", ("WRITE",))) for i in (0, 1)}
+    commits = {str(Rule("group", f"r.scorer-{i}", ("READ",))) for i in (0, 1)}
+    assert names["scorer"] == {reader, *writes, *commits, str(Rule("group", "r.learner-lead", ("DESCRIBE",)))}
 
 
 def test_nothing_reaches_beyond_the_run():

@@ -33,7 +33,7 @@ def test_help_imports_nothing_heavy():
     assert not {"pydantic", "confluent_kafka", "numpy", "rich", "jax", "yaml"} & set(shown.splitlines()[-1].split())
     assert all(
         name in shown
-        for name in ("up", "broker", "topics", "env", "buffer", "batcher", "learner", "inference", "orchestrator", "status", "completion")
+        for name in ("up", "broker", "topics", "env", "buffer", "batcher", "scorer", "learner", "inference", "orchestrator", "status", "completion")
     )
 
 

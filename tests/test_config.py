@@ -47,8 +47,27 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
 
 
 @pytest.mark.parametrize(
+    ("override", "refers", "pooled"),
+    [
+        ("learner.reference.by=none", False, False),
+        ("learner.reference.by=learner", True, False),
+        ("learner.kl_coefficient=0", False, False),
+        ("learner.reference={by: pool, every: 20}", True, True),
+    ],
+)
+def test_who_asks_the_reference(override: str, refers: bool, pooled: bool):
+    learner = config.load(QUICKSTART, [override]).learner
+    assert (learner.refers, learner.pooled) == (refers, pooled)
+
+
+@pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("learner.reference={by: pool, path: m, every: 2}", "path m is a fixed reference, every 2 one that follows"),
+        ("learner.reference={by: none, every: 2}", "nobody would ask the reference"),
+        ("learner={reference: {by: pool}, kl_coefficient: 0}", "nobody would read what the pool scores"),
+        ("learner.reference.by=server", "learner.reference.by: Input should be 'none', 'learner' or 'pool'"),
+        ("learner.reference.evry=1", r"unknown key 'learner.reference.evry'; did you mean 'every'\?"),
         ("learner.learnin_rate=1", r"unknown key 'learner.learnin_rate'; did you mean 'learning_rate'\?"),
         ("envs.copy-digits.fracton=1", r"unknown key 'envs.copy-digits.fracton'; did you mean 'fraction'\?"),
         ("orchestrator.target.envv=x", r"unknown key 'orchestrator.target.envv'; did you mean 'env'\?"),
@@ -85,6 +104,11 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("batcher={admission: capacity, eta: 3, total_token_budget: 2560, max_seq_len: 64}", "batcher.eta is 3 but buffer.max_age is 2"),
         ("batcher.admission=capcity", r"batcher.admission: 'capcity' is not known; did you mean 'capacity'"),
         ("batcher.eta=1", "batcher.admission is demand, which does not use it; set admission: capacity"),
+        ("eval.envs.copy-digits.sample=1", r"unknown key 'eval.envs.copy-digits.sample'; did you mean 'samples'\?"),
+        ("eval.evry=1", r"unknown key 'eval.evry'; did you mean 'every'\?"),
+        ("eval.envs.held={}", "eval.envs.held: 'held' is not one of the envs: copy-digits, add-digits; say which with `env`"),
+        ("eval.envs.copy-digits={samples: 4, k: [1, 8]}", "k is \\[1, 8\\], each at most samples, 4"),
+        ("eval.envs.copy-digits.top_p=0", "eval.envs.copy-digits.top_p: Input should be greater than 0"),
         ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
 )

@@ -37,11 +37,10 @@ def admission_named(name: str) -> Admission:
 
 
 def capacity(batches: float, batch_tokens: int, owed_tokens: float, missing_tokens: int, held_tokens: int) -> int:
-    """Tokens that an env may have in flight: so many batches' worth, what it is owed of earlier ones, and what is missing of the rest, less what is
-    held of it already. At least 0; rounded up.
+    """Tokens that an env may have in flight: what it is due of the batches to come (`batches`: its shares of them added up), what it is owed of
+    earlier ones, and what is missing of the rest, less what is held of it already. At least 0; rounded up.
     """
-    needed = batches * batch_tokens + owed_tokens + missing_tokens
-    return max(math.ceil(needed) - held_tokens, 0)
+    return max(math.ceil(batches * batch_tokens + owed_tokens + missing_tokens) - held_tokens, 0)
 
 
 def grants(granted: Mapping[str, int], closed: Mapping[str, int], groups: int) -> dict[str, int]:

@@ -111,6 +111,35 @@ def expand(batch: Batch) -> RlExample:
     return dense
 
 
+def predicted_at(batch: Batch) -> np.ndarray:
+    """Where the dense arrays, flattened, speak of each token of `tokens`: (sum of lengths,) int64; -1 of a first token, which has no predictor."""
+    free = [row * batch.max_seq_len for row in range(batch.row_count)]  # the next cell of each row
+    places = [np.empty(0, np.int64)]
+    for row, prompt, length in zip(batch.rows.tolist(), batch.prompt_lengths[batch.groups].tolist(), batch.lengths.tolist(), strict=True):
+        first = free[row] + prompt
+        free[row] = first + length
+        places.append(np.arange(first - 1, first - 1 + length))
+        if not prompt:
+            places[-1][:1] = -1
+    return np.concatenate(places)
+
+
+def by_token(batch: Batch, dense: np.ndarray) -> np.ndarray:
+    """What an array of shape (row_count, max_seq_len) float32 says of each token: (sum of lengths,) float32, ragged as `tokens`; 0 of a first one."""
+    places = predicted_at(batch)
+    return np.where(places < 0, np.float32(0), dense.reshape(-1)[places])
+
+
+def by_row(batch: Batch, values: np.ndarray) -> np.ndarray:
+    """The way back of `by_token`: (row_count, max_seq_len) float32, 0 elsewhere. Raises ValueError when they are not as many as its tokens."""
+    places = predicted_at(batch)
+    if values.shape != places.shape:
+        raise ValueError(f"batch {batch.number} has {len(places)} tokens, not {values.size}")
+    dense = np.zeros(batch.row_count * batch.max_seq_len, np.float32)
+    dense[places[places >= 0]] = values[places >= 0]
+    return dense.reshape(batch.row_count, batch.max_seq_len)
+
+
 def blank(row_count: int, max_seq_len: int) -> RlExample:
     """Nothing but padding. One piece of memory, large enough for the kernel's huge pages: touching eight small ones takes ten times as long."""
     memory = np.zeros((len(RlExample._fields), row_count, max_seq_len), np.float32)

@@ -234,8 +234,8 @@ class Fold:
         last_batch = admission_named(config.admission)(state.version, config.lookahead, config.max_age, config.eta)
         batches = [shares(self.fractions(batch)) for batch in range(state.next_batch, last_batch + 1)]
         due = math.fsum(share.get(env, 0.0) + share[REST] / len(config.fractions) for share in batches)
-        owed = self.balance(self.fractions(state.next_batch)).get(env, 0.0)
-        wanted = capacity(due, config.total_token_budget, owed, state.short.get(REST, 0), pool.tokens)
+        balance = self.balance(self.fractions(state.next_batch))
+        wanted = capacity(due, config.total_token_budget, balance.get(env, 0.0), state.short.get(REST, 0), pool.tokens)
         wanted = wanted if state.version >= 0 else 0
         demand = Demand(
             environment=env,
@@ -298,7 +298,7 @@ def mixed(groups: Sequence[ScoredGroup]) -> Counter[str]:
 
 
 def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]], mixed: Mapping[str, int]) -> dict[str, float]:
-    """The metrics of document 001 that belong to a batch, how well it is filled and divided, and how many of its rollouts are of mixed versions.
+    """The metrics of document 001 that belong to a batch, how well it is filled and divided, and the share of mixed versions.
 
     `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built. `mixed`: rollouts, by env.
     """

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +39,24 @@ def origin(run: RunFile) -> Path:
         check_directory(Path(run.model.path))
         return Path(run.model.path)
     directory = run.directory / "model"
-    if not directory.exists():
-        temporary = directory.with_name("model.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process that died here
-        write_tiny(temporary, run.model.tiny, run.model.max_seq_len).rename(directory)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    with _alone(run.directory):  # learner and scorers may all begin with it
+        if not directory.exists():
+            temporary = directory.with_name("model.tmp")
+            shutil.rmtree(temporary, ignore_errors=True)  # of a process that died here
+            write_tiny(temporary, run.model.tiny, run.model.max_seq_len).rename(directory)
     return directory
+
+
+@contextmanager
+def _alone(directory: Path) -> Generator[None]:
+    """One process at a time."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def tiny_tokenizer(alphabet: str, chat: str = "plain") -> PreTrainedTokenizerFast:

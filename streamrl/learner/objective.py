@@ -55,7 +55,7 @@ class Objective(NamedTuple):
         old = kept(known if c.correction.old_policy == "decoupled" else policy)
         tokens = Tokens(kept(predicted.logprobs), old, jnp.asarray(example.advantages), corrected.kept, segment_ids)
         weights, sums = kept(weights), dict[str, jax.Array]()
-        if c.kl_coefficient > 0:  # otherwise nobody has asked the reference
+        if c.refers:  # otherwise nobody has asked the reference
             divergence = kept(self.divergence(tokens.current, kept(reference)))
             if c.kl_in == "advantages":
                 tokens = tokens._replace(advantages=shaped(tokens, divergence, c.kl_coefficient))
@@ -70,7 +70,7 @@ class Objective(NamedTuple):
             "clip_fraction": (ratios != bounded(ratios, clip_of(c))).astype(jnp.float32),
             "mismatch_kl": k3(policy, known),
             "rejected_frac": 1 - corrected.kept,
-            **({"kl": self.divergence(known, reference)} if c.kl_coefficient > 0 else {}),
+            **({"kl": self.divergence(known, reference)} if c.refers else {}),
         }
         sums |= dict(zip(SUMS, sample_sums(c.correction, known - policy, corrected, mask, segment_ids), strict=True))
         loss = sums["policy_loss"] + sums.get("kl_loss", 0.0)

@@ -10,7 +10,7 @@ from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import checkpoints
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
-from streamrl.learner.reading import announcements, recorded
+from streamrl.learner.reading import Taken, again, announcements
 from streamrl.learner.training import Start, Training, checkpoint_directory, inherited, training
 from streamrl.stream.log import Log
 from streamrl.weights.store import Store, Stored
@@ -26,8 +26,8 @@ def retrained(run: RunFile, log: Log, first: int | None = None) -> Iterator[Posi
     with training(run, _start(run, first)) as policy:
         policy.sha256()
         yield policy.position
-        for batch, offset in recorded(log, policy.position.offset):
-            policy.step(batch, offset)
+        for taken in recorded(log, policy):
+            policy.step(taken)
             policy.sha256()
             yield policy.position
 
@@ -47,15 +47,20 @@ def recomputed(run: RunFile, log: Log, version: int, progress: Progress = lambda
     found = checkpoints.latest(directory, version)
     with training(run, Start(directory, found) if found else None) as policy:
         begun = policy.version
-        for batch, offset in recorded(log, policy.position.offset):
+        for taken in recorded(log, policy):
             if policy.version == version:
                 break
-            policy.step(batch, offset)
+            policy.step(taken)
             progress(policy.version - begun, version - begun)
         if policy.version != version:
             raise ModelError(f"the batches recorded in run {run.run} end at version {policy.version}: version {version} cannot be computed again")
         check(learner, announced, version, policy.sha256())
         yield policy
+
+
+def recorded(log: Log, policy: Training) -> Iterator[Taken]:
+    """What it was trained on, from where it stands."""
+    return again(log, policy.run.learner.pooled, policy.position.offset, policy.position.scores)
 
 
 def plant(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progress) -> Stored:
@@ -69,7 +74,7 @@ def plant(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progr
             (run.directory / "model" / path.name).write_bytes(path.read_bytes())
     with recomputed(parent, log, version, progress) as policy:
         stored = policy.write(Store(f"{run.store}/{run.learner.name}"))
-        policy.position = policy.position._replace(offset=0)  # of the fork's own batches
+        policy.position = policy.position._replace(offset=0, scores=0)  # of the fork's own batches
         policy.save(run.directory / "start", keep=1)
     return stored
 

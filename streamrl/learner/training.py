@@ -15,14 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from levanter.trainer_state import TrainerState
 
-from streamrl.batcher.packing import expand
+from streamrl.batcher.packing import RlExample, by_row, expand
 from streamrl.config import RunFile
 from streamrl.errors import ModelError
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
+from streamrl.learner.reading import Taken
+from streamrl.learner.reference import Reference, fixed, reference_of
+from streamrl.learner.together import first, first_then_others, wait_for_all
 from streamrl.learner.update import Updater
-from streamrl.records import Batch, Probe, token_dtype
+from streamrl.records import Probe, token_dtype
 from streamrl.weights import export
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, Stored, version_name
@@ -54,13 +57,13 @@ def inherited(run: RunFile) -> Start | None:
 @contextmanager
 def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
     """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained while the block lasts. Raises ModelError."""
-    directory, updater = origin(run), Updater(run.learner, run.batcher.rows)
+    directory, updater = first_then_others(lambda: origin(run)), Updater(run.learner, run.batcher.rows)
     with updater.training():
-        reference = model.load(directory, run.model.max_seq_len) if run.learner.kl_coefficient > 0 else None
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
-        policy = Training(run, directory, updater, reference, state, Position(0, 0, ""))
+        policy = Training(run, directory, updater, state, Position(0, 0, ""))
         if start := start or inherited(run):
             policy.load(start)
+        policy.refer(start)
         yield policy
 
 
@@ -71,27 +74,49 @@ class Training:
     run: RunFile
     origin: Path  # directory of the initial model: tokenizer and settings are exported from it
     updater: Updater
-    reference: Any  # the model that the divergence is measured from; None where nobody asks
     state: TrainerState[Any]
     position: Position  # sha256 is empty until the weights have been exported
     vocab_size: int = field(init=False)
+    reference: Reference | None = field(init=False)  # None where the learner does not ask it itself
 
     def __post_init__(self) -> None:
         self.vocab_size = min(len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size)  # embeddings may be padded
+        asks = self.run.learner.refers and not self.run.learner.pooled
+        self.reference = Reference(self.run, self.vocab_size) if asks else None
 
     @property
     def version(self) -> int:
         return self.position.version
 
-    def step(self, batch: Batch, offset: int) -> dict[str, float]:
-        """Train on one batch; `offset` is that of the record behind it. Returns what was measured. Raises ModelError."""
+    def step(self, taken: Taken) -> dict[str, float]:
+        """Train on one batch. Returns what was measured. Raises ModelError."""
+        batch = taken.batch
         if batch.number != self.version:
-            missing = f"batches are missing before offset {offset}, or the checkpoint is of another run; go on under a new run name"
+            missing = f"batches are missing before offset {taken.offset}, or the checkpoint is of another run; go on under a new run name"
             raise ModelError(f"batch {batch.number} came at version {self.version}: {missing}")
         model.check_tokens(batch, self.vocab_size)
-        self.state, measured = self.updater.step(self.state, self.reference, expand(batch))
-        self.position = Position(batch.number + 1, offset, "")
+        self.refer()
+        example = scored(self.run, taken) if self.run.learner.pooled else expand(batch)
+        self.state, measured = self.updater.step(self.state, self.reference and self.reference.model, example)
+        self.position = Position(batch.number + 1, taken.offset, "", taken.scores_offset)
         return measured
+
+    def refer(self, start: Start | None = None) -> None:
+        """Have the reference of the next batch in memory. It may be the policy as it is now; `start`: a checkpoint that may hold an earlier one."""
+        if self.reference is None or (wanted := self.reference.lacks(self.version)) is None:
+            return
+        if (directory := fixed(self.run, wanted)) is not None:
+            self.reference.load(wanted, directory)
+        elif wanted == self.version:
+            with tempfile.TemporaryDirectory() as exported:  # and loaded, as a scorer does: what is in memory may have its head tied
+                export.save(self.state.model, self.origin, Path(exported))
+                self.reference.load(wanted, Path(exported))
+        else:
+            held = checkpoints.path_of(start.directory, self.version) / held_name(wanted) if start else None
+            if held is None or not held.is_dir():
+                kept = f"checkpoint {self.version} holds no reference of version {wanted}: it was made under another learner.reference"
+                raise ModelError(f"{kept}; set that, or begin at a version that learner.reference.every divides")
+            self.reference.load(wanted, held)
 
     def sha256(self) -> str:
         """What the weights are announced as."""
@@ -103,8 +128,12 @@ class Training:
     def write(self, store: Store) -> Stored:
         """Put the weights into the store. Returns their claim check."""
         name = version_name(self.version)
-        with store.writing(name, export.size_bytes(self.state.model)) as directory:
-            export.save(self.state.model, self.origin, directory)
+        if first():
+            with store.writing(name, export.size_bytes(self.state.model)) as directory:
+                export.save(self.state.model, self.origin, directory)
+        else:
+            export.state_dict(self.state.model)  # the parts that this process has, for the one that writes
+        wait_for_all(name)
         stored = store.claim(name)
         self.position = self.position._replace(sha256=stored.sha256)
         return stored
@@ -116,10 +145,37 @@ class Training:
     def save(self, directory: Path, keep: int) -> None:
         """Write a checkpoint, once the hash of the weights is known. Raises ModelError."""
         assert self.position.sha256, "exported first"
-        checkpoints.save(directory, self.state, self.position, keep)
+        checkpoints.save(directory, self.state, self.position, keep, self._add_reference)
+
+    def _add_reference(self, directory: Path) -> None:
+        """To a checkpoint: the reference of its next batch, if that is an earlier version, whose weights may be gone from the store by then."""
+        if self.reference is not None and 0 < (version := reference_of(self.run, self.version)) < self.version:
+            assert self.reference.version == version, "the batch before had the same"
+            if first():
+                export.save(self.reference.model, self.origin, directory / held_name(version))
+            else:
+                export.state_dict(self.reference.model)
 
     def probe(self) -> Probe:
         """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's logprobs of them."""
         count = min(self.run.learner.probe_tokens, self.run.model.max_seq_len, self.run.inference.max_model_len - 1)
         tokens = np.random.default_rng(self.version).integers(0, self.vocab_size, count).astype(token_dtype(self.vocab_size))
         return Probe(tokens=tokens, logprobs=self.updater.logprobs(self.state.model, model.single(tokens))[0, :-1])
+
+
+def held_name(version: int) -> str:
+    """Of a reference in a checkpoint."""
+    return f"reference-{version_name(version)}"
+
+
+def scored(run: RunFile, taken: Taken) -> RlExample:
+    """The batch with the logprobs that the pool computed. Raises ModelError for scores of another reference or another batch."""
+    batch, scores = taken.batch, taken.scores
+    assert scores is not None, "read with its scores"
+    if scores.reference != (wanted := reference_of(run, batch.number)):
+        told = f"batch {batch.number} was scored by {scores.scorer} under version {scores.reference}, wanted is {wanted}"
+        raise ModelError(f"{told}; start learner and scorers with the same learner.reference")
+    try:
+        return expand(batch)._replace(reference_logprobs=by_row(batch, scores.logprobs))
+    except ValueError as error:
+        raise ModelError(f"scores by {scores.scorer}: {error}; they are of another run") from None

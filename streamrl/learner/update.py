@@ -92,23 +92,29 @@ class Updater:
 
     @contextmanager
     def training(self) -> Generator[None]:
-        with self._trainer, levanter.tracker.current_tracker(self._tracker):
+        with self.meshed(), levanter.tracker.current_tracker(self._tracker):
+            yield
+
+    @contextmanager
+    def meshed(self) -> Generator[None]:
+        """Enough to compute logprobs in."""
+        with self._trainer:
             yield
 
     def initial_state(self, model: Any) -> TrainerState[Any]:
         return self._trainer.initial_state(jax.random.PRNGKey(self.config.seed), model=model)
 
     def step(self, state: TrainerState[Any], reference: Any, example: RlExample) -> tuple[TrainerState[Any], dict[str, float]]:
-        """Train on one batch. `reference`: the model that the divergence is measured from; None, if its coefficient is 0.
+        """Train on one batch. `reference`: the model that the divergence is measured from; None where the example has them, or none are asked.
 
         Raises ModelError when the loss or the gradient is not finite: the state that would follow is worth nothing.
         """
         started = time.monotonic()
+        if self.config.refers and reference is not None:
+            example = example._replace(reference_logprobs=self.scores(reference, example))
         example = arranged(example, self.order)
         if self.config.normalize_advantages:
             example = normalized(example)
-        if self.config.kl_coefficient > 0:
-            example = example._replace(reference_logprobs=np.where(example.loss_mask > 0, self.logprobs(reference, example), np.float32(0)))
         weights = self._average(example.loss_mask, example.segment_ids)
         info = self._trainer.train_step(state, tuple(spread(array, self._trainer) for array in (*example, weights)))
         measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
@@ -119,6 +125,14 @@ class Updater:
             raise ModelError(f"{seen}: training has diverged; lower learner.learning_rate, or look at the batch")
         elapsed_s = time.monotonic() - started
         return info.state, {**measured, "step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s}
+
+    def scores(self, model: Any, example: RlExample) -> np.ndarray:
+        """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0 elsewhere.
+
+        The learner asks it and so does the scorer pool: the same rows make the same program, and on the same devices the same bits.
+        """
+        found = self.logprobs(model, arranged(example, self.order))
+        return np.where(example.loss_mask > 0, as_they_came(found, self.order, len(example.input_ids)), np.float32(0))
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""
@@ -142,6 +156,13 @@ def arranged(example: RlExample, order: np.ndarray) -> RlExample:
         return example
     padding = blank(1, example.input_ids.shape[1])  # behind the others, where -1 finds it
     return RlExample(*(np.concatenate(pair)[order] for pair in zip(example, padding, strict=True)))
+
+
+def as_they_came(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
+    """What was found for arranged rows, (len(order), ...), in the order that the batch has them: (count, ...)."""
+    back, real = np.empty((count, *rows.shape[1:]), rows.dtype), order >= 0
+    back[order[real]] = rows[real]
+    return back
 
 
 def normalized(example: RlExample) -> RlExample:

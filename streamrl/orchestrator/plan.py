@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from streamrl.config import GENERATION, Orchestrator, RunFile, server_name
 from streamrl.errors import AccessDenied, ConfigError, Fenced, ModelError, TransactionFailed
-from streamrl.topics import env_part
+from streamrl.topics import env_part, scorer_part
 
 BROKER = "broker"
 LONG_LIFE_S = 30.0  # a part that lived so long was well: its next end is the first in a row
@@ -64,9 +64,11 @@ def desired(run: RunFile) -> tuple[Desired, ...]:
     """The parts of a run, in the order they are started. The broker is not among them: it may be somebody else's."""
     learner = Desired("learner", ("learner",))
     servers = [server(pool, i) for pool, size in run.inference.sizes.items() for i in range(size)]
+    scorers = [Desired(scorer_part(i), ("scorer", "--worker", str(i))) for i in range(run.scorer.replicas if run.learner.pooled else 0)]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
     envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
-    return (learner, *servers, *loop, *envs)  # the learner first: everybody waits for version 0
+    evaluator = [Desired("evaluator", ("evaluator",))] if run.eval.interval else []
+    return (learner, *scorers, *servers, *loop, *envs, *evaluator)  # the learner first: everybody waits for version 0
 
 
 def server(pool: str, index: int) -> Desired:

@@ -9,7 +9,7 @@ import errno
 import re
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -36,6 +36,11 @@ class Stored(NamedTuple):
 def version_name(version: int) -> str:
     """v000012: sorts as it counts."""
     return f"v{version:06d}"
+
+
+def every_nth(newest: int, keep: int, every: int) -> set[int]:
+    """The last `keep` of every `every`-th version up to `newest`, which the evaluator may still wait for; none when `every` is 0."""
+    return {version for version in range(newest, max(newest - keep * every, -1), -1) if version % every == 0} if every else set()
 
 
 class Store:
@@ -71,10 +76,10 @@ class Store:
         names = (str(path).rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._path, detail=False))
         return sorted(int(match[1]) for match in map(VERSION_NAME.fullmatch, names) if match)
 
-    def prune(self, newest: int, keep: int) -> None:
-        """Delete all versions but the `keep` up to `newest`. Later ones are left alone: they will be written again."""
+    def prune(self, newest: int, keep: int, but: Container[int] = ()) -> None:
+        """Delete all versions but the `keep` up to `newest`, and `but` these. Later ones are left alone: they will be written again."""
         for version in self.versions():
-            if version <= newest - keep:
+            if version <= newest - keep and version not in but:
                 self._fs.rm(f"{self._path}/{version_name(version)}", recursive=True)
 
     @contextmanager

@@ -48,7 +48,7 @@ def test_the_last_batch_that_work_begun_now_may_be_for():
 
 def test_capacity_by_hand():
     assert capacity(2, 20, 0.0, 0, 10) == 30
-    assert capacity(3 * 0.5, 21, -1.75, 4, 10) == 24  # 31.5 - 1.75 + 4 - 10 = 23.75
+    assert capacity(1.5, 21, -1.75, 4, 10) == 24  # 31.5 - 1.75 + 4 - 10 = 23.75
     assert capacity(0, 20, 0.0, 0, 10) == 0
 
 

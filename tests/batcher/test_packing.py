@@ -3,7 +3,7 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble, without
-from streamrl.batcher.packing import cut, expand, pack
+from streamrl.batcher.packing import by_row, by_token, cut, expand, pack, predicted_at
 from tests.build import floats, group
 
 
@@ -80,3 +80,17 @@ def test_advantages_by_token_stand_where_the_token_is_predicted_beside_groups_th
     assert expand(batch).advantages.tolist() == [[0, 2, -2, 0], [0, 0.5, 0, 0], [-1, -1, 0, 0]]
     kept = without(finer, np.array([False, True]))
     assert kept.token_advantages is not None and kept.token_advantages.tolist() == [2, -2]
+
+
+def test_what_is_said_of_tokens_goes_to_rows_and_back():
+    """Two sequences in one row, behind a prompt of two; one in another, behind none: its first token has no predictor."""
+    batch = assemble([group("copy", "g0", sizes=(2, 1), prompt=2), group("copy", "g1", sizes=(3,), prompt=0)], 0, 0, row_count=2, max_seq_len=8)
+    assert batch is not None and batch.rows.tolist() == [0, 0, 1]
+    assert predicted_at(batch).tolist() == [1, 2, 5, -1, 8, 9]
+    values = np.array([-1, -2, -3, 0, -5, -6], np.float32)
+    rows = by_row(batch, values)
+    np.testing.assert_array_equal(rows, [[0, -1, -2, 0, 0, -3, 0, 0], [-5, -6, 0, 0, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(by_token(batch, rows), values)
+    np.testing.assert_array_equal(by_row(batch, batch.policy_logprobs), expand(batch).policy_logprobs)
+    with pytest.raises(ValueError, match="batch 0 has 6 tokens, not 5"):
+        by_row(batch, values[:5])

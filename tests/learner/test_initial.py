@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from safetensors.numpy import load_file
 from streamrl import config
 from streamrl.config import TinyModel
 from streamrl.errors import ModelError
+from streamrl.learner import initial
 from streamrl.learner.initial import origin, tiny_tokenizer, write_tiny
 from streamrl.learner.model import load_tokenizer
 from tests.learner.conftest import CONTEXT, TINY
@@ -72,6 +76,21 @@ def test_a_run_makes_its_model_once(tmp_path: Path):
     made = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert not left.exists() and "half" not in made
     assert {path.name: path.stat().st_mtime_ns for path in origin(run).iterdir()} == made
+
+
+def test_processes_that_begin_together_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, made = config.load(QUICKSTART, [f"runs_dir={tmp_path}"]), list[Path]()
+
+    def slowly(directory: Path, *settings: Any) -> Path:
+        directory.mkdir()  # fails where another is at work
+        made.append(directory)
+        time.sleep(0.1)
+        return directory
+
+    monkeypatch.setattr(initial, "write_tiny", slowly)
+    with ThreadPoolExecutor(4) as several:
+        assert {future.result() for future in [several.submit(origin, run) for _ in range(4)]} == {tmp_path / "quickstart" / "model"}
+    assert len(made) == 1
 
 
 def test_a_model_that_is_named_is_used_as_it_is(tiny: Path, tmp_path: Path):

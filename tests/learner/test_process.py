@@ -20,7 +20,7 @@ from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split
 from streamrl.config import RunFile
 from streamrl.errors import Fenced, ModelError
-from streamrl.learner import checkpoints, process
+from streamrl.learner import checkpoints, process, reading
 from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Output
@@ -225,7 +225,7 @@ def test_metrics_come_with_every_step(lived: Lived):
 def test_checkpoints_are_those_of_every_second_version(lived: Lived):
     directory = lived.run.directory / "checkpoints" / "lead"
     assert checkpoints.versions(directory) == [0, 2]
-    assert checkpoints.latest(directory, 3) == (2, 2, versions(lived.log)[2].sha256)
+    assert checkpoints.latest(directory, 3) == checkpoints.Position(2, 2, versions(lived.log)[2].sha256)
 
 
 def test_nothing_is_compiled_after_the_first_steps(lived: Lived):
@@ -287,7 +287,7 @@ def next_batch(log: MemoryLog) -> object:
     timer = threading.Timer(20, stop.set)
     timer.start()
     try:
-        return next(process.batches(log, 0, stop), None)
+        return next(reading.batches(log, 0, stop), None)
     finally:
         timer.cancel()
 

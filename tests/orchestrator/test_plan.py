@@ -10,6 +10,12 @@ def ended(*ends: tuple[float, float, int]) -> Observed:
     return Observed(False, tuple(End(*end) for end in ends))
 
 
+@pytest.mark.parametrize(("evaluations", "evaluators"), [({"every": 5, "envs": {"copy": {}}}, 1), ({"every": 0, "envs": {"copy": {}}}, 0), ({}, 0)])
+def test_a_run_that_evaluates_has_one_evaluator(evaluations: dict[str, object], evaluators: int):
+    run = parse({"run": "r", "envs": {"copy": {}}, "eval": evaluations})
+    assert [part.args for part in desired(run) if part.name == "evaluator"] == [("evaluator",)] * evaluators
+
+
 def test_a_run_has_a_process_for_every_replica():
     run = parse({"run": "r", "envs": {"copy": {"replicas": 2}, "add": {}}, "inference": {"replicas": 2}})
     assert [(part.name, part.args) for part in desired(run)] == [
@@ -32,6 +38,13 @@ def test_a_pool_has_its_own_servers():
         ("inference-evaluation-1", ("inference", "--index", "1", "--pool", "evaluation")),
     ]
     assert [run.inference.place(*where) for where in (("generation", 0), ("evaluation", 0), ("evaluation", 1), ("generation", 3))] == [0, 1, 2, 3]
+
+
+def test_a_pool_has_a_process_for_every_worker():
+    settings = {"run": "r", "envs": {"copy": {}}, "scorer": {"replicas": 2}, "inference": {"replicas": 0}}
+    assert [part.name for part in desired(parse(settings)) if "scorer" in part.name] == []
+    pooled = desired(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
+    assert [part.args for part in pooled if "scorer" in part.name] == [("scorer", "--worker", "0"), ("scorer", "--worker", "1")]
 
 
 def test_envs_stop_first_and_the_broker_last():

@@ -1,0 +1,115 @@
+"""Scorer: batches in, their logprobs under the reference out. A pool of workers; worker i of n scores the batches i, i + n, i + 2 n, ...
+
+A worker has no state: what is to be done is what the lead learner has not trained on and nobody has scored. So it may be killed at any time, and a
+run may go on with more workers, or fewer. What two of them score alike counts once.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamrl.batcher.packing import by_token, expand
+from streamrl.config import RunFile
+from streamrl.errors import ConfigError, ModelError
+from streamrl.learner import model
+from streamrl.learner.initial import origin
+from streamrl.learner.mesh import keep_compiled
+from streamrl.learner.reading import announcement, batches, recorded_scores
+from streamrl.learner.reference import Reference, fixed
+from streamrl.learner.update import Updater
+from streamrl.metrics import Meter
+from streamrl.records import Batch
+from streamrl.scorer.pieces import Collected, split
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Log, Output
+from streamrl.topics import scorer_part
+from streamrl.weights.store import pull
+
+logger = logging.getLogger(__name__)
+
+CONSUMES = ("batches", "policy-versions", "scores")
+PRODUCES = ("scores", "metrics")
+
+
+def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None:
+    """Be that worker until `stop` is set."""
+    check(run, worker)
+    identity, workers = scorer_part(worker), run.scorer.replicas
+    writer, meter = log.writer(identity, "scores"), Meter(log, identity)  # the writer first: only then is all decided that it has written before
+    start, scored = left(run, log)
+    keep_compiled(run.directory / "compiled")
+    updater = Updater(run.learner, run.batcher.rows)
+    logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
+    with updater.meshed():
+        reference, idle_since = None, time.monotonic()
+        for batch, offset in batches(log, start, stop):
+            if batch.number % workers != worker or scored.has(batch.number):
+                continue
+            reference = reference or Reference(run, model.vocab_size(origin(run)))  # by now the learner has made the model
+            if not provided(run, log, reference, batch.number, stop):
+                break
+            begun = time.monotonic()
+            logprobs = score(updater, reference, batch)
+            assert reference.version is not None
+            pieces = split(batch, logprobs, identity, reference.version)
+            writer.commit([to_message(Output("scores", str(batch.number), piece)) for piece in pieces], {("batches", 0): offset})
+            meter.publish(measured(batch, reference.version, begun - idle_since, time.monotonic() - begun), step=batch.number)
+            idle_since = time.monotonic()
+    meter.close()
+    writer.close()
+
+
+def check(run: RunFile, worker: int) -> None:
+    """Is there work for it? Raises ConfigError."""
+    if not run.learner.pooled:
+        raise ConfigError(f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set it to pool")
+    if worker >= run.scorer.replicas:
+        raise ConfigError(f"--worker {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is {run.scorer.replicas - 1}")
+
+
+def left(run: RunFile, log: Log) -> tuple[int, Collected]:
+    """Where in `batches` the lead learner goes on, and what is scored already from there on."""
+    dealt_with = log.committed(f"learner-{run.learner.name}")
+    scored = Collected()
+    for scores, offset in recorded_scores(log, dealt_with.get(("scores", 0), 0)):
+        scored.add(scores, offset)
+    return dealt_with.get(("batches", 0), 0), scored
+
+
+def provided(run: RunFile, log: Log, reference: Reference, number: int, stop: threading.Event) -> bool:
+    """Have the reference of a batch in memory, waiting for its version if need be. False when `stop` is set before."""
+    wanted = reference.lacks(number)
+    if wanted is None:
+        return True
+    if (directory := fixed(run, wanted)) is not None:
+        reference.load(wanted, directory)
+        return True
+    announced = announcement(log, run.learner.name, wanted, stop)
+    if announced is None:
+        return False
+    with tempfile.TemporaryDirectory() as copied:
+        reference.load(wanted, pull(announced, run.store, Path(copied) / "reference"))
+    logger.info("from batch %d on the reference is version %d", number, wanted)
+    return True
+
+
+def score(updater: Updater, reference: Reference, batch: Batch) -> np.ndarray:
+    """Logprobs of its tokens under the reference, by the learner's function: (sum of lengths,) float32, 0 where not sampled. Raises ModelError."""
+    model.check_tokens(batch, reference.vocab_size)
+    found = by_token(batch, updater.scores(reference.model, expand(batch)))
+    if not np.isfinite(found).all():
+        raise ModelError(f"batch {batch.number}: logprobs under the reference (version {reference.version}) are not finite; look at its weights")
+    return found
+
+
+def measured(batch: Batch, version: int, idle_s: float, score_s: float) -> dict[str, float]:
+    tokens: Any = batch.prompt_lengths[batch.groups].sum() + batch.lengths.sum()
+    values = {"idle_s": idle_s, "score_s": score_s, "tokens_per_s": float(tokens) / score_s, "reference_version": float(version)}
+    return {f"scorer/{name}": value for name, value in values.items()}

@@ -1,0 +1,51 @@
+"""Which model a batch is measured from, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.config import Fork, RunFile, TinyModel, parse
+from streamrl.errors import ModelError
+from streamrl.learner.initial import write_tiny
+from streamrl.learner.mesh import on_mesh
+from streamrl.learner.reference import OWN, Reference, fixed, reference_of
+from tests.learner.conftest import CONTEXT, TINY
+
+
+def run_of(**reference: Any) -> RunFile:
+    return parse({"run": "r", "envs": {"copy": {}}, "model": {"max_seq_len": CONTEXT}, "learner": {"reference": reference}})
+
+
+@pytest.mark.parametrize(
+    ("reference", "versions"),
+    [({}, [0, 0, 0, 0, 0, 0, 0]), ({"path": "m"}, [OWN] * 7), ({"every": 3}, [0, 0, 0, 3, 3, 3, 6]), ({"every": 1}, [0, 1, 2, 3, 4, 5, 6])],
+)
+def test_it_follows_from_the_number_of_the_batch(reference: dict[str, Any], versions: list[int]):
+    assert [reference_of(run_of(**reference), batch) for batch in range(7)] == versions
+
+
+def test_one_that_follows_begins_anew_in_a_fork_and_a_fixed_one_stays():
+    fork = {"fork": Fork(run="parent", version=4, sha256="ab")}
+    assert [reference_of(run_of(every=3).model_copy(update=fork), batch) for batch in range(4, 8)] == [4, 4, 6, 6]
+    assert reference_of(run_of().model_copy(update=fork), 4) == 0
+
+
+def test_it_is_loaded_when_it_changes(tiny: Path):
+    reference = Reference(run_of(every=2), vocab_size=16)
+    assert [reference.lacks(batch) for batch in (0, 1, 2)] == [0, 0, 2]
+    with on_mesh():
+        reference.load(2, tiny)
+    assert [reference.lacks(batch) for batch in (1, 2, 3, 4)] == [0, None, None, 4]
+
+
+def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
+    small = write_tiny(tmp_path / "small", TinyModel(**{**TINY.model_dump(), "alphabet": "01"}), CONTEXT)
+    run = run_of(path=str(small))
+    assert fixed(run, OWN) == small and fixed(run, 3) is None
+    with on_mesh(), pytest.raises(ModelError, match=r"^reference .*small knows token ids below 6, the policy those below 16; learner.reference.path"):
+        Reference(run, vocab_size=16).load(OWN, small)
+    with pytest.raises(ModelError, match="model directory nowhere does not exist"):
+        fixed(run_of(path="nowhere"), OWN)

@@ -1,0 +1,13 @@
+"""The learner's tiny model and its compiled programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamrl.scorer import process
+from tests.learner.conftest import _one_cache, compiled, tiny  # noqa: F401  (fixtures)
+
+
+@pytest.fixture(autouse=True)
+def _one_cache_for_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "keep_compiled", lambda directory: None)

@@ -1,0 +1,279 @@
+"""A pool of two workers beside the real learner, over a log in memory: the same weights as without it, hash by hash."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from streamrl.batcher.packing import by_token, expand
+from streamrl.config import RunFile, changed, parse
+from streamrl.errors import ConfigError, Fenced, ModelError
+from streamrl.learner import model
+from streamrl.learner import process as learner
+from streamrl.learner.reading import announcements
+from streamrl.learner.recompute import recomputed, retrained
+from streamrl.learner.update import Updater
+from streamrl.records import Batch, Metric, PolicyVersion, Scores
+from streamrl.replay.weights import compare
+from streamrl.scorer import process
+from streamrl.stream.log import Output
+from streamrl.stream.memory import MemoryLog
+from streamrl.weights.store import Store
+from tests.data_path import found, publish
+from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions
+
+BATCHES = 5
+EVERY = 3  # so batches 0 to 2 are measured from the model that the run began with, 3 and 4 from version 3
+STRONG = {"kl_coefficient": 0.5, "checkpoint_every": 2, "probe_tokens": 8, "learning_rate": 0.01}  # so that a wrong reference shows
+
+
+def run_of(directory: Path, tiny: Path, by: str, **reference: Any) -> RunFile:
+    return parse(
+        {
+            "run": "small",
+            "runs_dir": str(directory),
+            "envs": {"copy": {}},
+            "batcher": {"total_token_budget": 24, "max_seq_len": 16, "row_count": 2},
+            "model": {"path": str(tiny), "max_seq_len": 16},
+            "learner": {**STRONG, "reference": {"by": by, **reference}},
+            "weights": {"keep_versions": 2},
+        }
+    )
+
+
+def a_log(*records: Batch | PolicyVersion) -> MemoryLog:
+    log = MemoryLog({"policy-versions": 1, "batches": 1, "scores": 1, "metrics": 1})
+    send(log, *records)
+    return log
+
+
+def scores(log: MemoryLog) -> list[Scores]:
+    return [record for record in found(log, "scores", "scores") if isinstance(record, Scores)]
+
+
+def measured(log: MemoryLog) -> list[tuple[int | None, dict[str, float]]]:
+    """What the lead says of its steps."""
+    records = found(log, "metrics", "metric")
+    return [(record.step, record.values) for record in records if isinstance(record, Metric) and record.source == "learner-lead"]
+
+
+def trained(log: MemoryLog) -> int:
+    """Batches."""
+    return len({step for step, _ in measured(log)})
+
+
+def hashes(log: MemoryLog) -> list[str]:
+    return [record.sha256 for record in versions(log)]
+
+
+class Worker:
+    """One at work in a thread."""
+
+    def __init__(self, run: RunFile, log: MemoryLog, index: int) -> None:
+        self.stop, self.error = threading.Event(), None
+        self._arguments = (run, log, self.stop, index)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            process.main(*self._arguments)
+        except BaseException as error:
+            self.error = error
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self._thread.is_alive(), f"the worker has ended: {self.error!r}"
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s"
+            time.sleep(0.02)
+
+    def end(self) -> BaseException | None:
+        """What it died of, if it did so by itself."""
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), f"the worker does not end within {PATIENCE_S} s"
+        return self.error
+
+
+@contextmanager
+def scoring(run: RunFile, log: MemoryLog, *workers: int) -> Iterator[list[Worker]]:
+    made = [Worker(run, log, index) for index in workers]
+    try:
+        yield made
+    finally:
+        for worker in made:
+            worker.stop.set()
+        errors = [worker.end() for worker in made]
+    assert errors == [None] * len(errors)
+
+
+def dies_of(run: RunFile, log: MemoryLog, index: int) -> BaseException | None:
+    return Worker(run, log, index).end()
+
+
+def lived(run: RunFile, log: MemoryLog, workers: int) -> None:
+    """Train on all batches there are."""
+    with ExitStack() as alive:
+        alive.enter_context(scoring(run, log, *range(workers)))
+        alive.enter_context(learning(run, log)).until(lambda: trained(log) == BATCHES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_caches() -> Iterator[None]:
+    """For fixtures of the module, as for every test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "keep_compiled", lambda directory: None)
+        patch.setattr(learner, "keep_compiled", lambda directory: None)
+        yield
+
+
+Made = dict[str, tuple[RunFile, MemoryLog]]
+
+
+@pytest.fixture(scope="module")
+def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The same batches, with the reference in the learner, and in a pool of two."""
+    lives: Made = {}
+    for by, workers in (("learner", 0), ("pool", 2)):
+        run, log = run_of(tmp_path_factory.mktemp(by), tiny, by, every=EVERY), a_log(*map(batch, range(BATCHES)))
+        lived(run, log, workers)
+        lives[by] = run, log
+    return lives
+
+
+def test_with_a_pool_the_weights_are_those_of_the_learner_alone(made: Made):
+    (_, alone), (_, pooled) = made["learner"], made["pool"]
+    assert hashes(alone) == hashes(pooled) and len(set(hashes(pooled))) == BATCHES + 1
+    kl = [[values["learner/kl"] for _, values in measured(log)] for log in (alone, pooled)]
+    assert kl[0] == kl[1] and max(kl[0]) > 1e-6
+
+
+def test_each_batch_is_scored_once_by_its_worker_and_the_place_is_committed(made: Made):
+    _run, log = made["pool"]
+    by_number = sorted((s.number, s.scorer, s.reference) for s in scores(log))
+    assert by_number == [(0, "scorer-0", 0), (1, "scorer-1", 0), (2, "scorer-0", 0), (3, "scorer-1", 3), (4, "scorer-0", 3)]
+    assert log.committed("scorer-0") == {("batches", 0): 5} and log.committed("scorer-1") == {("batches", 0): 4}
+    behind_the_last = log.end("scores", 0) - 1  # there is a marker
+    assert log.committed("learner-lead") == {("batches", 0): BATCHES, ("scores", 0): behind_the_last}
+    assert scores(made["learner"][1]) == []
+
+
+def test_the_scores_are_the_learners_own_logprobs_bit_for_bit(made: Made):
+    """Under version 0, asked of the function that the learner asks."""
+    run, log = made["pool"]
+    updater = Updater(run.learner, run.batcher.rows)
+    with updater.training():
+        first = model.load(Path(run.model.path), run.model.max_seq_len)
+        for record in [s for s in scores(log) if s.reference == 0]:
+            own = by_token(batch(record.number), updater.scores(first, expand(batch(record.number))))
+            assert record.logprobs.tobytes() == own.tobytes() and np.count_nonzero(own) == len(own) == record.tokens
+
+
+def test_it_is_replayed_from_the_recorded_scores_or_the_reference_again(made: Made):
+    """From the beginning, and from the checkpoint of version 4, whose next batch is measured from version 3. A pool's replay asks no model."""
+    for by, (run, log) in made.items():
+        result = compare(announcements(log, "lead"), retrained(run, log))
+        assert (result.difference, result.identical) == ("", BATCHES + 1), by
+        assert [p.sha256 for p in retrained(run, log, 4)] == hashes(log)[4:]
+        with recomputed(run, log, 3) as policy:
+            assert (policy.reference is None) == (by == "pool") and policy.position.sha256 == hashes(log)[3]
+
+
+def test_killed_workers_and_a_killed_learner_lose_nothing(made: Made, tmp_path: Path):
+    """Worker 1 is not there at first; worker 0 goes after batch 0, the learner after version 1. Their next lives do the rest, each batch once."""
+    run, kept = made["pool"]
+    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0), batch(1), batch(2))
+    with scoring(run, log, 0) as (zero,), learning(run, log) as life:
+        life.until(lambda: trained(log) == 1)
+        zero.until(lambda: len(scores(log)) == 2)  # ahead of batch 1, which nobody has scored
+    send(log, batch(3), batch(4))
+    lived(run, log, 2)
+    assert hashes(log) == hashes(kept)
+    assert sorted(s.number for s in scores(log)) == list(range(BATCHES))
+
+
+def test_a_run_goes_on_with_another_number_of_workers(made: Made, tmp_path: Path):
+    """What two of them score is scored once more by nobody, and what is there twice is passed over."""
+    run, kept = made["pool"]
+    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0), batch(1))
+    with scoring(run, log, 0, 1), learning(run, log) as life:
+        life.until(lambda: trained(log) == 2)
+    wrong = [msgspec.structs.replace(s, logprobs=s.logprobs - 1) for s in scores(log)]
+    publish(log, *(Output("scores", str(s.number), s) for s in wrong))
+    send(log, batch(2), batch(3), batch(4))
+    three = run.model_copy(update={"scorer": run.scorer.model_copy(update={"replicas": 3})})
+    lived(three, log, 3)
+    assert hashes(log) == hashes(kept)
+    assert [(s.number, s.scorer) for s in sorted(scores(log)[4:], key=lambda s: s.number)] == [(2, "scorer-2"), (3, "scorer-0"), (4, "scorer-1")]
+
+
+def test_the_store_keeps_the_version_that_batches_are_measured_from(made: Made):
+    run, _ = made["pool"]
+    assert Store(f"{run.store}/lead").versions() == [3, 4, 5]  # and the newest two
+    assert Store(f"{made['learner'][0].store}/lead").versions() == [4, 5]
+
+
+def test_scores_of_another_reference_are_refused(made: Made, tmp_path: Path):
+    run, kept = made["pool"]
+    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
+    publish(log, Output("scores", "0", msgspec.structs.replace(scores(kept)[0], number=0, reference=7)))
+    with pytest.raises(ModelError, match=r"^batch 0 was scored by scorer-0 under version 7, wanted is 0; start learner and scorers with the same"):
+        lived(run, log, 0)
+
+
+def test_scores_of_another_number_of_tokens_are_refused(made: Made, tmp_path: Path):
+    run, _ = made["pool"]
+    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
+    publish(log, Output("scores", "0", Scores(number=0, scorer="scorer-0", reference=0, tokens=1, logprobs=np.zeros(1, np.float32))))
+    with pytest.raises(ModelError, match=r"^scores by scorer-0: batch 0 has 6 tokens, not 1; they are of another run$"):
+        lived(run, log, 0)
+
+
+def test_another_instance_takes_over(made: Made, tmp_path: Path):
+    run, _ = made["pool"]
+    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0), batch(2))
+    worker = Worker(changed(run, ["learner.reference.every=0"]), log, 0)
+    worker.until(lambda: len(scores(log)) == 2)
+    log.writer("scorer-0")
+    send(log, batch(4))
+    assert isinstance(worker.end(), Fenced) and len(scores(log)) == 2
+
+
+def test_a_worker_without_work_is_refused(tiny: Path, tmp_path: Path):
+    error = dies_of(run_of(tmp_path, tiny, "learner"), a_log(), 0)
+    assert isinstance(error, ConfigError) and str(error).startswith("learner.reference.by is learner: nobody would read the scores")
+    error = dies_of(run_of(tmp_path, tiny, "pool"), a_log(), 2)
+    assert isinstance(error, ConfigError) and str(error) == "--worker 2: scorer.replicas is 2, so the last worker is 1"
+
+
+def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
+    run, log = made["pool"]
+    with pytest.raises(ConfigError, match="^--set learner.reference: the pool, if the run has one, scores under the run's own"):
+        learner.settings_of(run, "second", None, ("learner.reference.every=1",))
+    with pytest.raises(ConfigError, match="^--set learner.reference: the pool"):
+        learner.settings_of(made["learner"][0], "second", None, ("learner.reference.by=pool",))
+    assert learner.settings_of(run, "second", None, ("learner.loss=grpo",)).learner.pooled
+    with learning(run, log, "second") as life:
+        life.until(lambda: len(announcements(log, "second")) == BATCHES + 1)
+    assert list(announcements(log, "second").values()) == hashes(log)
+    with learning(run, log, "third", at=3, overrides=("learner.reference.by=learner",)) as life:
+        life.until(lambda: len(announcements(log, "third")) == BATCHES + 1 - 3)
+    assert list(announcements(log, "third").values()) == hashes(log)[3:]
+    error = Life(run, log, "fourth", 4, ("learner.reference.by=learner",)).end()
+    assert isinstance(error, ModelError) and str(error).startswith("checkpoint 4 holds no reference of version 3: it was made under another")
+
+
+def test_a_model_of_its_own_is_the_reference(tiny: Path, tmp_path: Path):
+    """The same file under another name: the same scores, marked as those of no version."""
+    run, log = run_of(tmp_path, tiny, "pool", path=str(tiny)), a_log(batch(0))
+    with scoring(run, log, 0) as (worker,):
+        worker.until(lambda: len(scores(log)) == 1)
+    assert scores(log)[0].reference == -1 and run.learner.pooled
