@@ -42,7 +42,7 @@ bench-packing: $(ENV)/.installed ## how full rows are, how even processes' share
 
 lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit stay)
 	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \
-		--override requirements/main-overrides.txt pyproject.toml $(EXTRAS) -o requirements/main.txt
+		pyproject.toml $(EXTRAS) -o requirements/main.txt
 	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		--override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
 

@@ -199,9 +199,10 @@ def main() -> None:
     for shown in tables(results):
         Console().print(shown)
         Console().print()
+    command = " ".join(["python -m bench.packing", *sys.argv[1:]])
     machine = {"cores": psutil.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30), "python": platform.python_version()}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**results, "machine": machine, "command": " ".join(sys.argv)}, indent=1) + "\n")
+    given.out.write_text(json.dumps({**results, "machine": machine, "command": command}, indent=1) + "\n")
     print(f"written to {given.out}")
     filled, rate = results["packers"]["ours"]["filled_frac"]["min"], results["packers"]["ours"]["rollouts_per_s"]["median"]
     if filled < LEAST_FILLED or rate < LEAST_RATE:

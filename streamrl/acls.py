@@ -1,7 +1,7 @@
 """Who may do what on the broker: each role of a run, as a user of its own, what its part reads and writes, and nothing else.
 
 A part's topics are those that the templates in topics/ give its room (tests/test_topology.py holds CONSUMES and PRODUCES to them). A user is named
-`<run>.<role>`. Roles are `env-<name>` (each env its own), buffer, batcher, scorer, learner, inference and orchestrator; `auditor` reads everything
+`<run>.<role>`. Roles are `env-<name>` (each env its own), buffer, batcher, scorer, learner, inference, evaluator, orchestrator; `auditor` reads all
 (status, audit, replay, export), `operator` does everything within the run, such as `streamrl topics apply` and `streamrl up`. Idempotent writing
 needs no rule of its own: since Kafka 2.8 whoever may write to a topic may do it idempotently.
 """
@@ -24,7 +24,10 @@ from streamrl.stream.kafka import READER, Admin, again, denied
 from streamrl.topics import Topic, env_part, scorer_part
 
 CALL_TIMEOUT_S = 10.0
-READS_BACK = {"learner": (topics.POLICY_VERSIONS,)}  # what it has announced, when it starts again
+READS_BACK = {  # what it has done, when it starts again
+    "learner": (topics.POLICY_VERSIONS,),
+    "evaluation": (topics.EVALS, topics.ROLLOUTS),  # what was posed in training is not held out
+}
 
 
 class Role(NamedTuple):
@@ -66,6 +69,7 @@ def roles(run: RunFile) -> list[Role]:
         Role("scorer", "scorer", tuple(scorer_part(i) for i in range(run.scorer.replicas))),
         Role("learner", "learner"),
         Role("inference", "inference"),
+        Role("evaluator", "evaluation", ("evaluator",)),
         Role("orchestrator", "orchestrator"),
     ]
 

@@ -149,6 +149,34 @@ def report(run: str) -> None:
         click.echo(reports.in_words(reports.write(settings, KafkaLog(kafka, settings.run))))
 
 
+@cli.command("eval")
+@run_argument
+@click.option("--version", "asked", type=click.IntRange(0), multiple=True, help="Of the policy; may be repeated. Default: the newest.")
+@click.option("--all", "everything", is_flag=True, help="Every announced version whose weights are kept.")
+@click.option("--env", "names", multiple=True, metavar="NAME", help="Only this one of eval.envs; may be repeated.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, as eval.envs.NAME.samples=16; may be repeated.")
+@click.option("--list", "listed", is_flag=True, help="Show what evaluations there are; evaluate nothing.")
+def evaluate(run: str, asked: tuple[int, ...], everything: bool, names: tuple[str, ...], overrides: tuple[str, ...], listed: bool) -> None:
+    """Have policy versions of a live or stopped run solve held-out problems: pass@k, with 95 % confidence intervals.
+
+    On a server of its own. What comes of it goes to the topic evals; nothing is trained on it.
+    """
+    from rich.console import Console
+
+    from streamrl.evaluation.show import show_eval, show_recorded
+    from streamrl.stream.kafka import KafkaLog
+
+    if everything and asked:
+        raise click.UsageError("--version and --all exclude each other.")
+    with _stop_on_signals() as (stop, caught), _kafka(_load(run, overrides)) as (settings, kafka):
+        log, console = KafkaLog(kafka, settings.run), Console(soft_wrap=True)
+        if listed:
+            show_recorded(settings, log, names, console)
+        else:
+            show_eval(settings, log, asked, everything, names, stop, console)
+    _leave(caught)
+
+
 @cli.command()
 @run_argument
 @click.option("--by-version", is_flag=True, help="A row for each policy version that made rollouts, and for each batch which versions made it.")
@@ -225,6 +253,23 @@ def import_(directory: Path, name: str) -> None:
     from streamrl.replay.show_archive import show_import
 
     show_import(directory, name, Console(soft_wrap=True))
+
+
+@cli.command("export-model")
+@run_argument
+@click.option("--version", type=click.IntRange(0), help="Which policy; default: the newest.")
+@click.option("--to", "directory", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where to write it.")
+def export_model(run: str, version: int | None, directory: Path) -> None:
+    """Write a policy version as a directory that transformers and vLLM load: weights, settings, tokenizer, chat template.
+
+    A version whose weights are deleted is computed again from the recorded batches.
+    """
+    from rich.console import Console
+
+    from streamrl.replay.export_model import show_export_model
+
+    with _recording(run) as (settings, log):
+        show_export_model(settings, log, version, directory, Console(soft_wrap=True))
 
 
 @cli.group("dead-letters")
@@ -382,13 +427,19 @@ def delete(run: str, yes: bool) -> None:
 
 
 @cli.command()
-@run_argument
-@click.argument("name")
+@click.argument("run", metavar="[RUN]", type=RunName())
+@click.argument("name", metavar="NAME", required=False)
 @click.option("--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is.")
-def env(run: str, name: str, replica: int) -> None:
-    """Pose problems, sample and publish rollouts, as env NAME of the run."""
-    from streamrl.envs.process import main
+def env(run: str, name: str | None, replica: int) -> None:
+    """Pose problems, sample and publish rollouts, as env NAME of the run.
 
+    NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an env.
+    """
+    from streamrl.envs.process import main
+    from streamrl.orchestrator.directory import with_env
+
+    if name is None:
+        run, name = with_env(run), run
     _be(run, main, name, replica)
 
 
@@ -426,14 +477,31 @@ def scorer(run: str, worker: int) -> None:
 @click.option("--name", default=None, help="Of the learner; default: the lead, learner.name of the run file.")
 @click.option("--at", "version", type=click.IntRange(0), help="A second learner: begin as the lead was at this version. Default: as the run began.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A second learner: a learner.* setting of its own; may be repeated.")
-def learner(run: str, name: str | None, version: int | None, overrides: tuple[str, ...]) -> None:
+@click.option("--coordinator", metavar="HOST:PORT", help="This is one of several processes that are the learner, whose first waits there.")
+@click.option("--processes", type=click.IntRange(1), help="With --coordinator: how many.")
+@click.option("--process", type=click.IntRange(0), help="With --coordinator: which of them this is; 0 announces the versions.")
+def learner(
+    run: str,
+    name: str | None,
+    version: int | None,
+    overrides: tuple[str, ...],
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+) -> None:
     """Train on batches, announce policy versions.
 
     With a --name of its own it is a second learner: it follows the same batches, and nobody follows its versions.
     """
     from streamrl.learner.process import main
+    from streamrl.learner.together import Place
 
-    _be(run, main, name, version, overrides)
+    place = None
+    if coordinator is not None and processes is not None and process is not None and process < processes:
+        place = Place(coordinator, processes, process)
+    elif not (coordinator is processes is process is None):
+        raise click.UsageError("--coordinator, --processes and --process belong together, and the processes are numbered from 0.")
+    _be(run, main, name, version, overrides, place)
 
 
 @cli.command()
@@ -445,6 +513,15 @@ def inference(run: str, index: int, pool: str) -> None:
     from streamrl.inference.process import main
 
     _be(run, main, index, pool)
+
+
+@cli.command()
+@run_argument
+def evaluator(run: str) -> None:
+    """Evaluate every n-th policy version on held-out problems."""
+    from streamrl.evaluation.process import main
+
+    _be(run, main)
 
 
 @cli.command()

@@ -27,6 +27,7 @@ LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
 DIVERGENCES = ("k1", "k2", "k3")
 ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
 BATCH_STAGES = ("none", "normalize")
+ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
@@ -70,8 +71,8 @@ class PassRate(Section):
 class Env(Section):
     """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
 
-    kind: str = ""  # a shipped env, or FILE.py:CLASS, or MODULE:CLASS; default: the name it has in the run file
-    params: dict[str, Any] = {}  # given to the env's constructor
+    kind: str = ""  # a shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py, verifiers:MODULE; default: the name it has in the run file
+    params: dict[str, Any] = {}  # given to the env's constructor, or its load_environment
     fraction: float = Field(default=0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
     replicas: int = Field(default=1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
     seed: int = 0
@@ -88,6 +89,7 @@ class Env(Section):
     pass_rate: PassRate | None = None  # leave problems out by how often they are solved
     rewards: dict[str, Reward] = {}  # functions beside the env's own, by the name that their rewards go by
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # of named rewards in the scalar that trains; otherwise 1
+    tool_syntax: str = "json"  # how the policy calls tools of verifiers' envs: json (<tool_call>{...}</tool_call>), brackets, or MODULE:FUNCTION
     timeout_s: float = Field(default=60.0, gt=0)  # of one request
     attempts: int = Field(default=3, ge=1)  # on different servers, before a rollout is published with its failure
 
@@ -139,7 +141,7 @@ class Batcher(Section):
     processes: int = Field(default=1, ge=1)  # that train on a batch (devices of the learner): each has as many rows, and at least one rollout
     balance: str = "tokens"  # what each process has as much of as the others: tokens, flops, or MODULE:FUNCTION (batcher/balance.py)
     lookahead: int = Field(default=0, ge=0)  # batch k is built when version k - lookahead is announced
-    admission: str = "demand"  # what may be in flight: demand (just in time), capacity (AReaL's formula), or MODULE:FUNCTION; docs/admission.md
+    admission: Annotated[str, one_of(*ADMISSIONS)] = "demand"  # of work: demand (just in time), capacity (AReaL), MODULE:FUNCTION; docs/admission.md
     eta: int = Field(default=-1, ge=-1)  # of capacity: versions that a rollout's batch may be ahead of the policy it begins with; -1: buffer.max_age
     on_shortage: Literal["block", "spill"] = "block"  # an env cannot meet its share: wait for it, or let the others fill in
     advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""  # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs
@@ -206,8 +208,8 @@ class Learner(Section):
     clip_epsilon: float = Field(default=0.2, gt=0)  # the ratio may go down to 1 - clip_epsilon
     clip_epsilon_high: float = Field(default=0.0, ge=0)  # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
     correction: Correction = Correction()
-    reference: Reference = Reference()
     kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
+    reference: Reference = Reference()
     kl_coefficient: float = Field(default=0.01, ge=0)  # 0: no reference is asked
     kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages
     micro_batch_rows: int = Field(default=0, ge=0)  # rows that a device works on at a time; 0: all of its rows
@@ -242,7 +244,7 @@ class Scorer(Section):
 
 class Weights(Section):
     store: str = ""  # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
-    keep_versions: int = Field(default=4, ge=2)  # the newest ones; older files are deleted
+    keep_versions: int = Field(default=4, ge=2)  # the newest ones, and as many of those to be evaluated; older files are deleted
 
 
 class Inference(Section):
@@ -287,6 +289,35 @@ def server_name(pool: str, index: int) -> str:
     return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
 
 
+class EvalEnv(Section):
+    """Problems of an env that training never poses, and how answers to them are sampled. A sampling parameter that is not given is the env's."""
+
+    env: str = ""  # of the run; default: the name that this has
+    params: dict[str, Any] = {}  # given to the env's constructor, over those it has in training
+    seed: int = 0
+    problems: int = Field(default=64, ge=1)  # different ones
+    samples: int = Field(default=4, ge=1)  # answers a problem
+    k: list[Annotated[int, Field(ge=1)]] = [1]  # of pass@k
+    reward: str = ""  # an answer is right by the reward of that name; empty: by the scalar that would train
+    pass_at: float = 1.0  # from this reward on
+    temperature: float | None = Field(default=None, ge=0)  # 0: always the likeliest token
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None  # -1: off
+    max_tokens: int | None = Field(default=None, ge=1)  # sampled a turn
+
+
+class Eval(Section):
+    """Policy versions in, how many held-out problems they solve out. On a server of its own, which stays on a version until it is done with it."""
+
+    envs: dict[str, EvalEnv] = {}  # by name; their problems are kept from training for the whole run, so give them before it begins
+    every: int = Field(default=20, ge=0)  # versions: 0, 20, 40, ...; 0: only when `streamrl eval` asks
+
+    @property
+    def interval(self) -> int:
+        """Versions from one evaluation in the run to the next; 0: there are none."""
+        return self.every if self.envs else 0
+
+
 class Orchestrator(Section):
     target: Target | None = None  # reached, the run ends well
     max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
@@ -326,6 +357,7 @@ class RunFile(Section):
     scorer: Scorer = Scorer()
     weights: Weights = Weights()
     inference: Inference = Inference()
+    eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
     topics: Topics = Topics()
     fork: Fork | None = None
@@ -342,6 +374,7 @@ class RunFile(Section):
         checks = (
             self._env_problems,
             self._pool_problems,
+            self._eval_problems,
             self._curriculum_problems,
             self._size_problems,
             self._loss_problems,
@@ -359,6 +392,8 @@ class RunFile(Section):
                 yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
             if env.top_p < 1 or env.top_k > 0:
                 yield f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1"
+            if env.tool_syntax != "json" and not env.kind.startswith("verifiers:"):
+                yield f"envs.{name}.tool_syntax is for envs of kind verifiers:...; others read what the policy says themselves"
             if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
                 yield f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
         total = sum(env.fraction for env in self.envs.values())
@@ -367,6 +402,15 @@ class RunFile(Section):
         target = self.orchestrator.target
         if target is not None and target.env not in self.envs:
             yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
+
+    def _eval_problems(self) -> Iterator[str]:
+        for name, own in self.eval.envs.items():
+            if not NAME.fullmatch(name):
+                yield f"eval.envs.{name}: not a name of lowercase letters, digits and '-'"
+            if (own.env or name) not in self.envs:
+                yield f"eval.envs.{name}: {own.env or name!r} is not one of the envs: {', '.join(self.envs)}; say which with `env`"
+            if not own.k or max(own.k) > own.samples:
+                yield f"eval.envs.{name}: k is {own.k}, each at most samples, {own.samples}, and one at least"
 
     def _curriculum_problems(self) -> Iterator[str]:
         chosen, where = self.batcher.curriculum, "batcher.curriculum"

@@ -134,6 +134,8 @@ class EnvProgress(Record, frozen=True, kw_only=True):
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
+    replicas: int = 0  # that the env had at the time; 0: not said
+    begins: int = 0  # the numbers below it were shared by another number of replicas
 
 
 class Visit(Record, frozen=True, kw_only=True):
@@ -398,6 +400,51 @@ class Metric(Record, frozen=True, kw_only=True):
     step: int | None = None  # the batch or version they belong to
 
 
+class PassAt(Record, frozen=True, array_like=True, kw_only=True):
+    """pass@k over `problems` problems, with its confidence interval (`evaluation/estimates.py`)."""
+
+    k: int
+    problems: int  # those with at least k answers
+    value: float
+    low: float
+    high: float
+
+
+class Evaluation(Record, frozen=True, kw_only=True):
+    """What one policy version made of held-out problems: every token counted was sampled by that version. Never trained on."""
+
+    name: str  # of the evaluation in the run file
+    environment: str  # of the run
+    learner: str
+    version: int
+    sha256: str  # of the version
+    problems: Array  # (p,) int64: their numbers
+    samples: Array  # (p,) int32: answers to each
+    passed: Array  # (p,) int32: of these, how many were right
+    rewards: Array  # (sum of samples,) float32
+    pass_at: list[PassAt]
+    reward_mean: float  # of the problems' means
+    reward_low: float
+    reward_high: float
+    truncated: int = 0  # answers that a limit ended
+    repeated: int = 0  # answers that were thrown away, and asked for again: failed, or of another version in part
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # -1: off
+    max_tokens: int = 0
+    seed: int = 0
+    time_s: float = 0.0  # when it ended
+    seconds: float = 0.0  # it took
+
+    def __post_init__(self) -> None:
+        what, p = f"evaluation {self.name!r} of version {self.version}", len(self.problems)
+        for name in ("samples", "passed"):
+            check_length(f"{what}: {name}", getattr(self, name), p)
+        check_floats(f"{what}: rewards", self.rewards, int(self.samples.sum()))
+        if (self.passed > self.samples).any():
+            raise ValueError(f"{what}: more answers are right than there are")
+
+
 class RunConfig(Record, frozen=True, kw_only=True):
     """The resolved run file. A change is another record."""
 
@@ -421,6 +468,7 @@ RECORDS: dict[str, type[Record]] = {
     "journal-entry": JournalEntry,
     "snapshot": Snapshot,
     "metric": Metric,
+    "evaluation": Evaluation,
     "run-config": RunConfig,
 }
 """Schema names as they stand in the `schema` header, followed by `/` and the version."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamrl.records import InferenceMetadata, PolicyVersion, Rollout, ScoredGroup, Turn
+from streamrl.records import Evaluation, InferenceMetadata, PassAt, PolicyVersion, Rollout, ScoredGroup, Turn
 from streamrl.stream.log import Event
 
 
@@ -98,3 +98,22 @@ def group(
 
 def group_event(offset: int, record: ScoredGroup) -> Event:
     return Event(f"groups.{record.environment}", 0, offset, record.group_id, record)
+
+
+def evaluation(name: str = "held", version: int = 40, learner: str = "lead") -> Evaluation:
+    """Two problems of two and one answers, one of them right."""
+    return Evaluation(
+        name=name,
+        environment="copy",
+        learner=learner,
+        version=version,
+        sha256="00",
+        problems=np.array([0, 3], np.int64),
+        samples=np.array([2, 1], np.int32),
+        passed=np.array([1, 0], np.int32),
+        rewards=floats(1.0, 0.5, 0.0),
+        pass_at=[PassAt(k=1, problems=2, value=0.25, low=0.0625, high=0.75)],
+        reward_mean=0.375,
+        reward_low=0.125,
+        reward_high=0.625,
+    )

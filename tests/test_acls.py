@@ -37,6 +37,7 @@ PARTS = {  # by hand, from the picture in docs/architecture.md: what each reads,
     "scorer": ("batches policy-versions", "metrics", "scores"),
     "learner": ("batches scores", "metrics", "policy-versions"),
     "inference": ("policy-versions", "servers metrics", ""),
+    "evaluator": ("policy-versions rollouts.a rollouts.out", "metrics", "evals"),
 }
 ALLOWED = {
     role: {topic: what for names, what in zip(lists, ("r", "w", "rw"), strict=True) for topic in names.split()} for role, lists in PARTS.items()

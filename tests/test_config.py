@@ -102,7 +102,13 @@ def test_who_asks_the_reference(override: str, refers: bool, pooled: bool):
         ("inference.pools={Eval: 2}", "inference.pools.Eval: not a name"),
         ("inference.pools={evaluation: -1}", "inference.pools.evaluation: Input should be greater than or equal to 0"),
         ("batcher={admission: capacity, eta: 3, total_token_budget: 2560, max_seq_len: 64}", "batcher.eta is 3 but buffer.max_age is 2"),
+        ("batcher.admission=capcity", r"batcher.admission: 'capcity' is not known; did you mean 'capacity'"),
         ("batcher.eta=1", "batcher.admission is demand, which does not use it; set admission: capacity"),
+        ("eval.envs.copy-digits.sample=1", r"unknown key 'eval.envs.copy-digits.sample'; did you mean 'samples'\?"),
+        ("eval.evry=1", r"unknown key 'eval.evry'; did you mean 'every'\?"),
+        ("eval.envs.held={}", "eval.envs.held: 'held' is not one of the envs: copy-digits, add-digits; say which with `env`"),
+        ("eval.envs.copy-digits={samples: 4, k: [1, 8]}", "k is \\[1, 8\\], each at most samples, 4"),
+        ("eval.envs.copy-digits.top_p=0", "eval.envs.copy-digits.top_p: Input should be greater than 0"),
         ("buffer.zero_advantage=drop", "buffer.zero_advantage: Input should be 'keep' or 'filter'"),
     ],
 )

@@ -8,6 +8,8 @@ class ReverseDigits:
 One that talks with the policy has a third method, which says what the world answers to what the policy said:
 
     def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | None: ...
+
+One that leads the conversation itself, as those of other libraries do, has `converse` and `judge` instead (`Leads`).
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from streamrl.envs.epochs import Place
 from streamrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamrl.inference.client import Sampled
 
 SHIPPED = {
     "copy-digits": "streamrl.envs.copy_digits:CopyDigits",
@@ -36,6 +41,7 @@ SHIPPED = {
     "coding": "streamrl.envs.coding:Coding",
     "reasoning-gym": "streamrl.envs.reasoning_gym:ReasoningGym",
 }
+VERIFIERS = "verifiers:"  # before MODULE or FILE.py: an env of that library
 REWARDS = {"math-verify": "streamrl.envs.math_verify:MathVerify"}
 
 Message = dict[str, Any]  # an OpenAI chat message: role, content
@@ -74,6 +80,7 @@ class Earned(NamedTuple):
     rollout: Mapping[str, float] = {}  # for all of it
     turns: Sequence[Mapping[str, float]] = ()  # one map a turn of the policy: for what was said up to its end
     tokens: Sequence[Mapping[str, Sequence[float]]] = ()  # one map a turn, one number a sampled token: for what was said up to it
+    weights: Mapping[str, float] = {}  # of names, where the run file has none; otherwise 1
 
 
 Judged = Mapping[str, float] | Earned
@@ -110,13 +117,54 @@ class Replies(Env, Protocol):
         ...
 
 
+class Ask(Protocol):
+    """The policy, as one rollout of an env that leads has it."""
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Sampled:
+        """What it says to this conversation, on from the very tokens it has seen and said before where that is how the conversation goes on.
+
+        Raises SamplingFailed, ContextFull among it, when there is no answer: because none can be had, or a limit of the run file is reached.
+        """
+        ...
+
+
+class Truncated(Exception):
+    """Raised in `converse`: a limit of the env's own has ended the rollout. `limit`: as `Answer.truncation`."""
+
+    def __init__(self, limit: str, note: str = "") -> None:
+        super().__init__(note)
+        self.limit, self.note = limit, note
+
+
+class Leads(Protocol):
+    """An env that leads the conversation itself: it asks the policy as often as it likes, and judges the rollouts of a problem together."""
+
+    def problem(self, index: int) -> Problem:
+        """As an `Env`'s. A rollout that first asks exactly `messages` and `tools` shares one request with the others that do."""
+        ...
+
+    async def converse(self, problem: Problem, ask: Ask, notes: dict[str, Any]) -> None:
+        """One rollout. It may be cancelled (`rollout_timeout_s`); what it raises ends the rollout, truncated. `notes`: what `judge` needs of it."""
+        ...
+
+    async def judge(self, problem: Problem, notes: Sequence[Mapping[str, Any]]) -> Sequence[Judged]:
+        """What each of the rollouts has earned, by their notes; those of which there is nothing to judge are not among them."""
+        ...
+
+
 Reward = Callable[[Problem, Answer, Mapping[str, float]], float | Judged | Awaitable[float | Judged]]
 """A reward function of the run file: problem, answer, and the totals earned so far by name, the env's own first. A number goes by the name that the
 function has there."""
 
 
-def make(kind: str, seed: int, params: Mapping[str, Any], where: str) -> Env:
-    """The env of that kind: a shipped name, FILE.py:CLASS or MODULE:CLASS. `where` names it in a ConfigError."""
+def make(kind: str, seed: int, params: Mapping[str, Any], where: str, tool_syntax: str = "json") -> Env | Leads:
+    """The env of that kind: a shipped name, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or verifiers:MODULE. `where` names it in a ConfigError."""
+    if kind.startswith(VERIFIERS):
+        try:
+            from streamrl.envs.verifiers import Verifiers  # takes seconds
+        except Exception as error:  # one of its libraries raises a RuntimeError beside what it does not like
+            raise ConfigError(f"{where}: {kind} needs the library verifiers, as streamrl[envs] installs it ({one_line(error)})") from error
+        return Verifiers(kind.removeprefix(VERIFIERS), seed, params, where, tool_syntax)
     return cast(Env, constructed(env_class(kind, where), kind, params, where, seed=seed))
 
 
@@ -153,7 +201,8 @@ def env_class(kind: str, where: str) -> Any:
     path, _, name = SHIPPED.get(kind, kind).rpartition(":")
     if not inspect.isclass(found):
         raise ConfigError(f"{where}: {path} has no class {name!r}")
-    if missing := [method for method in ("problem", "rewards") if not callable(getattr(found, method, None))]:
+    needed = ("problem", "converse", "judge") if hasattr(found, "converse") else ("problem", "rewards")
+    if missing := [method for method in needed if not callable(getattr(found, method, None))]:
         raise ConfigError(f"{where}: class {name!r} of {path} has no method {missing[0]!r}; an env has problem(index) and rewards(problem, answer)")
     return found
 

@@ -1,4 +1,4 @@
-"""One problem played to its end, n times: the policy speaks, the env replies, until it is over or a limit is reached.
+"""One problem played to its end, n times: the policy speaks, the env replies, until it is over or a limit is reached. Or the env leads (`led.py`).
 
 Every turn goes on from the very tokens before it; where the chat template rewrites what was said, the rollout forks (`inference/exact.py`). A limit
 that is reached ends a rollout truncated, with what was said so far: a turn's tokens, turns, the context, time, a tool that takes too long or fails.
@@ -14,10 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, cast
 
 from streamrl import config
-from streamrl.envs.base import Env, Message, Reward, one_line
+from streamrl.envs import led
+from streamrl.envs.base import Earned, Env, Judged, Leads, Message, Reward, one_line
+from streamrl.envs.led import Sampler
 from streamrl.envs.linear import Linear, leveled, linearise, together, totals
 from streamrl.envs.rollouts import Talk, Task, aligned, failed
 from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
@@ -26,31 +28,19 @@ from streamrl.records import Rollout
 logger = logging.getLogger(__name__)
 
 
-class Sampler(Protocol):
-    """As `inference.client.Client`."""
-
-    async def sample(
-        self,
-        messages: list[Message],
-        n: int,
-        env: config.Env,
-        tools: Sequence[Mapping[str, Any]] = (),
-        history: Sequence[int] = (),
-        last: str = "",
-    ) -> list[Sampled]: ...
-
-
 @dataclass(frozen=True)
 class Game:
     """What all conversations of an env have in common."""
 
-    env: Env
+    env: Env | Leads
     settings: config.Env
     sampler: Sampler
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # beside the env's own
 
     async def play(self, task: Task, n: int) -> list[Rollout]:
         """n rollouts of one problem. Raises SamplingFailed when not even the first turn can be had."""
+        if hasattr(self.env, "converse"):
+            return await self._led(task, n)
         problem = task.problem
         if problem.tokens:
             first = await self.sampler.sample([], n, self.settings, (), problem.tokens)
@@ -69,6 +59,33 @@ class Game:
             return failed(task, index, str(error), max(oldest, 0))
         except Exception as error:  # an env is somebody else's code: whatever it raises, or gives, is this rollout's failure
             return failed(task, index, one_line(error), max(oldest, 0))
+
+    async def _led(self, task: Task, n: int) -> list[Rollout]:
+        """The env leads, and judges all of them together."""
+        env = cast(Leads, self.env)
+        seats = await led.play(env, task.problem, n, self.settings, self.sampler)
+        judged = iter(await self._judged(env, task, [seat for seat in seats if not seat.failure]))
+        oldest = max(min(version for seat in seats for version in seat.talk.versions), 0)
+        found: list[Rollout] = []
+        for seat in seats:
+            try:
+                verdict = SamplingFailed(seat.failure) if seat.failure else next(judged)
+                found.append(aligned(task, seat.index, seat.talk, await self._linear(seat.talk, verdict)))
+            except SamplingFailed as error:
+                found.append(failed(task, seat.index, str(error), oldest))
+            except Exception as error:
+                found.append(failed(task, seat.index, one_line(error), oldest))
+        return found
+
+    async def _judged(self, env: Leads, task: Task, played: Sequence[led.Seat]) -> Sequence[Judged | Exception]:
+        """What each has earned, or why that cannot be said."""
+        try:
+            judged = await _awaited(env.judge(task.problem, [seat.notes for seat in played]), self.settings.env_timeout_s, "its rewards")
+            if len(judged) != len(played):
+                raise ValueError(f"rewards of {len(judged)} rollouts, where there are {len(played)}")
+        except Exception as error:
+            return [error] * len(played)
+        return judged
 
     async def _go_on(self, talk: Talk) -> None:
         """Until it is over; within the time of a rollout."""
@@ -107,10 +124,16 @@ class Game:
 
     async def _judge(self, talk: Talk) -> Linear:
         """What it has earned."""
-        answer, limit = talk.answer, self.settings.env_timeout_s
-        earned = leveled(await _awaited(self.env.rewards(talk.problem, answer), limit, "its rewards"))
+        env = cast(Env, self.env)
+        return await self._linear(talk, await _awaited(env.rewards(talk.problem, talk.answer), self.settings.env_timeout_s, "its rewards"))
+
+    async def _linear(self, talk: Talk, judged: Judged | Exception) -> Linear:
+        """That and what the functions of the run file give, as one. Raises what could not be judged."""
+        if isinstance(judged, Exception):
+            raise judged
+        earned: Earned = leveled(judged)
         for name, reward in self.rewards.items():
-            more = await _awaited(reward(talk.problem, answer, totals(earned)), limit, f"reward {name!r}")
+            more = await _awaited(reward(talk.problem, talk.answer, totals(earned)), self.settings.env_timeout_s, f"reward {name!r}")
             earned = together(earned, leveled(more, name))
         return linearise(earned, self.settings.reward_weights, [len(said.tokens) for said in talk.said])
 

@@ -2,9 +2,9 @@
 
     python -I -S limits.py MEMORY_BYTES CPU_S FILE [TEST ...]
 
-runs FILE and then each TEST with the names that FILE has defined. It prints `SECRET ready` when it is held in, and `SECRET passed INDEX` for each
-TEST that raised nothing; the secret is the first line of its input. It has no network, starts no programs and no processes, signals nobody, and
-writes, renames and removes no files.
+runs FILE and then each TEST with the names that FILE has defined. It prints `SECRET ready` when it is held in, with ` but reads` behind it where the
+kernel has no Landlock, and `SECRET passed INDEX` for each TEST that raised nothing; the secret is the first line of its input. It has no network,
+starts no programs and no processes, signals nobody, writes, renames and removes no files, and opens none but those beside FILE and Python's own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 38, 22
 SECCOMP_MODE_FILTER, ALLOW, KILL, DENY = 2, 0x7FFF0000, 0x80000000, 0x00050000 | 13  # 13: EACCES
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF: a word; jump if ==, >=, &; return
 NUMBER, ARCHITECTURE, SECOND, THIRD = 0, 4, 24, 32  # where in struct seccomp_data: the call's number, the machine, low words of arguments
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # the same on every machine; Linux 5.13
+EXECUTE, READ_FILE, READ_DIRECTORY, BENEATH = 1, 4, 8, 1
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")  # what modules of Python load
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # The calls that are refused, by machine; from 424 on Linux has the same numbers everywhere. `open` and `openat` only for writing.
 EVERYWHERE = (424, 425, 426, 427, 434, 435, 437, 442, 452)  # pidfd_send_signal, io_uring (3), pidfd_open, clone3, openat2, mount_setattr, fchmodat2
@@ -87,6 +90,32 @@ def alone() -> None:
         raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")
 
 
+def reads_only(*paths: str) -> bool:
+    """From now on it opens only what lies in these directories, or these files; that others exist it can still see. Cannot be undone.
+
+    By Landlock, which every user may use. Returns False, and changes nothing, where the kernel has none. Raises OSError where it refuses.
+    """
+    libc, rights = ctypes.CDLL(None, use_errno=True), EXECUTE | READ_FILE | READ_DIRECTORY
+
+    def call(number: int, *arguments: object) -> int:
+        return libc.syscall(ctypes.c_long(number), *arguments)
+
+    handled = struct.pack("=Q", rights)
+    rules = call(LANDLOCK_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), ctypes.c_uint(0))
+    if rules < 0:
+        return False
+    for path in filter(os.path.exists, paths):
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        allowed = struct.pack("=Qi", rights if os.path.isdir(path) else rights & ~READ_DIRECTORY, place)
+        if call(LANDLOCK_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(BENEATH), allowed, ctypes.c_uint(0)):
+            raise OSError(ctypes.get_errno(), "Landlock takes no rule for", path)
+        os.close(place)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or call(LANDLOCK_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint(0)):
+        raise OSError(ctypes.get_errno(), "Landlock refuses to restrict this process")
+    os.close(rules)
+    return True
+
+
 def program(architecture: int, calls: tuple[int, ...], opens: int | None, opens_at: int) -> bytes:
     """The filter: struct sock_filter after struct sock_filter. Another machine's calls (32 bits on 64, x32) end the process."""
     refused = (*calls, *EVERYWHERE)
@@ -112,8 +141,9 @@ def main(memory_bytes: int, cpu_s: int, file: str, tests: list[str]) -> None:
     die_with_parent()
     processor(cpu_s)
     memory(memory_bytes)
+    held = reads_only(os.path.dirname(os.path.abspath(file)), os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"), *LIBRARIES)
     alone()
-    print(f"{secret} ready", flush=True)
+    print(f"{secret} ready{'' if held else ' but reads'}", flush=True)
     names = runpy.run_path(file)
     sys.stdout.flush()
     for index, test in enumerate(tests):

@@ -46,17 +46,17 @@ def together(one: Earned, other: Earned) -> Earned:
     if twice := sorted(totals(one).keys() & totals(other).keys()):
         raise ValueError(f"two reward functions give {twice[0]!r}; give the one of the run file another name")
     turns, tokens = _merged(one.turns, other.turns), _merged(one.tokens, other.tokens)
-    return Earned({**one.rollout, **other.rollout}, turns, tokens)
+    return Earned({**one.rollout, **other.rollout}, turns, tokens, {**one.weights, **other.weights})
 
 
 def linearise(earned: Earned, weights: Mapping[str, float], lengths: Sequence[int]) -> Linear:
-    """reward = sum over names of weight x total; a name without a weight counts for 1.
+    """reward = sum over names of weight x total; a name without a weight has the env's own, or counts for 1.
 
     `lengths`: sampled tokens of each turn of the policy. Raises ValueError where levels do not fit the turns, or turns' tokens.
     """
     if (earned.turns and len(earned.turns) != len(lengths)) or (earned.tokens and len(earned.tokens) != len(lengths)):
         raise ValueError(f"rewards of {len(earned.turns)} turns and tokens of {len(earned.tokens)}, where the policy had {len(lengths)}")
-    by_name = totals(earned)
+    weights, by_name = {**earned.weights, **weights}, totals(earned)
     turns = [{name: float(value) for name, value in turn.items()} for turn in earned.turns] or [{} for _ in lengths]
     tokens = earned.tokens or [{} for _ in lengths]
     return Linear(

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,9 +19,10 @@ from streamrl import config
 from streamrl.buffer.groups import total_tokens
 from streamrl.config import RunFile
 from streamrl.credentials import reveal
-from streamrl.envs.base import Env, Problem, Reward, make, make_reward
+from streamrl.envs.base import Env, Leads, Problem, Reward, make, make_reward
 from streamrl.envs.conversation import Game
-from streamrl.envs.credit import Counter, Credit
+from streamrl.envs.credit import Counter, Credit, resumed
+from streamrl.envs.held_out import kept, mark_of
 from streamrl.envs.pass_rates import Visits
 from streamrl.envs.rollouts import NoProblem, Task, failures, pose
 from streamrl.errors import ConfigError
@@ -44,6 +45,7 @@ BURST_S = 0.1  # a rate is kept on average: launches that were due so long ago a
 PAUSE_S = 0.1  # before the next launch, for each group that failed in a row
 MAX_PAUSE_S = 1.0
 SCHEMAS = ("demand", "server", "visit")
+KEPT_IN_A_ROW = 10_000  # problems: an env that has nothing else to pose
 
 
 class Group(NamedTuple):
@@ -65,7 +67,7 @@ class Replica:
 
     name: str  # of the env in the run
     settings: config.Env
-    env: Env
+    env: Env | Leads
     group_size: int
     counter: Counter
     credit: Credit
@@ -73,6 +75,8 @@ class Replica:
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # of the run file, beside the env's own
     visits: Visits | None = None  # of problems that are filtered by pass rate
     left_out: int = 0  # numbers of such problems, in this life
+    kept: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
+    kept_in_a_row: int = 0
     version: int = 0  # newest that a server had
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
@@ -100,9 +104,32 @@ class Replica:
         """As many groups as demand, concurrency and rate allow."""
         while len(self.tasks) < self.settings.max_groups_in_flight and now_s >= self.next_launch_s and self.credit.allows():
             self.credit.launched += 1
-            self.start(self.counter.take(self.rests))
+            self.start(self.counter.take(self.is_left_out))
             if self.settings.max_groups_per_s:
                 self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S)
+
+    def go_on(self) -> None:
+        """With the problems that an earlier life left open; one that has been kept for evaluation since is let go."""
+        for number in self.counter.progress.open_problems:
+            if self.is_kept(number):
+                self.counter.skip(number)
+                self.credit.launched -= 1
+            else:
+                self.start(number)
+
+    def is_left_out(self, number: int) -> bool:
+        """Is this problem kept for evaluation, or does it rest? Raises ConfigError when there seems to be no other."""
+        found = self.is_kept(number)
+        self.kept_in_a_row = self.kept_in_a_row + 1 if found else 0
+        if self.kept_in_a_row >= KEPT_IN_A_ROW:
+            raise ConfigError(f"envs.{self.name}: {KEPT_IN_A_ROW:,} problems in a row are kept for evaluation; lower `problems` in eval.envs")
+        return found or self.rests(number)
+
+    def is_kept(self, number: int) -> bool:
+        try:
+            return bool(self.kept) and mark_of(pose(self.env, number)) in self.kept
+        except NoProblem:
+            return False  # it fails, and is published so
 
     def rests(self, number: int) -> bool:
         """Is this problem left out for now?"""
@@ -153,28 +180,43 @@ class Replica:
 
 def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int = 0) -> None:
     """Produce until `stop` is set."""
-    if env not in run.envs:
-        raise ConfigError(f"the run has no env {env!r}; it has {', '.join(run.envs)}")
+    env = named(run, env)
     settings, producer = run.envs[env], f"{env}-{replica}"
     if replica >= max(settings.replicas, 1):
         raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
-    made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}")
+    made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax)
     rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
     writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
-    progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
     replicas, guess_tokens = max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens)
+    progress = resumed(producer, replica, replicas, list(progresses(log, env)))
     credit = Credit(producer, replicas, guess_tokens)
     client = Client(settings.pool, api_key=reveal(run.inference.api_key, "inference.api_key"), stick_margin=run.inference.stick_margin)
     credit.launched = progress.published_groups + len(progress.open_problems)
-    visits = filtered(env, settings, made)
-    me = Replica(env, settings, made, run.buffer.group_size, Counter(progress, replicas), credit, client, rewards, visits)
+    visits, counter = filtered(env, settings, made), Counter(progress, replicas)
+    me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, visits, kept=kept(run, env))
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:
         writer.close()
 
 
-def filtered(name: str, settings: config.Env, env: Env) -> Visits | None:
+def named(run: RunFile, env: str) -> str:
+    """The env that is meant: by its name, or by its kind where only one has that. Raises ConfigError."""
+    found = [env] if env in run.envs else [name for name, settings in run.envs.items() if settings.kind == env]
+    if len(found) != 1:
+        raise ConfigError(f"the run has {'no env' if not found else 'several envs'} {env!r}; it has {', '.join(run.envs)}")
+    return found[0]
+
+
+def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
+    """Of each replica that the env has had."""
+    for topic in log.topics():
+        name, _, replica = topic.rpartition("-")
+        if name == f"journal.env-{env}" and replica.isdecimal() and (progress := newest(log, topic, EnvProgress)):
+            yield progress
+
+
+def filtered(name: str, settings: config.Env, env: Env | Leads) -> Visits | None:
     """What is to be known of the env's problems, if they are filtered by pass rate. Raises ConfigError for an env that poses no problem twice."""
     if settings.pass_rate is None:
         return None
@@ -192,8 +234,7 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
         positions |= recall(me, log)
     reader = log.reader(positions)
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
-    for number in me.counter.progress.open_problems:
-        me.start(number)
+    me.go_on()
     try:
         while not stop.is_set():
             me.hear(reader.poll(500, 0))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from streamrl.envs.base import Answer, Env, Message, Problem, Said, one_line
+from streamrl.envs.base import Answer, Env, Leads, Message, Problem, Said, one_line
 from streamrl.envs.linear import Linear
 from streamrl.inference.client import Sampled
 from streamrl.records import Rollout, Turn
@@ -32,7 +32,7 @@ class Task(NamedTuple):
         return f"{self.environment}-{self.number}"
 
 
-def pose(env: Env, number: int) -> Problem:
+def pose(env: Env | Leads, number: int) -> Problem:
     """Raises NoProblem, whatever the env raises."""
     try:
         problem = env.problem(number)
@@ -43,6 +43,11 @@ def pose(env: Env, number: int) -> Problem:
     except Exception as error:  # an env is somebody else's code
         raise NoProblem(f"problem {number}: {one_line(error)}") from error
     return problem
+
+
+def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What messages say, as it stands in a rollout's turn."""
+    return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 @dataclass
@@ -66,7 +71,7 @@ class Talk:
     def heard(self, asked: Sequence[Message], sampled: Sampled, time_s: float) -> None:
         """The policy was asked, and has answered. Where its prompt does not go on from what was there, a sequence of its own begins."""
         prompt = Turn(
-            message="\n".join(str(message.get("content") or "") for message in asked),
+            message=text_of(asked),
             role=str(asked[-1]["role"]) if self.turns else "user",
             tokens=sampled.prompt_tokens[sampled.kept :],
             fork=bool(self.turns) and not sampled.kept,

@@ -1,24 +1,28 @@
 """Runs Python that nobody has read: in a process of its own with limits on time, memory and output, without network, and unable to write or start
-things.
+things, or to read any file but its own and Python's.
 
-It holds off accidents and the tricks of a policy that is rewarded for passing tests, not somebody who knows the kernel well; and what this user may
-read it may read too. For worse, run the env in a container.
+It holds off accidents and the tricks of a policy that is rewarded for passing tests, not somebody who knows the kernel well. Where the kernel has no
+Landlock (before Linux 5.13, or switched off) it may read what this user may read, which is said once. For worse, run the env in a container.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from streamrl.envs import limits
+
+logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 65_536  # more than so much said is the end
 MIB = 1 << 20
@@ -67,9 +71,16 @@ async def run(program: str, tests: Sequence[str] = (), timeout_s: float = 5.0, m
             await process.stdout.read()  # what is left in the pipe: asyncio does not see the end before
             await process.wait()
     output = said.decode("utf-8", "replace")
-    if not end and f"{secret} ready\n" not in output:
+    if f"{secret} ready but reads\n" in output:
+        _say_that_it_reads()
+    elif not end and f"{secret} ready\n" not in output:
         raise OSError(f"there is no sandbox on this machine: {' '.join(output.split())[-300:] or f'code {process.returncode}'}")
     return _outcome(output, end or _ended(process.returncode or 0, said), secret, len(tests))
+
+
+@cache
+def _say_that_it_reads() -> None:
+    logger.warning("this kernel has no Landlock: programs in the sandbox can read what this user can; run the env in a container")
 
 
 async def _read(process: asyncio.subprocess.Process, said: bytearray) -> bool:

@@ -124,7 +124,8 @@ class Client:
         Waits for a first server as long as it takes; from then on ends within attempts x 2 x timeout_s. Raises SamplingFailed: the request cannot be
         served (ContextFull: a prompt longer than the context), or `env.attempts` servers did not answer within `env.timeout_s` each (TimedOut).
         """
-        prompt = {"messages": messages, **({"tools": list(tools)} if tools else {})}
+        told = {"tools": list(tools), "tool_choice": "none"} if tools else {}  # "auto" would need a parser of calls in the server; envs have theirs
+        prompt = {"messages": messages, **told}
         failed: list[str] = []
         late = 0
         causes: list[str] = []

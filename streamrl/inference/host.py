@@ -34,6 +34,17 @@ class Served(NamedTuple):
         return {**values, "inference/swap_s": self.swap.total_s, "inference/pause_s": self.swap.pause_s, "inference/reload_s": self.swap.reload_s}
 
 
+def objection(served: Served, tolerance: float) -> str:
+    """Why a version that is loaded must not be served; empty when nothing speaks against it."""
+    if served.mismatch.max_abs <= tolerance:
+        return ""
+    distance, tokens = served.mismatch
+    return (
+        f"version {served.version}: the server's logprobs differ from the learner's by up to {distance:.3g} over {tokens} tokens "
+        f"(inference.probe_tolerance is {tolerance:g}); a weight was not reloaded, or the two do not compute the same model"
+    )
+
+
 class Host:
     """Owns one vLLM. `serve` is called for one version after another, from one thread; `alive`, `load` and `stop` from another."""
 

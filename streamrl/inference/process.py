@@ -16,7 +16,7 @@ import msgspec
 
 from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.errors import InferenceError, StreamrlError, WeightError
-from streamrl.inference.host import Host, Served
+from streamrl.inference.host import Host, Served, objection
 from streamrl.inference.server import check
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion, Server
@@ -156,17 +156,6 @@ def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, toleranc
     else:
         logger.info("version %d is served; off by %.2g over %d tokens", served.version, distance, tokens)
     return True
-
-
-def objection(served: Served, tolerance: float) -> str:
-    """Why a version that is loaded must not be served; empty when nothing speaks against it."""
-    if served.mismatch.max_abs <= tolerance:
-        return ""
-    distance, tokens = served.mismatch
-    return (
-        f"version {served.version}: the server's logprobs differ from the learner's by up to {distance:.3g} over {tokens} tokens "
-        f"(inference.probe_tolerance is {tolerance:g}); a weight was not reloaded, or the two do not compute the same model"
-    )
 
 
 def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:

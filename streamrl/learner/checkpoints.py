@@ -19,6 +19,7 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.errors import ModelError
 from streamrl.learner.model import told
+from streamrl.learner.together import first, wait_for_all
 
 logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)  # it warns of every part of the optimiser's state that has no values
 
@@ -41,17 +42,22 @@ def nothing(directory: Path) -> None: ...
 def save(directory: Path, state: TrainerState[Any], position: Position, keep: int, add: Callable[[Path], None] = nothing) -> None:
     """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises ModelError.
 
-    `add`: writes what else belongs to it, into the directory it is given.
-    Those of later versions go too: they belong to a log that is gone.
+    Every process of the learner writes the parts that it has, into the same place. `add`: writes what else belongs to it, into the directory it is
+    given. Those of later versions go too: they belong to a log that is gone.
     """
     final = path_of(directory, position.version)
     temporary = directory / f"{TEMPORARY}{final.name}"  # a path of its own: TensorStore remembers what it once found under a path
     try:
-        for left in directory.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        if first():
+            for left in directory.glob(f"{TEMPORARY}*"):
+                shutil.rmtree(left, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        wait_for_all(temporary.name)
         levanter.checkpoint.save_checkpoint(state.saveable_state, position.version, str(temporary), is_temporary=False)
         add(temporary)
+        wait_for_all(final.name)
+        if not first():
+            return
         (temporary / POSITION).write_text(json.dumps(position._asdict()))
         _delete(final)
         temporary.rename(final)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +14,18 @@ import numpy as np
 from haliax import Axis, NamedArray
 from levanter.compat.hf_checkpoints import HFCheckpointConverter, RepoRef
 from levanter.layers.attention import AttentionMask
-from levanter.models.llama import LlamaConfig, LlamaLMHeadModel
+from levanter.models.lm_model import LmHeadModel
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers import LlamaConfig as HfLlamaConfig
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
+from streamrl.learner.families import FAMILIES, Unsupported, in_words_of_four, levanter_config
 from streamrl.records import Batch
 from streamrl.weights.export import CONFIG
 
 BATCH, POSITION = "batch", "position"
+Model = LmHeadModel[Any]
 
 
 class Predictions(NamedTuple):
@@ -40,19 +40,26 @@ def named(array: np.ndarray | jax.Array) -> NamedArray:
     return hax.named(jnp.asarray(array), (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1])))
 
 
-def predict(model: LlamaLMHeadModel, example: RlExample) -> Predictions:
+def predict(model: Model, example: RlExample) -> Predictions:
     """Logprobs of the next tokens under softmax(logits / temperature), each segment seeing only itself.
 
     Document 004: a server's logprobs are those of the distribution it sampled from, so the learner divides by the same temperature. The last
     position of a segment predicts a token of somebody else's; the loss mask is 0 there.
     """
-    mask = AttentionMask.causal().with_segment_ids(named(example.segment_ids))
-    logits = model(named(example.input_ids), attn_mask=mask, pos_ids=named(example.position_ids))
-    scores = logits.rearrange((BATCH, POSITION, "vocab")).array.astype(jnp.float32) / jnp.asarray(example.temperatures)[..., None]
+    scores = logits(model, example) / jnp.asarray(example.temperatures)[..., None]
     log_softmax = jax.nn.log_softmax(scores, axis=-1)
     targets = jnp.roll(jnp.asarray(example.input_ids), -1, axis=1)
     chosen = jnp.take_along_axis(log_softmax, targets[..., None], axis=-1)[..., 0]
     return Predictions(chosen, -jnp.sum(jnp.exp(log_softmax) * log_softmax, axis=-1))
+
+
+def logits(model: Model, example: RlExample) -> jax.Array:
+    """(rows, max_seq_len, vocabulary) float32, each segment seeing only itself."""
+    mask = AttentionMask.causal().with_segment_ids(named(example.segment_ids))
+    said = model(named(example.input_ids), attn_mask=mask, pos_ids=named(example.position_ids))
+    scores = said.rearrange((BATCH, POSITION, "vocab")).array.astype(jnp.float32)
+    bound = getattr(model.config, "final_logit_softcapping", None)  # Gemma 2 and 3; Levanter knows it, and leaves it to us
+    return jnp.tanh(scores / bound) * bound if bound else scores
 
 
 def single(tokens: np.ndarray) -> RlExample:
@@ -75,38 +82,43 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """Raises ModelError."""
     check_directory(directory)
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        return _tokenizer(directory)
     except Exception as error:  # whatever the tokenizers library makes of a file that it does not understand
         hint = "write it there with save_pretrained of transformers 4"
         raise ModelError(f"model directory {directory}: its tokenizer cannot be loaded ({told(error)}); {hint}") from None
 
 
-def hf_config(directory: Path) -> HfLlamaConfig:
-    """The settings of a model, in the words of transformers 4. Raises ModelError for what Levanter's Llama would get wrong without a word."""
+def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """By the class that is named there; where transformers 5 has named one of its own, by tokenizer.json."""
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except Exception:
+        if not (directory / "tokenizer.json").is_file():
+            raise
+        return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+
+
+def hf_config(directory: Path) -> PretrainedConfig:
+    """The settings of a model, in the words of transformers 4. Raises ModelError for what Levanter would get wrong without a word."""
     check_directory(directory)
     try:
-        found = json.loads((directory / CONFIG).read_text())
+        return in_words_of_four(json.loads((directory / CONFIG).read_text()))
+    except Unsupported as error:
+        raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"model directory {directory}: {CONFIG} cannot be read ({told(error)})") from None
-    if found.get("model_type") != "llama":
-        raise ModelError(f"model directory {directory}: model type {found.get('model_type')!r} is not supported; give model.path a Llama")
-    if found.get("attention_bias") or found.get("mlp_bias"):
-        raise ModelError(f"model directory {directory}: attention_bias and mlp_bias are not supported; they must be false")
-    rope = found.pop("rope_parameters", None)  # so transformers 5 writes rope_theta and rope_scaling
-    if isinstance(rope, dict):
-        found["rope_theta"] = rope.pop("rope_theta", 10_000.0)
-        found["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
-    return HfLlamaConfig.from_dict(found)
 
 
-def load(directory: Path, max_seq_len: int) -> LlamaLMHeadModel:
+def load(directory: Path, max_seq_len: int) -> Model:
     """The model in a Hugging Face directory, in float32, for `max_seq_len` positions; to be called inside the trainer's mesh. Raises ModelError."""
     settings, tokenizer = hf_config(directory), load_tokenizer(directory)
     try:
-        config = replace(LlamaConfig.from_hf_config(settings), head_dim=settings.head_dim, max_seq_len=max_seq_len, gradient_checkpointing=False)
-        made: Any = HFCheckpointConverter(LlamaConfig, reference_checkpoint=None, HfConfigClass=HfLlamaConfig, tokenizer=tokenizer)
-        loaded = made.load_pretrained(LlamaLMHeadModel, ref=RepoRef(str(directory.absolute())), config=config)
+        config, family = levanter_config(settings, max_seq_len), FAMILIES[settings.model_type]
+        made: Any = HFCheckpointConverter(family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer)
+        loaded = made.load_pretrained(config.model_type, ref=RepoRef(str(directory.absolute())), config=config)
         return jmp.get_policy("f32").cast_to_param(loaded)  # load_pretrained has a `dtype`, but leaves bfloat16 as it is
+    except Unsupported as error:
+        raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(f"model directory {directory}: its weights cannot be loaded ({told(error)})") from None
 

@@ -4,7 +4,7 @@ Not a fold like the others, as its output is not only records: a checkpoint stor
 since are trained on again, give the same weights, hash by hash, and nothing is announced twice.
 
 A run may have any number of learners. Each has a name, and under it an identity in Kafka, a store and checkpoints of its own; all but the lead are
-followed by nobody.
+followed by nobody. One learner may be several JAX processes (`together.py`), of which the first one writes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from dataclasses import dataclass
 
 from streamrl.config import NAME, RunFile, changed
 from streamrl.errors import ConfigError
-from streamrl.learner import checkpoints
+from streamrl.learner import checkpoints, together
 from streamrl.learner.mesh import keep_compiled
-from streamrl.learner.reading import Taken, announcements, following
+from streamrl.learner.reading import Taken, announcements, following, until
 from streamrl.learner.recompute import check, recomputed
 from streamrl.learner.reference import reference_of
+from streamrl.learner.together import Place
 from streamrl.learner.training import Start, Training, checkpoint_directory, training
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Output, Writer
-from streamrl.weights.store import Store, Stored
+from streamrl.weights.store import Store, Stored, every_nth
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +36,32 @@ CONSUMES = ("batches", "scores")
 PRODUCES = ("policy-versions", "metrics")
 
 
-def main(run: RunFile, log: Log, stop: threading.Event, name: str | None = None, at: int | None = None, overrides: Sequence[str] = ()) -> None:
+def main(
+    run: RunFile,
+    log: Log,
+    stop: threading.Event,
+    name: str | None = None,
+    at: int | None = None,
+    overrides: Sequence[str] = (),
+    place: Place | None = None,
+) -> None:
     """Train until `stop` is set. `name`: another learner than the lead, with `overrides` of learner.* for settings of its own.
 
-    `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a checkpoint it goes on from that.
+    `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a checkpoint it goes on from that. `place`: this is one
+    of several processes that are the learner.
     """
     learner = name or run.learner.name
     own = settings_of(run, learner, at, overrides)
+    keep_compiled(run.directory / "compiled")  # before anything is compiled: JAX asks once
+    if place is not None:
+        together.join(place)
+    if (devices := together.devices()) != run.batcher.processes:
+        logger.warning("batches are divided for %d processes, this learner has %d devices; set batcher.processes", run.batcher.processes, devices)
     identity = f"learner-{learner}"
-    writer = log.writer(identity, "policy-versions")  # first: it fences an earlier instance; only now the announcements are final
+    writer = log.writer(identity, "policy-versions") if together.first() else None  # it fences an earlier instance;
+    together.wait_for_all("alone")  # only now the announcements are final
     announced = announcements(log, learner)
-    keep_compiled(run.directory / "compiled")
-    directory, meter = checkpoint_directory(run, learner), Meter(log, identity)
+    directory, meter = checkpoint_directory(run, learner), Meter(log, identity) if together.first() else None
     found = checkpoints.latest(directory, max(announced, default=-1))
     if found is not None:
         check(learner, announced, found.version, found.sha256)
@@ -60,13 +75,17 @@ def main(run: RunFile, log: Log, stop: threading.Event, name: str | None = None,
         else:
             logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(announced))
         idle_since = time.monotonic()
-        for taken in following(log, own.learner.pooled, policy.position.offset, policy.position.scores, stop):
+        coming = following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
+        for taken in until(stop, coming) if place is None else together.agreed(coming, stop):
             idle_s = time.monotonic() - idle_since
             values = trainee.train(taken)
-            meter.publish({**values, "learner/idle_s": idle_s}, step=taken.batch.number)
+            if meter is not None:
+                meter.publish({**values, "learner/idle_s": idle_s}, step=taken.batch.number)
             idle_since = time.monotonic()
-    meter.close()
-    writer.close()
+    if meter is not None:
+        meter.close()
+    if writer is not None:
+        writer.close()
 
 
 def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[str]) -> RunFile:
@@ -102,7 +121,7 @@ class Trainee:
     learner: str
     policy: Training
     announced: dict[int, str]  # version -> sha256
-    writer: Writer
+    writer: Writer | None  # None: another process of this learner writes
 
     def __post_init__(self) -> None:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
@@ -134,10 +153,16 @@ class Trainee:
         stored = policy.write(self.store)
         told = {"probe": policy.probe(), "vocab_size": policy.state.model.Vocab.size, "time_s": time.time()}
         record = PolicyVersion(learner=self.learner, version=policy.version, batch=batch, **told, **stored._asdict())
-        places = {("batches", 0): policy.position.offset, **({("scores", 0): policy.position.scores} if pooled else {})}
-        self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
         self.announced[policy.version] = stored.sha256
-        asked = reference_of(policy.run, policy.version) if pooled else 0  # scorers have to find it until the batch is trained on
-        self.store.prune(policy.version, policy.run.weights.keep_versions, but=(asked,) if asked > 0 else ())
+        if self.writer is not None:
+            places = {("batches", 0): policy.position.offset, **({("scores", 0): policy.position.scores} if pooled else {})}
+            self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
+            self.store.prune(policy.version, policy.run.weights.keep_versions, but=self.awaited())
         logger.info("version %d: %s", policy.version, stored.sha256[:12])
         return stored
+
+    def awaited(self) -> set[int]:
+        """Versions that others still have to find: the scorers, which make version 0 themselves, and the evaluator."""
+        run, version = self.policy.run, self.policy.version
+        reference = reference_of(run, version) if run.learner.pooled else 0
+        return ({reference} if reference else set[int]()) | every_nth(version, run.weights.keep_versions, run.eval.interval)

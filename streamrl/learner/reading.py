@@ -7,8 +7,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from typing import NamedTuple, TypeVar
 
 from streamrl.batcher.parts import Joiner
 from streamrl.errors import ModelError
@@ -18,6 +19,7 @@ from streamrl.stream.codec import to_event
 from streamrl.stream.log import Log, Message, read
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 POLL_S = 0.05
 SAY_AFTER_S = 10.0  # nobody waits silently
@@ -32,28 +34,44 @@ class Taken(NamedTuple):
     scores_offset: int = 0  # first record of `scores` that a later step may need
 
 
-def following(log: Log, pooled: bool, offset: int, scores_offset: int, stop: threading.Event) -> Iterator[Taken]:
-    """What there is to train on from these offsets on, as it comes."""
-    coming = batches(log, offset, stop)
-    return in_order(coming, scores(log, scores_offset, stop)) if pooled else (Taken(*found) for found in coming)
+def following(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken | None]:
+    """What there is to train on from these offsets on, as it comes; None for every look that finds nothing new. It has no end."""
+    coming = coming_batches(log, offset)
+    return in_order(coming, coming_scores(log, scores_offset)) if pooled else (found and Taken(*found) for found in coming)
 
 
 def again(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken]:
-    """As `following`, but only what is there now."""
+    """The same, but only what is there now."""
     there = recorded(log, offset)
-    return in_order(there, recorded_scores(log, scores_offset)) if pooled else (Taken(*found) for found in there)
+    taken = in_order(there, recorded_scores(log, scores_offset)) if pooled else (Taken(*found) for found in there)
+    return (found for found in taken if found is not None)
 
 
-def in_order(batches: Iterable[tuple[Batch, int]], scores: Iterator[tuple[Scores, int]]) -> Iterator[Taken]:
-    """Each batch when its scores have come, in the order of the batches, whatever order the workers of the pool have finished in."""
+def in_order(batches: Iterable[tuple[Batch, int] | None], scores: Iterator[tuple[Scores, int] | None]) -> Iterator[Taken | None]:
+    """Each batch when its scores have come, in the order of the batches, whatever order the workers of the pool have finished in. Until then None."""
     collected = Collected()
-    for batch, offset in batches:
+    for found in batches:
+        if found is None:
+            yield None
+            continue
+        batch, offset = found
         while not collected.has(batch.number):
-            found = next(scores, None)
-            if found is None:
+            try:
+                scored = next(scores)
+            except StopIteration:
                 return
-            collected.add(*found)
+            if scored is None:
+                yield None
+            else:
+                collected.add(*scored)
         yield Taken(batch, offset, collected.take(batch.number), collected.needed_from)
+
+
+def until(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
+    """What is found before `stop` is set."""
+    while not stop.is_set():
+        if (one := next(found)) is not None:
+            yield one
 
 
 def announcements(log: Log, learner: str) -> dict[int, str]:
@@ -84,12 +102,16 @@ def announcement(log: Log, learner: str, version: int, stop: threading.Event) ->
 
 def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch, int]]:
     """Batches from an offset on, as they come, each with the offset behind it. Raises ModelError for one that cannot be read."""
+    return until(stop, coming_batches(log, start))
+
+
+def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
+    """The same without an end: None for every look that completes none."""
     reader, joiner = log.reader({("batches", 0): max(start, log.start("batches", 0))}), Joiner()
-    while not stop.is_set():
-        for message in reader.poll(1, POLL_S):
-            if (batch := _joined(joiner, message)) is not None:
-                yield batch, message.offset + 1
-    reader.close()
+    with closing(reader):
+        while True:
+            complete = [(batch, m.offset + 1) for m in reader.poll(1, POLL_S) if (batch := _joined(joiner, m)) is not None]
+            yield complete[0] if complete else None  # of one message there is at most one
 
 
 def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
@@ -100,22 +122,23 @@ def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
             yield batch, message.offset + 1
 
 
-def scores(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Scores, int]]:
-    """Records of `scores` from an offset on, as they come, each with its offset. Whoever asks waits: after a while it is said."""
+def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
+    """Records of `scores` from an offset on, as they come, each with its offset; None for every look that finds none. After a while it is said."""
     reader = log.reader({("scores", 0): max(start, log.start("scores", 0))})
-    asked = time.monotonic()
-    while not stop.is_set():
-        for message in reader.poll(1, POLL_S):
-            yield _scores(message), message.offset
-            asked = time.monotonic()
-        if time.monotonic() - asked >= SAY_AFTER_S:
-            logger.warning("the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?", SAY_AFTER_S)
-            asked = time.monotonic()
-    reader.close()
+    with closing(reader):
+        asked = time.monotonic()
+        while True:
+            there = [(_scores(message), message.offset) for message in reader.poll(1, POLL_S)]
+            yield there[0] if there else None
+            if there:
+                asked = time.monotonic()
+            elif time.monotonic() - asked >= SAY_AFTER_S:
+                logger.warning("the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?", SAY_AFTER_S)
+                asked = time.monotonic()
 
 
 def recorded_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
-    """As `scores`, but only those that are there now."""
+    """Those that are there now."""
     for message in read(log, "scores", 0, max(start, log.start("scores", 0))):
         yield _scores(message), message.offset
 

@@ -23,6 +23,7 @@ from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
 from streamrl.learner.reading import Taken
 from streamrl.learner.reference import Reference, fixed, reference_of
+from streamrl.learner.together import first, first_then_others, wait_for_all
 from streamrl.learner.update import Updater
 from streamrl.records import Probe, token_dtype
 from streamrl.weights import export
@@ -56,7 +57,7 @@ def inherited(run: RunFile) -> Start | None:
 @contextmanager
 def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
     """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained while the block lasts. Raises ModelError."""
-    directory, updater = origin(run), Updater(run.learner, run.batcher.rows)
+    directory, updater = first_then_others(lambda: origin(run)), Updater(run.learner, run.batcher.rows)
     with updater.training():
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
         policy = Training(run, directory, updater, state, Position(0, 0, ""))
@@ -127,8 +128,12 @@ class Training:
     def write(self, store: Store) -> Stored:
         """Put the weights into the store. Returns their claim check."""
         name = version_name(self.version)
-        with store.writing(name, export.size_bytes(self.state.model)) as directory:
-            export.save(self.state.model, self.origin, directory)
+        if first():
+            with store.writing(name, export.size_bytes(self.state.model)) as directory:
+                export.save(self.state.model, self.origin, directory)
+        else:
+            export.state_dict(self.state.model)  # the parts that this process has, for the one that writes
+        wait_for_all(name)
         stored = store.claim(name)
         self.position = self.position._replace(sha256=stored.sha256)
         return stored
@@ -146,7 +151,10 @@ class Training:
         """To a checkpoint: the reference of its next batch, if that is an earlier version, whose weights may be gone from the store by then."""
         if self.reference is not None and 0 < (version := reference_of(self.run, self.version)) < self.version:
             assert self.reference.version == version, "the batch before had the same"
-            export.save(self.reference.model, self.origin, directory / held_name(version))
+            if first():
+                export.save(self.reference.model, self.origin, directory / held_name(version))
+            else:
+                export.state_dict(self.reference.model)
 
     def probe(self) -> Probe:
         """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's logprobs of them."""

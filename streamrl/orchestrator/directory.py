@@ -43,6 +43,16 @@ def names(runs_dir: str = "runs") -> list[str]:
     return sorted(path.parent.name for path in Path(runs_dir).glob(f"*/{RUN_FILE}"))
 
 
+def with_env(env: str, runs_dir: str = "runs") -> str:
+    """The run that has an env of that name or kind. Raises ConfigError where it is none, or more than one."""
+    runs = {name: find(name, runs_dir=runs_dir) for name in names(runs_dir)}
+    found = [name for name, run in runs.items() if any(env in (own, settings.kind) for own, settings in run.envs.items())]
+    if len(found) != 1:
+        which = ", ".join(found) or "no run"
+        raise ConfigError(f"{env}: {which} in {runs_dir}/ has an env of that name or kind; name the run: streamrl env RUN {env}")
+    return found[0]
+
+
 @contextlib.contextmanager
 def take(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Path]:
     """The run's directory, made or taken over, for as long as the block lasts.

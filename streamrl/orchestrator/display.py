@@ -139,9 +139,17 @@ def line(frame: Frame) -> str:
         " ".join(f"{name} v{server.version}" for name, server in sorted(seen.servers.items())),
         f"{clock(left_s(frame))} left" if left_s(frame) is not None else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far",
     ]
+    pieces += [evaluated(seen)] if seen.evals else []
     restarts = {part.name: part.restarts for part in frame.parts if part.restarts}
     pieces += [f"restarts: {', '.join(f'{name} {n}' for name, n in restarts.items())}"] if restarts else []
     return " | ".join(pieces) + (f" | {waits}" if waits else "")
+
+
+def evaluated(seen: View) -> str:
+    """The newest evaluations, by the smallest k of each."""
+    newest = [by_version[max(by_version)] for _, by_version in sorted(seen.evals.items())]
+    shown = [f"{e.name} pass@{e.pass_at[0].k} {e.pass_at[0].value:.3f} (v{e.version})" for e in newest if e.pass_at]
+    return f"eval {', '.join(shown)}"
 
 
 # ---- a picture ------------------------------------------------------------------------------------------------------------------------
@@ -150,6 +158,8 @@ def line(frame: Frame) -> str:
 def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> RenderableType:
     """The frame for a terminal of `width` columns: the most important at the top, where a low one still shows it."""
     rows: list[RenderableType] = [headline(frame), Text(), envs_table(frame, spark_width=min(max(width - 78, 8), 40))]
+    if frame.seen.evals:
+        rows += [Text(), Text(evaluated(frame.seen), style="cyan")]
     if waits := waiting(frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}):
         rows += [Text(), Text(f"⧖ {waits}", style="yellow")]
     if frame.seen.servers:
@@ -163,9 +173,9 @@ def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> Rende
 
 def headline(frame: Frame) -> RenderableType:
     """Step, time, and how far the target is."""
-    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 3, 0, 0))
+    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 2, 0, 0))
     shown = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f"))]
-    shown += [("mixed versions", _percent(latest(seen, "batcher/mixed_versions_frac"))), ("expired", _percent(_expired(frame)))]
+    shown += [("mixed", _percent(latest(seen, "batcher/mixed_versions_frac"))), ("expired", _percent(_expired(frame)))]
     shown.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
     shown += [("time left", clock(left_s(frame)))] if left_s(frame) is not None else []
     facts.add_row(*(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown))

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from streamrl.config import Orchestrator, RunFile, Target, server_name
-from streamrl.records import Demand, Fate, Metric, PolicyVersion, Server
+from streamrl.records import Demand, Evaluation, Fate, Metric, PolicyVersion, Server
 from streamrl.stream.log import Event
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
@@ -18,6 +18,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "policy-versions": ("policy-version",),
     "demand": ("demand",),
     "fates": ("fate",),
+    "evals": ("evaluation",),  # its answers lie there too, and are passed over
 }
 """What is folded: topic -> schemas."""
 
@@ -44,6 +45,7 @@ class View:
     fates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict[str, Counter[str]](Counter))  # env -> kind -> rollouts
     gauges: dict[str, dict[str, Gauge]] = field(default_factory=lambda: defaultdict[str, dict[str, Gauge]](dict))  # source -> name -> newest
     rewards: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict[str, dict[int, float]](dict))  # env -> batch -> mean reward
+    evals: dict[str, dict[int, Evaluation]] = field(default_factory=lambda: defaultdict[str, dict[int, Evaluation]](dict))  # name -> version
     batch: int = -1  # the newest made
     ready_s: float | None = None  # when the first server of this session was ready
     active_before_s: float = 0.0  # how long earlier sessions had a server
@@ -71,6 +73,8 @@ def fold(seen: View, events: Iterable[Event]) -> View:
                 seen.demand[demand.environment] = demand
             case Fate() as fate:
                 seen.fates[fate.environment][fate.fate] += len(fate.offsets)
+            case Evaluation(learner=seen.learner) as evaluation:
+                seen.evals[evaluation.name][evaluation.version] = evaluation
             case _:
                 pass
     return seen

@@ -67,7 +67,8 @@ def desired(run: RunFile) -> tuple[Desired, ...]:
     scorers = [Desired(scorer_part(i), ("scorer", "--worker", str(i))) for i in range(run.scorer.replicas if run.learner.pooled else 0)]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
     envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
-    return (learner, *scorers, *servers, *loop, *envs)  # the learner first: everybody waits for version 0
+    evaluator = [Desired("evaluator", ("evaluator",))] if run.eval.interval else []
+    return (learner, *scorers, *servers, *loop, *envs, *evaluator)  # the learner first: everybody waits for version 0
 
 
 def server(pool: str, index: int) -> Desired:

@@ -18,7 +18,7 @@ from streamrl import __version__
 from streamrl.batcher.parts import Joiner
 from streamrl.config import RunFile
 from streamrl.orchestrator.picture import Curve, draw
-from streamrl.records import Batch, BatchPart, Fate, Metric, PolicyVersion, Record, Server
+from streamrl.records import Batch, BatchPart, Evaluation, Fate, Metric, PolicyVersion, Record, Server
 from streamrl.stream.broker import VERSION as KAFKA_VERSION
 from streamrl.stream.broker import cluster
 from streamrl.stream.codec import to_event
@@ -40,6 +40,7 @@ class History:
     rollouts: dict[str, int] = field(default_factory=dict[str, int])
     fates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict[str, Counter[str]](Counter))
     versions: dict[int, float] = field(default_factory=dict[int, float])  # of the lead learner -> when it was announced
+    evals: dict[tuple[str, int], Evaluation] = field(default_factory=dict[tuple[str, int], Evaluation])  # (name, version) -> the last one made
     servers: dict[str, int] = field(default_factory=dict[str, int])  # id -> the last version it served
     mismatch_max_abs: float = 0.0
     mismatch_tokens: int = 0
@@ -59,6 +60,9 @@ def gather(run: RunFile, log: Log) -> History:
     for record, time_s in records(log, there, "policy-versions", ("policy-version",)):
         if isinstance(record, PolicyVersion) and record.learner == run.learner.name:
             found.versions.setdefault(record.version, time_s)
+    for record, _ in records(log, there, "evals", ("evaluation",)):
+        if isinstance(record, Evaluation) and record.learner == run.learner.name:
+            found.evals[record.name, record.version] = record
     for record, _ in records(log, there, "servers", ("server",)):
         if isinstance(record, Server):  # what a server was before it left counts
             found.servers[record.server_id] = record.version
@@ -113,6 +117,7 @@ def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[st
         "wall_s": round(clock(found, max([found.last_batch_s, *found.versions.values(), *(time_s for time_s, _ in found.active)])), 3),
         "time_to_target_s": time_to_target(run, found),
         "envs": {env: _env(found, env) for env in run.envs},
+        "evals": _evals(found),
         "policy_version": max(found.versions, default=-1),
         "servers": [{"id": name, "version": version} for name, version in sorted(found.servers.items())],
         "logprob_mismatch_max_abs": found.mismatch_max_abs,
@@ -134,6 +139,16 @@ def _env(found: History, env: str) -> dict[str, Any]:
         "batched": found.fates[env]["batched"],
         "fates": dict(sorted(found.fates[env].items())),
     }
+
+
+def _evals(found: History) -> dict[str, list[dict[str, Any]]]:
+    """By name, version after version: [value, low, high] of each pass@k and of the reward."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for (name, version), made in sorted(found.evals.items()):
+        passed = {f"pass@{p.k}": [p.value, p.low, p.high] for p in made.pass_at}
+        reward = [made.reward_mean, made.reward_low, made.reward_high]
+        by_name.setdefault(name, []).append({"version": version, **passed, "reward": reward, "problems": len(made.problems)})
+    return by_name
 
 
 def clock(found: History, time_s: float) -> float:

@@ -101,7 +101,8 @@ def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None],
 
 def tables(run: RunFile, seen: View, parts: list[PartStatus], time_s: float) -> list[RenderableType]:
     """Everything that is shown, from top to bottom."""
-    return [_headline(run, seen, time_s), Text(), _parts(parts), Text(), _servers(seen, time_s), Text(), _envs(run, seen)]
+    evals = [Text(), _evals(seen)] if seen.evals else []
+    return [_headline(run, seen, time_s), Text(), _parts(parts), Text(), _servers(seen, time_s), Text(), _envs(run, seen), *evals]
 
 
 def _headline(run: RunFile, seen: View, time_s: float) -> Text:
@@ -152,6 +153,16 @@ def _envs(run: RunFile, seen: View) -> Table:
             "-" if window is None else f"{window:,.0f}",
             "-" if held is None else f"{held:,.0f}",
         )
+    return table
+
+
+def _evals(seen: View) -> Table:
+    """The newest version that each evaluation has been made of; `streamrl eval RUN --list` shows all."""
+    table = _table("evaluation", "of version", "pass@k (95 %)", "reward", "problems")
+    for name, by_version in sorted(seen.evals.items()):
+        newest = by_version[max(by_version)]
+        passed = ", ".join(f"@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in newest.pass_at)
+        table.add_row(name, str(newest.version), passed, f"{newest.reward_mean:.3f}", str(len(newest.problems)))
     return table
 
 

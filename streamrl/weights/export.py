@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 WEIGHTS, CONFIG, HEAD, EMBEDDING = "model.safetensors", "config.json", "lm_head.weight", "model.embed_tokens.weight"
+HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
 CARRIED = (
     "generation_config.json",
     "tokenizer.json",
@@ -29,10 +31,10 @@ CARRIED = (
 )
 
 
-def state_dict(model: Any) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names. The head is always among them: on a CPU, vLLM keeps the one it started with when it is missing."""
+def state_dict(model: Any, head: bool = True) -> dict[str, np.ndarray]:
+    """Tensors by their Hugging Face names. The `head` is always among them: on a CPU, vLLM keeps the one it started with when it is missing."""
     tensors = dict(to_torch_compatible_state_dict(model))
-    if HEAD not in tensors:
+    if head and HEAD not in tensors:
         tensors[HEAD] = tensors[EMBEDDING].copy()
     return tensors
 
@@ -42,9 +44,9 @@ def size_bytes(model: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(model) if hasattr(leaf, "nbytes"))
 
 
-def save_weights(model: Any, directory: Path) -> None:
+def save_weights(model: Any, directory: Path, head: bool = True) -> None:
     """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names. Raises OSError."""
-    tensors = state_dict(model)
+    tensors = state_dict(model, head)
     try:
         save_file({name: tensors[name] for name in sorted(tensors)}, directory / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -59,6 +61,12 @@ def save(model: Any, origin: Path, directory: Path) -> None:
     for name in CARRIED:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, directory / name)
-    settings = json.loads((origin / CONFIG).read_text()) | {"tie_word_embeddings": False}  # the head is written, so it is to be read
+    settings = described(json.loads((origin / CONFIG).read_text()))
     (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
-    save_weights(model, directory)
+    save_weights(model, directory, head=settings.get("model_type") not in HEADLESS)
+
+
+def described(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a model (config.json) as they are of what is written: float32, and with a head, which is to be read."""
+    tied = {} if settings.get("model_type") in HEADLESS else {"tie_word_embeddings": False}
+    return {**settings, **tied, **{name: "float32" for name in ("dtype", "torch_dtype") if settings.get(name)}}

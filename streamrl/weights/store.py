@@ -38,6 +38,11 @@ def version_name(version: int) -> str:
     return f"v{version:06d}"
 
 
+def every_nth(newest: int, keep: int, every: int) -> set[int]:
+    """The last `keep` of every `every`-th version up to `newest`, which the evaluator may still wait for; none when `every` is 0."""
+    return {version for version in range(newest, max(newest - keep * every, -1), -1) if version % every == 0} if every else set()
+
+
 class Store:
     """The versions of one learner under `root`, a directory URI. All its failures are WeightErrors."""
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from streamrl import config
-from streamrl.batcher.admission import admission_named, by_capacity, by_demand, capacity, grants
+from streamrl.batcher.admission import ADMISSIONS, admission_named, by_capacity, by_demand, capacity, grants
 from streamrl.batcher.pool import State
 from streamrl.batcher.process import part, step
 from streamrl.envs.credit import Credit
@@ -69,6 +69,10 @@ def test_the_rule_is_a_choice():
     assert wanted(admission="tests.batcher.test_admission:last_batch_of_mine") == 3 * 20 - 10
     with pytest.raises(ConfigError, match=r"batcher.admission: 'capcity' is not known; did you mean 'capacity'\?"):
         admission_named("capcity")
+
+
+def test_the_run_file_and_the_rules_know_the_same_names():
+    assert tuple(ADMISSIONS) == config.ADMISSIONS
 
 
 def test_the_run_file_says_which_and_eta_is_the_age_limit_unless_it_is_said():

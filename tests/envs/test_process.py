@@ -234,6 +234,16 @@ def test_replicas_pose_different_problems():
     assert by_producer == {"copy-digits-0": {0}, "copy-digits-1": {1}}
 
 
+def test_replicas_that_are_added_pose_no_problem_again():
+    log = log_for(3)
+    wants(log, 10**6)
+    for replicas, replica in ((1, 0), (3, 2), (3, 0), (3, 1)):
+        before = len(published(log))
+        live(log, run_file(replicas, max_tokens=3, max_groups_in_flight=2), lambda n=before: len(published(log)) >= n + 10, replica)
+    numbers = list(dict.fromkeys((r.producer, r.problem_id) for r in published(log)))
+    assert len({number for _, number in numbers}) == len(numbers) >= 4 * 5
+
+
 def test_it_stops_at_once_whatever_is_in_flight(fake: type[FakeClient]):
     fake.delay_s = 60.0
     log = log_for()
@@ -268,3 +278,41 @@ def test_an_unknown_env_or_replica_is_named():
         process.main(run_file(), log_for(), threading.Event(), "nope")
     with pytest.raises(ConfigError, match="replicas is 1: there is no replica 4"):
         process.main(run_file(), log_for(), threading.Event(), "copy-digits", 4)
+
+
+def held_out(problems: int, digits: int = 1) -> RunFile:
+    """A run whose env has ten problems, so many of which are kept for evaluation."""
+    envs = {"copy-digits": {"max_tokens": 3, "params": {"digits": digits}}}
+    return config.parse({"run": "r", "envs": envs, "buffer": {"group_size": GROUP}, "eval": {"envs": {"copy-digits": {"problems": problems}}}})
+
+
+def test_what_is_kept_for_evaluation_is_never_posed():
+    log = log_for()
+    wants(log, 10**6)
+    live(log, held_out(7), lambda: len(published(log)) >= 60)
+    posed = {rollout.turns[0].message for rollout in published(log)}
+    assert posed == {f"{i}=" for i in range(10)} - held_texts() and len(posed) == 3
+    last = [to_event(m, ("env-progress",)).record for m in read(log, "journal.env-copy-digits-0", 0, 0)][-1]
+    assert isinstance(last, EnvProgress) and last.published_groups == len({r.group_id for r in published(log)}) < last.next_problem
+
+
+def test_an_env_that_has_nothing_else_to_pose_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "KEPT_IN_A_ROW", 100)
+    log = log_for()
+    wants(log, 10**6)
+    with pytest.raises(ConfigError, match=r"^envs.copy-digits: 100 problems in a row are kept for evaluation; lower `problems` in eval.envs$"):
+        live(log, held_out(10), lambda: False)
+
+
+def test_an_open_problem_that_is_kept_since_is_let_go():
+    log = log_for()
+    wants(log, 10**6)
+    progress = EnvProgress(producer="copy-digits-0", next_problem=20, open_problems=[*range(20)])
+    publish(log, Output("journal.env-copy-digits-0", "copy-digits-0", progress))
+    live(log, held_out(7), lambda: len(published(log)) >= 60)
+    assert not {rollout.turns[0].message for rollout in published(log)} & held_texts()
+
+
+def held_texts() -> set[str]:
+    """The first seven different problems that the seed gives."""
+    return set(list(dict.fromkeys(CopyDigits(0, 1).problem(i).messages[0]["content"] for i in range(100)))[:7])

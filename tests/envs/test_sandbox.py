@@ -79,6 +79,31 @@ def test_no_network_no_other_programs_nobody_signalled_nothing_written(what: str
     assert [path.name for path in tmp_path.iterdir()] == ["precious"] and file.read_text() == "kept"
 
 
+@pytest.mark.parametrize("how", ["print(open('{path}').read())", "import os; print(os.listdir('{directory}'))", "open('/proc/self/environ').read()"])
+def test_nothing_is_read_but_its_own_and_pythons(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    file = tmp_path / "secret"
+    file.write_text("hunter2")
+    sandbox._say_that_it_reads.cache_clear()
+    outcome = run(how.format(path=file, directory=tmp_path))
+    denied = outcome.end == "error" and "PermissionError" in outcome.output and "hunter2" not in outcome.output
+    assert denied or "no Landlock" in caplog.text, outcome  # what a kernel without it does is the next test but one
+
+
+def test_it_reads_its_own_file_and_loads_modules():
+    program = "import ctypes, decimal, json, sqlite3, ssl, unittest, xml.sax, zlib, zoneinfo\nprint(len(open(__file__).read()))"
+    assert run(program, "assert decimal.Decimal(1)", "assert json.loads('1') == 1") == Outcome("ok", [True, True], str(len(program)))
+
+
+def test_without_landlock_it_runs_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    elsewhere = tmp_path / "limits.py"
+    elsewhere.write_text(Path(limits.__file__).read_text().replace("= 444, 445, 446", "= 100_444, 445, 446"))
+    monkeypatch.setattr(limits, "__file__", str(elsewhere))
+    sandbox._say_that_it_reads.cache_clear()
+    for _ in range(2):
+        assert run("print('hello')", "pass") == Outcome("ok", [True], "hello")
+    assert [record.message.count("no Landlock") for record in caplog.records] == [1]
+
+
 def test_the_calls_of_another_machine_end_it():
     """A call of the 32-bit numbering under this kernel would go past a list of numbers."""
     if platform.machine() == "x86_64":

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from streamrl.config import Env, Inference, TinyModel
+from streamrl.envs.tools import described
 from streamrl.inference import server
 from streamrl.inference.client import Client
 from streamrl.inference.context import InferenceContext
@@ -133,3 +134,16 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(ser
             assert prompt[: second.kept] == (history if second.kept else []) and (second.kept or prompt == rendered)
     finally:
         await client.close()
+
+
+async def test_tools_are_told_to_the_template_of_a_server_without_a_parser(serving: tuple[openai.OpenAI, Path]):
+    api, _ = serving
+    client, tool = Client(), described("add", "Adds", {"numbers": "what to add"})
+    client.heard(
+        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", heartbeat_s=time.time() + 60, max_model_len=256)
+    )
+    try:
+        (sampled,) = await client.sample([{"role": "user", "content": PROMPTS[0]}], 1, Env(max_tokens=5), [tool])
+    finally:
+        await client.close()
+    assert len(sampled.tokens) == 5 or sampled.finish_reason == "stop"

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from streamrl.config import RunFile, parse
-from streamrl.errors import InferenceError, TopicMissing, WeightError
+from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
 from streamrl.inference import process
 from streamrl.inference.engine import Load, Mismatch, Swap
 from streamrl.inference.host import Served
@@ -31,7 +31,7 @@ class Host:
     made: ClassVar[Host]
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
-        self.served: list[int] = []
+        self.served, self.index = list[int](), index
         self.url, self.ended, self.stopped = "", False, False
         Host.made = self
 
@@ -202,6 +202,18 @@ def test_it_leaves_with_a_tombstone(agent: Agent):
     agent.stop.set()
     agent.thread.join(5)
     assert agent.error is None and agent.records()[-1] is None and Host.made.stopped
+
+
+def test_a_server_says_which_pool_it_belongs_to():
+    run = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": {"replicas": 2, "pools": {"evaluation": 2}}})
+    log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
+    stop.set()
+    process.main(run, log, stop, 1, "evaluation")
+    first, last = [to_event(m, ("server",)) for m in read(log, "servers", 0, 0)]
+    assert isinstance(first.record, Server) and (first.key, first.record.pool, Host.made.index) == ("inference-evaluation-1", "evaluation", 3)
+    assert (last.key, last.record) == ("inference-evaluation-1", None)
+    with pytest.raises(ConfigError, match="inference.pools has no 'eval'; there are generation, evaluation"):
+        process.main(run, log, stop, 0, "eval")
 
 
 def test_without_the_topic():

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from streamrl.errors import ModelError
-from streamrl.learner.reading import Taken, again, announcement, following, in_order
+from streamrl.learner.reading import Taken, again, announcement, following, in_order, until
 from streamrl.records import Batch, PolicyVersion, Scores
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Output
@@ -32,7 +32,8 @@ def scores(number: int, start: int = 0, *values: float, by: str = "scorer-0") ->
 
 def taken(*records: Scores, batches: int = 3) -> list[Taken]:
     """Batches at offsets 0, 10, 20, with these records of `scores` at offsets 5, 6, 7 ..."""
-    return list(in_order(((batch(n), 10 * n + 1) for n in range(batches)), iter([(record, 5 + i) for i, record in enumerate(records)])))
+    found = in_order(((batch(n), 10 * n + 1) for n in range(batches)), iter([(record, 5 + i) for i, record in enumerate(records)]))
+    return [each for each in found if each is not None]
 
 
 def test_order_is_restored():
@@ -81,13 +82,24 @@ def test_a_learner_waits_for_scores_and_says_so(caplog: pytest.LogCaptureFixture
 
     logging.getLogger("streamrl.learner.reading").addHandler(handler := Arrives())
     try:
-        found = next(following(log, True, 0, 0, stop))
+        found = next(until(stop, following(log, True, 0, 0)))
     finally:
         logging.getLogger("streamrl.learner.reading").removeHandler(handler)
     assert found.scores is not None and found.scores.logprobs.tolist() == [-1, -2]
     assert "has waited 0 s for its scores; do all workers of the scorer pool run?" in caplog.text
     stop.set()
-    assert next(following(log, True, 0, 0, stop), None) is None
+    assert next(until(stop, following(log, True, 0, 0)), None) is None
+
+
+def test_while_there_is_nothing_it_says_so():
+    log = a_log()
+    coming = following(log, True, 0, 0)
+    assert next(coming) is None
+    publish(log, Output("batches", "0", batch(0)))
+    assert next(coming) is None
+    publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
+    assert (found := next(coming)) is not None and found.batch.number == 0
+    assert next(coming) is None
 
 
 def test_scores_that_cannot_be_read_are_refused():

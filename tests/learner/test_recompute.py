@@ -17,6 +17,7 @@ from streamrl.learner.reading import announcements
 from streamrl.learner.recompute import plant, recomputed, retrained
 from streamrl.learner.training import training
 from streamrl.records import PolicyVersion
+from streamrl.replay.export_model import export_model
 from streamrl.replay.weights import compare
 from streamrl.stream.log import Output
 from streamrl.stream.memory import MemoryLog
@@ -79,6 +80,16 @@ def test_a_version_is_computed_from_the_nearest_checkpoint(made: Recording, vers
     with recomputed(made.run, made.log, version, lambda done, total: seen.append(done)) as policy:
         assert (policy.version, policy.position.sha256) == (version, hashes(made.log)[version])
     assert seen == steps
+
+
+@pytest.mark.parametrize(("version", "from_store"), [(None, True), (0, False), (3, False)])
+def test_a_version_is_exported_whether_it_is_still_stored_or_not(made: Recording, version: int | None, from_store: bool, tmp_path: Path):
+    run = copied(made, tmp_path / "runs")
+    shutil.rmtree(run.directory / "weights" / "lead" / "v000003")
+    found = export_model(run, made.log, version, tmp_path / "out")
+    assert (found.version, found.from_store) == (BATCHES if version is None else version, from_store)
+    assert describe(tmp_path / "out").sha256 == found.sha256 == hashes(made.log)[found.version]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
 def test_what_cannot_be_computed_is_said(made: Recording, tmp_path: Path):

@@ -8,7 +8,7 @@ import yaml
 
 from streamrl.config import RunFile, parse
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.orchestrator.directory import find, names, take
+from streamrl.orchestrator.directory import find, names, take, with_env
 
 
 @pytest.fixture
@@ -59,6 +59,20 @@ with take(parse({run.model_dump()!r}), {how}=True): pass
     with take(run):
         second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert f"is in use by process {os.getpid()}" in second.stderr
+
+
+def test_a_run_is_found_by_an_env_of_it(run: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no run in runs/ has an env"):
+        with_env("copy")
+    with take(run):
+        pass
+    other = parse({**run.model_dump(mode="json"), "run": "s", "envs": {"copy": {}, "quiz": {"kind": "verifiers:quiz"}}})
+    with take(other):
+        pass
+    assert with_env("verifiers:quiz") == with_env("quiz") == "s"
+    with pytest.raises(ConfigError, match="copy: r, s in runs/ has an env of that name or kind; name the run: streamrl env RUN copy"):
+        with_env("copy")
 
 
 def test_a_run_is_found_by_file_and_by_name(run: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ from streamrl.orchestrator.display import Frame, LiveDisplay, PartLine, PlainDis
 from streamrl.orchestrator.observe import fold, view
 from streamrl.records import Metric, PolicyVersion, Server
 from streamrl.stream.log import Event
+from tests.build import evaluation
 
 
 @pytest.fixture
@@ -42,6 +43,16 @@ def test_a_line_has_it_all(frame: Frame):
         "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age 0.75 | mixed 12.5 % | expired – | "
         "inference-0 v7 | 9:30 left | restarts: buffer 2"
     )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_evaluations_are_shown_by_their_newest_version(frame: Frame, width: int):
+    for version in (20, 40, 0):
+        fold(frame.seen, [Event("evals", 0, 0, "held", evaluation(version=version))])
+    assert "inference-0 v7 | 9:30 left | eval held pass@1 0.250 (v40) | restarts" in line(frame)
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(picture(frame, [], width))
+    assert "eval held pass@1 0.250 (v40)" in console.export_text()
 
 
 def test_before_the_first_batch_the_line_says_what_it_waits_for(frame: Frame):

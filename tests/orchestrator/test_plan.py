@@ -10,6 +10,12 @@ def ended(*ends: tuple[float, float, int]) -> Observed:
     return Observed(False, tuple(End(*end) for end in ends))
 
 
+@pytest.mark.parametrize(("evaluations", "evaluators"), [({"every": 5, "envs": {"copy": {}}}, 1), ({"every": 0, "envs": {"copy": {}}}, 0), ({}, 0)])
+def test_a_run_that_evaluates_has_one_evaluator(evaluations: dict[str, object], evaluators: int):
+    run = parse({"run": "r", "envs": {"copy": {}}, "eval": evaluations})
+    assert [part.args for part in desired(run) if part.name == "evaluator"] == [("evaluator",)] * evaluators
+
+
 def test_a_run_has_a_process_for_every_replica():
     run = parse({"run": "r", "envs": {"copy": {"replicas": 2}, "add": {}}, "inference": {"replicas": 2}})
     assert [(part.name, part.args) for part in desired(run)] == [

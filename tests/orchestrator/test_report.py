@@ -17,7 +17,7 @@ from streamrl.stream.memory import MemoryLog
 from tests import build
 from tests.orchestrator.actor import batch
 
-TOPICS = {"rollouts.copy": 2, "rollouts.add": 1, "batches": 1, "fates": 1, "policy-versions": 1, "servers": 1, "metrics": 1}
+TOPICS = {"rollouts.copy": 2, "rollouts.add": 1, "batches": 1, "fates": 1, "policy-versions": 1, "servers": 1, "metrics": 1, "evals": 1}
 
 
 @pytest.fixture
@@ -44,6 +44,10 @@ def log() -> MemoryLog:
     put("policy-versions", "second", PolicyVersion(learner="second", version=9, uri="x", size_bytes=1, sha256="0"))
     for number, rewards in enumerate(({"copy": [0.0, 0.5]}, {"copy": [0.5]}, {"copy": [0.75, 0.25], "add": [1.0]})):
         put("batches", str(number), batch(number, rewards))
+    for version in (0, 20, 20):
+        put("evals", "held", build.evaluation(version=version))
+    put("evals", "held", build.evaluation(version=21, learner="second"))
+    put("evals", "held", build.rollout())  # an answer
     put("servers", "inference-0", Server(server_id="inference-0", url="", version=2, state="ready"))
     put("servers", "inference-1", Server(server_id="inference-1", url="", version=3, state="ready"))
     put("servers", "inference-0", None)  # it left; what it served last counts
@@ -70,6 +74,8 @@ def test_the_report_of_a_small_run(run: RunFile, log: MemoryLog):
     assert made["envs"]["add"] == {"rollouts": 1, **rewards, "mixed_versions_frac": None, "expired": 0, "batched": 0, "fates": {}}
     assert (made["run"], made["steps"], made["policy_version"], made["versions"]) == ("r", 3, 3, {"kafka": "4"})
     assert made["servers"] == [{"id": "inference-0", "version": 2}, {"id": "inference-1", "version": 3}]
+    passed = {"pass@1": [0.25, 0.0625, 0.75], "reward": [0.375, 0.125, 0.625], "problems": 2}
+    assert made["evals"] == {"held": [{"version": 0, **passed}, {"version": 20, **passed}]}
     assert (made["logprob_mismatch_max_abs"], made["logprob_mismatch_tokens"]) == (2e-6, 127)
     assert made["time_to_target_s"] is not None and made["wall_s"] >= made["time_to_target_s"]
 

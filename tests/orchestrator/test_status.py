@@ -12,8 +12,9 @@ from streamrl.records import Metric, PolicyVersion, Server
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Event, Message, Output
 from streamrl.stream.memory import MemoryLog
+from tests.build import evaluation
 
-TOPICS = {"metrics": 1, "servers": 1, "policy-versions": 1, "demand": 1, "fates": 1, "groups.copy": 2, "batches": 1}
+TOPICS = {"metrics": 1, "servers": 1, "policy-versions": 1, "demand": 1, "fates": 1, "evals": 1, "groups.copy": 2, "batches": 1}
 
 
 @pytest.fixture
@@ -59,10 +60,22 @@ def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
     meter.publish({"batches/copy/reward/mean": 0.25}, step=6, time_s=100.0)
     Meter(log, "buffer").publish({"worker/left_alone_s/rollouts.copy": 12.0}, time_s=100.0)
     log.append([to_message(Output("policy-versions", "lead", PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0")))], False)
+    log.append(
+        [to_message(Output("evals", "held", made)) for made in (evaluation(version=20), evaluation(version=0), evaluation(learner="other"))], False
+    )
     seen = look(run, log)
     console = Console(width=160, file=io.StringIO(), record=True)
     for renderable in status.tables(run, seen, statuses(run, seen, {}, 101.0), 101.0):
         console.print(renderable)
     shown = console.export_text()
-    for text in ("live", "step 7", "last batch 6", "0.250 (batch 6)", "env-copy-0", "none", "0, not read for now"):
+    for text in (
+        "live",
+        "step 7",
+        "last batch 6",
+        "0.250 (batch 6)",
+        "env-copy-0",
+        "none",
+        "0, not read for now",
+        "held         20           @1 0.250 [0.062, 0.750]",
+    ):
         assert text in shown, text

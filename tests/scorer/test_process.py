@@ -153,7 +153,7 @@ def test_with_a_pool_the_weights_are_those_of_the_learner_alone(made: Made):
 
 
 def test_each_batch_is_scored_once_by_its_worker_and_the_place_is_committed(made: Made):
-    _, log = made["pool"]
+    _run, log = made["pool"]
     by_number = sorted((s.number, s.scorer, s.reference) for s in scores(log))
     assert by_number == [(0, "scorer-0", 0), (1, "scorer-1", 0), (2, "scorer-0", 0), (3, "scorer-1", 3), (4, "scorer-0", 3)]
     assert log.committed("scorer-0") == {("batches", 0): 5} and log.committed("scorer-1") == {("batches", 0): 4}

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
 from streamrl.weights.manifest import MANIFEST, Manifest, describe, hashed, to_bytes
-from streamrl.weights.store import Store, Stored, inside, pull, version_name
+from streamrl.weights.store import Store, Stored, every_nth, inside, pull, version_name
 
 WEIGHTS = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
 SIZE = 7002
@@ -132,6 +132,17 @@ def test_pruning_keeps_the_newest_and_leaves_what_is_to_come(root: str):
         write(store, version)
     store.prune(newest=4, keep=2)
     assert store.versions() == [3, 4, 9]  # 9 is of an earlier run of that name, and will be written again
+
+
+def test_versions_that_others_wait_for_are_kept_as_long_again(tmp_path: Path):
+    store = Store(f"file://{tmp_path}")
+    for version in range(13):
+        with store.writing(version_name(version)) as directory:
+            (directory / "file").write_text("x")
+    store.prune(newest=12, keep=2, but=every_nth(12, 2, 4))
+    assert store.versions() == [8, 11, 12]
+    store.prune(newest=12, keep=2)
+    assert store.versions() == [11, 12]
 
 
 def truncate(directory: Path) -> None:

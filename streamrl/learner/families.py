@@ -1,0 +1,171 @@
+"""The Hugging Face models that the learner reads: Llama, Qwen and Gemma, their settings in Levanter's words.
+
+Levanter drops some settings without a word (widths of heads, the scale and cap of Gemma's attention). What it can compute is handed to it here; what
+it cannot is refused, in one line. tests/learner/test_families.py holds each family to transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from levanter.layers.attention import AttentionConfig
+from levanter.layers.rotary import RotaryEmbeddingsConfig
+from levanter.models.gemma import Gemma2Config, Gemma3Config, GemmaConfig
+from levanter.models.llama import LlamaConfig
+from levanter.models.qwen import Qwen3Config, QwenConfig
+from transformers import Gemma2Config as HfGemma2Config
+from transformers import Gemma3TextConfig as HfGemma3Config
+from transformers import GemmaConfig as HfGemmaConfig
+from transformers import LlamaConfig as HfLlamaConfig
+from transformers import PretrainedConfig
+from transformers import Qwen2Config as HfQwen2Config
+from transformers import Qwen3Config as HfQwen3Config
+
+ROPES = ("default", "linear", "llama3", "yarn")
+PLAIN_YARN = {"rope_type", "type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"}
+TANH_GELU = ("gelu_pytorch_tanh", "gelu_new")
+
+
+class Unsupported(ValueError):
+    """A setting that Levanter would get wrong. The message names it, and says what to do where something can be done."""
+
+
+class Family(NamedTuple):
+    """Models of one `model_type`."""
+
+    levanter: type[Any]
+    hf: type[PretrainedConfig]
+    settings: Callable[[Any], dict[str, Any]]  # what `from_hf_config` leaves out or gets wrong
+
+
+@dataclass(frozen=True)
+class Gemma(GemmaConfig):
+    """Gemma with heads of the width that it says."""
+
+    def attention_config(self) -> AttentionConfig:
+        return replace(super().attention_config(), head_dim=self.head_dim)
+
+
+@dataclass(frozen=True)
+class Gemma2(Gemma2Config):
+    """Gemma 2 with heads and a scale of its own."""
+
+    def attention_config(self) -> AttentionConfig:
+        return replace(super().attention_config(), head_dim=self.head_dim, scaling_factor=_scale(self))
+
+
+@dataclass(frozen=True)
+class Gemma3(Gemma3Config):
+    """Gemma 3, text alone, with heads and a scale of its own."""
+
+    def attention_config(self) -> AttentionConfig:
+        return replace(super().attention_config(), head_dim=self.head_dim, scaling_factor=_scale(self))
+
+
+def _scale(config: Gemma2Config) -> float:
+    return float(config.query_pre_attn_scalar or config.head_dim) ** -0.5
+
+
+def _llama(hf: Any) -> dict[str, Any]:
+    return {"head_dim": hf.head_dim}
+
+
+def _qwen2(hf: Any) -> dict[str, Any]:
+    wide = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    if wide * hf.num_attention_heads != hf.hidden_size:
+        raise Unsupported(f"head_dim {wide} of a qwen2 is not hidden_size / num_attention_heads")
+    return {"use_sliding_window": False}  # no longer than the window: checked
+
+
+def _qwen3(hf: Any) -> dict[str, Any]:
+    return {"use_sliding_window": False}
+
+
+def _gemma(hf: Any) -> dict[str, Any]:
+    return {}
+
+
+def _gemma2(hf: Any) -> dict[str, Any]:
+    return {"attn_logit_softcapping": hf.attn_logit_softcapping, "final_logit_softcapping": hf.final_logit_softcapping}
+
+
+def _gemma3(hf: Any) -> dict[str, Any]:
+    types = getattr(hf, "layer_types", None) or ["sliding_attention"]
+    one = all(kind == "full_attention" for kind in types) or (hf.rope_local_base_freq == hf.rope_theta and not hf.rope_scaling)
+    if not one:
+        raise Unsupported("local and global layers have different rotary bases (rope_local_base_freq, rope_theta): Levanter has one for all layers")
+    if hf.attn_logit_softcapping:
+        raise Unsupported("attn_logit_softcapping of a gemma3 is not supported; it must be null")
+    return {"final_logit_softcapping": hf.final_logit_softcapping}
+
+
+FAMILIES = {
+    "llama": Family(LlamaConfig, HfLlamaConfig, _llama),
+    "qwen2": Family(QwenConfig, HfQwen2Config, _qwen2),
+    "qwen3": Family(Qwen3Config, HfQwen3Config, _qwen3),
+    "gemma": Family(Gemma, HfGemmaConfig, _gemma),
+    "gemma2": Family(Gemma2, HfGemma2Config, _gemma2),
+    "gemma3_text": Family(Gemma3, HfGemma3Config, _gemma3),
+}
+
+
+def in_words_of_four(found: Mapping[str, Any]) -> PretrainedConfig:
+    """The contents of a config.json as transformers 4 has them, whichever wrote it. Raises Unsupported."""
+    kind = found.get("model_type")
+    if kind not in FAMILIES:
+        raise Unsupported(f"model type {kind!r} is not supported; give model.path one of {', '.join(FAMILIES)}")
+    if found.get("attention_bias") or found.get("mlp_bias"):
+        raise Unsupported("attention_bias and mlp_bias are not supported; they must be false")
+    if found.get("use_bidirectional_attention"):
+        raise Unsupported("use_bidirectional_attention is not supported; it must be false")
+    plain = dict(found)
+    rope = plain.pop("rope_parameters", None)  # so transformers 5 writes rope_theta and rope_scaling
+    if isinstance(rope, dict) and "full_attention" in rope:
+        plain["rope_local_base_freq"] = rope.get("sliding_attention", rope["full_attention"])["rope_theta"]
+        rope = rope["full_attention"]
+    if isinstance(rope, dict):
+        rope = dict(rope)
+        plain["rope_theta"] = rope.pop("rope_theta", 10_000.0)
+        plain["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    return FAMILIES[kind].hf.from_dict(plain)
+
+
+def levanter_config(hf: Any, max_seq_len: int) -> Any:
+    """Levanter's settings of the model, for sequences of `max_seq_len` tokens. Raises Unsupported."""
+    family = FAMILIES[hf.model_type]
+    _check_window(hf, max_seq_len)
+    if hf.model_type.startswith("gemma") and _activation(hf) not in TANH_GELU:
+        raise Unsupported(f"activation {_activation(hf)!r} of a {hf.model_type} is not supported; it must be gelu_pytorch_tanh")
+    own = {"max_seq_len": max_seq_len, "gradient_checkpointing": False, "rope": _rope(hf), **family.settings(hf)}
+    config = family.levanter.from_hf_config(hf)
+    fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return family.levanter(**{**fields, **own})
+
+
+def _activation(hf: Any) -> str:
+    """transformers means tanh's approximation where an old Gemma says gelu."""
+    said = getattr(hf, "hidden_activation", None) or getattr(hf, "hidden_act", None) or TANH_GELU[0]
+    return TANH_GELU[0] if hf.model_type == "gemma" and said == "gelu" else said
+
+
+def _check_window(hf: Any, max_seq_len: int) -> None:
+    """Within its window a layer that slides sees everything: so far Levanter's attention is right."""
+    slides = hf.model_type.startswith(("gemma2", "gemma3")) or getattr(hf, "use_sliding_window", False)
+    window = getattr(hf, "sliding_window", None)
+    if slides and window and window < max_seq_len:
+        raise Unsupported(f"sliding_window is {window} tokens, and Levanter has none: lower model.max_seq_len, {max_seq_len}, to it")
+
+
+def _rope(hf: Any) -> RotaryEmbeddingsConfig:
+    scaling: dict[str, Any] = dict(hf.rope_scaling or {})
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ROPES:
+        raise Unsupported(f"rope type {kind!r} is not supported; {', '.join(ROPES)} are")
+    more = sorted(name for name in scaling.keys() - PLAIN_YARN if scaling[name] is not None)
+    if kind == "yarn" and more:
+        raise Unsupported(f"rope setting {more[0]!r} of yarn is not supported; take it out where it has its default")
+    if scaling and kind != "default":
+        scaling.setdefault("original_max_position_embeddings", hf.max_position_embeddings)
+    return RotaryEmbeddingsConfig.from_hf_config(hf.rope_theta, scaling if scaling and kind != "default" else None)

@@ -1,0 +1,88 @@
+"""Several JAX processes that are one learner: what they agree on.
+
+Each runs the same program over the same batches, on the rows of its own devices; only the first one writes. A computation of one is a computation of
+all, so they have to come to it together: to the next batch, to a checkpoint, to their end. With one process, all of this is nothing.
+
+They share the run's directory. When one dies, JAX ends the others: crash-only, like every part; all are started again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather, sync_global_devices
+
+from streamrl.errors import ConfigError
+
+T = TypeVar("T")
+MEETING_S = 120  # within which all have to be there
+SILENCE_S = 60  # after which one is taken for dead
+
+
+class Place(NamedTuple):
+    """Which of the processes this one is."""
+
+    coordinator: str  # HOST:PORT where the first one waits for the others
+    processes: int
+    process: int  # from 0
+
+
+def join(place: Place) -> None:
+    """Meet the others; before JAX computes anything. Raises ConfigError when they do not come."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    try:
+        jax.distributed.initialize(
+            *place,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=place.coordinator if place.process == 0 else None,  # otherwise it listens on every address
+            initialization_timeout=MEETING_S,
+            heartbeat_timeout_seconds=SILENCE_S,
+        )
+    except (RuntimeError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        hint = "start every --process of it, with the same --coordinator and --processes"
+        raise ConfigError(f"the learner's {place.processes} processes did not meet at {place.coordinator} ({said}); {hint}") from None
+
+
+def devices() -> int:
+    """Of all the processes."""
+    return jax.device_count()
+
+
+def first() -> bool:
+    """Is this the process that writes?"""
+    return jax.process_index() == 0
+
+
+def wait_for_all(what: str) -> None:
+    """Until every process has come to `what`."""
+    if jax.process_count() > 1:
+        sync_global_devices(what)
+
+
+def first_then_others(make: Callable[[], T]) -> T:
+    """What `make` makes or finds: the first process makes it, and the others find it."""
+    if first():
+        made = make()
+        wait_for_all("made")
+        return made
+    wait_for_all("made")
+    return make()
+
+
+def agreed(found: Iterator[T | None], stop: threading.Event) -> Iterator[T]:
+    """What all have found, one by one, until one of them is to stop. `found`: the same in every process but for the Nones, while there is nothing."""
+    mine: T | None = None
+    while True:
+        mine = next(found) if mine is None else mine
+        everyone = np.asarray(process_allgather(np.array([mine is not None, stop.is_set()])))  # (processes, 2) bool
+        if everyone[:, 1].any():
+            return
+        if mine is not None and everyone[:, 0].all():
+            yield mine
+            mine = None

@@ -1,0 +1,69 @@
+"""Which problems are kept for evaluation, and that training poses nothing that says the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamrl.config import RunFile, parse
+from streamrl.envs.base import Answer, Problem
+from streamrl.envs.copy_digits import CopyDigits
+from streamrl.envs.held_out import exam, held_out, kept, make_env, mark, mark_of, marks_of
+from streamrl.errors import ConfigError
+from streamrl.records import Turn
+from tests.build import tokens
+
+
+class Few:
+    """Ten problems, each under every tenth number; number 3 cannot be posed."""
+
+    def __init__(self, seed: int = 0) -> None: ...
+
+    def problem(self, index: int) -> Problem:
+        if index == 3:
+            raise KeyError("three")
+        return Problem([{"role": "user", "content": f"{index % 10}="}])
+
+    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+        return {}
+
+
+def run_file(**evaluations: dict[str, Any]) -> RunFile:
+    return parse({"run": "r", "envs": {"copy-digits": {"params": {"digits": 2}}, "add-digits": {}}, "eval": {"envs": evaluations}})
+
+
+def numbers(count: int, but: tuple[bytes, ...] = ()) -> list[int]:
+    return [held.number for held in held_out(Few(), count, but)]
+
+
+def test_the_first_different_problems_are_kept():
+    assert numbers(4) == [0, 1, 2, 4]
+    assert numbers(4, (mark("0="), mark("4="))) == [1, 2, 5, 6]
+
+
+def test_one_that_comes_later_is_found_there_and_there_are_no_more_than_there_are():
+    assert numbers(10) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 13] == numbers(11)
+
+
+def test_a_problem_is_what_it_says():
+    one, other = (Problem([{"role": "user", "content": text}]) for text in ("47=", "48="))
+    assert mark_of(one) == mark("47=") == mark_of(Problem([{"role": "system", "content": "47="}])) != mark_of(other)
+    assert marks_of(Turn(message="47=", role="user", tokens=tokens(1, 8, 11))) == [mark_of(one), mark_of(Problem([], tokens=[1, 8, 11]))]
+    assert mark_of(Problem([], tokens=[1, 8])) != mark_of(Problem([], tokens=[1, 8, 11])) != mark_of(Problem([]))
+
+
+def test_all_evaluations_of_an_env_are_kept_from_it_and_from_no_other():
+    run = run_file(**{"copy-digits": {"problems": 5}, "again": {"env": "copy-digits", "seed": 9, "problems": 7, "params": {"digits": 3}}})
+    marks = kept(run, "copy-digits")
+    assert len(marks) == 12 and kept(run, "add-digits") == frozenset()
+    two, three = CopyDigits(0, 2), CopyDigits(9, 3)
+    assert mark_of(two.problem(0)) in marks and mark_of(three.problem(0)) in marks
+
+
+def test_too_few_problems_are_said():
+    run = run_file(**{"copy-digits": {"problems": 11, "params": {"digits": 1}}})
+    with pytest.raises(ConfigError, match=r"^eval.envs.copy-digits.problems is 11, but the env has 10 different ones; lower it$"):
+        kept(run, "copy-digits")
+    with pytest.raises(ConfigError, match=r"the env has 9 different ones that training has not posed; lower it$"):
+        exam(run, "copy-digits", make_env(run, "copy-digits"), {mark("7=")})

@@ -1,0 +1,165 @@
+"""Every family in, through Levanter, and out again: what plain transformers and plain vLLM make of an export is what the learner says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+import pytest
+
+from streamrl.config import Inference
+from streamrl.errors import ModelError
+from streamrl.learner import model
+from streamrl.learner.initial import tiny_tokenizer
+from streamrl.learner.mesh import on_mesh
+from streamrl.weights import export
+from tests.learner.plain_llama import log_softmax
+from tests.learner.plain_transformers import CONTEXT, TOKENS, VARIANTS
+from tests.learner.test_update import BAD, GOOD, Training, batch
+
+TORCH = str(Inference().interpreter)  # has torch and transformers 5; the learner has neither
+SOME = ("gemma2",)  # caps, scale, wide heads and no head at all: the one that differs most
+PLAIN = Path(__file__).with_name("plain_transformers.py")
+
+
+@pytest.fixture(autouse=True)
+def _mesh() -> Iterator[None]:
+    with on_mesh():
+        yield
+
+
+def plain(*arguments: object) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([TORCH, str(PLAIN), *map(str, arguments)], capture_output=True, text=True, timeout=1200, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def origins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of each family, as transformers 5 writes it; not to be written to."""
+    directory = tmp_path_factory.mktemp("families")
+    tiny_tokenizer("0123456789+=").save_pretrained(directory / "tokenizer")
+    plain("make", directory)
+    return directory
+
+
+def says(loaded: Any) -> np.ndarray:
+    """The learner's logits, (len(TOKENS), 16)."""
+    return np.asarray(eqx.filter_jit(model.logits)(loaded, model.single(np.array(TOKENS))))[0]
+
+
+def through(origins: Path, out: Path, name: str) -> np.ndarray:
+    """Write the family's model to `out` as it comes from the learner, and return its logits."""
+    loaded = model.load(origins / name, CONTEXT)
+    export.save(loaded, origins / name, out)
+    return says(loaded)
+
+
+def trained(origins: Path, out: Path, name: str) -> np.ndarray:
+    """As `through`, after a few steps of training, by which the rewarded answer becomes likelier and the other one less so."""
+    with Training(origins / name, learning_rate=0.02, loss="grpo") as training:
+        before = odds(training.state.model)
+        for _ in range(3):
+            training.step(batch())
+        assert odds(training.state.model) > before + 0.5, name
+        export.save(training.state.model, origins / name, out)
+        return says(training.state.model)
+
+
+def odds(loaded: Any) -> float:
+    """Log of how much likelier the good answer is than the bad one."""
+    good, bad = (np.asarray(eqx.filter_jit(model.predict)(loaded, model.single(np.array(t))).logprobs)[0, 3:-1].sum() for t in (GOOD, BAD))
+    return float(good - bad)
+
+
+def check_transformers(origins: Path, out: Path, names: Sequence[str]) -> None:
+    ours = {name: through(origins, out / name, name) for name in names}
+    plain("logits", out, *(out / name for name in names))
+    for name in names:
+        theirs = np.load(out / f"{name}.npy")
+        assert theirs.shape == (len(TOKENS), 16) and np.ptp(theirs, axis=1).min() > 0.5, "a model that says nothing proves nothing"
+        np.testing.assert_allclose(ours[name], theirs, atol=1e-4, err_msg=name)
+        settings = json.loads((out / name / "config.json").read_text())
+        assert settings["dtype"] == "float32" and settings["tie_word_embeddings"] is (name == "gemma2")
+
+
+def test_plain_transformers_has_the_logits_of_the_learner(origins: Path, tmp_path: Path):
+    check_transformers(origins, tmp_path, SOME)
+
+
+@pytest.mark.slow
+def test_plain_transformers_has_the_logits_of_the_learner_in_every_family(origins: Path, tmp_path: Path):
+    check_transformers(origins, tmp_path, [name for name in VARIANTS if name not in SOME])
+
+
+@pytest.mark.slow
+def test_plain_vllm_has_the_logits_of_the_learner_and_takes_its_next_weights(origins: Path, tmp_path: Path):
+    ours = {name: through(origins, tmp_path / name, name) for name in VARIANTS}
+    ours |= {f"{name}-next": trained(origins, tmp_path / f"{name}-next", name) for name in VARIANTS}
+    plain("vllm", tmp_path, *(tmp_path / name for name in VARIANTS))
+    found = {name: np.abs(np.load(tmp_path / f"vllm-{name}.npy") - log_softmax(scores)[:-1]).max() for name, scores in ours.items()}
+    print({name: f"{distance:.1e}" for name, distance in found.items()})
+    assert all(np.abs(ours[name] - ours[f"{name}-next"]).max() > 0.1 for name in VARIANTS), "the next weights say the same"
+    assert {name: distance for name, distance in found.items() if not distance <= 1e-4} == {}
+
+
+def edited(origin: Path, directory: Path, **changes: Any) -> Path:
+    shutil.copytree(origin, directory)
+    settings = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(settings))
+    return directory
+
+
+BASES = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in (("sliding_attention", 1e4), ("full_attention", 1e6))}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        (
+            "gemma",
+            {"model_type": "gemma3"},
+            r"model type 'gemma3' is not supported; give model.path one of llama, qwen2, qwen3, gemma, gemma2, gemma3_text",
+        ),
+        ("qwen3", {"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
+        ("qwen2", {"head_dim": 16}, "head_dim 16 of a qwen2 is not hidden_size / num_attention_heads"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 16},
+            "sliding_window is 16 tokens, and Levanter has none: lower model.max_seq_len, 32",
+        ),
+        ("gemma2", {"sliding_window": CONTEXT - 1}, "sliding_window is 31 tokens"),
+        ("gemma2", {"hidden_activation": "relu"}, "activation 'relu' of a gemma2 is not supported"),
+        (
+            "gemma3_text",
+            {"rope_parameters": BASES, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+            "different rotary bases",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope type 'dynamic' is not supported"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "rope setting 'truncate' of yarn is not supported"),
+    ],
+)
+def test_what_levanter_would_get_wrong_is_refused(name: str, changes: dict[str, Any], says: str, origins: Path, tmp_path: Path):
+    directory = edited(origins / name, tmp_path / "model", **changes)
+    with pytest.raises(ModelError, match=f"^model directory {directory}: .*{says}") as caught:
+        model.load(directory, CONTEXT)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_window_that_is_not_left_does_no_harm(origins: Path, tmp_path: Path):
+    slid = edited(origins / "qwen2", tmp_path / "slid", use_sliding_window=True, sliding_window=CONTEXT)
+    assert model.load(slid, CONTEXT).config.use_sliding_window is False
+
+
+def test_a_tokenizer_that_transformers_5_has_written_is_read(origins: Path, tmp_path: Path):
+    directory = edited(origins / "llama", tmp_path / "five")
+    told = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(told | {"tokenizer_class": "TokenizersBackend"}))
+    assert len(model.load_tokenizer(directory)) == 16
