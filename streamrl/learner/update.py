@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
+import haliax as hax
+import haliax.partitioning
 import jax
 import jax.numpy as jnp
 import levanter.tracker
@@ -92,13 +94,13 @@ class Updater:
 
     @contextmanager
     def training(self) -> Generator[None]:
-        with self.meshed(), levanter.tracker.current_tracker(self._tracker):
+        with self._trainer, levanter.tracker.current_tracker(self._tracker):
             yield
 
     @contextmanager
     def meshed(self) -> Generator[None]:
-        """Enough to compute logprobs in."""
-        with self._trainer:
+        """The mesh alone, to compute logprobs in: a trainer has a tracker too, and Levanter has one tracker a process."""
+        with haliax.partitioning.set_mesh(self._trainer.device_mesh), hax.axis_mapping(self._trainer.parameter_axis_mapping):
             yield
 
     def initial_state(self, model: Any) -> TrainerState[Any]:
