@@ -134,6 +134,8 @@ class EnvProgress(Record, frozen=True, kw_only=True):
     next_problem: int
     open_problems: list[int] = []
     published_groups: int = 0
+    replicas: int = 0  # that the env had at the time; 0: not said
+    begins: int = 0  # the numbers below it were shared by another number of replicas
 
 
 class Visit(Record, frozen=True, kw_only=True):

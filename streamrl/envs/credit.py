@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from msgspec import structs
 
 from streamrl.records import Demand, EnvProgress
 
@@ -77,3 +79,15 @@ class Counter:
     def _set(self, **changes: object) -> None:
         fields = {name: getattr(self.progress, name) for name in self.progress.__struct_fields__}
         self.progress = EnvProgress(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def resumed(producer: str, replica: int, replicas: int, known: Sequence[EnvProgress]) -> EnvProgress:
+    """Where a replica begins: where it was, or behind everything that was posed while the env had more of them, or fewer.
+
+    `known`: the last progress of every replica that the env has had, its own among them. So no problem is posed by two, whichever starts first.
+    """
+    own = next((progress for progress in known if progress.producer == producer), EnvProgress(producer=producer, next_problem=replica))
+    same = [progress for progress in known if progress.replicas in (0, replicas)]
+    begins = max((progress.begins if progress in same else progress.next_problem for progress in known), default=0)
+    first = max(begins, own.next_problem if own in same or own not in known else 0)
+    return structs.replace(own, next_problem=first + (replica - first) % replicas, replicas=replicas, begins=begins)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from streamrl.config import RunFile
 from streamrl.credentials import reveal
 from streamrl.envs.base import Env, Leads, Problem, Reward, make, make_reward
 from streamrl.envs.conversation import Game
-from streamrl.envs.credit import Counter, Credit
+from streamrl.envs.credit import Counter, Credit, resumed
 from streamrl.envs.held_out import kept, mark_of
 from streamrl.envs.pass_rates import Visits
 from streamrl.envs.rollouts import NoProblem, Task, failures, pose
@@ -187,8 +187,8 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax)
     rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
     writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
-    progress = newest(log, f"journal.env-{producer}", EnvProgress) or EnvProgress(producer=producer, next_problem=replica)
     replicas, guess_tokens = max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens)
+    progress = resumed(producer, replica, replicas, list(progresses(log, env)))
     credit = Credit(producer, replicas, guess_tokens)
     client = Client(settings.pool, api_key=reveal(run.inference.api_key, "inference.api_key"), stick_margin=run.inference.stick_margin)
     credit.launched = progress.published_groups + len(progress.open_problems)
@@ -206,6 +206,14 @@ def named(run: RunFile, env: str) -> str:
     if len(found) != 1:
         raise ConfigError(f"the run has {'no env' if not found else 'several envs'} {env!r}; it has {', '.join(run.envs)}")
     return found[0]
+
+
+def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
+    """Of each replica that the env has had."""
+    for topic in log.topics():
+        name, _, replica = topic.rpartition("-")
+        if name == f"journal.env-{env}" and replica.isdecimal() and (progress := newest(log, topic, EnvProgress)):
+            yield progress
 
 
 def filtered(name: str, settings: config.Env, env: Env | Leads) -> Visits | None:

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 MODEL = "policy"  # the name every server answers to
 GUARD, INSIDE = "streamrl_guard.Guard", Path(__file__).parent / "inside_vllm"
 GRACE_S = 5.0  # between asking vLLM to end and ending it
+KEEP_ALIVE_S = 60  # vLLM's own is 5, when clients drop an idle connection too: a request sent just then is lost, and its server under suspicion
 START_S = 1800.0  # a large model may take long to load; a vLLM that dies is noticed at once
 REPORT_S = 10.0
 DISTRIBUTIONS = "import importlib.metadata as m; print(*[d.name for d in m.distributions()])"  # what a Python has, without importing any of it
@@ -147,6 +148,7 @@ def environment(
     """Variables of the server's process; what is set in `base` already wins where it is a matter of taste. The broker's credentials stay here."""
     given = {name: value for name, value in base.items() if not name.startswith(BROKER_VARIABLES) and name != "VLLM_API_KEY"}
     needed = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    needed |= {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
     needed |= {"STREAMRL_AGENT_KEY": keys.agent, "STREAMRL_API_KEY": keys.sampler}
     needed |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(INSIDE), base.get("PYTHONPATH"))))}
     if installation.cuda:

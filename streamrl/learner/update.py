@@ -127,9 +127,9 @@ class Updater:
         return info.state, {**measured, "step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s}
 
     def scores(self, model: Any, example: RlExample) -> np.ndarray:
-        """Logprobs of a batch's sampled tokens under a reference: (rows, max_seq_len) float32, 0 elsewhere.
+        """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0 elsewhere.
 
-        The learner asks it and so does the scorer pool: the same rows in the same order make the same program, and on the same devices the same bits.
+        The learner asks it and so does the scorer pool: the same rows make the same program, and on the same devices the same bits.
         """
         found = self.logprobs(model, arranged(example, self.order))
         return np.where(example.loss_mask > 0, as_they_came(found, self.order, len(example.input_ids)), np.float32(0))

@@ -149,7 +149,8 @@ def progress_of(old: Log, parent: RunFile, run: RunFile, groups: Mapping[str, in
         numbers = [posed[producer] for i in range(parent.envs[name].replicas) if (producer := f"{name}-{i}") in posed] if name in parent.envs else []
         for i in range(env.replicas):
             producer = f"{name}-{i}"
-            record = EnvProgress(producer=producer, next_problem=next_problem(numbers, i, env.replicas), published_groups=groups.get(producer, 0))
+            first, count = next_problem(numbers, i, env.replicas), groups.get(producer, 0)
+            record = EnvProgress(producer=producer, next_problem=first, published_groups=count, replicas=env.replicas, begins=max(numbers, default=0))
             yield to_message(Output(topics.journal(topics.env_part(name, i)), producer, record))
 
 

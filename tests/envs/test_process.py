@@ -234,6 +234,16 @@ def test_replicas_pose_different_problems():
     assert by_producer == {"copy-digits-0": {0}, "copy-digits-1": {1}}
 
 
+def test_replicas_that_are_added_pose_no_problem_again():
+    log = log_for(3)
+    wants(log, 10**6)
+    for replicas, replica in ((1, 0), (3, 2), (3, 0), (3, 1)):
+        before = len(published(log))
+        live(log, run_file(replicas, max_tokens=3, max_groups_in_flight=2), lambda n=before: len(published(log)) >= n + 10, replica)
+    numbers = list(dict.fromkeys((r.producer, r.problem_id) for r in published(log)))
+    assert len({number for _, number in numbers}) == len(numbers) >= 4 * 5
+
+
 def test_it_stops_at_once_whatever_is_in_flight(fake: type[FakeClient]):
     fake.delay_s = 60.0
     log = log_for()

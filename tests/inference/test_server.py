@@ -46,6 +46,7 @@ def test_the_environment():
     assert on_cpu["VLLM_SERVER_DEV_MODE"] == "1" and on_cpu["HF_HUB_OFFLINE"] == "1" and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert on_cpu["OMP_NUM_THREADS"] == "2" and on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and on_cpu["PATH"] == "/bin"
     assert on_cpu["OMP_WAIT_POLICY"] == "active"  # the user's own wish
+    assert float(on_cpu["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) >= 10 * 5.0  # s: clients drop an idle connection long before
     assert not any("CPU" in name or "OMP" in name for name in server.environment(Inference(), GPU, NONE, {}))
 
 
