@@ -164,12 +164,13 @@ def evaluate(run: str, asked: tuple[int, ...], everything: bool, names: tuple[st
     from rich.console import Console
 
     from streamrl.evaluation.show import show_eval, show_recorded
+    from streamrl.orchestrator.status import PIPE_COLUMNS
     from streamrl.stream.kafka import KafkaLog
 
     if everything and asked:
         raise click.UsageError("--version and --all exclude each other.")
     with _stop_on_signals() as (stop, caught), _kafka(_load(run, overrides)) as (settings, kafka):
-        log, console = KafkaLog(kafka, settings.run), Console(soft_wrap=True)
+        log, console = KafkaLog(kafka, settings.run), Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, soft_wrap=True)
         if listed:
             show_recorded(settings, log, names, console)
         else:

@@ -88,7 +88,7 @@ def test_what_the_outside_env_sends_is_a_rollout():
     assert answer.logprobs is not None and answer.logprobs.tolist() == [-0.5]
     assert record.truncated and answer.inference_metadata is not None and answer.inference_metadata.finish_reason == "length"
     for ids, dtype in (([1, 65535], "<u2"), ([1, 65536], "<u4")):
-        array = unpack_array(outside().packed(ids).data)
+        array = unpack_array(memoryview(outside().packed(ids).data))
         assert array.tolist() == ids and array.dtype == dtype
 
 

@@ -84,12 +84,11 @@ def test_a_version_is_computed_from_the_nearest_checkpoint(made: Recording, vers
 
 @pytest.mark.parametrize(("version", "from_store"), [(None, True), (0, False), (3, False)])
 def test_a_version_is_exported_whether_it_is_still_stored_or_not(made: Recording, version: int | None, from_store: bool, tmp_path: Path):
-    run = copied(made, tmp_path / "runs")
-    shutil.rmtree(run.directory / "weights" / "lead" / "v000003")
+    run = made.run if from_store else copied(made, tmp_path / "runs")  # a copy's versions lie elsewhere than announced
     found = export_model(run, made.log, version, tmp_path / "out")
     assert (found.version, found.from_store) == (BATCHES if version is None else version, from_store)
     assert describe(tmp_path / "out").sha256 == found.sha256 == hashes(made.log)[found.version]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["out"]
 
 
 def test_what_cannot_be_computed_is_said(made: Recording, tmp_path: Path):

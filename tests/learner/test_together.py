@@ -57,8 +57,8 @@ def run_of(directory: Path, name: str) -> RunFile:
 
 
 def batch(number: int) -> Batch:
-    """Three rollouts for each of two processes."""
-    groups = [group("copy", f"g{number}-{i}", sizes=(2, 3, 1 + i), prompt=2 + number % 2, version=number) for i in range(2)]
+    """Three rollouts for each of two processes, in tokens 10 to 15 of a model of 16."""
+    groups = [group("copy", f"g{number}-{i}", sizes=(2 - i, 3, 1 + i), prompt=2 + number % 2, version=number) for i in range(2)]
     made = assemble(groups, number, number, 4, 16, Division(2, "flops", 16))
     assert made is not None
     return made

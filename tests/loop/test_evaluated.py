@@ -61,7 +61,7 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
         assert ended == 0, run.said()
         run.nothing_left()
         assert [made["version"] for made in evals] == list(range(0, 20 * len(evals), 20)) and len(evals) >= 3
-        assert evals[-1]["pass@1"][1] > evals[0]["pass@1"][2], "the intervals of the first and the last policy meet"
+        assert evals[-1]["reward"][1] > evals[0]["reward"][2], "the intervals of the first and the last policy meet"
 
         newest = run.report()["policy_version"]
         asked = run.command("eval", str(run.file), "--version", str(newest), "--set", "eval.envs.copy-digits.samples=16", timeout_s=400)
