@@ -220,7 +220,7 @@ def test_the_store_keeps_the_version_that_batches_are_measured_from(made: Made):
 def test_scores_of_another_reference_are_refused(made: Made, tmp_path: Path):
     run, kept = made["pool"]
     run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
-    publish(log, Output("scores", "0", msgspec.structs.replace(scores(kept)[0], number=0, reference=7)))
+    publish(log, Output("scores", "0", msgspec.structs.replace(scores(kept)[0], number=0, scorer="scorer-0", reference=7)))
     assert dies_of(run, log).startswith("batch 0 was scored by scorer-0 under version 7, wanted is 0; start learner and scorers with the same")
 
 
