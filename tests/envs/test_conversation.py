@@ -110,8 +110,8 @@ def broken() -> None:
         (Scripted("no", "no", "no"), Asking(), {"max_turns": 2}, "turns", 2),
         (Scripted("no", "no", context=10), Asking(), {}, "context", 1),
         (Scripted("no", TimedOut("3 attempts failed")), Asking(), {}, "time", 1),
-        (Scripted("no", 60.0), Asking(), {"rollout_timeout_s": 0.2}, "time", 1),
-        (Scripted("no"), Asking(lambda: time.sleep(2)), {"env_timeout_s": 0.2}, "tool-time", 1),
+        (Scripted("no", 60.0), Asking(), {"rollout_timeout_s": 1.0}, "time", 1),
+        (Scripted("no"), Asking(lambda: time.sleep(8)), {"env_timeout_s": 1.0}, "tool-time", 1),
         (Scripted("no"), Asking(broken), {}, "tool-error", 1),
         (Scripted("no"), Asking(lambda: {"role": "tool"}), {}, "tool-error", 1),
     ],
@@ -123,7 +123,7 @@ def test_a_limit_ends_a_rollout_truncated_with_what_was_said(sampler: Scripted, 
     assert made.truncated and made.metadata["truncation"] == limit and made.metadata["level"] == "easy" and not made.failure
     assert sum(turn.logprobs is not None for turn in made.turns) == said == len(env.answers[0].said)
     assert not env.answers[0].finished and env.answers[0].truncation == limit
-    assert time.monotonic() - started < 1.5  # a tool that hangs is left behind
+    assert time.monotonic() - started < 7  # a tool that hangs is left behind
 
 
 def test_a_server_that_fails_in_mid_conversation_is_a_failed_rollout_of_its_own():
@@ -156,7 +156,7 @@ def test_a_reply_may_be_a_coroutine_and_a_hanging_one_stalls_nobody():
     started = time.monotonic()
     assert len(play(Scripted("no", "yes"), Slow(), n=20)) == 20
     threads = play(Scripted("no", "yes"), Asking(lambda: time.sleep(0.3)), n=20)
-    assert len(threads) == 20 and time.monotonic() - started < 3
+    assert len(threads) == 20 and time.monotonic() - started < 5  # one by one it would be 6, twice
 
 
 def test_functions_of_the_run_file_add_their_rewards_the_later_seeing_the_earlier():

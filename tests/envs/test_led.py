@@ -111,7 +111,7 @@ async def late(ask: Ask, notes: dict[str, Any]) -> None:
         (stopped, {}, {"truncation": "time", "cause": "its own"}),
         (broken, {}, {"truncation": "tool-error", "cause": "TimeoutError: a tool's"}),
         (deaf, {"max_turns": 1}, {"truncation": "turns"}),
-        (late, {"rollout_timeout_s": 0.1}, {"truncation": "time"}),
+        (late, {"rollout_timeout_s": 1.0}, {"truncation": "time"}),
     ],
 )
 def test_a_limit_ends_it_truncated_with_what_was_noted(how: Any, settings: dict[str, Any], truncation: dict[str, str]):

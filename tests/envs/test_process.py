@@ -84,7 +84,7 @@ def published(log: MemoryLog) -> list[Rollout]:
     return [record for record in events if isinstance(record, Rollout)]
 
 
-def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0, timeout_s: float = 10.0) -> float:
+def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0, timeout_s: float = 60.0) -> float:
     """One life, stopped as soon as `until` holds. Returns the seconds that stopping took; raises what it raised."""
     stop, errors = threading.Event(), list[BaseException]()
 
@@ -101,7 +101,7 @@ def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int =
         time.sleep(0.01)
     stop.set()
     before = time.monotonic()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     if errors:
         raise errors[0]

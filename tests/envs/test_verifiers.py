@@ -156,8 +156,8 @@ class Varied(Asked):
 @pytest.mark.parametrize(
     ("env", "settings", "says", "truncation"),
     [
-        ({"which": "stuck"}, {"rollout_timeout_s": 0.2}, ["one"], "time"),
-        ({"which": "stuck", "timeout_seconds": 0.2}, {}, ["one"], "time"),
+        ({"which": "stuck"}, {"rollout_timeout_s": 1.0}, ["one"], "time"),
+        ({"which": "stuck", "timeout_seconds": 1.0}, {}, ["one"], "time"),
         ({"which": "stuck", "how": "error"}, {}, ["one"], "tool-error"),
         ({"which": "stuck", "how": "other"}, {}, ["one"], "tool-error"),
         ({"which": "turns"}, {"max_turns": 1}, ["one", "two"], "turns"),

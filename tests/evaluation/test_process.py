@@ -119,7 +119,7 @@ def announce(run: RunFile, log: MemoryLog, *versions: int, stored: bool = True) 
         )
 
 
-def live(run: RunFile, log: MemoryLog, until: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def live(run: RunFile, log: MemoryLog, until: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """One life, ended as soon as `until` holds; raises what it raised."""
     stop, errors = threading.Event(), list[BaseException]()
 
