@@ -19,7 +19,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamrl.credentials import exposed
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, unknown
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 # What ships under a name, listed here so that a run file is checked without loading it (JAX, for the first two). Tests hold them to the functions.
@@ -39,9 +39,7 @@ def one_of(*shipped: str) -> AfterValidator:
     def check(name: str) -> str:
         if name in shipped or ":" in name:
             return name
-        near = difflib.get_close_matches(name, shipped, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(filter(None, shipped))}; your own: MODULE:NAME"
-        raise ValueError(f"{name!r} is not known; {hint}")
+        raise ValueError(unknown(name, shipped))
 
     return AfterValidator(check)
 
@@ -432,8 +430,7 @@ class RunFile(Section):
         total, ends = sum(stage.fractions.values()), bool(stage.until_batch or stage.until)
         for name in stage.fractions:
             if name not in self.envs:
-                near = difflib.get_close_matches(name, self.envs, 1)
-                yield f".fractions: no env {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.envs)}")
+                yield f".fractions: no env {name!r}; {_meant(name, self.envs)}"
         if not 0 < total <= 1 + 1e-9:
             yield f".fractions add up to {total:.4g}; above 0 and at most 1 is possible"
         if ends == last:

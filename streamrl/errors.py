@@ -16,6 +16,9 @@ StreamrlError            exit 1
 └── ExportError          exit 12  an export is missing, damaged or in the way
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class StreamrlError(Exception):
     exit_code = 1
@@ -71,3 +74,11 @@ class TransactionFailed(StreamrlError):
 
 class Fenced(StreamrlError):
     exit_code = 76
+
+
+def unknown(name: str, shipped: Iterable[str]) -> str:
+    """That `name` is none of these, and what may have been meant."""
+    names = [shipped_name for shipped_name in shipped if shipped_name]
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(names)}; your own: MODULE:NAME"
+    return f"{name!r} is not known; {hint}"

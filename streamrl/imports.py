@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, unknown
 
 
 def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:
     """The object at MODULE:NAME. `setting` and `shipped` make the ConfigError useful when there is none."""
     module_name, colon, name = path.partition(":")
     if not colon:
-        near = difflib.get_close_matches(path, list(shipped), 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped)}; your own: MODULE:NAME"
-        raise ConfigError(f"{setting}: {path!r} is not known; {hint}")
+        raise ConfigError(f"{setting}: {unknown(path, shipped)}")
     try:
         return getattr(importlib.import_module(module_name), name)
     except ImportError as error:

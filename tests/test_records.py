@@ -8,6 +8,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split
@@ -15,11 +16,9 @@ from streamrl.records import (
     RECORDS,
     Demand,
     EnvProgress,
-    Evaluation,
     Fate,
     JournalEntry,
     Metric,
-    PassAt,
     PolicyVersion,
     Probe,
     Record,
@@ -34,7 +33,7 @@ from streamrl.records import (
     token_dtype,
 )
 from streamrl.stream.codec import decode, encode
-from tests.build import floats, group, rollout, tokens
+from tests.build import evaluation, floats, group, rollout, tokens
 
 GOLDEN = Path(__file__).parent / "golden" / "v1.json"
 
@@ -77,20 +76,10 @@ def examples() -> dict[str, Record]:
         ),
         "snapshot": Snapshot(sequence=2, positions=[("rollouts.copy", 0, 9)], state=b"\x80", config="{}"),
         "metric": Metric(source="batcher", time_s=1.5, values={"learner/loss": 0.5}, step=3),
-        "evaluation": Evaluation(
-            name="copy",
+        "evaluation": structs.replace(
+            evaluation("copy"),
             environment="copy-digits",
-            learner="lead",
-            version=40,
             sha256="ab",
-            problems=np.array([0, 3]),
-            samples=np.array([2, 1], np.int32),
-            passed=np.array([1, 0], np.int32),
-            rewards=floats(1.0, 0.5, 0.0),
-            pass_at=[PassAt(k=1, problems=2, value=0.25, low=0.0625, high=0.75)],
-            reward_mean=0.375,
-            reward_low=0.125,
-            reward_high=0.625,
             truncated=1,
             repeated=2,
             temperature=0.5,

@@ -5,7 +5,6 @@ A line of the file is JSON: {"prompt": "Write a Python function f(x) ...", "test
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 from streamrl.envs import sandbox
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.epochs import Epochs, Place
+from streamrl.envs.samples import parsed
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 TESTS = 4
@@ -65,19 +65,10 @@ def program(text: str) -> str:
 
 def read(path: Path) -> list[tuple[str, list[str]]]:
     """Prompts and tests of a file. Raises ValueError that names the line."""
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise ValueError(f"file {path} cannot be read ({error.strerror})") from None
     found: list[tuple[str, list[str]]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            data = json.loads(line)
-            prompt, tests = str(data["prompt"]), [str(test) for test in data["tests"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: not a prompt with tests ({type(error).__name__}: {error})") from None
+    for line, (prompt, tests) in parsed(path, "a prompt with tests", lambda data: (str(data["prompt"]), [str(test) for test in data["tests"]])):
         if not tests:
-            raise ValueError(f"{path}:{number}: no tests")
+            raise ValueError(f"{path}:{line}: no tests")
         found.append((prompt, tests))
     if not found:
         raise ValueError(f"file {path} has no problems")

@@ -5,14 +5,14 @@ A line of the file is JSON: {"question": "...", "choices": ["...", ...], "answer
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.epochs import Epochs, Place
+from streamrl.envs.samples import parsed
 
 LETTERS = "ABCDEFGHIJ"
 LETTER = re.compile(r"(?<![A-Za-z])([A-J])(?![A-Za-z'])")
@@ -61,20 +61,15 @@ def chosen(text: str) -> str:
 
 def read(path: Path) -> list[Question]:
     """The questions of a file. Raises ValueError that names the line."""
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise ValueError(f"file {path} cannot be read ({error.strerror})") from None
     found: list[Question] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            data = json.loads(line)
-            question = Question(str(data["question"]), [str(choice) for choice in data["choices"]], int(data["answer"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: not a question with choices and an answer ({type(error).__name__}: {error})") from None
+    for line, question in parsed(path, "a question with choices and an answer", _question):
         if not (2 <= len(question.choices) <= len(LETTERS) and 0 <= question.answer < len(question.choices)):
-            raise ValueError(f"{path}:{number}: {len(question.choices)} choices and answer {question.answer}; 2 to {len(LETTERS)}, counted from 0")
+            raise ValueError(f"{path}:{line}: {len(question.choices)} choices and answer {question.answer}; 2 to {len(LETTERS)}, counted from 0")
         found.append(question)
     if not found:
         raise ValueError(f"file {path} has no questions")
     return found
+
+
+def _question(data: Any) -> Question:
+    return Question(str(data["question"]), [str(choice) for choice in data["choices"]], int(data["answer"]))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+T = TypeVar("T")
 NAMED = 5  # lines that cannot be used, in an error
 LARGEST_TOKEN = 2**32
 
@@ -52,13 +53,28 @@ def read(path: Path, columns: Columns, needs_answer: bool = True) -> list[Sample
     return samples
 
 
+def parsed(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[tuple[int, T]]:
+    """(line, what `parse` makes of its JSON). `what` a line should be is for the error. Raises ValueError that names the line, or the file."""
+    try:
+        for line, data in json_lines(path):
+            try:
+                if isinstance(data, ValueError):
+                    raise data
+                made = parse(data)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}:{line}: not {what} ({type(error).__name__}: {error})") from None
+            yield line, made
+    except OSError as error:
+        raise ValueError(f"file {path} cannot be read ({error.strerror})") from None
+
+
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
     """(line, what is in it) of a file, by its ending; a line that is no JSON is given as the error. Raises ValueError for a file that is neither."""
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path)
         elif path.suffix in (".jsonl", ".ndjson", ".json"):
-            yield from _json_lines(path)
+            yield from json_lines(path)
         else:
             raise ValueError(f"file {path}: name it .jsonl or .parquet, by what is in it")
     except OSError as error:
@@ -114,7 +130,8 @@ def _plain(value: Any, name: str) -> Any:
     raise ValueError(f"{name!r} is {type(value).__name__}; only texts and numbers can be kept")
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line, what is in it); a line that is no JSON is given as the error."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():

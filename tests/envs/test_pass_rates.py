@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from streamrl.records import Demand, Rollout, VersionSpan, Visit
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
+from tests import life
 from tests.build import floats, rollout, tokens
 from tests.data_path import publish
 
@@ -141,27 +141,7 @@ def log_for(replicas: int = 1) -> MemoryLog:
 
 
 def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0) -> None:
-    """One life, stopped as soon as `until` holds; raises what it raised."""
-    stop, errors = threading.Event(), list[BaseException]()
-
-    def target() -> None:
-        try:
-            process.main(run, log, stop, "x", replica)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=target)
-    thread.start()
-    pause = threading.Event()
-    for _ in range(3000):
-        if not thread.is_alive() or until():
-            break
-        pause.wait(0.01)
-    stop.set()
-    thread.join(20)
-    if errors:
-        raise errors[0]
-    assert until(), "it did not get there"
+    life.live(lambda stop: process.main(run, log, stop, "x", replica), until)
 
 
 def posed(log: MemoryLog) -> list[tuple[int, int]]:

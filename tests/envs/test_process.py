@@ -21,8 +21,10 @@ from streamrl.records import Demand, EnvProgress, Rollout, Server, VersionSpan
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog, MemoryWriter
+from tests import life
 from tests.build import floats, tokens
 from tests.data_path import publish
+from tests.life import PATIENCE_S
 
 GROUP = 2  # rollouts; 4 + 3 tokens each: 14 a group
 
@@ -84,29 +86,9 @@ def published(log: MemoryLog) -> list[Rollout]:
     return [record for record in events if isinstance(record, Rollout)]
 
 
-def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0, timeout_s: float = 60.0) -> float:
-    """One life, stopped as soon as `until` holds. Returns the seconds that stopping took; raises what it raised."""
-    stop, errors = threading.Event(), list[BaseException]()
-
-    def target() -> None:
-        try:
-            process.main(run, log, stop, "copy-digits", replica)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=target)
-    thread.start()
-    deadline = time.monotonic() + timeout_s
-    while thread.is_alive() and not until() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    stop.set()
-    before = time.monotonic()
-    thread.join(60)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    assert until(), "it did not get there"
-    return time.monotonic() - before
+def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0, timeout_s: float = PATIENCE_S) -> float:
+    """One life of the env. Returns the seconds that stopping took."""
+    return life.live(lambda stop: process.main(run, log, stop, "copy-digits", replica), until, timeout_s)
 
 
 def after(seconds: float) -> Callable[[], bool]:

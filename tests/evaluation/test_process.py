@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from streamrl.stream.codec import to_event
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
 from streamrl.weights.store import Store, version_name
+from tests import life
 from tests.build import rollout, turns
 from tests.data_path import publish
 from tests.evaluation.test_exams import Policy, Spans
@@ -119,27 +119,8 @@ def announce(run: RunFile, log: MemoryLog, *versions: int, stored: bool = True) 
         )
 
 
-def live(run: RunFile, log: MemoryLog, until: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """One life, ended as soon as `until` holds; raises what it raised."""
-    stop, errors = threading.Event(), list[BaseException]()
-
-    def target() -> None:
-        try:
-            process.main(run, log, stop)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=target)
-    thread.start()
-    deadline = time.monotonic() + timeout_s
-    while thread.is_alive() and not until() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    stop.set()
-    thread.join(20)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    assert until(), "it did not get there"
+def live(run: RunFile, log: MemoryLog, until: Callable[[], bool]) -> None:
+    life.live(lambda stop: process.main(run, log, stop), until)
 
 
 def made(log: MemoryLog) -> list[int]:
