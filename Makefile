@@ -6,6 +6,8 @@ ENV := .venv
 INFERENCE_ENV := .venv-inference
 UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file.
+PROGRAMS := chromium prometheus docker-compose
 EXTRAS := --extra learner --extra broker --extra envs --extra dev
 
 .PHONY: help setup quickstart check test test-all chaos bench bench-packing lock clean
@@ -23,11 +25,11 @@ check: $(ENV)/.installed ## ruff and pyright
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/pyright
 
-test: setup ## all tests but the slow ones; whole runs have the machine to themselves, the others are two at a time
+test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have the machine to themselves, the others are two at a time
 	$(ENV)/bin/python -m pytest -m "not slow and not live" $(TWO)
 	$(ENV)/bin/python -m pytest -m "not slow and live"
 
-test-all: setup ## all tests
+test-all: setup .streamrl/.programs ## all tests
 	$(ENV)/bin/python -m pytest -m "not live" $(TWO)
 	$(ENV)/bin/python -m pytest -m live
 
@@ -74,4 +76,11 @@ $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 .streamrl/.kafka: streamrl/stream/broker_files/jars.txt | $(ENV)/.installed
 	@mkdir -p .streamrl
 	$(ENV)/bin/python -m streamrl.stream.distribution
+	@touch $@
+
+.streamrl/.programs: Makefile
+	@mkdir -p .streamrl
+	@if ! (command -v chromium && command -v promtool && command -v docker-compose) >/dev/null; then \
+		as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
+		$$as_root apt-get update -qq && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(PROGRAMS) >/dev/null; fi
 	@touch $@
