@@ -47,6 +47,10 @@ lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit sta
 		pyproject.toml $(EXTRAS) -o requirements/main.txt
 	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		--override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
+	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \
+		--constraint requirements/main.txt pyproject.toml --extra learner --extra gpu -o requirements/learner-gpu.txt
+	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		requirements/inference-gpu.in -o requirements/inference-gpu.txt
 
 clean: ## remove what was installed; runs/ stays
 	rm -rf $(ENV) $(INFERENCE_ENV) .streamrl build dist .pytest_cache .ruff_cache

@@ -1,10 +1,11 @@
-"""The broker that the tests use, by STREAMRL_TEST_BROKER: `local`, Apache Kafka as a process of this machine, or `container`, as docker-compose.yml has it.
+"""The broker that the tests use, by STREAMRL_TEST_BROKER: `local`, a process of this machine, or `container`, Kafka as docker-compose.yml has it.
 
 With Docker:
 
     STREAMRL_TEST_BROKER=container .venv/bin/pytest tests/stream/test_contract.py tests/deploy/test_compose.py
 
-the first is what every log promises, the second the loop. Tests of the local broker itself, and of runs that have one of their own, start it either way.
+the first is what every log promises, the second the loop. Tests of the local broker itself, and of runs that have one of their own, start a local
+one either way.
 """
 
 from __future__ import annotations
