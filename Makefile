@@ -82,9 +82,10 @@ $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	$(ENV)/bin/python -m streamrl.stream.distribution
 	@touch $@
 
-.streamrl/.programs: Makefile
+.streamrl/.programs: Makefile tests/deploy/kubectl.py | $(ENV)/.installed
 	@mkdir -p .streamrl
 	@if ! (command -v chromium && command -v promtool && command -v docker-compose) >/dev/null; then \
 		as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
 		$$as_root apt-get update -qq && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(PROGRAMS) >/dev/null; fi
+	$(ENV)/bin/python -m tests.deploy.kubectl
 	@touch $@

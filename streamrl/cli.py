@@ -399,11 +399,18 @@ def diff(run: str) -> None:
 @topics.command()
 @run_argument
 @click.option("--apply", "applied", is_flag=True, help="Have the broker allow it; needs a user who may.")
-def acls(run: str, applied: bool) -> None:
+@click.option("--render", "rendered", is_flag=True, help="Write KafkaUsers, for kubectl.")
+@click.option("--cluster", default="streamrl", show_default=True, help="With --render: name of Strimzi's Kafka.")
+def acls(run: str, applied: bool, rendered: bool, cluster: str) -> None:
     """List what each role may do on the broker, or make it so."""
     from streamrl import acls as access
 
+    if applied and rendered:
+        raise click.UsageError("--apply and --render exclude each other.")
     settings = _load(run)
+    if rendered:
+        click.echo(access.render(settings, cluster), nl=False)
+        return
     if not applied:
         _list(access.in_words(settings), "")
         return
