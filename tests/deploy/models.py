@@ -1,7 +1,7 @@
 """Strict models of the custom resources that deploy/kubernetes has: Strimzi 1.2 (kafka.strimzi.io/v1) and KEDA 2.20 (keda.sh/v1alpha1).
 
-Written from their CRDs: the fields that are used here and their neighbours, by their types. A field that is not below is refused, and so is one that is
-misspelt, which an operator would take without a word. Whoever uses another field adds it, after a look at the CRD.
+Written from their CRDs: the fields that are used here and their neighbours, by their types. A field that is not below is refused, and so is one that
+is misspelt, which an operator would take without a word. Whoever uses another field adds it, after a look at the CRD.
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from click.testing import CliRunner
 from pydantic import ValidationError
 
 from streamrl import acls, config, topics
+from streamrl.cli import cli
 from streamrl.config import RunFile
 from streamrl.stream.distribution import FILES, VERSION
 from tests.deploy import models
@@ -122,6 +124,13 @@ def test_topics_and_users_are_what_the_run_file_makes_of_topics_and_access_rules
     assert (here / "users.yaml").read_text() == acls.render(run), f"streamrl topics acls --render {here}/run.yaml > {here}/users.yaml"
     assert set(of(overlay, "KafkaTopic")) == {topic.name for topic in topics.plan(run)}
     assert yaml.safe_load(of(overlay, "ConfigMap").popitem()[1]["data"]["run.yaml"]) == yaml.safe_load((here / "run.yaml").read_text())
+
+
+def test_the_command_line_writes_users_for_kubectl():
+    file = str(KUBERNETES / "overlays" / "small" / "run.yaml")
+    written = CliRunner().invoke(cli, ["topics", "acls", "--render", "--cluster", "other", file])
+    assert written.exit_code == 0 and written.output == acls.render(run_of("small"), "other")
+    assert CliRunner().invoke(cli, ["topics", "acls", "--render", "--apply", file]).exit_code == 2
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
