@@ -98,6 +98,10 @@ class Composed:
         events = (to_event(m, (schema,)) for p in partitions for m in read(self.log, topic, p, self.log.start(topic, p)))
         return [event.record for event in events if isinstance(event.record, Record)]
 
+    def written(self) -> set[str]:
+        """Where services have written below their working directories, but for /tmp and the run's directory. (All of that is a volume in Kubernetes.)"""
+        return {path.name for home in (self.directory / "containers").iterdir() for path in home.iterdir()} - {"tmp", "runs"}
+
     def said(self) -> str:
         logs = sorted(self.directory.glob("*.log"))
         return "\n".join(f"--- {log.stem}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-8:]) for log in logs)
@@ -115,8 +119,8 @@ class Composed:
 
     def _environment(self, name: str) -> dict[str, str]:
         """Of the image, and of the service. The image has its Python first on its path; this machine, the one of the tests."""
-        home, path = self._home(name), f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        image = {"PATH": path, "HOME": str(home), "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        path, tmp = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", str(self._home(name) / "tmp")
+        image = {"PATH": path, "HOME": tmp, "TMPDIR": tmp, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         return image | {key: self._reached(name, str(value)) for key, value in self.services[name]["environment"].items()}
 
     def _reached(self, name: str, value: str) -> str:
@@ -130,9 +134,9 @@ class Composed:
         return mounts[word] if word in mounts else word.replace("//127.0.0.1:", f"//{self.address(name)}:")
 
     def _home(self, name: str) -> Path:
-        """Its working directory, with its volumes."""
+        """Its working directory, with its volumes, and with what is /tmp in a container."""
         home = self.directory / "containers" / name
-        home.mkdir(parents=True, exist_ok=True)
+        (home / "tmp").mkdir(parents=True, exist_ok=True)
         for volume in self.services[name].get("volumes", ()):
             source, target = volume.split(":")[:2]
             place = home / Path(target).name

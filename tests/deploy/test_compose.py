@@ -153,6 +153,7 @@ def ends_well(run: Composed) -> None:
     assert run.stop() == {name: 128 + signal.SIGTERM if name == "orchestrator" else 0 for name in run.services if name not in ("kafka", "topics")}
     account = audit(run.log, list(run.run.envs), run.run.learner.name, [buffer.part(run.run), batcher.part(run.run)])
     assert account.balanced and account.batches
+    assert run.written() == set(), "the root file system of a container may be read-only"
 
 
 def test_all_but_learner_and_server_as_their_services_say_it(tmp_path: Path):
