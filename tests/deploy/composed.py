@@ -99,7 +99,7 @@ class Composed:
         return [event.record for event in events if isinstance(event.record, Record)]
 
     def written(self) -> set[str]:
-        """Where services have written below their working directories, but for /tmp and the run's directory. (All of that is a volume in Kubernetes.)"""
+        """Where services have written below their working directories, but for /tmp and the run's directory: those are volumes in Kubernetes."""
         return {path.name for home in (self.directory / "containers").iterdir() for path in home.iterdir()} - {"tmp", "runs"}
 
     def said(self) -> str:

@@ -102,8 +102,7 @@ def test_the_gpu_locks_agree_with_the_others_on_what_both_have():
     """A learner on a GPU is the same learner: of what both install, the same versions."""
 
     def pins(name: str) -> dict[str, str]:
-        lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
-        return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+        return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE))
 
     main, gpu = pins("main"), pins("learner-gpu")
     assert {name: version for name, version in gpu.items() if main.get(name, version) != version} == {}
