@@ -160,8 +160,10 @@ def test_all_but_learner_and_server_as_their_services_say_it(tmp_path: Path):
     with composed(tmp_path, resolved()["services"]) as run, Stub("inference-0", key=KEY) as server:
         assert run.carry_out("topics") == 0, run.said()
         parts = [name for name in run.services if name not in ("kafka", "topics")]
+        assert not run.healthy("buffer"), "nobody is there yet"
         run.start(*parts)
         play(run, server, 2)
+        run.until(lambda: all(map(run.healthy, parts)), "health of all parts")
         ends_well(run)
         reported = run.directory / "volumes" / "runs" / run.run.run / "run.yaml"
         assert config.load(reported).run == run.run.run and KEY not in reported.read_text()
@@ -178,6 +180,7 @@ def test_the_loop_turns_with_the_learner_and_the_server_of_the_cpu_profile(tmp_p
             return max((r.version for r in run.records("policy-versions", "policy-version") if isinstance(r, PolicyVersion)), default=-1)
 
         run.until(lambda: version() >= 5, "version 5", FIRST_SERVER_S)
+        run.until(lambda: all(map(run.healthy, run.processes)), "health of all parts")
         ends_well(run)
         stored = run.directory / "volumes" / "runs" / run.run.run / "weights"
         assert any(stored.iterdir()), "the volume holds the versions"

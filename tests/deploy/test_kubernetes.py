@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from streamrl import acls, config, topics
 from streamrl.cli import cli
 from streamrl.config import RunFile
+from streamrl.metric_names import MEASURES
 from streamrl.stream.distribution import FILES, VERSION
 from tests.deploy import models
 from tests.deploy.commands import check_command
@@ -222,6 +224,14 @@ def test_pools_scale_within_what_the_run_file_shares_the_work_by(overlay: str):
             assert float(trigger["metadata"]["threshold"]) * run.envs[env].replicas <= run.batcher.total_token_budget, (
                 "a whole batch missing wants all"
             )
+
+
+def test_what_is_scaled_by_is_a_metric_with_these_labels():
+    known = {measure.prometheus: {"run", "part", *measure.labels} for measure in MEASURES}
+    for manifest in of("production", "ScaledObject").values():
+        query = manifest["spec"]["triggers"][0]["metadata"]["query"]
+        ((name, labels),) = re.findall(r"(streamrl_\w+)\{([^}]*)\}", query)
+        assert set(re.findall(r"(\w+)=", labels)) <= known[name]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
