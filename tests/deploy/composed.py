@@ -100,7 +100,7 @@ class Composed:
 
     def written(self) -> set[str]:
         """Where services have written below their working directories, but for /tmp and the run's directory: those are volumes in Kubernetes."""
-        return {path.name for home in (self.directory / "containers").iterdir() for path in home.iterdir()} - {"tmp", "runs"}
+        return {path.name for home in (self.directory / "containers").iterdir() for path in home.iterdir()} - {"runs"}
 
     def said(self) -> str:
         logs = sorted(self.directory.glob("*.log"))
@@ -119,7 +119,7 @@ class Composed:
 
     def _environment(self, name: str) -> dict[str, str]:
         """Of the image, and of the service. The image has its Python first on its path; this machine, the one of the tests."""
-        path, tmp = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", str(self._home(name) / "tmp")
+        path, tmp = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", str(self._tmp(name))
         image = {"PATH": path, "HOME": tmp, "TMPDIR": tmp, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         return image | {key: self._reached(name, str(value)) for key, value in self.services[name]["environment"].items()}
 
@@ -134,17 +134,23 @@ class Composed:
         return mounts[word] if word in mounts else word.replace("//127.0.0.1:", f"//{self.address(name)}:")
 
     def _home(self, name: str) -> Path:
-        """Its working directory, with its volumes, and with what is /tmp in a container."""
-        home = self.directory / "containers" / name
-        (home / "tmp").mkdir(parents=True, exist_ok=True)
-        for volume in self.services[name].get("volumes", ()):
-            source, target = volume.split(":")[:2]
-            place = home / Path(target).name
-            if not source.startswith("/") and Path(target).parent == Path(WORKDIR) and not place.exists():
-                shared = self.directory / "volumes" / source
-                shared.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(shared)
+        """Its working directory, with its volumes: the same for all that have the same ones, as a path means the same in all containers."""
+        volumes = dict(volume.split(":")[:2] for volume in self.services[name].get("volumes", ()))
+        shared = {Path(target).name: source for source, target in volumes.items() if Path(target).parent == Path(WORKDIR)}
+        home = self.directory / "containers" / ("-and-".join(shared) or name)
+        home.mkdir(parents=True, exist_ok=True)
+        for place, source in shared.items():
+            volume = self.directory / "volumes" / source
+            volume.mkdir(parents=True, exist_ok=True)
+            if not (home / place).exists():
+                (home / place).symlink_to(volume)
         return home
+
+    def _tmp(self, name: str) -> Path:
+        """What is its /tmp."""
+        tmp = self.directory / "tmp" / name
+        tmp.mkdir(parents=True, exist_ok=True)
+        return tmp
 
     def _log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
