@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from streamrl.metric_names import measure
+from streamrl.orchestrator.display import PartLine
 from streamrl.orchestrator.observe import View
-from streamrl.orchestrator.process import heard, without_prefix
+from streamrl.orchestrator.process import gauges, heard, without_prefix
 from streamrl.orchestrator.supervisor import last_line
+from streamrl.records import Demand, Server
 from tests.orchestrator.processes import MARK, left_after, marked
 
 REPOSITORY = Path(__file__).parents[2]
@@ -159,3 +162,22 @@ def test_the_words_of_a_log_line():
 def test_parts_that_others_started_are_known_by_their_metrics():
     seen = View("lead", since_s=50.0, heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0})
     assert [(part.name, part.state) for part in heard(seen, 100.0)] == [("batcher", "silent"), ("buffer", "running")]
+
+
+def test_what_the_orchestrator_measures_of_a_run():
+    fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
+    stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
+    demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0)}
+    seen = View("lead", since_s=50.0, version=5, version_times_s={5: 90.0}, servers={"a": fresh, "b": stale}, demand=demand, batch=6)
+    seen.fates["add"]["expired"] = 3
+    values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
+    assert [name for name in values if measure(name) is None] == []
+    wanted = {"running/buffer": 0, "restarts/buffer": 2, "version": 5, "since_version_s": 10, "batch": 6}
+    wanted |= {"server_ready/a": 1, "server_ready/b": 0, "server_behind/a": 0, "server_behind/b": 3, "server_silent_s/a": 3, "server_silent_s/b": 60}
+    wanted |= {f"fates/{env}/{fate}": 0 for env in ("copy", "add") for fate in ("batched", "expired", "filtered", "duplicate", "failed", "invalid")}
+    assert values == {f"orchestrator/{name}": value for name, value in {**wanted, "fates/add/expired": 3}.items()}
+    assert gauges(View("lead"), [], 100.0) == {}
+
+
+def test_the_time_between_two_sessions_was_not_waiting():
+    assert gauges(View("lead", since_s=95.0, version=5, version_times_s={5: 10.0}), [], 100.0)["orchestrator/since_version_s"] == 5.0

@@ -3,6 +3,9 @@
 With `mode: offline` nothing leaves the machine; `wandb sync` sends what lies in `wandb/` of the run's directory, all sessions of it.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# messages of protobuf are made when it is imported
+
 from __future__ import annotations
 
 import json
