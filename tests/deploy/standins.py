@@ -1,7 +1,7 @@
 """The parts of a run that need JAX or vLLM, by stand-ins in one process: `python -m tests.deploy.standins RUN.yaml`.
 
-The env and the learner are those of tests/chaos, which really take part in the loop; what the real ones' metrics are called, they publish, with numbers
-of no meaning."""
+The env and the learner are those of tests/chaos, which really take part in the loop; what the real ones' metrics are called, they publish, with
+numbers of no meaning."""
 
 from __future__ import annotations
 

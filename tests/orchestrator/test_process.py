@@ -167,7 +167,7 @@ def test_parts_that_others_started_are_known_by_their_metrics():
 def test_what_the_orchestrator_measures_of_a_run():
     fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
     stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
-    demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0)}
+    demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0, closed_groups={})}
     seen = View("lead", since_s=50.0, version=5, version_times_s={5: 90.0}, servers={"a": fresh, "b": stale}, demand=demand, batch=6)
     seen.fates["add"]["expired"] = 3
     values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
