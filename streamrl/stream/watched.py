@@ -230,11 +230,11 @@ class WatchedWriter:
     def __init__(self, watched: Watched, writer: Writer) -> None:
         self._watched, self._writer = watched, writer
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> list[int]:
+    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
         before = self._watched.clock()
-        offsets = self._writer.commit(messages, positions)
+        offset = self._writer.commit(messages, positions)
         self._watched.settled(messages, self._watched.clock() - before)
-        return offsets
+        return offset
 
     def close(self) -> None:
         self._writer.close()
