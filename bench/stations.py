@@ -17,8 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from streamrl.stream.housekeeping import settle_in
-
 from bench.work import Shape, Source, made_s
 from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
@@ -26,6 +24,7 @@ from streamrl.config import RunFile
 from streamrl.envs.credit import Counter, Credit
 from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion
 from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output
 

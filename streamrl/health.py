@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET6, gethostname
@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from streamrl.config import RunFile
 from streamrl.errors import InferenceError, PortTaken
-from streamrl.metric_names import exposed, measure
+from streamrl.metric_names import Measure, exposed, measure
 from streamrl.stream.log import Log
 from streamrl.stream.watched import Watched
 
@@ -71,7 +71,7 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
     file = run.directory.parent / TARGETS / f"{run.run}.{part}.json"
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
-        threading.Thread(target=_look, args=(watched, over, lambda: _note(file, run.run, server.address, watched)), name="lag", daemon=True),
+        threading.Thread(target=_look, args=(watched, over, file, run.run, server.address), name="lag", daemon=True),
     ]
     for thread in threads:
         thread.start()
@@ -91,18 +91,24 @@ def place(run: RunFile, at: Asked) -> Address:
     return Address(run.metrics.host if at.host is None else at.host, run.metrics.port if at.port is None else at.port)
 
 
-def _look(watched: Watched, over: threading.Event, note: Callable[[], None]) -> None:
-    """Ask the broker for the ends of the inputs, now and then; soon again while that is what readiness waits for."""
-    noted = -1
+def forget(run: RunFile) -> None:
+    """Take away what parts of the run have noted: those that were killed could not. One that lives notes it again."""
+    for file in (run.directory.parent / TARGETS).glob(f"{run.run}.*.json"):
+        file.unlink(missing_ok=True)
+
+
+def _look(watched: Watched, over: threading.Event, file: Path, run: str, address: Address) -> None:
+    """Ask the broker for the ends of the inputs, now and then; soon again while that is what readiness waits for. And keep the note."""
+    pages = -1
     while not over.is_set():
-        if len(watched.pages) != noted:
-            noted = len(watched.pages)
-            note()
+        if pages != len(watched.pages) or not file.exists():
+            first, pages = pages < 0, len(watched.pages)
+            _note(file, run, address, watched, logging.INFO if first else logging.DEBUG)
         watched.look()
         over.wait(LOOK_S if not watched.unready() else LOOK_S / 10)
 
 
-def _note(file: Path, run: str, address: Address, watched: Watched) -> None:
+def _note(file: Path, run: str, address: Address, watched: Watched, level: int) -> None:
     """Tell Prometheus where this part is. A directory that cannot be written is no reason not to work: then somebody has chosen the port."""
     host = gethostname() if address.host in ("0.0.0.0", "::") else address.host
     target = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
@@ -116,7 +122,7 @@ def _note(file: Path, run: str, address: Address, watched: Watched) -> None:
         part.write_text(json.dumps(entries, indent=1))
         part.replace(file)
     except OSError as error:
-        logger.info("%s cannot be written (%s): Prometheus has to be told of %s", file, error.strerror, target)
+        logger.log(level, "%s cannot be written (%s): Prometheus has to be told of %s", file, error.strerror, target)
 
 
 # ---- the pages ------------------------------------------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ class Families:
             family = known[0].prometheus if known else exposed(name)
             if family not in families:
                 kind = CounterMetricFamily if known and known[0].kind == "counter" else GaugeMetricFamily
-                families[family] = kind(family, _help(name, known and known[0].unit, known and known[0].meaning), labels=("run", "part", *labels))
+                families[family] = kind(family, _help(known[0]) if known else name, labels=("run", "part", *labels))
             families[family].add_metric([self._run, source, *of], value)
         return iter(families.values())
 
@@ -185,8 +191,8 @@ class Families:
         return values
 
 
-def _help(name: str, unit: str | None, meaning: str | None) -> str:
-    return f"{meaning} ({unit}). {name}" if meaning else name
+def _help(known: Measure) -> str:
+    return f"{known.name} ({known.unit}): {known.meaning}"
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------------------------

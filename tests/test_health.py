@@ -168,6 +168,18 @@ def test_a_run_may_show_nothing(run: RunFile):
         assert log is same and not (run.directory.parent / ".targets").exists()
 
 
+def test_what_killed_parts_have_noted_is_forgotten_and_noted_again_by_those_that_live(run: RunFile, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "LOOK_S", 0.05)
+    with serving(run, MemoryLog(TOPICS), "buffer"):
+        [mine] = noted(run, "buffer")
+        others = [run.directory.parent / ".targets" / name for name in ("small.gone.json", "smaller.buffer.json")]
+        for file in others:
+            file.write_text("[]")
+        health.forget(run)
+        assert [file.exists() for file in others] == [False, True]
+        assert noted(run, "buffer") == [mine]
+
+
 def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFile, tmp_path: Path):
     (tmp_path / "file").write_text("")
     nowhere = run.model_copy(update={"runs_dir": str(tmp_path / "file")})

@@ -20,9 +20,11 @@ from streamrl.metric_names import measure
 from streamrl.orchestrator.display import PartLine
 from streamrl.orchestrator.observe import View
 from streamrl.orchestrator.process import gauges, heard, without_prefix
+from streamrl.orchestrator.sinks.tensorboard import points
 from streamrl.orchestrator.supervisor import last_line
 from streamrl.records import Demand, Server
 from tests.orchestrator.processes import MARK, left_after, marked
+from tests.orchestrator.sinks import stories
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = [sys.executable, "-m", "tests.orchestrator.stage"]
@@ -60,7 +62,8 @@ def wait_for(true: Callable[[], object], limit_s: float = 60.0) -> None:
 def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
     home = run_file.parent / "runs" / "staged"
 
-    first = streamrl(mark, "up", run_file)
+    sinks = ("--set", "orchestrator.sinks=[jsonl, tensorboard, console]")
+    first = streamrl(mark, "up", run_file, *sinks)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "target reached: copy-digits earned" in first.stdout
     assert left_after(mark, 5.0) == []
@@ -78,13 +81,29 @@ def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
     assert refused.returncode == 1 and refused.stdout == ""
     assert refused.stderr.startswith("streamrl: run 'staged' exists in") and "--resume" in refused.stderr and refused.stderr.count("\n") == 1
 
-    resumed = streamrl(mark, "up", run_file, "--resume")
+    lines, curves = check_curves(home)
+    resumed = streamrl(mark, "up", run_file, "--resume", *sinks)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    more, continued = check_curves(home)
+    assert more[: len(lines)] == lines and len(more) > len(lines)
+    assert {name: continued[name] for name in curves if name.startswith("batches/")} == {n: v for n, v in curves.items() if n.startswith("batches/")}
     afresh = streamrl(mark, "up", run_file, "--fresh", "--set", "orchestrator.target.batches=4")
     assert afresh.returncode == 0, afresh.stdout + afresh.stderr
     [archived] = (home.parent / "archive").iterdir()
     assert archived.name.startswith("staged-") and (archived / "report.json").exists() and (archived / "kafka" / "data").is_dir()
     assert left_after(mark, 5.0) == []
+
+
+def check_curves(home: Path) -> tuple[list[int], dict[str, dict[int, float]]]:
+    """Every record of the topic is there once, and every step of a curve: the actor that is the loop plays the same steps in its second life."""
+    lines = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+    offsets = [line["offset"] for line in lines]
+    assert offsets == sorted(set(offsets))
+    curves = stories.only_once(list(points(home / "tensorboard")))
+    reward = curves["batches/copy-digits/reward/mean"]
+    assert list(reward) == list(range(len(reward))) and len(reward) > 30
+    assert {line["values"]["batches/copy-digits/reward/mean"] for line in lines if "batches/copy-digits/reward/mean" in line["values"]} == {0.0, 1.0}
+    return offsets, curves
 
 
 def check_report(report: dict[str, Any]) -> None:
