@@ -75,7 +75,6 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
     ]
     for thread in threads:
         thread.start()
-    logger.info("%s: http://%s:%d/metrics, /livez, /readyz", part, *server.address)
     try:
         yield watched
     finally:
@@ -99,11 +98,14 @@ def forget(run: RunFile) -> None:
 
 def _look(watched: Watched, over: threading.Event, file: Path, run: str, address: Address) -> None:
     """Ask the broker for the ends of the inputs, now and then; soon again while that is what readiness waits for. And keep the note."""
-    pages = -1
+    pages, said = -1, False
     while not over.is_set():
         if pages != len(watched.pages) or not file.exists():
             first, pages = pages < 0, len(watched.pages)
             _note(file, run, address, watched, logging.INFO if first else logging.DEBUG)
+        if watched.is_ready and not said:  # before that, what a part says is why it cannot begin
+            said = True
+            logger.info("%s: http://%s:%d/metrics, /livez, /readyz", watched.part, *address)
         watched.look()
         over.wait(LOOK_S if not watched.unready() else LOOK_S / 10)
 
