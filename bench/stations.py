@@ -24,6 +24,7 @@ from streamrl.config import RunFile
 from streamrl.envs.credit import Counter, Credit
 from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion
 from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output
 
@@ -107,7 +108,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
             time.sleep(0.002)
 
 
-def train(run: RunFile, log: Log, count: Count, orders: Orders) -> None:
+def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders) -> None:
     """Batches to trainer arrays; each gives a policy version."""
     writer = log.writer("learner-lead")
     joiner, latencies = Joiner(), list[float]()
@@ -115,7 +116,8 @@ def train(run: RunFile, log: Log, count: Count, orders: Orders) -> None:
 
     def announce(version: int, offset: int) -> None:
         batch = version - 1 if version else None
-        record = PolicyVersion(learner=run.learner.name, version=version, uri="", size_bytes=0, sha256="", batch=batch, time_s=time.time())
+        made = {"uri": "", "size_bytes": 0, "sha256": "", "batch": batch, "time_s": time.time(), "vocab_size": vocab_size}
+        record = PolicyVersion(learner=run.learner.name, version=version, **made)
         writer.commit([to_message(Output("policy-versions", run.learner.name, record))], {("batches", 0): offset})
 
     announce(0, 0)
@@ -139,13 +141,14 @@ def train(run: RunFile, log: Log, count: Count, orders: Orders) -> None:
 
 
 def main(role: str, path: str) -> None:
+    settle_in()
     settings = json.loads(Path(path).read_text())
     run, shape = RunFile.model_validate(settings["run"]), Shape(**settings["shape"])
     log, count, orders = KafkaLog(settings["kafka"], run.run), Count(Path(settings["counts"]) / role, create=True), Orders()
     if role == "generator":
         generate(run, log, shape, count, orders)
     else:
-        train(run, log, count, orders)
+        train(run, log, shape.vocab_size, count, orders)
 
 
 if __name__ == "__main__":

@@ -582,6 +582,9 @@ def completion(shell: str) -> None:
 
 def _be(run: str, part: Callable[[RunFile], str], main: Callable[..., None], *arguments: Any) -> None:
     """Be a part, of that name, until a signal, or until it fails."""
+    from streamrl.stream.housekeeping import settle_in
+
+    settle_in()
     with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log), _serving(settings, log, part(settings)) as watched:
         main(settings, watched, stop, *arguments)
     _leave(caught)

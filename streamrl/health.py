@@ -1,7 +1,7 @@
 """What a part says of itself over HTTP: `/livez`, `/readyz`, `/metrics`. One server for all parts, in a thread beside them; it only reads.
 
 What there is to say comes from the part's log (`stream/watched.py`). The metrics are those of the topic `metrics`, by the names of
-`metric_names.py`, each with its run and its part as labels. A port that nobody chose is noted in the run's directory, where Prometheus finds it.
+`metric_names.py`, each with its run and its part as labels. Where a part listens is noted beside the runs, for Prometheus.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET6
-from typing import NamedTuple
+from socket import AF_INET6, gethostname
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from streamrl.config import RunFile
 from streamrl.errors import InferenceError, PortTaken
-from streamrl.metric_names import exposed, measure
+from streamrl.metric_names import Measure, exposed, measure
 from streamrl.stream.log import Log
 from streamrl.stream.watched import Watched
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 5.0  # between two questions to the broker
 REQUEST_S = 10.0  # for a client to say what it wants
 LEAVE_S = 5.0  # for the thread that asks the broker, when the part ends
-TARGETS = "metrics"  # directory of the run: a file a part, for file_sd_configs of Prometheus
+TARGETS = ".targets"  # beside the runs: a file a part, where `file_sd_configs` finds them (it takes one * in a path, at its end)
 SLOW = ("learner", "scorer")  # parts whose loop turns once a batch
 TEXT = "text/plain; charset=utf-8"
 
@@ -68,14 +68,13 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
     watched = Watched(log, part)
     pages = Pages(run.run, watched, run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s)
     server, over = listen(place(run, at), pages), threading.Event()
-    file = run.directory / TARGETS / f"{part}.json"
+    file = run.directory.parent / TARGETS / f"{run.run}.{part}.json"
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
-        threading.Thread(target=_look, args=(watched, over, lambda: _note(file, run.run, server.address, watched)), name="lag", daemon=True),
+        threading.Thread(target=_look, args=(watched, over, file, run.run, server.address), name="lag", daemon=True),
     ]
     for thread in threads:
         thread.start()
-    logger.info("%s: http://%s:%d/metrics, /livez, /readyz", part, *server.address)
     try:
         yield watched
     finally:
@@ -91,28 +90,41 @@ def place(run: RunFile, at: Asked) -> Address:
     return Address(run.metrics.host if at.host is None else at.host, run.metrics.port if at.port is None else at.port)
 
 
-def _look(watched: Watched, over: threading.Event, note: Callable[[], None]) -> None:
-    """Ask the broker for the ends of the inputs, now and then; soon again while that is what readiness waits for."""
-    noted = -1
+def forget(run: RunFile) -> None:
+    """Take away what parts of the run have noted: those that were killed could not. One that lives notes it again."""
+    for file in (run.directory.parent / TARGETS).glob(f"{run.run}.*.json"):
+        file.unlink(missing_ok=True)
+
+
+def _look(watched: Watched, over: threading.Event, file: Path, run: str, address: Address) -> None:
+    """Ask the broker for the ends of the inputs, now and then; soon again while that is what readiness waits for. And keep the note."""
+    pages, said = -1, False
     while not over.is_set():
-        if len(watched.pages) != noted:
-            noted = len(watched.pages)
-            note()
+        if pages != len(watched.pages) or not file.exists():
+            first, pages = pages < 0, len(watched.pages)
+            _note(file, run, address, watched, logging.INFO if first else logging.DEBUG)
+        if watched.is_ready and not said:  # before that, what a part says is why it cannot begin
+            said = True
+            logger.info("%s: http://%s:%d/metrics, /livez, /readyz", watched.part, *address)
         watched.look()
         over.wait(LOOK_S if not watched.unready() else LOOK_S / 10)
 
 
-def _note(file: Path, run: str, address: Address, watched: Watched) -> None:
+def _note(file: Path, run: str, address: Address, watched: Watched, level: int) -> None:
     """Tell Prometheus where this part is. A directory that cannot be written is no reason not to work: then somebody has chosen the port."""
-    target = f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
-    entries = [{"targets": [target], "labels": {"run": run, "part": watched.part, "__metrics_path__": path}} for path in ("/metrics", *watched.pages)]
+    host = gethostname() if address.host in ("0.0.0.0", "::") else address.host
+    target = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
+    labels = {"run": run, "part": watched.part}
+    entries: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
+    for path in watched.pages:
+        entries.append({"targets": [target], "labels": {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path}})
     part = file.with_suffix(".part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(entries, indent=1))
         part.replace(file)
     except OSError as error:
-        logger.info("%s cannot be written (%s): Prometheus has to be told of %s", file, error.strerror, target)
+        logger.log(level, "%s cannot be written (%s): Prometheus has to be told of %s", file, error.strerror, target)
 
 
 # ---- the pages ------------------------------------------------------------------------------------------------------------------------
@@ -169,7 +181,7 @@ class Families:
             family = known[0].prometheus if known else exposed(name)
             if family not in families:
                 kind = CounterMetricFamily if known and known[0].kind == "counter" else GaugeMetricFamily
-                families[family] = kind(family, _help(name, known and known[0].unit, known and known[0].meaning), labels=("run", "part", *labels))
+                families[family] = kind(family, _help(known[0]) if known else name, labels=("run", "part", *labels))
             families[family].add_metric([self._run, source, *of], value)
         return iter(families.values())
 
@@ -181,8 +193,8 @@ class Families:
         return values
 
 
-def _help(name: str, unit: str | None, meaning: str | None) -> str:
-    return f"{meaning} ({unit}). {name}" if meaning else name
+def _help(known: Measure) -> str:
+    return f"{known.name} ({known.unit}): {known.meaning}"
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------------------------
@@ -195,7 +207,7 @@ class Server(ThreadingHTTPServer):
         self.pages = pages
         if ":" in address.host:
             self.address_family = AF_INET6
-        super().__init__(tuple(address), Handler)
+        super().__init__((address.host, address.port), Handler)
 
     @property
     def address(self) -> Address:
@@ -205,13 +217,12 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """GET, and nothing that changes anything."""
 
-    server: Server
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "streamrl", ""
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
-        page = self.server.pages.at(urlsplit(self.path).path)
+        page = cast(Server, self.server).pages.at(urlsplit(self.path).path)
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))

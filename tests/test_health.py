@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamrl import config
+from streamrl import cli, config, health
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import RunFile
-from streamrl.errors import InferenceError, PortTaken
+from streamrl.errors import InferenceError, PortTaken, StreamrlError
 from streamrl.health import Asked, serving
 from streamrl.metric_names import measure
 from streamrl.metrics import Meter
@@ -46,12 +49,12 @@ def get(url: str) -> tuple[int, str]:
 
 def noted(run: RunFile, part: str, paths: int = 1) -> list[str]:
     """The URLs that Prometheus is told of."""
-    file, deadline = run.directory / "metrics" / f"{part}.json", time.monotonic() + 60
+    file, deadline = run.directory.parent / ".targets" / f"small.{part}.json", time.monotonic() + 60
     while not file.exists() or len(entries := json.loads(file.read_text())) < paths:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert all(entry["labels"]["run"] == "small" and entry["labels"]["part"] == part for entry in entries)
-    return [f"http://{entry['targets'][0]}{entry['labels']['__metrics_path__']}" for entry in entries]
+    return [f"http://{entry['targets'][0]}{entry['labels'].get('__metrics_path__', '/metrics')}" for entry in entries]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -86,7 +89,7 @@ def test_a_part_from_its_start_to_its_end(run: RunFile):
         assert found["streamrl_part_lag_records", (*mine, ("topic", "in"))] == 0.0
         assert ("process_resident_memory_bytes", ()) in found
         assert get(f"{base}/nothing") == (404, "nothing at /nothing; there are /livez, /readyz, /metrics\n")
-    assert not (run.directory / "metrics" / "buffer.json").exists()
+    assert not (run.directory.parent / ".targets" / "small.buffer.json").exists()
     with pytest.raises(urllib.error.URLError):
         get(f"{base}/livez")
 
@@ -112,7 +115,6 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
                 known, of = measure(name) or pytest.fail(name)
                 labels = {"run": "small", "part": source, **dict(zip(known.labels, of, strict=True))}
                 assert page[known.prometheus, tuple(sorted(labels.items()))] == pytest.approx(value)
-    assert not (run.directory / "metrics").joinpath("buffer.json").exists()
 
 
 def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile):
@@ -163,7 +165,19 @@ def test_a_run_may_show_nothing(run: RunFile):
     silent, memory = run.model_copy(update={"metrics": config.Metrics(serve=False)}), MemoryLog(TOPICS)
     with serving(silent, memory, "buffer") as log:
         same: Log = memory
-        assert log is same and not (run.directory / "metrics").exists()
+        assert log is same and not (run.directory.parent / ".targets").exists()
+
+
+def test_what_killed_parts_have_noted_is_forgotten_and_noted_again_by_those_that_live(run: RunFile, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "LOOK_S", 0.05)
+    with serving(run, MemoryLog(TOPICS), "buffer"):
+        [mine] = noted(run, "buffer")
+        others = [run.directory.parent / ".targets" / name for name in ("small.gone.json", "smaller.buffer.json")]
+        for file in others:
+            file.write_text("[]")
+        health.forget(run)
+        assert [file.exists() for file in others] == [False, True]
+        assert noted(run, "buffer") == [mine]
 
 
 def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFile, tmp_path: Path):
@@ -174,3 +188,40 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFil
         log.reader({("in", 0): 0})
         ready(log)
         until(lambda: log.unready() == [])  # the thread that notes it lives
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        (["env", "FILE", "copy", "--replica", "2"], "env-copy-2"),
+        (["buffer", "FILE"], "buffer"),
+        (["buffer", "FILE", "--env", "copy"], "buffer-copy"),
+        (["batcher", "FILE"], "batcher"),
+        (["scorer", "FILE", "--worker", "1"], "scorer-1"),
+        (["learner", "FILE"], "learner-lead"),
+        (["learner", "FILE", "--name", "b"], "learner-b"),
+        (["learner", "FILE", "--coordinator", "h:1", "--processes", "2", "--process", "1"], "learner-lead-process-1"),
+        (["inference", "FILE", "--index", "3"], "inference-3"),
+        (["evaluator", "FILE"], "evaluator"),
+        (["orchestrator", "FILE"], "orchestrator"),
+    ],
+)
+def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(command: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, served = tmp_path / "run.yaml", list[tuple[str, Asked]]()
+    file.write_text(yaml.safe_dump(data_path.RUN.model_dump(mode="json")))
+
+    @contextlib.contextmanager
+    def log(settings: RunFile) -> Iterator[tuple[RunFile, Log]]:
+        yield settings, MemoryLog(TOPICS)
+
+    def serve(settings: RunFile, log: Log, part: str, at: Asked) -> None:
+        served.append((part, at))
+        raise StreamrlError("far enough")
+
+    monkeypatch.setattr(cli, "_log", log)
+    monkeypatch.setattr(health, "serving", serve)
+    line = [str(file) if word == "FILE" else word for word in command]
+    said = {"STREAMRL_METRICS_HOST": "0.0.0.0", "STREAMRL_METRICS_PORT": "8"}
+    for more, environment in (([], {}), (["--metrics-port", "9"], said), ([], {"STREAMRL_METRICS_PORT": "0"})):
+        assert "far enough" in CliRunner().invoke(cli.cli, [*line, *more], env=environment).output
+    assert served == [(part, Asked(None, None)), (part, Asked("0.0.0.0", 9)), (part, Asked(None, 0))]

@@ -18,7 +18,7 @@ from typing import get_args
 from streamrl import topics
 from streamrl.config import RunFile
 from streamrl.errors import StreamrlError
-from streamrl.health import ANYWHERE, Asked, serving
+from streamrl.health import ANYWHERE, Asked, forget, serving
 from streamrl.metrics import Meter
 from streamrl.orchestrator import directory, report
 from streamrl.orchestrator.display import Display, Frame, PartLine, make_display
@@ -57,6 +57,7 @@ def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = 
     running.check(run.orchestrator.sinks)
     with directory.take(run, resume, fresh) as home, _log_file(home / "logs" / "orchestrator.log"), _display() as display:
         supervisor = Supervisor(home / "logs", _environment())
+        forget(run)
         try:
             if not _with_broker(run, supervisor, display, stop):
                 return INTERRUPTED
@@ -69,6 +70,7 @@ def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = 
             return verdict.exit_code
         finally:
             supervisor.close()
+            forget(run)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> int:

@@ -133,8 +133,9 @@ class Watched:
         self._settled_s, self._last_s = self.turned_s, seconds
         self._transactions, self._transactions_s = self._transactions + 1, self._transactions_s + seconds
         self._peak.add(seconds, self.turned_s)
-        self._written.update(topics := [message.topic for message in messages])
-        self._letters.update(topic.removeprefix(LETTERS) for topic in topics if topic.startswith(LETTERS))
+        counts = Counter([message.topic for message in messages])
+        self._written.update(counts)
+        self._letters.update({topic.removeprefix(LETTERS): count for topic, count in counts.items() if topic.startswith(LETTERS)})
 
     def measured(self, metric: Metric) -> None:
         """What the part publishes. A report takes the place of the one before it: what is not in it is over."""
@@ -230,11 +231,11 @@ class WatchedWriter:
     def __init__(self, watched: Watched, writer: Writer) -> None:
         self._watched, self._writer = watched, writer
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> list[int]:
+    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
         before = self._watched.clock()
-        offsets = self._writer.commit(messages, positions)
+        offset = self._writer.commit(messages, positions)
         self._watched.settled(messages, self._watched.clock() - before)
-        return offsets
+        return offset
 
     def close(self) -> None:
         self._writer.close()

@@ -66,7 +66,7 @@ def test_transactions_are_timed_and_their_records_counted(log: Watched, memory: 
     log.reader({("in", 0): 0})
     assert log.own()["part/dead_letters/in"] == 0 and log.own()["part/transactions"] == 0  # a first one is one more
 
-    def slow(*arguments: object) -> list[int]:
+    def slow(*arguments: object) -> int:
         time.now += 0.25
         return real(*arguments)  # type: ignore[arg-type]
 

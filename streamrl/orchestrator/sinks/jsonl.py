@@ -40,7 +40,10 @@ class JsonLines:
 
 
 def mend(path: Path) -> int:
-    """Cut off what is not a whole line. Returns the offset in the last one that is; -1 where there is none, or it is not of this sink."""
+    """Cut off what is not a whole line. Returns the offset in the last one that is; -1 where there is none.
+
+    Lines without an offset are of before there were any: they are written anew.
+    """
     if not path.exists():
         return -1
     with path.open("r+b") as file:
@@ -49,7 +52,8 @@ def mend(path: Path) -> int:
         tail = file.read()
         whole, _, torn = tail.rpartition(b"\n")
         file.truncate(size - len(torn))
-    try:
-        return msgspec.json.decode(whole.rpartition(b"\n")[2], type=Line).offset
-    except msgspec.DecodeError:
-        return -1
+        try:
+            return msgspec.json.decode(whole.rpartition(b"\n")[2], type=Line).offset
+        except msgspec.DecodeError:
+            file.truncate(0)
+            return -1

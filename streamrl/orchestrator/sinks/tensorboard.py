@@ -1,5 +1,8 @@
 """Event files for TensorBoard, in `tensorboard/` of the run's directory: `tensorboard --logdir runs/RUN/tensorboard`."""
 
+# pyright: reportAttributeAccessIssue=false
+# messages of protobuf are made when it is imported
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -3,10 +3,14 @@
 With `mode: offline` nothing leaves the machine; `wandb sync` sends what lies in `wandb/` of the run's directory, all sessions of it.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# messages of protobuf are made when it is imported
+
 from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ class WandB:
             for curve in row.keys() - {STEP}:
                 self._had.add(curve, int(row[STEP]))
         run.directory.mkdir(parents=True, exist_ok=True)
+        wait_for_a_name(run.directory / "wandb")
         quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, x_disable_meta=True, save_code=False, disable_git=True)
         told: dict[str, Any] = {"mode": mode or None, "config": run.model_dump(mode="json"), "dir": str(run.directory), "settings": quiet}
         self._run = wandb.init(project=project, name=name or run.run, id=id or run.run, resume="allow", **told, **options)
@@ -44,6 +49,13 @@ class WandB:
 
     def close(self) -> None:
         self._run.finish()
+        wandb.teardown()  # `finish` does not wait for W&B's own process, which writes the file
+
+
+def wait_for_a_name(directory: Path) -> None:
+    """W&B names the directory of a session by the second it begins in, and a second session of that second would write over the first."""
+    while any(directory.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")):
+        time.sleep(0.05)
 
 
 def rows(directory: Path) -> Iterator[dict[str, float]]:

@@ -134,6 +134,19 @@ def test_jsonl_has_every_record_once(torn: int, tmp_path: Path):
     assert found[1]["source"] == "batcher" and found[1]["step"] == 0 and found[1]["time_s"] == 1_000.0
 
 
+@pytest.mark.parametrize("before", ["", '{"source": "buffer", "time_s": 1.0, "values": {}}\n', '{"sour'])
+def test_jsonl_that_has_no_offsets_is_written_anew(before: str, tmp_path: Path):
+    from streamrl.orchestrator.sinks.jsonl import JsonLines
+
+    told, path = stories.entries(stories.records(range(2))), tmp_path / "digits" / "metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text(before)
+    sink = JsonLines(stories.place(tmp_path))
+    stories.tell(sink, told)
+    sink.close()
+    assert [line["offset"] for line in lines(path)] == [entry.offset for entry in told]
+
+
 def test_the_console_says_the_steps_of_this_session(tmp_path: Path):
     from streamrl.orchestrator.sinks.console import Console
 
