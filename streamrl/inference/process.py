@@ -175,5 +175,6 @@ def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:
         entry.update()
     else:
         entry.update(in_flight=load.in_flight)
-        meter.publish({"inference/in_flight": float(load.in_flight), "inference/generated_tokens": float(load.generated_tokens)})
+        spent = {f"inference/{name}": seconds for name, seconds in load.spent.items()}
+        meter.publish({**spent, "inference/in_flight": float(load.in_flight), "inference/generated_tokens": float(load.generated_tokens)})
     return time.monotonic()
