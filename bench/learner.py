@@ -35,6 +35,7 @@ from streamrl.learner.process import Trainee
 from streamrl.learner.reading import Taken, following, until
 from streamrl.learner.training import training
 from streamrl.learner.update import normalized
+from streamrl.metrics import Meter
 from streamrl.records import Batch, ScoredGroup
 from streamrl.stream import broker
 from streamrl.stream.codec import to_message
@@ -46,6 +47,7 @@ LEAST = 0.9  # of the tokens/s of Levanter alone
 GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
 SHAPES = ("4x128x8x512", "4x128x8x256")  # the first one is what the goal is for
 WARM_UP = 5  # pairs that are not counted
+PUBLISHING = ("export", "hash", "announce", "checkpoint")
 LABELS = {"levanter_s": "Levanter alone", "learner_s": "learner, all of it", "step_s": "  to the step's end"}
 
 
@@ -69,7 +71,7 @@ def a_batch(run: RunFile, number: int) -> Batch:
     longest = row - PROMPT
     groups, made = list[ScoredGroup](), None
     while True:
-        groups.append(a_group(f"{number}-{len(groups)}", random.integers(longest // 4, longest // 2, GROUP).astype(np.int32), random, number))
+        groups.append(a_group(f"{number}-{len(groups)}", random.integers(longest // 8, longest // 3, GROUP).astype(np.int32), random, number))
         larger = assemble(groups, number, number, rows, row)
         if larger is None:
             assert made is not None, "a group fits into the rows"
@@ -116,7 +118,7 @@ def measure(run: RunFile, log: Log, pairs: int) -> dict[str, Any]:
     plain = Plain(run.batcher.rows, Settings(c.learning_rate, c.warmup_steps, c.beta1, c.beta2, c.weight_decay, c.max_grad_norm))
     times, ratios, off = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), 0.0
     with training(run) as policy:
-        trainee = Trainee(c.name, policy, {}, log.writer(f"learner-{c.name}", "policy-versions"))
+        trainee, meter = Trainee(c.name, policy, {}, log.writer(f"learner-{c.name}", "policy-versions")), Meter(log, f"learner-{c.name}")
         trainee.publish(None)
         coming = until_done(log)
         with plain.training():
@@ -135,8 +137,9 @@ def measure(run: RunFile, log: Log, pairs: int) -> dict[str, Any]:
                 started = time.perf_counter()
                 taken = next(coming)
                 measured = trainee.train(taken)
+                meter.publish(measured, step=taken.batch.number)
                 spent["learner_s"] = time.perf_counter() - started  # noqa: B023
-                spent["step_s"] = spent["learner_s"] - measured["learner/export_s"]  # noqa: B023
+                spent["step_s"] = spent["learner_s"] - sum(measured[f"learner/{stage}_s"] for stage in PUBLISHING)  # noqa: B023
                 return measured["learner/loss"]
 
             losses = [one() for one in ((ours, alone) if batch.number % 2 else (alone, ours))]
@@ -146,7 +149,9 @@ def measure(run: RunFile, log: Log, pairs: int) -> dict[str, Any]:
                     times[name].append(seconds)
                 for name in ("learner_s", "step_s"):
                     ratios[name].append(spent["levanter_s"] / spent[name])
-        apart = max(float(abs(a - b).max()) for a, b in zip(*(jax.tree.leaves(s.model) for s in (policy.state, plain.state)), strict=True) if a.ndim)
+        meter.close()
+        first = model.load(policy.origin, run.model.max_seq_len)
+        apart, moved = off_max(policy.state.model, plain.state.model), off_max(policy.state.model, first)
     tokens = float(np.median([real_tokens(batch) for batch in batches]))
     return {
         "rows": run.batcher.rows,
@@ -160,7 +165,13 @@ def measure(run: RunFile, log: Log, pairs: int) -> dict[str, Any]:
         "ratio_of_the_step": spread(ratios["step_s"]),
         "loss_off_max": off,
         "weights_off_max": apart,
+        "weights_moved_max": moved,
     }
+
+
+def off_max(one: Any, other: Any) -> float:
+    """How far two models are apart."""
+    return max(float(abs(a - b).max()) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
 def until_done(log: Log) -> Iterator[Taken]:
