@@ -30,7 +30,7 @@ from rich.table import Table
 
 from bench.measure import quantile, write
 from streamrl import config, topics
-from streamrl.config import RunFile
+from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.inference.process import Announcements
 from streamrl.inference.server import MODEL
 from streamrl.learner.process import Trainee
@@ -91,17 +91,28 @@ class Agents:
         self.servers, self.metrics = Topic(log, "servers", "server"), Topic(log, "metrics", "metric")
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, version: int) -> None:
-        """One more, until it serves `version`."""
-        index = len(self.processes)
+    def have(self, count: int, version: int) -> None:
+        """So many, serving `version`: together they start sooner than one after the other, so the most are to be wanted first."""
+        while len(self.processes) > count:
+            self.end(self.processes.pop())
+        if len(self.processes) == count:
+            return
         environment = {**os.environ, "STREAMRL_KAFKA": self._address, "PYTHONPATH": str(Path(__file__).parents[1])}
-        command = [sys.executable, "-m", "streamrl.cli", "inference", str(self._run), "--index", str(index)]
-        with (self._directory / f"inference-{index}.log").open("wb") as log:
-            self.processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        for index in range(len(self.processes), count):
+            command = [sys.executable, "-m", "streamrl.cli", "inference", str(self._run), "--index", str(index)]
+            with (self._directory / f"inference-{index}.log").open("wb") as log:
+                self.processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         self.serve(version)
 
     def urls(self) -> list[str]:
-        return sorted({record.url for record in self.servers.found if isinstance(record, Server) and record.url})
+        """Of those that there are."""
+
+        def known(records: list[Any]) -> list[str] | None:
+            urls = {record.server_id: record.url for record in records if isinstance(record, Server)}
+            found = [urls.get(server_name(GENERATION, index), "") for index in range(len(self.processes))]
+            return found if all(found) else None
+
+        return self.servers.until(known, "the address of every server", self.check)
 
     def serve(self, version: int) -> list[dict[str, float]]:
         """Wait until every server serves `version`; what each measured."""
@@ -118,11 +129,13 @@ class Agents:
                 said = (self._directory / f"inference-{index}.log").read_text()[-1000:]
                 raise SystemExit(f"bench: inference-{index} ended with {process.returncode}: {said}")
 
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        process.wait(60)
+
     def stop(self) -> None:
         for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            process.wait(60)
+            self.end(process)
 
 
 class Copiers:
@@ -174,14 +187,14 @@ def plain(directory: Path, copies: int, scratch: Path) -> float:
 
 @contextmanager
 def requests(urls: Sequence[str]) -> Iterator[list[list[float]]]:
-    """`STREAMS` requests in flight on each server for as long as the block lasts; the times (s) of each one's tokens."""
-    over, times = threading.Event(), [list[float]() for _ in range(STREAMS * len(urls))]
+    """`STREAMS` requests in flight on each server for as long as the block lasts; of each request, the times (s) of its tokens."""
+    over, times = threading.Event(), list[list[float]]()
 
-    def ask(url: str, seen: list[float]) -> None:
+    def ask(url: str) -> None:
         body = {"model": MODEL, "prompt": [1, 4, 5, 6], "max_tokens": CONTEXT - 8, "ignore_eos": True, "stream": True, "temperature": 1.0}
         with httpx.Client(base_url=url, timeout=60.0) as client:
             while not over.is_set():
-                seen.clear()  # the gap between two requests is none in a request
+                times.append(seen := list[float]())
                 with client.stream("POST", "/v1/completions", json=body) as answer:
                     for line in answer.iter_lines():
                         if line.startswith("data:"):
@@ -189,7 +202,7 @@ def requests(urls: Sequence[str]) -> Iterator[list[list[float]]]:
                         if over.is_set():
                             return
 
-    threads = [threading.Thread(target=ask, args=(urls[i // STREAMS], seen), daemon=True) for i, seen in enumerate(times)]
+    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls for _ in range(STREAMS)]
     for thread in threads:
         thread.start()
     try:
@@ -200,9 +213,9 @@ def requests(urls: Sequence[str]) -> Iterator[list[list[float]]]:
             thread.join(60)
 
 
-def gaps(times: Sequence[float]) -> list[float]:
-    """Seconds from each token to the next."""
-    return [later - earlier for earlier, later in pairwise(times)]
+def gaps(times: Sequence[Sequence[float]], start: float = float("-inf"), end: float = float("inf")) -> list[float]:
+    """Seconds from each token of a request to its next, for all requests; of those that lie between the two times at least in part."""
+    return [after - before for request in times for before, after in pairwise(request) if after > start and before < end]
 
 
 def stages(learner: dict[str, float], record: PolicyVersion, updated_s: float, servers: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -248,10 +261,10 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
         agents = None if size == UNSERVED else Agents(run, log, directory, kafka.address)
         if agents:
             stack.callback(agents.stop)
-        for count in servers:
+        for count in sorted(servers, reverse=True):
             copiers = None if agents else Copiers(run, log, directory, count)
-            while agents and len(agents.processes) < count:
-                agents.start(policy.version)
+            if agents:
+                agents.have(count, policy.version)
 
             def chain() -> dict[str, float]:
                 waits = copiers.begin(policy.version + 1) if copiers else None  # noqa: B023
@@ -280,11 +293,12 @@ def busy(chain: Callable[[], dict[str, float]], urls: Sequence[str], rounds: int
     for _ in range(rounds):
         with requests(urls) as times:
             time.sleep(2.0)
+            begun = time.monotonic()
             made.append(chain())
+            ended = time.monotonic()
             time.sleep(1.0)
-            seen = [gaps(list(stream)) for stream in times]
-        pauses.append(max(max(stream, default=0.0) for stream in seen))
-        usual += [gap for stream in seen for gap in stream]
+        pauses.append(max(gaps(times, begun, ended)))
+        usual += gaps(times, end=begun)
     return {**middle(made), "pause_seen_s": {"median": quantile(pauses, 0.5), "max": max(pauses)}, "between_tokens_s": quantile(usual, 0.5)}
 
 
@@ -320,7 +334,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", action="append", choices=list(SIZES), help="of the weights; may be repeated: default all")
-    parser.add_argument("--servers", type=int, action="append", help="may be repeated, smallest first: default 1, 2")
+    parser.add_argument("--servers", type=int, action="append", help="may be repeated: default 1, 2")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=RESULTS / "weights.json")
     given = parser.parse_args()

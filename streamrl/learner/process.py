@@ -139,7 +139,7 @@ class Trainee:
 
         Returns what it took, by stage.
         """
-        policy, spent = self.policy, dict.fromkeys(("export_s", "hash_s", "announce_s"), 0.0)
+        policy, spent = self.policy, {"export_s": 0.0, "hash_s": 0.0, "announce_s": 0.0}
         if policy.version in self.announced:
             check(self.learner, self.announced, policy.version, policy.sha256())
             logger.info("version %d: trained again, %s as announced", policy.version, policy.position.sha256[:12])

@@ -14,7 +14,8 @@ from streamrl.errors import WeightError
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Readable(Protocol):

@@ -26,7 +26,12 @@ def test_a_chain_may_end_before_vllm():
 def test_the_middle_of_some_rounds():
     rounds = [{"all": seconds, "ratio": ratio} for seconds, ratio in ((3.0, 1.5), (1.0, 1.0), (2.0, 1.25))]
     assert middle(rounds) == {"all": 2.0, "ratio": {"median": 1.25, "min": 1.0, "max": 1.5}}
-    assert gaps([1.0, 1.5, 3.5]) == [0.5, 2.0] and gaps([1.0]) == []
+
+
+def test_the_gaps_in_requests():
+    times = [[1.0, 1.5, 3.5], [4.0], [2.0, 3.0]]
+    assert gaps(times) == [0.5, 2.0, 1.0]
+    assert gaps(times, 2.5, 2.75) == [2.0, 1.0] and gaps(times, end=1.25) == [0.5] and gaps(times, 3.25) == [2.0]
 
 
 def test_plain_copies_leave_nothing(tmp_path: Path):
