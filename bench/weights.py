@@ -28,7 +28,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import quantile, write
+from bench.measure import quantile, spread, write
 from streamrl import config, topics
 from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.inference.process import Announcements
@@ -275,7 +275,9 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
                 made = chain()
                 copied_s = plain(Path(policy.run.directory / "weights" / "lead" / version_name(policy.version)), count, directory)  # noqa: B023
                 time.sleep(0.5)
-                return {**made, "plain": copied_s, "ratio": made["all"] / (copied_s + made.get("reload", 0.0))}
+                least = copied_s + made.get("reload", 0.0)
+                of_vllm = sum(made.get(stage, 0.0) for stage in ("pause", "resume"))
+                return {**made, "plain": copied_s, "ratio": made["all"] / least, "ratio_to_swap": made["all"] / (least + of_vllm)}
 
             chain()  # the first of everything
             quiet = [both() for _ in range(rounds)]
@@ -305,8 +307,8 @@ def busy(chain: Callable[[], dict[str, float]], urls: Sequence[str], rounds: int
 def middle(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The median of every figure, and of the ratio its ends, too."""
     found: dict[str, Any] = {name: quantile([one[name] for one in rounds], 0.5) for name in rounds[0]}
-    if "ratio" in found:
-        found["ratio"] = {"median": found["ratio"], "min": min(r["ratio"] for r in rounds), "max": max(r["ratio"] for r in rounds)}
+    for name in {"ratio", "ratio_to_swap"} & set(found):
+        found[name] = spread([one[name] for one in rounds])
     return found
 
 
@@ -323,7 +325,8 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
         row("pull, verify" if stage == "pull" else stage, lambda r, s=stage: r.get(s))
     row("all", lambda r: r["all"])
     row("copying and hashing, plainly", lambda r: r["plain"])
-    row("ratio", lambda r: r["ratio"]["median"], 1, 2)
+    row("ratio to that and the reload", lambda r: r["ratio"]["median"], 1, 2)
+    row("  and vLLM's pause and resume, too", lambda r: r["ratio_to_swap"]["median"], 1, 2)
     row("pause seen in flight, median", lambda r: r["in_flight"]["pause_seen_s"]["median"] if "in_flight" in r else None)
     row("  longest", lambda r: r["in_flight"]["pause_seen_s"]["max"] if "in_flight" in r else None)
     row("  between tokens otherwise", lambda r: r["in_flight"]["between_tokens_s"] if "in_flight" in r else None)
