@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.work import Shape, Source, made_s
 from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
@@ -111,7 +113,8 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
 def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders) -> None:
     """Batches to trainer arrays; each gives a policy version."""
     writer = log.writer("learner-lead")
-    joiner, latencies = Joiner(), list[float]()
+    joiner = Joiner()
+    latencies: list[float] | None = None  # not noted before the first report
     reader = log.reader({("batches", 0): log.start("batches", 0)})
 
     def announce(version: int, offset: int) -> None:
@@ -123,7 +126,7 @@ def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders)
     announce(0, 0)
     while not orders.over.is_set():
         if orders.values.pop("report", None):
-            print(json.dumps({"latencies_s": latencies}), flush=True)
+            print(json.dumps({"latencies_s": latencies or []}), flush=True)
             latencies = []
         for message in reader.poll(1, 0.02):
             record = to_event(message, ("batch", "batch-part")).record
@@ -132,9 +135,9 @@ def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders)
             if batch is None:
                 continue
             arrays = expand(batch)
-            assert int((arrays.segment_ids > 0).sum()) == int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
-            now = time.time()
-            if len(latencies) < LATENCIES:
+            assert np.count_nonzero(arrays.segment_ids) == int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
+            if latencies is not None and len(latencies) < LATENCIES:
+                now = time.time()
                 latencies += [now - made_s(uid) for uid in batch.uids]
             count.add(len(batch.uids))
             announce(batch.number + 1, message.offset + 1)
