@@ -30,7 +30,7 @@ from tests import brokers
 ROOT = Path(__file__).parents[2]
 WORKDIR = "/var/lib/streamrl"  # of the images
 KEY = "a-key-for-the-composed-servers"
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 END_S = 60.0
 
 
@@ -39,7 +39,7 @@ def resolved(*profiles: str, **environment: str) -> dict[str, Any]:
     options = [word for profile in profiles for word in ("--profile", profile)]
     given = {**os.environ, "STREAMRL_INFERENCE_KEY": KEY, **environment}
     command = ["docker-compose", *options, "-f", "docker-compose.yml", "config"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=given, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=given, timeout=PATIENCE_S)
     if done.returncode:
         raise ValueError(done.stderr.strip())
     file: dict[str, Any] = yaml.safe_load(done.stdout)

