@@ -10,7 +10,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose
 EXTRAS := --extra learner --extra broker --extra envs --extra docs --extra dev
 
-.PHONY: help setup quickstart check test test-all chaos bench bench-packing lock clean
+.PHONY: help setup quickstart check docs test test-all chaos bench bench-packing lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -21,9 +21,12 @@ setup: $(ENV)/.installed $(INFERENCE_ENV)/.synced .streamrl/.kafka ## both Pytho
 quickstart: setup ## the whole loop: envs, Kafka, learner and vLLM, until the policy has learned to copy digits
 	@$(ENV)/bin/streamrl up --fresh deploy/runs/quickstart.yaml
 
-check: $(ENV)/.installed ## ruff and pyright
+check: docs ## ruff, pyright, and the documentation built strictly
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/pyright
+
+docs: $(ENV)/.installed ## the documentation as a site, in build/site; needs no network
+	NO_MKDOCS_2_WARNING=1 $(ENV)/bin/mkdocs build --quiet --strict
 
 test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have the machine to themselves, the others are two at a time
 	$(ENV)/bin/python -m pytest -m "not slow and not live" $(TWO)
