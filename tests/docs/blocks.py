@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))]
 TAGS = {
     "live run": "parts that go on until somebody stops them, a vLLM among them",
-    "learner": "a run that a learner has trained, and JAX: run by tests/loop/test_quickstart.py, on the quickstart's run",
+    "learner": "a run that a learner has trained, and JAX: run by tests/docs/test_live.py",
     "cluster": "several machines, or a Kafka that asks for passwords",
     "minutes": "a whole test or bench of its own",
     "network": "something from the internet",
@@ -90,19 +90,31 @@ def run(block: Block, directory: Path) -> None:
 
 
 def shell(block: Block, directory: Path) -> None:
-    for words in commands(block):
-        if words[0] == "streamrl":
-            code, said = streamrl(words[1:])
+    for command in commands(block):
+        if command.words[0] == "streamrl" and not command.environment:
+            code, said = streamrl(command.words[1:])
         else:
-            done = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S)
+            environment = {**os.environ, **command.environment}
+            done = subprocess.run(command.words, cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
             code, said = done.returncode, done.stdout + done.stderr
-        assert code == block.exit, f"{block}: {shlex.join(words)}: exit code {code}: {said}"
+        assert code == block.exit, f"{block}: {shlex.join(command.words)}: exit code {code}: {said}"
 
 
-def commands(block: Block) -> list[list[str]]:
-    """Each command in words; a comment is none, and a line may go on behind a backslash."""
-    lines = block.text.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+class Command(NamedTuple):
+    words: list[str]
+    environment: dict[str, str] = {}  # what is set before it
+
+
+def commands(block: Block) -> list[Command]:
+    """Those of a block; a comment is none, and a line may go on behind a backslash."""
+    found: list[Command] = []
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words, environment = shlex.split(line, comments=True), dict[str, str]()
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            name, _, environment[name] = words.pop(0).partition("=")
+        if words:
+            found.append(Command(words, environment))
+    return found
 
 
 def streamrl(arguments: list[str]) -> tuple[int, str]:
