@@ -102,7 +102,7 @@ def shell(block: Block, directory: Path) -> None:
 
 class Command(NamedTuple):
     words: list[str]
-    environment: dict[str, str] = {}  # what is set before it
+    environment: dict[str, str]  # what is set before it
 
 
 def commands(block: Block) -> list[Command]:
