@@ -66,9 +66,7 @@ def blocks(page: str) -> list[Block]:
         elif token.type in ("fence", "code_block"):
             language = token.info.split()[0] if token.info else ""
             line = token.map[0] + 1 if token.map else 0
-            found.append(
-                Block(page, line, language, token.content, said.get("needs", ""), said.get("file", ""), int(said.get("exit", 0)))
-            )
+            found.append(Block(page, line, language, token.content, said.get("needs", ""), said.get("file", ""), int(said.get("exit", 0))))
             said = {}
         elif token.nesting >= 0:
             said = {}
@@ -126,9 +124,7 @@ def streamrl(arguments: list[str]) -> tuple[int, str]:
 def python(block: Block, directory: Path) -> None:
     """In a process: nothing of it is left for the next one."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{directory}"}
-    done = subprocess.run(
-        [sys.executable, "-c", block.text], cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    done = subprocess.run([sys.executable, "-c", block.text], cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == block.exit, f"{block}: exit code {done.returncode}: {done.stdout}{done.stderr}"
 
 
