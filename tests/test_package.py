@@ -115,6 +115,15 @@ def test_the_commands_work_from_elsewhere(empty: Path):
     assert refused.returncode == 2 and "did you mean 'loss'" in refused.stderr
 
 
+def test_where_there_is_no_posix_the_error_says_so(empty: Path):
+    """Windows, as far as it can be had here: its missing modules are missing."""
+    script = "import sys; sys.modules.update(fcntl=None, resource=None); from streamrl.cli import main; main()"
+    command = (empty / "env" / "bin" / "python", "-c", script)
+    assert "Usage" in call(*command, "--help", cwd=empty)
+    refused = subprocess.run([*command, "buffer", "run.yaml"], capture_output=True, text=True, cwd=empty)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "on Windows, use WSL 2" in refused.stderr
+
+
 def test_a_recorded_run_is_replayed_and_audited(empty: Path):
     """Buffer and batcher themselves, on the files of a run."""
     log = MemoryLog(TOPICS)
