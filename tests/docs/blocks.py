@@ -31,6 +31,7 @@ PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", ROOT
 TAGS = {
     "live run": "parts that go on until somebody stops them, a vLLM among them",
     "learner": "a run that a learner has trained, and JAX: run by tests/docs/test_live.py",
+    "torch": "PyTorch beside them, which only the environment of vLLM has: run there too",
     "cluster": "several machines, or a Kafka that asks for passwords",
     "minutes": "a whole test or bench of its own",
     "network": "something from the internet",

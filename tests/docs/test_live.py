@@ -1,4 +1,4 @@
-"""What the pages do with a learner, on a run that one has trained: blocks tagged `needs: learner`."""
+"""What the pages do with a learner, on a run that one has trained: blocks tagged `needs: learner`, or `torch`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_needs_a_learner_runs_on_a_run_that_has_one(tmp_path: Path):
     with live(tmp_path, settings) as run:
         run.up()
         assert run.wait(LIMIT_S) == 0, run.said()
-        for block in [block for page in PAGES for block in blocks(page) if block.needs == "learner" and not is_own(block)]:
+        for block in [block for page in PAGES for block in blocks(page) if block.needs in ("learner", "torch") and not is_own(block)]:
             follow(block, run, tmp_path, done)
         run.nothing_left()
     assert len(done) >= 8
@@ -52,7 +52,8 @@ def test_the_tutorials_own_run_learns(tmp_path: Path):
 def follow(block: Block, run: Live, directory: Path, done: list[str]) -> None:
     """Do what it says, as a reader of the page; what another page has had done is not done again."""
     if block.language == "python":
-        execute(block, [sys.executable, "-c", block.text], {}, run, directory)
+        interpreter = str(run.run.inference.interpreter) if block.needs == "torch" else sys.executable
+        execute(block, [interpreter, "-c", block.text], {}, run, directory)
         return
     for command in commands(block):
         if str(command) not in done:
