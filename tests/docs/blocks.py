@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import duckdb
 import yaml
 from click.testing import CliRunner
@@ -72,6 +73,33 @@ def blocks(page: str) -> list[Block]:
         elif token.nesting >= 0:
             said = {}
     return found
+
+
+def mentions(page: str) -> list[list[str]]:
+    """Commands of streamrl and make that the text or a tagged block of a page names, in words."""
+    found = [command.words for block in blocks(page) if block.language == "sh" and block.needs for command in commands(block)]
+    for token in MarkdownIt("commonmark").parse((ROOT / page).read_text()):
+        spans = [child.content for child in token.children or [] if child.type == "code_inline"]
+        found += [span.split() for span in spans if span.startswith(("streamrl ", "make "))]
+    return [words for words in found if words[0] in ("streamrl", "make")]
+
+
+def objection(words: list[str]) -> str:
+    """What there is not of a command that is not run: a command, an option, a target of make. Empty: it is all there."""
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return "" if words[1] in targets else f"no target {words[1]}"
+    command: click.Command = cli
+    for word in words[1:]:
+        if isinstance(command, click.Group) and not word.startswith("-"):
+            if word not in command.commands:
+                return "" if word.isupper() else f"no command {word}"
+            command = command.commands[word]
+        elif word.startswith("--") and word != "--help":
+            options = [option for parameter in (*command.params, *cli.params) for option in parameter.opts]
+            if word.partition("=")[0] not in (*options, "--version"):
+                return f"no option {word}"
+    return ""
 
 
 def all_blocks() -> list[Block]:

@@ -62,6 +62,11 @@ def test_what_is_not_run_is_counted():
     assert sum(block.runs for block in all_blocks()) > len(tagged)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_are_only_named_exist(page: str):
+    assert [(words, problem) for words in pages.mentions(page) if (problem := pages.objection(words))] == []
+
+
 # ---- the collector itself ---------------------------------------------------------------------------------------------------------------
 
 PAGE = """
@@ -102,6 +107,21 @@ def test_blocks_are_found_with_what_is_said_of_them(tmp_path: Path, monkeypatch:
 def test_commands_are_split_as_a_shell_does():
     block = Block("p", 1, "sh", "# first\na 'b c' \\\n  d   # behind\n\nX=1 Y= e Z=2\n")
     assert pages.commands(block) == [(["a", "b c", "d"], {}), (["e", "Z=2"], {"X": "1", "Y": ""})]
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("streamrl topics apply RUN.yaml", ""),
+        ("streamrl COMMAND --help", ""),
+        ("streamrl topics appply RUN.yaml", "no command appply"),
+        ("streamrl env RUN.yaml name --replicca 1", "no option --replicca"),
+        ("make quickstart", ""),
+        ("make quickstrat", "no target quickstrat"),
+    ],
+)
+def test_a_command_that_is_not_there_is_found(command: str, problem: str):
+    assert pages.objection(command.split()) == problem
 
 
 @pytest.mark.parametrize(
