@@ -30,7 +30,7 @@ from streamrl.cli import cli
 ROOT = Path(__file__).parents[2]
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))]
 TAGS = {
-    "live run": "parts that go on until somebody stops them, a vLLM among them",
+    "live run": "parts that go on until somebody stops them, a vLLM among them; README's are run by tests/docs/test_live.py",
     "learner": "a run that a learner has trained, and JAX: run by tests/docs/test_live.py",
     "torch": "PyTorch beside them, which only the environment of vLLM has: run there too",
     "cluster": "several machines, or a Kafka that asks for passwords",
