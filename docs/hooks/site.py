@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds pages that no file of docs/ is."""
     made = _sources
     made.clear()
-    made["README.md"] = "index.md"
+    made["README.md"] = place_of("README.md")
     todo = [f"docs/{file.src_uri}" for file in files.documentation_pages()] + ["README.md"]
     while todo:
         page = todo.pop()
@@ -77,15 +77,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def rooms() -> list[tuple[str, str, list[str]]]:
     """Title, page and modules of each room, and before them those of the package itself."""
     package = ROOT / "streamrl"
-    found = [("streamrl", "api/streamrl.md", modules_in(package))]
+    found = [("streamrl", "api/streamrl.md", named(package.glob("*.py")))]
     for room in sorted(path.parent for path in package.glob("*/__init__.py")):
-        found.append((f"streamrl.{room.name}", f"api/{room.name}.md", modules_in(room)))
+        found.append((f"streamrl.{room.name}", f"api/{room.name}.md", named(room.rglob("*.py"))))
     return found
 
 
-def modules_in(directory: Path) -> list[str]:
-    dotted = ".".join(directory.relative_to(ROOT).parts)
-    return [f"{dotted}.{path.stem}" for path in sorted(directory.glob("*.py")) if not path.stem.startswith("__")]
+def named(files: Iterable[Path]) -> list[str]:
+    """Names of the modules among them; what runs as a plain file, outside the package, is none."""
+    modules = sorted(file for file in files if not file.stem.startswith("__") and (file.parent / "__init__.py").exists())
+    return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in modules]
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------------------------

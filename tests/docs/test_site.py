@@ -49,7 +49,7 @@ def test_every_setting_command_and_module_is_there(built: Path):
     assert [path for path, _ in commands.commands((), cli) if f'id="{"-".join(path)}"' not in shown] == []
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "streamrl").rglob("*.py") if not path.stem.startswith("__")]
     shown = "".join(page.read_text() for page in (built / "api").glob("*.html"))
-    assert [name for name in modules if f'id="{name}"' not in shown and "inside_vllm" not in name] == []
+    assert [name for name in modules if f'id="{name}"' not in shown and "inside_vllm" not in name] == []  # that is vLLM's
 
 
 def test_the_readme_is_the_first_page_and_its_links_are_the_sites(built: Path):
