@@ -22,7 +22,8 @@ class Shape(NamedTuple):
     response: int = 1024
     group: int = 8  # rollouts a problem
     vocab_size: int = 50_000
-    batch: int = 128  # rollouts
+    batch: int = 256  # rollouts
+    stragglers: int = 0  # rollouts that wait in the buffer all the time
 
     @property
     def rollout_tokens(self) -> int:
@@ -43,11 +44,12 @@ class Shape(NamedTuple):
         return (self.prompt + self.group * self.response) * self.token_bytes + self.group * self.response * 4
 
 
-def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 8, window_rollouts: int = 0) -> RunFile:
+def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 12) -> RunFile:
     """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead` batches deep."""
     row = max(8192, shape.rollout_tokens)
     budget = shape.batch * shape.rollout_tokens
-    window = max(window_rollouts, 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
+    window = (shape.stragglers + 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
+    for_ever = 10**6 if shape.stragglers else 0
     return config.parse(
         {
             "run": name,
@@ -56,8 +58,8 @@ def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions
             "buffer": {
                 "group_size": shape.group,
                 "min_group_size": shape.group,
-                "max_age": 2 * lookahead,
-                "remember_versions": 4 * lookahead,
+                "max_age": for_ever or 2 * lookahead,
+                "remember_versions": for_ever or 4 * lookahead,
                 "max_window_tokens": window,
             },
             "batcher": {
@@ -82,10 +84,11 @@ class Source:
         self._responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(token_dtype(shape.vocab_size))
         self._logprobs = -random.exponential(1.0, (VARIANTS, shape.response)).astype(np.float32)
 
-    def group(self, number: int, version: int) -> list[Rollout]:
-        """The rollouts of problem `number`, sampled by `version`; the name of each ends in the time it was made."""
-        group_id, made = f"{self.env}-{number}", time.time_ns()
-        prompt = Turn(message="", role="user", tokens=self._prompts[number % VARIANTS])
+        self._asked = [Turn(message="", role="user", tokens=tokens) for tokens in self._prompts]
+        self._version, self._answers = -1, list[Turn]()
+
+    def answers(self, version: int) -> list[Turn]:
+        """The variants, as `version` sampled them."""
         how = InferenceMetadata(
             server="bench",
             temperature=1.0,
@@ -93,21 +96,20 @@ class Source:
             finish_reason="stop",
             version_spans=[VersionSpan(version=version, start=0, end=self.shape.response)],
         )
+        both = zip(self._responses, self._logprobs, strict=True)
+        return [Turn(message="", role="assistant", tokens=tokens, logprobs=logprobs, inference_metadata=how) for tokens, logprobs in both]
+
+    def group(self, number: int, version: int) -> list[Rollout]:
+        """The rollouts of problem `number`, sampled by `version`; the name of each ends in the time it was made."""
+        group_id, made = f"{self.env}-{number}", time.time_ns()
+        if version != self._version:
+            self._version, self._answers = version, self.answers(version)
         return [
             Rollout(
                 environment=self.env,
                 problem_id=str(number),
                 rollout_uid=f"{group_id}-{i}-{made}",
-                turns=[
-                    prompt,
-                    Turn(
-                        message="",
-                        role="assistant",
-                        tokens=self._responses[(number + i) % VARIANTS],
-                        logprobs=self._logprobs[(number + i) % VARIANTS],
-                        inference_metadata=how,
-                    ),
-                ],
+                turns=[self._asked[number % VARIANTS], self._answers[(number + i) % VARIANTS]],
                 group_id=group_id,
                 producer=f"{self.env}-0",
                 reward=float((number + i) % 3 == 0),
