@@ -8,7 +8,7 @@ UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file.
 PROGRAMS := chromium prometheus docker-compose
-EXTRAS := --extra learner --extra broker --extra envs --extra dev
+EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra dev
 
 .PHONY: help setup quickstart check test test-all chaos bench bench-packing lock clean
 .DEFAULT_GOAL := help
