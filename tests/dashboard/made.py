@@ -33,7 +33,8 @@ class Topics:
 def messages() -> list[Message]:
     """Version v is announced at 10 v seconds; in step v group v is published, and taken a moment later. Oldest first.
 
-    Rewards of group v are 0 and v / 2. Group 0 is batch 0, group 1 is batch 1; group 2 is in flight. In step 1 a rollout fails, in step 2 there is rubbish.
+    Rewards of group v are 0 and v / 2. Group 0 is batch 0, group 1 is batch 1; group 2 is in flight. In step 1 a rollout fails that was published in
+    step 0; in step 2 there is rubbish.
     """
     made = Topics()
     for v in range(3):

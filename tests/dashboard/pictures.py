@@ -36,7 +36,11 @@ def take(
         page.wait_for_selector("#rows tr[data-place]")
         if step is not None:
             page.evaluate(
-                "step => { const s = document.getElementById('slider'); s.value = step < 0 ? Math.round(s.max / 2) : step; s.dispatchEvent(new Event('input')); }",
+                """step => {
+                    const slider = document.getElementById('slider');
+                    slider.value = step < 0 ? Math.round(slider.max / 2) : step;
+                    slider.dispatchEvent(new Event('input'));
+                }""",
                 step,
             )
             page.wait_for_timeout(SETTLE_MS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ from tests.data_path import RUN, announce, publish, running, wait_for_batches
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("<pad>", "1", "2", "one", "two", "three")
+LOOK_MS = 50
+POINTS = "(document.querySelector('#panels path.line')?.getAttribute('d') ?? '').split(/[ML]/).length - 1"  # of the first curve
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
@@ -85,12 +88,15 @@ def dashboard(run: RunFile, broker: str) -> Iterator[str]:
 
 
 def points(page: Page) -> int:
-    """Of the first curve."""
-    return page.evaluate("(document.querySelector('#panels path.line')?.getAttribute('d') ?? '').split(/[ML]/).length - 1")
+    return page.evaluate(POINTS)
 
 
 def until(page: Page, expression: str, argument: Any = None) -> None:
-    page.wait_for_function(expression, arg=argument, timeout=PATIENCE_MS)
+    """Wait until it is true. Not with `wait_for_function`: that is eval in the page, which the page forbids."""
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(expression, argument):
+        assert time.monotonic() < deadline, f"{expression} was not true within {PATIENCE_MS / 1000:.0f} s"
+        page.wait_for_timeout(LOOK_MS)
 
 
 def colours(page: Page) -> Sequence[str]:
@@ -135,11 +141,11 @@ def test_a_run_is_watched_live_browsed_and_replayed(run: RunFile, broker: str):
 def watch_it_grow(page: Page, source: Source) -> None:
     until(page, "document.getElementById('step').textContent === 'step 1 of 1'")
     until(page, "document.getElementById('status').textContent === 'running'")
-    until(page, "(document.querySelector('#panels path.line')?.getAttribute('d') ?? '').split(/[ML]/).length === 3")
+    until(page, f"{POINTS} === 2")
     source.step()
     source.step()
     until(page, "document.getElementById('step').textContent === 'step 3 of 3'")
-    until(page, "(document.querySelector('#panels path.line')?.getAttribute('d') ?? '').split(/[ML]/).length === 5")
+    until(page, f"{POINTS} === 4")
     assert page.locator(".node").all_inner_texts()[2].startswith("buffer")
     until(page, "document.querySelector('.n-buffer .dot').classList.contains('running')")
     assert page.locator(".n-learner .badge").inner_text() == "v3"
@@ -211,7 +217,7 @@ def state_of(page: Page) -> dict[str, Any]:
 
 def on_a_phone(page: Page, light: str) -> None:
     page.wait_for_selector("#rows tr[data-place]")
-    page.wait_for_selector("#panels path.line")
+    until(page, "document.querySelectorAll('#panels path.line').length > 0")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
     page.locator("#rows tr[data-place]").nth(1).click()

@@ -91,9 +91,8 @@ def test_a_very_long_rollout_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failed_rollout_has_its_cause():
-    assert views.detail(rollout("copy", "g", 0, failure="timeout"), None, None) | {"turns": []} == {
-        "problem": "g", "producer": "copy-0", "temperature": 1.0, "rewards": {"exact": 0.0}, "failure": "timeout", "misaligned": "", "metadata": {}, "turns": [],
-    }  # fmt: skip
+    found = views.detail(rollout("copy", "g", 0, failure="timeout"), None, None)
+    assert found["failure"] == "timeout" and found["turns"] == [] and found["problem"] == "g"
 
 
 def test_a_long_curve_is_thinned_to_means(monkeypatch: pytest.MonkeyPatch):
