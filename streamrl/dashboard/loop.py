@@ -130,7 +130,7 @@ def _inference(look: Look, pool: str) -> Node:
             state = "silent" if look.time_s - server.heartbeat_s > SILENT_S else server.state
             restarts = look.parts[name].restarts if name in look.parts else 0
             parts.append(Alive(name, state, restarts, server.version if server.version >= 0 else None, server.error))
-    ready = [server for name, server in there.items() if look.time_s - server.heartbeat_s <= SILENT_S]
+    ready = [server for server in there.values() if look.time_s - server.heartbeat_s <= SILENT_S]
     facts = [
         Fact("requests in flight", sum(server.in_flight for server in ready) if ready else None),
         Fact("last swap", _most([look.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]), "s"),

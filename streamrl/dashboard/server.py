@@ -7,11 +7,13 @@ and only reads. What comes from a rollout is text to the page: the browser itsel
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -73,7 +75,7 @@ def serve(
     port: int = PORT,
     public: bool = False,
     gone: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = partial(print, flush=True),
 ) -> None:
     """Follow the run and serve its page until `stop` is set.
 
@@ -119,7 +121,7 @@ def listening(host: str, port: int) -> socket.socket:
     except socket.gaierror:
         raise ConfigError(f"--host {host}: no such address") from None
     except OSError as error:
-        raise PortTaken(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port, or 0 for any free one") from None
+        raise PortTaken(f"{host}:{port} cannot be listened on ({os.strerror(error.errno or 0)}); give another --port, or 0 for any free one") from None
 
 
 # ---- the application ----------------------------------------------------------------------------------------------------------------------

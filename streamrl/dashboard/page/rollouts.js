@@ -27,7 +27,7 @@ export function choices(envs, fates, version) {
 }
 
 /** True where the page follows the run: nothing is being read further back. */
-export const following = () => page === 0 && !dialog.open;
+export const following = () => page === 0 && !dialog.open && !byId('rows').contains(document.activeElement);
 
 export async function list(step) {
   pinned = step;
