@@ -49,10 +49,12 @@ class Board:
 
 
 @contextmanager
-def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log]:
-    """The run's log. Where its broker is its own and stopped, and nobody is running it, the broker is up for as long as the block lasts."""
-    while lost(run) and directory.in_use(run) and not stop.is_set():
-        stop.wait(POLL_S)  # it is starting, or its supervisor starts its broker again
+def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
+    """The run's log; None when `stop` came first. A run of nobody's whose own broker is stopped has it back for as long as the block lasts."""
+    while lost(run) and directory.in_use(run):  # it is starting, or its supervisor starts its broker again
+        if stop.wait(POLL_S):
+            yield None
+            return
     with broker.reach(run) as settings:
         yield KafkaLog(settings, run.run)
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -67,19 +66,24 @@ class Refused(Exception):
 # ---- serving ------------------------------------------------------------------------------------------------------------------------------
 
 
+def say_at_once(url: str) -> None:
+    print(url, flush=True)  # whoever reads a pipe waits for it
+
+
 def serve(
     run: RunFile,
-    logs: Callable[[], AbstractContextManager[Log]],
+    logs: Callable[[], AbstractContextManager[Log | None]],
     stop: threading.Event,
     host: str = "127.0.0.1",
     port: int = PORT,
     public: bool = False,
     gone: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = partial(print, flush=True),
+    say: Callable[[str], None] = say_at_once,
 ) -> None:
     """Follow the run and serve its page until `stop` is set.
 
-    `logs` opens the run's log, again when it is `gone`. Raises ConfigError for an address that others reach, unless `public`; PortTaken.
+    `logs` opens the run's log, again when it is `gone`; None: `stop` came first. Raises ConfigError for an address that
+    others reach, unless `public`; PortTaken.
     """
     check_host(host, public)
     board = Board(new(run))
@@ -93,7 +97,8 @@ def serve(
             say(f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/")
             while not stop.is_set():
                 with logs() as log:
-                    follow(board, log, stop, gone)
+                    if log is not None:
+                        follow(board, log, stop, gone)
         finally:
             stop.set()  # the event streams end
             server.should_exit = True
@@ -121,7 +126,8 @@ def listening(host: str, port: int) -> socket.socket:
     except socket.gaierror:
         raise ConfigError(f"--host {host}: no such address") from None
     except OSError as error:
-        raise PortTaken(f"{host}:{port} cannot be listened on ({os.strerror(error.errno or 0)}); give another --port, or 0 for any free one") from None
+        why = os.strerror(error.errno or 0)
+        raise PortTaken(f"{host}:{port} cannot be listened on ({why}); give another --port, or 0 for any free one") from None
 
 
 # ---- the application ----------------------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def curve(name: str, values: Mapping[int, float], step: int | None, smooth: bool
     raw = np.array([values[at] for at in steps], np.float64)
     made: dict[str, Any] = {"name": name, "points": thinned(steps, raw)}
     if smooth:
-        made["line"] = thinned(steps, trailing_mean(raw, SMOOTH_BATCHES)) if steps else []
+        made["line"] = thinned(steps, trailing_mean(raw.tolist(), SMOOTH_BATCHES)) if steps else []
     return made
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from streamrl.dashboard import views
 from streamrl.dashboard.index import IN_FLIGHT, Place, Query
-from streamrl.dashboard.reading import Board, batch_at, follow, rollout_at
+from streamrl.dashboard.reading import Board, batch_at, follow, log_of, rollout_at
 from streamrl.dashboard.state import new
-from streamrl.errors import TopicMissing
+from streamrl.errors import BrokerUnreachable, TopicMissing
+from streamrl.orchestrator.directory import take
 from streamrl.records import Rollout
 from streamrl.replay.archive import export
 from streamrl.replay.audit import audit
@@ -108,3 +109,16 @@ def test_a_run_without_topics_is_an_error(monkeypatch: pytest.MonkeyPatch):
 def test_in_flight_is_a_fate_to_ask_for(recording: MemoryLog):
     state = read_through(recording, 81).state
     assert {row["fate"] for row in views.page(state, Query(fate=IN_FLIGHT))["rows"]} == {IN_FLIGHT}
+
+
+def test_while_somebody_starts_the_run_its_broker_is_waited_for(tmp_path: Path):
+    """A dashboard that started a broker of its own would take the place of the run's."""
+    run, stop = RUN.model_copy(update={"runs_dir": str(tmp_path)}), threading.Event()
+    with take(run):
+        timer = threading.Timer(0.5, stop.set)
+        timer.start()
+        with log_of(run, stop) as log:
+            assert log is None and stop.is_set()
+        timer.join()
+    with pytest.raises(BrokerUnreachable, match="no broker is running"), log_of(run, threading.Event()):
+        pass  # nobody is at it, and it has never had a broker
