@@ -40,6 +40,7 @@ class Node(NamedTuple):
     version: int | None  # the newest policy that it knows, trains or serves
     lag: int | None  # records it has not taken yet
     facts: Sequence[Fact]
+    pool: str = ""  # of inference servers that an env asks, or that these are
 
 
 class Look(NamedTuple):
@@ -77,7 +78,7 @@ def _env(look: Look, env: str) -> Node:
         Fact("missing", demand.missing_tokens if demand else None, "tokens"),
     ]
     rate = total(look.seen, "env/rollouts_per_s", names, since_s)
-    return Node(f"env:{env}", "env", env, [look.alive(name) for name in names], rate, "rollouts/s", None, None, facts)
+    return Node(f"env:{env}", "env", env, [look.alive(name) for name in names], rate, "rollouts/s", None, None, facts, look.run.envs[env].pool)
 
 
 def _buffer(look: Look) -> Node:
@@ -138,7 +139,7 @@ def _inference(look: Look, pool: str) -> Node:
     ]
     versions = [server.version for server in there.values() if server.version >= 0]
     title = "inference" if len(look.run.inference.sizes) == 1 else f"inference · {pool}"
-    return Node(f"inference:{pool}", "inference", title, parts, None, "", min(versions, default=None), None, facts)
+    return Node(f"inference:{pool}", "inference", title, parts, None, "", min(versions, default=None), None, facts, pool)
 
 
 def _evaluator(look: Look) -> Node:

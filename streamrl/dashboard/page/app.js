@@ -46,13 +46,23 @@ function tiles(view) {
   const lasts = known(view.started_s) && view.time_s > 0 ? view.time_s - view.started_s : null;
   const all = [
     ['step', whole(Math.max(view.step, 0)), view.max_steps ? `of ${view.max_steps}` : ''],
-    ...Object.entries(figures.rewards).map(([env, reward]) => [`reward · ${env}`, short(reward), view.target?.env === env ? `of ${view.target.reward}` : '']),
+    ...rewards(view),
     ['rollouts', short(figures.rollouts), rate ? `${short(rate)}/s` : ''],
     ['age at training', short(figures.age_mean), 'versions'],
     ['expired', percent(figures.expired_share), ''],
     ['running for', clock(lasts), ''],
   ];
   byId('tiles').replaceChildren(...all.map(([label, value, more]) => h('div', {class: 'tile'}, h('div', {class: 'label', title: label}, label), h('div', {class: 'value'}, value, ' ', h('small', {}, more)))));
+}
+
+const MOST_REWARDS = 3;  // in tiles; of more envs the target's, and the mean of all
+
+function rewards({figures, target}) {
+  const all = Object.entries(figures.rewards).filter(([, reward]) => known(reward));
+  const tile = ([env, reward]) => [`reward · ${env}`, short(reward), target?.env === env ? `of ${target.reward}` : ''];
+  if (all.length <= MOST_REWARDS) return all.map(tile);
+  const mean = all.reduce((sum, [, reward]) => sum + reward, 0) / all.length;
+  return [...all.filter(([env]) => env === target?.env).map(tile), [`reward · mean of ${all.length} envs`, short(mean), '']];
 }
 
 function panels(view) {

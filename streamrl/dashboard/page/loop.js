@@ -2,11 +2,13 @@
 import {h, known, s, short, whole} from './dom.js';
 
 const ALIVE = new Set(['running', 'ready', 'starting']);
-const MANY = 4;  // envs: of more only the first line is shown
+const MANY = 4;  // envs: more are one box
 
-export function draw(place, nodes) {
+export function draw(place, all) {
+  const envs = all.filter(node => node.role === 'env');
+  const nodes = envs.length > MANY ? [together(envs), ...all.filter(node => node.role !== 'env')] : all;
   const of = role => nodes.filter(node => node.role === role);
-  const boxes = new Map(nodes.map(node => [node.id, box(node, node.role === 'env' && of('env').length > MANY)]));
+  const boxes = new Map(nodes.map(node => [node.id, box(node)]));
   const get = list => list.map(node => boxes.get(node.id));
   const others = get([...of('scorer'), ...of('evaluator')]);
   const wires = s('svg', {class: 'wires', 'aria-hidden': true});
@@ -17,12 +19,16 @@ export function draw(place, nodes) {
   return connect;
 }
 
-function box(node, brief) {
+const together = envs => ({...envs[0], id: 'envs', title: `${envs.length} environments`, parts: envs.flatMap(env => env.parts), pool: null,
+  rate: envs.some(env => known(env.rate)) ? envs.reduce((sum, env) => sum + (env.rate ?? 0), 0) : null,
+  facts: envs.map(env => ({label: env.title, value: env.rate, unit: '/s'}))});
+
+function box(node) {
   const alive = node.parts.some(part => ALIVE.has(part.state));
   const notes = node.parts.filter(part => part.note).map(part => h('div', {class: 'note'}, `${part.name}: ${part.note}`));
-  const facts = brief ? [] : node.facts.filter(fact => known(fact.value));
+  const facts = node.facts.filter(fact => known(fact.value));
   return h('article', {class: `node n-${node.role}${alive ? '' : ' dead'}`, 'data-id': node.id},
-    h('header', {}, h('b', {title: node.title}, node.title),
+    h('header', {class: node.parts.length > 8 && 'crowd'}, h('b', {title: node.title}, node.title),
       h('span', {class: 'dots'}, node.parts.map(part => h('i', {class: `dot ${part.state}`, title: described(part)}))),
       node.parts.length > 1 && h('span', {class: 'dim'}, `×${node.parts.length}`),
       known(node.version) && h('span', {class: 'badge', title: 'policy version'}, served(node))),
@@ -70,16 +76,16 @@ function wire(place, svg, nodes, boxes) {
     across(at(batcher), at(learner), 'batches', moving(learner));
     const low = at(learner), top = at(batcher);
     servers.forEach((server, i) => {
-      const to = at(server), x = low.x - i * 10;
+      const to = at(server), x = all('scorer').length + all('evaluator').length ? low.l + 12 + i * 9 : low.x - i * 10;  // past the boxes below
       add(`M${x} ${low.b}V${to.y - 8}Q${x} ${to.y} ${x - 8} ${to.y}H${to.r + 3}`, [to.r, to.y], 180, '', moving(learner), i === 0 ? ['policy versions', (x + to.r) / 2, to.y - 6] : null);
-      envs.forEach((env, j) => {
+      envs.filter(env => env.pool === null || env.pool === server.pool).forEach((env, j) => {
         const end = at(env), y = Math.min(end.b - 8, end.y + 10), middle = (to.l + end.r) / 2;
         add(`M${to.l} ${to.y}C${middle} ${to.y} ${middle} ${y} ${end.r + 3} ${y}`, [end.r, y], 180, '', moving(env), i + j === 0 ? ['tokens', (to.l + end.r) / 2, to.y + 15] : null);
       });
     });
     const head = at(envs[0]), line = 8;
     add(`M${top.x} ${top.t}V${line + 8}Q${top.x} ${line} ${top.x - 8} ${line}H${head.x + 8}Q${head.x} ${line} ${head.x} ${line + 8}V${head.t - 3}`, [head.x, head.t], 90, 'demand', false, ['demand', (top.x + head.x) / 2, line + 4]);
-    for (const scorer of all('scorer')) { const to = at(scorer); add(`M${to.x + 20} ${to.t}V${low.b + 3}`, [to.x + 20, low.b], -90, '', false, ['scores', to.x + 42, (to.t + low.b) / 2 + 4]); }
+    for (const scorer of all('scorer')) { const to = at(scorer); add(`M${to.x} ${to.t}V${low.b + 3}`, [to.x, low.b], -90, '', false, ['scores', to.x + 24, (to.t + low.b) / 2 + 4]); }
   }
   svg.replaceChildren(...found);
 }
