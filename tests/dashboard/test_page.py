@@ -135,7 +135,8 @@ def test_a_run_is_watched_live_browsed_and_replayed(run: RunFile, broker: str):
             assert more == []
     with dashboard(run, broker) as address, chromium() as browser, page_of(browser, address) as (page, complaints):
         until(page, "document.getElementById('found').textContent.startsWith('81')")  # the run is over, and all there
-        assert points(page) == 4 and complaints == []
+        until(page, f"{POINTS} === 4")
+        assert complaints == []
 
 
 def watch_it_grow(page: Page, source: Source) -> None:
