@@ -48,6 +48,7 @@ def take(
             page.locator("#rows tr").first.click()
             page.wait_for_selector(".tok")
             page.locator(".turn.assistant .tok").first.hover()
+        page.evaluate("document.activeElement.blur()")  # no ring around the slider
         page.wait_for_timeout(SETTLE_MS)
         page.screenshot(path=path, full_page=full)
         print(path, path.stat().st_size, *complaints)
