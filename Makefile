@@ -10,7 +10,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose
 EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra dev
 
-.PHONY: help setup quickstart check test test-all chaos bench bench-packing lock clean
+.PHONY: help setup quickstart check test test-all chaos bench bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -41,6 +41,15 @@ bench: setup ## the data path against plain Kafka: bench/README.md
 
 bench-packing: $(ENV)/.installed ## how full rows are, how even processes' shares, how fast: bench/README.md
 	$(ENV)/bin/python -m bench.packing
+
+bench-weights: setup ## from an update to the tokens of the new version, by stage, with 1 and 2 vLLM servers: bench/README.md
+	$(ENV)/bin/python -m bench.weights
+
+bench-loop: setup ## where the time of learner and servers goes in a live run, and what overlapping gains: bench/README.md
+	$(ENV)/bin/python -m bench.loop
+
+bench-learner: setup ## the learner against Levanter alone, steps in turns: bench/README.md
+	$(ENV)/bin/python -m bench.learner
 
 lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit stay)
 	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \

@@ -61,7 +61,7 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
         return placed
 
     def announce(version: int) -> None:
-        record = PolicyVersion(learner=run.learner.name, version=version, uri="", size_bytes=0, sha256="")
+        record = PolicyVersion(learner=run.learner.name, version=version, uri="", size_bytes=0, sha256="", vocab_size=shape.vocab_size)
         (message,) = logged([to_message(Output("policy-versions", run.learner.name, record))])
         for stage in stages:
             deliver(stage.turn([message]))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -29,3 +34,11 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": quantile(values, 0.5), "min": min(values), "max": max(values)}
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    """As JSON, with the machine they are of."""
+    machine = {"cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30), "python": platform.python_version()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**results, "machine": machine}, indent=1) + "\n")
+    print(f"written to {path}")

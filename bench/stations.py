@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.work import Shape, Source, made_s
 from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
@@ -24,6 +26,7 @@ from streamrl.config import RunFile
 from streamrl.envs.credit import Counter, Credit
 from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion
 from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output
 
@@ -107,21 +110,23 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
             time.sleep(0.002)
 
 
-def train(run: RunFile, log: Log, count: Count, orders: Orders) -> None:
+def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders) -> None:
     """Batches to trainer arrays; each gives a policy version."""
     writer = log.writer("learner-lead")
-    joiner, latencies = Joiner(), list[float]()
+    joiner = Joiner()
+    latencies: list[float] | None = None  # not noted before the first report
     reader = log.reader({("batches", 0): log.start("batches", 0)})
 
     def announce(version: int, offset: int) -> None:
         batch = version - 1 if version else None
-        record = PolicyVersion(learner=run.learner.name, version=version, uri="", size_bytes=0, sha256="", batch=batch, time_s=time.time())
+        made = {"uri": "", "size_bytes": 0, "sha256": "", "batch": batch, "time_s": time.time(), "vocab_size": vocab_size}
+        record = PolicyVersion(learner=run.learner.name, version=version, **made)
         writer.commit([to_message(Output("policy-versions", run.learner.name, record))], {("batches", 0): offset})
 
     announce(0, 0)
     while not orders.over.is_set():
         if orders.values.pop("report", None):
-            print(json.dumps({"latencies_s": latencies}), flush=True)
+            print(json.dumps({"latencies_s": latencies or []}), flush=True)
             latencies = []
         for message in reader.poll(1, 0.02):
             record = to_event(message, ("batch", "batch-part")).record
@@ -130,22 +135,23 @@ def train(run: RunFile, log: Log, count: Count, orders: Orders) -> None:
             if batch is None:
                 continue
             arrays = expand(batch)
-            assert int((arrays.segment_ids > 0).sum()) == int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
-            now = time.time()
-            if len(latencies) < LATENCIES:
+            assert np.count_nonzero(arrays.segment_ids) == int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
+            if latencies is not None and len(latencies) < LATENCIES:
+                now = time.time()
                 latencies += [now - made_s(uid) for uid in batch.uids]
             count.add(len(batch.uids))
             announce(batch.number + 1, message.offset + 1)
 
 
 def main(role: str, path: str) -> None:
+    settle_in()
     settings = json.loads(Path(path).read_text())
     run, shape = RunFile.model_validate(settings["run"]), Shape(**settings["shape"])
     log, count, orders = KafkaLog(settings["kafka"], run.run), Count(Path(settings["counts"]) / role, create=True), Orders()
     if role == "generator":
         generate(run, log, shape, count, orders)
     else:
-        train(run, log, count, orders)
+        train(run, log, shape.vocab_size, count, orders)
 
 
 if __name__ == "__main__":

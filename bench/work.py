@@ -82,10 +82,11 @@ class Source:
         self._responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(token_dtype(shape.vocab_size))
         self._logprobs = -random.exponential(1.0, (VARIANTS, shape.response)).astype(np.float32)
 
-    def group(self, number: int, version: int) -> list[Rollout]:
-        """The rollouts of problem `number`, sampled by `version`; the name of each ends in the time it was made."""
-        group_id, made = f"{self.env}-{number}", time.time_ns()
-        prompt = Turn(message="", role="user", tokens=self._prompts[number % VARIANTS])
+        self._asked = [Turn(message="", role="user", tokens=tokens) for tokens in self._prompts]
+        self._version, self._answers = -1, list[Turn]()
+
+    def answers(self, version: int) -> list[Turn]:
+        """The variants, as `version` sampled them."""
         how = InferenceMetadata(
             server="bench",
             temperature=1.0,
@@ -93,21 +94,20 @@ class Source:
             finish_reason="stop",
             version_spans=[VersionSpan(version=version, start=0, end=self.shape.response)],
         )
+        both = zip(self._responses, self._logprobs, strict=True)
+        return [Turn(message="", role="assistant", tokens=tokens, logprobs=logprobs, inference_metadata=how) for tokens, logprobs in both]
+
+    def group(self, number: int, version: int) -> list[Rollout]:
+        """The rollouts of problem `number`, sampled by `version`; the name of each ends in the time it was made."""
+        group_id, made = f"{self.env}-{number}", time.time_ns()
+        if version != self._version:
+            self._version, self._answers = version, self.answers(version)
         return [
             Rollout(
                 environment=self.env,
                 problem_id=str(number),
                 rollout_uid=f"{group_id}-{i}-{made}",
-                turns=[
-                    prompt,
-                    Turn(
-                        message="",
-                        role="assistant",
-                        tokens=self._responses[(number + i) % VARIANTS],
-                        logprobs=self._logprobs[(number + i) % VARIANTS],
-                        inference_metadata=how,
-                    ),
-                ],
+                turns=[self._asked[number % VARIANTS], self._answers[(number + i) % VARIANTS]],
                 group_id=group_id,
                 producer=f"{self.env}-0",
                 reward=float((number + i) % 3 == 0),

@@ -576,6 +576,9 @@ def completion(shell: str) -> None:
 
 def _be(run: str, main: Callable[..., None], *arguments: Any) -> None:
     """Be a part until a signal, or until it fails."""
+    from streamrl.stream.housekeeping import settle_in
+
+    settle_in()
     with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log):
         main(settings, log, stop, *arguments)
     _leave(caught)

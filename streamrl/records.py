@@ -118,9 +118,13 @@ class Rollout(Record, frozen=True, kw_only=True):
             raise self._invalid(f"temperature {self.temperature} is not above 0")
         check_depth(self.metadata)
         if not (self.failure or self.misaligned):
-            if any(turn.tokens is None for turn in self.turns):
-                raise self._invalid("a turn has no tokens")
-            if not any(turn.logprobs is not None and turn.logprobs.size for turn in self.turns):
+            sampled = 0
+            for turn in self.turns:
+                if turn.tokens is None:
+                    raise self._invalid("a turn has no tokens")
+                if turn.logprobs is not None:
+                    sampled += turn.logprobs.size
+            if not sampled:
                 raise self._invalid("no turn was sampled (logprobs missing)")
 
     def _invalid(self, why: str) -> ValueError:
@@ -479,6 +483,8 @@ MAX_DEPTH = 32  # of maps and lists in free-form fields
 
 def check_depth(value: Any) -> None:
     """Lists and maps at most MAX_DEPTH deep. Deeper ones would be readable or not by how much of the stack is in use, and a replay would differ."""
+    if not value:
+        return
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for v in level if isinstance(v, dict | list) for inner in (v.values() if isinstance(v, dict) else v)]
@@ -497,5 +503,5 @@ def check_floats(what: str, array: Array, length: int | None) -> None:
     if array.dtype != np.float32:
         raise ValueError(f"{what} must be float32, not {array.dtype}")
     check_length(what, array, array.size if length is None else length)
-    if not np.isfinite(array).all():
+    if not (math.isfinite(np.vdot(array, array)) or np.isfinite(array).all()):  # the sum of squares is not finite where a value is not, and cheap
         raise ValueError(f"{what}: value {int(np.flatnonzero(~np.isfinite(array))[0])} is not finite")

@@ -102,9 +102,7 @@ def make_certificates(directory: Path, names: tuple[str, ...]) -> Path:
     return made
 
 
-def _certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey, is_ca: bool
-) -> x509.Certificate:
+def _certificate(name: str, key: ec.EllipticCurvePrivateKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey, is_ca: bool) -> x509.Certificate:
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()

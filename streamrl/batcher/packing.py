@@ -40,9 +40,9 @@ def pack(lengths: np.ndarray, max_seq_len: int, row_count: int, processes: int =
     rows, of_each = np.empty(len(lengths), np.int32), row_count // processes
     shelves = [Shelf(max_seq_len, range(i * of_each, (i + 1) * of_each)) for i in range(processes)]
     least = [(0.0, i) for i in range(processes)]  # a heap: (cost so far, process)
-    cost = (lengths if costs is None else costs).tolist()
+    tokens, cost = lengths.tolist(), (lengths if costs is None else costs).tolist()
     for index in np.argsort(-lengths, kind="stable").tolist():
-        length, full = int(lengths[index]), list[tuple[float, int]]()
+        length, full = tokens[index], list[tuple[float, int]]()
         while (row := shelves[least[0][1]].place(length)) is None:
             full.append(heappop(least))
             if not least:

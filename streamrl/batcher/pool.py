@@ -17,7 +17,7 @@ from streamrl.batcher.assemble import Division, assemble, fitting, heads, withou
 from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.parts import split
-from streamrl.batcher.selection import REST, Candidate, Selection, carry, rebased, select, shares, shortage
+from streamrl.batcher.selection import DATA, REST, Candidate, Selection, carry, rebased, select, shares, shortage, waits_for
 from streamrl.buffer.freshness import fresh
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output
@@ -89,6 +89,8 @@ class State(msgspec.Struct):
     balance: dict[str, float] = {}  # tokens carried over, by share
     short: dict[str, int] = {}  # tokens that the next batch lacks, by share
     short_since_s: float = 0.0
+    waited: dict[str, float] = {}  # seconds that the next batch was short, by what it waited for; up to
+    waited_until_s: float = 0.0
     progress: Progress = msgspec.field(default_factory=Progress)  # of the curriculum
 
 
@@ -193,6 +195,8 @@ class Fold:
                 pool.leave(pool.groups, place)
         state.next_batch += 1
         values = batch_values(config, batch, before, mixed(groups[: len(taken)]))
+        values |= waiting_values(state.waited)
+        state.waited = {}
         if config.curriculum.kind != "none":
             values |= {f"batches/{env}/frac_wanted": fraction for env, fraction in due.items()}
             values["batcher/curriculum_stage"] = float(stage_of(config.curriculum, state.progress.stage, batch.number))
@@ -221,9 +225,13 @@ class Fold:
         raise AssertionError("a group within the token budget fits into the rows of a batch")
 
     def note_shortage(self, short: dict[str, int]) -> None:
-        if short and not self.state.short:
-            self.state.short_since_s = self.time_s
-        self.state.short = short
+        state = self.state
+        if state.short:
+            cause = DATA if self.config.spill else waits_for(state.short, self.fractions(state.next_batch))
+            state.waited[cause] = state.waited.get(cause, 0.0) + self.time_s - state.waited_until_s
+        elif short:
+            state.short_since_s = self.time_s
+        state.short, state.waited_until_s = short, self.time_s
 
     def want(self, env: str) -> None:
         """Publish the env's demand if it has changed: what the batches that its next rollouts may be for need (`admission.py`), less what is held.
@@ -274,6 +282,12 @@ class Fold:
             cause=cause,
         )
         self.outputs.append(Output("fates", group.group_id, record))
+
+
+def waiting_values(waited: Mapping[str, float]) -> dict[str, float]:
+    """How long a batch could have been built but for the groups it lacked: of all shares, or of one while the others were there."""
+    values = {f"batcher/waited_for_share_s/{share or 'rest'}": seconds for share, seconds in waited.items() if share != DATA}
+    return {"batcher/waited_for_data_s": waited.get(DATA, 0.0), **values}
 
 
 def paid_by(selection: Selection, taken: int) -> dict[str, int]:

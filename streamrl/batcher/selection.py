@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 REST = ""  # the pseudo-env that stands for what the fractions leave: it goes evenly to the envs that have more than their own share needs
+DATA = "*"  # what a batch waits for while no share is complete
 
 
 class Candidate(NamedTuple):
@@ -50,6 +51,12 @@ def shortage(supply: Mapping[str, int], fractions: Mapping[str, float], balance:
     if spill:
         lacking = {REST: need[REST] + sum(max(tokens, 0.0) for share, tokens in lacking.items() if share != REST) - spare_tokens}
     return {share: int(tokens) for share, tokens in lacking.items() if tokens >= 1}
+
+
+def waits_for(short: Mapping[str, int], fractions: Mapping[str, float]) -> str:
+    """What a batch that is short of these tokens, by share, waits for: the share that lacks most while others have theirs, DATA while none has."""
+    wanted = [share for share, fraction in shares(fractions).items() if fraction > 0]
+    return DATA if all(share in short for share in wanted) else max(short, key=lambda share: short[share])
 
 
 def select(

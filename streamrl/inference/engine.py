@@ -19,6 +19,7 @@ from streamrl.errors import InferenceError
 from streamrl.inference.server import MODEL
 
 SWAP_TIMEOUT_S = 600.0
+CLOCK = "/streamrl/clock"  # of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's
 
 
 class Swap(NamedTuple):
@@ -32,6 +33,7 @@ class Swap(NamedTuple):
 class Load(NamedTuple):
     in_flight: int  # sequences, running and waiting
     generated_tokens: int  # since it started
+    spent: dict[str, float]  # seconds since it started by what they went to (`Clock` of streamrl_guard.py)
 
 
 class Mismatch(NamedTuple):
@@ -82,14 +84,14 @@ class Engine:
         return np.array([entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries, strict=True)], np.float32)
 
     def load(self) -> Load:
-        """From the Prometheus metrics."""
+        """From the Prometheus metrics, and the guard's clock."""
         sums = dict.fromkeys(("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total"), 0.0)
         for line in self._get("/metrics", timeout_s=5.0).text.splitlines():
             name, brace, _ = line.partition("{")
             if brace and name in sums:
                 sums[name] += float(line.rpartition(" ")[2])
         running, waiting, generated = map(int, sums.values())
-        return Load(running + waiting, generated)
+        return Load(running + waiting, generated, self._get(CLOCK, timeout_s=5.0).json())
 
     def healthy(self) -> bool:
         try:

@@ -24,14 +24,18 @@ class Served(NamedTuple):
     pull_s: float
     swap: Swap | None  # None: vLLM was started on it
     start_s: float
+    heard_s: float = 0.0  # from its announcement to the beginning of the pull, by the clocks of both machines
 
     def metrics(self) -> dict[str, float]:
         """By the names of metrics.py."""
         distance, tokens = self.mismatch
-        values = {"inference/pull_s": self.pull_s, "inference/mismatch_max_abs": distance, "inference/mismatch_tokens": float(tokens)}
+        values = {"inference/heard_s": self.heard_s, "inference/pull_s": self.pull_s}
+        values |= {"inference/mismatch_max_abs": distance, "inference/mismatch_tokens": float(tokens)}
         if self.swap is None:
             return {**values, "inference/start_s": self.start_s}
-        return {**values, "inference/swap_s": self.swap.total_s, "inference/pause_s": self.swap.pause_s, "inference/reload_s": self.swap.reload_s}
+        pause_s, reload_s, total_s = self.swap
+        spent = {"swap_s": total_s, "pause_s": pause_s, "reload_s": reload_s, "resume_s": total_s - pause_s - reload_s}
+        return {**values, **{f"inference/{name}": seconds for name, seconds in spent.items()}}
 
 
 def objection(served: Served, tolerance: float) -> str:
@@ -65,14 +69,14 @@ class Host:
 
         Raises WeightError when the copy is not what was announced: nothing has changed then. Any other StreamrlError is the end of this host.
         """
-        start = time.monotonic()
+        start, heard_s = time.monotonic(), time.time() - version.time_s if version.time_s else 0.0
         directory = self._pull(version)
         pulled = time.monotonic()
         swap = self._load(directory, version.version)
         done = time.monotonic()
         found = self._probe(version)
         self._forget_all_but(directory)
-        return Served(version.version, found, pulled - start, swap, done - pulled)
+        return Served(version.version, found, pulled - start, swap, done - pulled, heard_s)
 
     def alive(self) -> bool:
         """False when vLLM was started and has ended."""

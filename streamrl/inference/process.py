@@ -48,7 +48,8 @@ class Announcements:
 
     def newest(self, timeout_s: float) -> PolicyVersion | None:
         """After waiting for news for at most `timeout_s`."""
-        for message in self._reader.poll(512, timeout_s):
+        first = self._reader.poll(1, timeout_s)  # at once: a reader that may take more waits for more
+        for message in (*first, *(self._reader.poll(512, 0.0) if first else ())):
             match to_event(message, ("policy-version",)).record:
                 case PolicyVersion(learner=self._learner) as heard if self._newest is None or heard.version > self._newest.version:
                     self._newest = heard
@@ -175,5 +176,6 @@ def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:
         entry.update()
     else:
         entry.update(in_flight=load.in_flight)
-        meter.publish({"inference/in_flight": float(load.in_flight), "inference/generated_tokens": float(load.generated_tokens)})
+        spent = {f"inference/{name}": seconds for name, seconds in load.spent.items()}
+        meter.publish({**spent, "inference/in_flight": float(load.in_flight), "inference/generated_tokens": float(load.generated_tokens)})
     return time.monotonic()

@@ -28,7 +28,7 @@ from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Output, Writer
-from streamrl.weights.store import Store, Stored, every_nth
+from streamrl.weights.store import Store, every_nth
 
 logger = logging.getLogger(__name__)
 
@@ -130,27 +130,31 @@ class Trainee:
     def train(self, taken: Taken) -> dict[str, float]:
         """One step, and its version. Returns the metrics."""
         measured, batch = self.policy.step(taken), taken.batch
-        started = time.monotonic()
-        self.publish(batch.number)
-        age = batch.number - batch.oldest_versions
-        values = {**measured, "export_s": time.monotonic() - started, "batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
+        spent, age = self.publish(batch.number), batch.number - batch.oldest_versions
+        values = {**measured, **spent, "batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
         return {f"learner/{name}": value for name, value in values.items()}
 
-    def publish(self, batch: int | None) -> None:
-        """Announce the policy, trained on `batch`; a version that is announced already must come out the same, and is left alone."""
-        policy = self.policy
+    def publish(self, batch: int | None) -> dict[str, float]:
+        """Announce the policy, trained on `batch`; a version that is announced already must come out the same, and is left alone.
+
+        Returns what it took, by stage.
+        """
+        policy, spent = self.policy, {"export_s": 0.0, "hash_s": 0.0, "announce_s": 0.0}
         if policy.version in self.announced:
             check(self.learner, self.announced, policy.version, policy.sha256())
             logger.info("version %d: trained again, %s as announced", policy.version, policy.position.sha256[:12])
         else:
-            self.announce(batch)
+            spent = self.announce(batch)
+        started = time.monotonic()
         if batch is None or policy.version % policy.run.learner.checkpoint_every == 0:
             policy.save(self.checkpoints, policy.run.learner.keep_checkpoints)
+        return {**spent, "checkpoint_s": time.monotonic() - started}
 
-    def announce(self, batch: int | None) -> Stored:
-        """Write the weights; then, in one transaction: the version exists, and the batches up to its own are dealt with."""
+    def announce(self, batch: int | None) -> dict[str, float]:
+        """Write the weights; then, in one transaction: the version exists, and the batches up to its own are dealt with. Returns what it took."""
         policy, pooled = self.policy, self.policy.run.learner.pooled
-        stored = policy.write(self.store)
+        stored, export_s, hash_s = policy.write(self.store)
+        started = time.monotonic()
         told = {"probe": policy.probe(), "vocab_size": policy.state.model.Vocab.size, "time_s": time.time()}
         record = PolicyVersion(learner=self.learner, version=policy.version, batch=batch, **told, **stored._asdict())
         self.announced[policy.version] = stored.sha256
@@ -159,7 +163,7 @@ class Trainee:
             self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
             self.store.prune(policy.version, policy.run.weights.keep_versions, but=self.awaited())
         logger.info("version %d: %s", policy.version, stored.sha256[:12])
-        return stored
+        return {"export_s": export_s, "hash_s": hash_s, "announce_s": time.monotonic() - started}
 
     def awaited(self) -> set[int]:
         """Versions that others still have to find: the scorers, which make version 0 themselves, and the evaluator."""

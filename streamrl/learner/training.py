@@ -6,6 +6,7 @@ The process announces what comes of it, a replay compares it with what was annou
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,14 @@ class Start(NamedTuple):
 
     directory: Path  # of checkpoints
     position: Position
+
+
+class Written(NamedTuple):
+    """Weights in the store."""
+
+    stored: Stored
+    export_s: float  # from memory to files
+    hash_s: float  # until they stand in the store, with their manifest
 
 
 def checkpoint_directory(run: RunFile, learner: str) -> Path:
@@ -125,18 +134,20 @@ class Training:
             self.position = self.position._replace(sha256=describe(Path(directory)).sha256)
         return self.position.sha256
 
-    def write(self, store: Store) -> Stored:
-        """Put the weights into the store. Returns their claim check."""
-        name = version_name(self.version)
+    def write(self, store: Store) -> Written:
+        """Put the weights into the store."""
+        started, name = time.monotonic(), version_name(self.version)
         if first():
             with store.writing(name, export.size_bytes(self.state.model)) as directory:
                 export.save(self.state.model, self.origin, directory)
+                exported = time.monotonic()
         else:
             export.state_dict(self.state.model)  # the parts that this process has, for the one that writes
+            exported = time.monotonic()
         wait_for_all(name)
         stored = store.claim(name)
         self.position = self.position._replace(sha256=stored.sha256)
-        return stored
+        return Written(stored, exported - started, time.monotonic() - exported)
 
     def load(self, start: Start) -> None:
         """Go on from a checkpoint. Raises ModelError."""

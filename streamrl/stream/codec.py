@@ -7,7 +7,6 @@ makes views into the message; nothing is copied. docs/records.md says it for oth
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -27,8 +26,8 @@ MAX_RANK = 4
 
 _NAMES = {record: name for name, record in RECORDS.items()}
 _HEADERS = {name: ((SCHEMA_HEADER, f"{name}/{VERSION}".encode()),) for name in RECORDS}
-_DTYPE_OF = {b"\x92\xa3" + name.encode(): np.dtype(name) for name in DTYPES}  # an array of two, the first of them a text of three
-_SIZE_OF = {code: struct.Struct(form) for code, form in ((0xCC, ">B"), (0xCD, ">H"), (0xCE, ">I"), (0xCF, ">Q"))}
+_HEAD = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
+_SIZE_BYTES = [{0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(code, 1) for code in range(256)]  # of a size in a shape, by its first byte
 
 
 class DecodeError(ValueError):
@@ -52,29 +51,30 @@ def _head(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, bytes]:
 
 def unpack_array(data: memoryview) -> np.ndarray:
     """A read-only view of the data. Raises DecodeError when dtype, shape and length do not agree; allocates nothing on their word."""
-    dtype = _DTYPE_OF.get(data[:5].tobytes())  # as far as the dtype every head has the same length
-    if dtype is None:
-        raise DecodeError(f"array without [dtype, shape] and a dtype of {', '.join(DTYPES)}")
-    shape, start = list[int](), 6
+    start = 6  # behind the dtype and the rank
     try:
-        for _ in range(_rank(data[5])):
-            size, start = data[start], start + 1
-            if size >= 0x80:  # a larger size has its own code, and stands behind it
-                size, start = _SIZE_OF[size].unpack_from(data, start)[0], start + _SIZE_OF[size].size
-            shape.append(size)
-    except (KeyError, IndexError, struct.error):
-        raise DecodeError(f"array shape {data[5:20].tobytes()!r} is not a list of sizes") from None
-    if (count := math.prod(shape)) * dtype.itemsize != len(data) - start:
-        raise DecodeError(f"array claims shape {shape} of {dtype} ({count * dtype.itemsize} bytes) but carries {len(data) - start} bytes")
-    flat = np.frombuffer(data, dtype, offset=start)
-    return flat if len(shape) == 1 else flat.reshape(shape)
+        for _ in range(data[5] & 0x0F):
+            start += _SIZE_BYTES[data[start]]
+    except IndexError:
+        pass  # the head ends too soon, and says so
+    dtype, shape, size = _layout(data[:start].tobytes())
+    if size != len(data) - start:
+        raise DecodeError(f"array claims shape {list(shape)} of {dtype} ({size} bytes) but carries {len(data) - start} bytes")
+    return np.ndarray(shape, dtype, data, start)
 
 
-def _rank(code: int) -> int:
-    """Dimensions, of the code of a short MessagePack array."""
-    if not 0x90 <= code <= 0x90 + MAX_RANK:
-        raise KeyError(code)
-    return code - 0x90
+@lru_cache(4096)
+def _layout(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
+    """(dtype, shape, bytes of data) of what stands before an array's data."""
+    try:
+        name, shape = _HEAD.decode(head)
+    except msgspec.DecodeError:
+        raise DecodeError(f"array without [dtype, shape] before its data but {head[:20]!r}") from None
+    if name not in DTYPES:
+        raise DecodeError(f"array with a dtype of {name[:20]!r}, not of {', '.join(DTYPES)}")
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+        raise DecodeError(f"array shape {list(shape)} is not a list of sizes, {MAX_RANK} at most")
+    return np.dtype(name), shape, math.prod(shape) * np.dtype(name).itemsize
 
 
 def _encode_hook(value: Any) -> Any:
@@ -91,14 +91,8 @@ def _decode_ext(code: int, data: memoryview) -> Any:
     return unpack_array(data)
 
 
-def _decode_hook(wanted: type, value: Any) -> Any:
-    if wanted is np.ndarray and isinstance(value, np.ndarray):
-        return value
-    raise DecodeError(f"expected an array, got {type(value).__name__}")
-
-
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
-_DECODERS = {name: msgspec.msgpack.Decoder(record, dec_hook=_decode_hook, ext_hook=_decode_ext) for name, record in RECORDS.items()}
+_DECODERS = {name: msgspec.msgpack.Decoder(record, ext_hook=_decode_ext) for name, record in RECORDS.items()}
 
 
 def encode(record: Record) -> bytes:
@@ -107,20 +101,31 @@ def encode(record: Record) -> bytes:
 
 def decode(schema: bytes | str, value: bytes) -> Record:
     """Bytes of the named schema to a record. Raises DecodeError."""
-    name, _, version = (schema.decode("utf-8", "replace") if isinstance(schema, bytes) else schema).partition("/")
-    decoder = _DECODERS.get(name)
-    if decoder is None:
-        raise DecodeError(f"schema {name[:60]!r} is unknown; expected one of {', '.join(RECORDS)}")
-    if not version.isdecimal() or int(version) < 1:
-        raise DecodeError(f"schema header {name}/{version[:20]} has no version")
+    name = _name_of(schema)
     try:
-        return decoder.decode(value)
+        return _DECODERS[name].decode(value)
     except RecursionError:
         raise DecodeError(f"{name}: nested too deeply") from None
     except (ValueError, UnicodeDecodeError, msgspec.DecodeError) as error:  # ValidationError is one of them
         if "nested too deeply" in str(error):  # the same words, whether the stack or `check_depth` found it
             raise DecodeError(f"{name}: nested too deeply") from None
         raise DecodeError(f"{name}: {error}") from None
+
+
+@lru_cache(256)
+def _name_of(schema: bytes | str) -> str:
+    """The record that a schema header names. Raises DecodeError."""
+    name, _, version = (schema.decode("utf-8", "replace") if isinstance(schema, bytes) else schema).partition("/")
+    if name not in RECORDS:
+        raise DecodeError(f"schema {name[:60]!r} is unknown; expected one of {', '.join(RECORDS)}")
+    if not (version.isdecimal() and len(version) < 10 and int(version) > 0):
+        raise DecodeError(f"schema header {name}/{version[:20]} has no version")
+    return name
+
+
+@lru_cache(256)
+def _is_one_of(schema: bytes, names: tuple[str, ...]) -> bool:
+    return any(schema.startswith(name.encode() + b"/") for name in names)
 
 
 def to_message(output: Output) -> Message:
@@ -132,14 +137,14 @@ def to_message(output: Output) -> Message:
     return Message(output.topic, key, encode(output.record), _HEADERS[_NAMES[type(output.record)]])
 
 
-def to_event(message: Message, schemas: Iterable[str]) -> Event:
+def to_event(message: Message, schemas: tuple[str, ...]) -> Event:
     """Decode a message that should be one of `schemas`; what cannot be read becomes `Undecodable`, with the cause."""
     key = (message.key or b"").decode("utf-8", "surrogateescape")  # a key of any bytes comes out as it went in
     if message.value is None:
         return Event(message.topic, message.partition, message.offset, key, None, None, message.headers)
     schema = dict(message.headers).get(SCHEMA_HEADER, b"")
     try:
-        if not any(schema.startswith(s.encode() + b"/") for s in schemas):
+        if not _is_one_of(schema[:60], schemas):  # what is remembered is short
             raise DecodeError(f"schema header is {schema[:60].decode('utf-8', 'replace')!r}, expected {' or '.join(schemas)}")
         record: Record | Undecodable = decode(schema, message.value)
     except DecodeError as error:

@@ -211,17 +211,17 @@ class KafkaReader:
         self._prefix, self._settings, self._address = prefix, settings, str(settings.get("bootstrap.servers"))
         self._consumer = Consumer({**settings, **CONSUMER, "group.id": prefix + READER})
         self._consumer.assign([TopicPartition(prefix + t, p, offset) for (t, p), offset in positions.items()])
-        self._positions = dict(positions)
+        self._positions, self._names = dict(positions), {prefix + topic: topic for topic, _ in positions}
         self._paused = frozenset[str]()
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         found: list[Message] = []
+        raw: Any  # the stubs say that each of its parts may be missing
         for raw in self._consumer.consume(max_messages, timeout_s):
-            topic, partition, offset = str(raw.topic()).removeprefix(self._prefix), cast(int, raw.partition()), cast(int, raw.offset())
-            error = raw.error()
+            topic, partition, offset, error = self._names[raw.topic()], raw.partition(), raw.offset(), raw.error()
             if error is None:
                 self._positions[topic, partition] = offset + 1
-                headers = tuple((name, cast(bytes, value or b"")) for name, value in raw.headers() or ())
+                headers = tuple([(name, value or b"") for name, value in raw.headers() or ()])
                 found.append(Message(topic, raw.key(), raw.value(), headers, partition, offset, raw.timestamp()[1] / 1000))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._positions[topic, partition] = max(self._positions[topic, partition], offset)
@@ -266,19 +266,21 @@ class KafkaWriter:
         except AccessDenied:
             raise denied(settings, f"write as transactional id {name}") from None
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> list[int]:
-        offsets, undelivered = [-1] * len(messages), list[KafkaError]()
+    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
+        last, undelivered = [-1], list[KafkaError]()
         try:
             self._producer.begin_transaction()
-            for index, message in enumerate(messages):
-                produce(self._producer, self._prefix, message, partial(_note, offsets, undelivered, index))
+            for message in messages[:-1]:
+                produce(self._producer, self._prefix, message)
+            for message in messages[-1:]:  # asked for every message, a report would cost more than the message
+                produce(self._producer, self._prefix, message, partial(_note, last, undelivered))
             if positions:
                 where = [TopicPartition(self._prefix + t, p, offset) for (t, p), offset in positions.items()]
                 bounded(partial(self._producer.send_offsets_to_transaction, where, self._group.consumer_group_metadata(), CALL_TIMEOUT_S))
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:
             self._fail([exception.args[0], *undelivered], {message.topic for message in messages})
-        return offsets
+        return last[0]
 
     def close(self) -> None:
         self._group.close()
@@ -316,6 +318,7 @@ class KafkaPlainWriter:
     def send(self, message: Message) -> None:
         try:
             produce(self._producer, self._prefix, message, self._delivered)
+            self._producer.poll(0)
         except KafkaException as exception:
             self._delivered(exception.args[0], None, message.topic)
         self._check()
@@ -406,15 +409,10 @@ def produce(
     timestamp_ms: int = 0,  # 0: now
 ) -> None:
     """Hand one message to the producer's queue; while that is full, wait for it to drain."""
-    arguments: dict[str, Any] = {"value": message.value, "key": message.key, "headers": list(message.headers), "timestamp": timestamp_ms}
-    if message.partition >= 0:
-        arguments["partition"] = message.partition
-    if on_delivery is not None:
-        arguments["on_delivery"] = on_delivery
+    topic, headers = prefix + message.topic, list(message.headers)
     while True:
         try:
-            producer.produce(prefix + message.topic, **arguments)
-            producer.poll(0)
+            producer.produce(topic, message.value, message.key, message.partition, on_delivery, timestamp=timestamp_ms, headers=headers)  # pyright: ignore[reportArgumentType]
             return
         except BufferError:
             producer.poll(0.01)
@@ -487,9 +485,9 @@ def unwritable(settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     return found
 
 
-def _note(offsets: list[int], undelivered: list[KafkaError], index: int, error: KafkaError | None, message: Any) -> None:
+def _note(last: list[int], undelivered: list[KafkaError], error: KafkaError | None, message: Any) -> None:
     if error is None:
-        offsets[index] = message.offset()
+        last[0] = message.offset()
     else:
         undelivered.append(error)
 

@@ -85,8 +85,8 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> list[int]:
-        """Write all messages and the input positions in one transaction, or raise and leave nothing. Returns their offsets.
+    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
+        """Write all messages and the input positions in one transaction, or raise and leave nothing. Returns the offset of the last message.
 
         Raises `Fenced` when another process has taken this identity, `TransactionFailed` for anything else; either way the process ends.
         """

@@ -110,7 +110,7 @@ class Turned(NamedTuple):
     letters: list[Letter]  # what it put aside, in the transaction
 
 
-def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[..., list[int]]) -> Turned:
+def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[..., int]) -> Turned:
     """One turn: fold the messages in and commit what comes of it."""
     slices = slices_of(messages, fold.positions)
     events = [to_event(message, part.inputs[message.topic]) for message in messages]
@@ -129,9 +129,9 @@ def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s
         config=to_json(part.config) if changed else "",
     )
     journal = [to_message(Output(f"journal.{part.name}", part.name, record)) for record in (*snapshots, entry)]
-    offsets = commit([*outputs, *journal], fold.positions)
-    if snapshots:  # only now it is known where it lies: the next entry says so
-        fold.snapshot_offset, fold.events_since_snapshot = offsets[len(outputs)], 0
+    offset = commit([*outputs, *journal], fold.positions)
+    if snapshots:  # only now it is known where it lies, right before the entry: the next one says so
+        fold.snapshot_offset, fold.events_since_snapshot = offset - len(snapshots), 0
     return Turned(metrics, [letter for message in outputs if message.topic.startswith(TOPIC) and (letter := letter_of(message))])
 
 

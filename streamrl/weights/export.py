@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
-from haliax.state_dict import to_torch_compatible_state_dict
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from haliax.jax_utils import is_jax_array_like
+from haliax.state_dict import flatten_modules_for_export, to_state_dict
+from jax.experimental.multihost_utils import process_allgather
 
-WEIGHTS, CONFIG, HEAD, EMBEDDING = "model.safetensors", "config.json", "lm_head.weight", "model.embed_tokens.weight"
+from streamrl.weights.manifest import at_once
+
+WEIGHTS, INDEX, CONFIG, HEAD, EMBEDDING = (
+    *("model.safetensors", "model.safetensors.index.json", "config.json"),
+    *("lm_head.weight", "model.embed_tokens.weight"),
+)
+SHARDS, SHARD_BYTES = 8, 32 << 20  # files that a large model is at most, and what each has at least
+DTYPES = {"float32": "F32"}  # a policy is trained in this
 HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
 CARRIED = (
     "generation_config.json",
@@ -31,11 +37,17 @@ CARRIED = (
 )
 
 
+@eqx.filter_jit
+def _named(model: Any) -> dict[str, jax.Array]:
+    """Tensors by their Hugging Face names. One program: layers lie stacked, and cutting them one by one takes longer than a small model's writing."""
+    return dict(to_state_dict(flatten_modules_for_export(eqx.filter(model, is_jax_array_like))))
+
+
 def state_dict(model: Any, head: bool = True) -> dict[str, np.ndarray]:
     """Tensors by their Hugging Face names. The `head` is always among them: on a CPU, vLLM keeps the one it started with when it is missing."""
-    tensors = dict(to_torch_compatible_state_dict(model))
+    tensors = {name: np.asarray(process_allgather(tensor, tiled=True)) for name, tensor in _named(model).items()}
     if head and HEAD not in tensors:
-        tensors[HEAD] = tensors[EMBEDDING].copy()
+        tensors[HEAD] = tensors[EMBEDDING]
     return tensors
 
 
@@ -47,12 +59,42 @@ def size_bytes(model: Any) -> int:
 def save_weights(model: Any, directory: Path, head: bool = True) -> None:
     """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names. Raises OSError."""
     tensors = state_dict(model, head)
-    try:
-        save_file({name: tensors[name] for name in sorted(tensors)}, directory / WEIGHTS, metadata={"format": "pt"})
-    except SafetensorError as error:
-        if told := re.search(r"os error (\d+)", str(error)):  # it hides what the operating system said in its text
-            raise OSError(int(told[1]), os.strerror(int(told[1])), str(directory / WEIGHTS)) from None
-        raise
+    files = shards({name: tensors[name].nbytes for name in sorted(tensors)})
+    at_once(lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}), files)
+    if len(files) > 1:
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": {name: file for file, names in files.items() for name in names}}
+        (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+
+
+def shards(sizes: Mapping[str, int]) -> dict[str, list[str]]:
+    """The tensors of each file, by its name, as Hugging Face calls them. A small model is one file, a large one SHARDS of about the same size:
+    several can be written, hashed and copied at a time.
+
+    `sizes`: bytes of each tensor; they stay in this order.
+    """
+    total, gone = sum(sizes.values()), 0
+    count, cut = min(max(total // SHARD_BYTES, 1), SHARDS), list[list[str]]()
+    for name, size in sizes.items():
+        if gone * count >= len(cut) * total:
+            cut.append([])
+        cut[-1].append(name)
+        gone += size
+    return {WEIGHTS: cut[0]} if len(cut) == 1 else {f"model-{i:05d}-of-{len(cut):05d}.safetensors": names for i, names in enumerate(cut, 1)}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """A safetensors file, as its own library writes it, without the copies in memory that this makes. Raises OSError."""
+    described, end = dict[str, Any]({"__metadata__": {"format": "pt"}}), 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        described[name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": (start, end)}
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor).data)
 
 
 def save(model: Any, origin: Path, directory: Path) -> None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from streamrl.errors import WeightError
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Readable(Protocol):
+    """An open file, here or in a store."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 class File(NamedTuple):
@@ -35,7 +45,7 @@ class Manifest(NamedTuple):
 def describe(directory: Path) -> Manifest:
     """The manifest of the files that lie in a directory, itself excepted."""
     names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
-    return Manifest(tuple(hashed(directory / name) for name in names))
+    return Manifest(tuple(at_once(lambda name: hashed(directory / name), names)))
 
 
 def hashed(path: Path) -> File:
@@ -44,15 +54,21 @@ def hashed(path: Path) -> File:
     return File(path.name, size_bytes, sha256)
 
 
-def digest(opened: BinaryIO, copy_to: BinaryIO | None = None) -> tuple[int, str]:
+def digest(opened: Readable, copy_to: BinaryIO | None = None) -> tuple[int, str]:
     """(bytes, SHA-256) of what is left to read; written on to `copy_to` in the same pass."""
-    state, size_bytes = hashlib.sha256(), 0
-    while chunk := opened.read(CHUNK_BYTES):
-        state.update(chunk)
-        size_bytes += len(chunk)
+    state, size_bytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(CHUNK_BYTES))
+    while read := opened.readinto(buffer):
+        state.update(buffer[:read])
+        size_bytes += read
         if copy_to is not None:
-            copy_to.write(chunk)
+            copy_to.write(buffer[:read])
     return size_bytes, state.hexdigest()
+
+
+def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """`work` of each, in their order, as many at a time as there are cores: hashing, reading and writing leave Python to the others."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(work, items))
 
 
 def to_bytes(manifest: Manifest) -> bytes:

@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 
 from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
-from streamrl.weights.manifest import MANIFEST, File, Manifest, describe, differences, digest, from_bytes, plain, to_bytes
+from streamrl.weights.manifest import MANIFEST, File, Manifest, at_once, describe, differences, digest, from_bytes, plain, to_bytes
 
 TEMPORARY = ".tmp-"
 VERSION_NAME = re.compile(r"v(\d{6,})")
@@ -170,8 +170,9 @@ def read_manifest(fs: fsspec.AbstractFileSystem, path: str) -> Manifest:
 
 
 def files_in(fs: fsspec.AbstractFileSystem, path: str, manifest: Manifest, copy_to: Path | None = None) -> list[File]:
-    """What really lies there under the names of the manifest, hashed in one pass, and copied in the same one."""
-    return [found for file in manifest.files if (found := _read(fs, f"{path}/{file.name}", copy_to)) is not None]
+    """What really lies there under the names of the manifest, hashed in one pass, and copied in the same one; several files at a time."""
+    found = at_once(lambda file: _read(fs, f"{path}/{file.name}", copy_to), manifest.files)
+    return [file for file in found if file is not None]
 
 
 def _read(fs: fsspec.AbstractFileSystem, source: str, copy_to: Path | None) -> File | None:

@@ -200,10 +200,10 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
             for i in range(9)
         ]
         messages += [to_message(Output(f"groups.{env}", made.group_id, made)) for env, made in groups]
-    writer, source, fold, states = log.writer(part.name), log.writer("source"), Fold(part.initial()), list[bytes]()
+    writer, fold, states = log.writer(part.name), Fold(part.initial()), list[bytes]()
     for start in range(0, len(messages), turn_events):
         piece = messages[start : start + turn_events]
-        taken = [message._replace(partition=0, offset=offset) for message, offset in zip(piece, source.commit(piece), strict=True)]
+        taken = [message._replace(partition=0, offset=offset) for message, offset in zip(piece, log.append(piece, marker=True), strict=True)]
         turn(part, fold, taken, 1.0, writer.commit)
         states.append(freeze(fold.state))
     return log, states

@@ -100,6 +100,17 @@ def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
     assert report(config, state, 103.0).values["batcher/missing_tokens/add"] == 20
 
 
+def test_a_batch_tells_how_long_it_waited_for_all_and_how_long_for_one_share():
+    config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40)
+    state, _ = step(config, State(), [version_event(0)], 100.0)  # due: from now on it waits
+    state, _ = step(config, state, arrivals("a"), 103.0)
+    state, _ = step(config, state, arrivals("b"), 104.0)  # copy's 20 are there
+    added = [group_event(i, group("add", f"d{i}")) for i in range(2)]
+    _, out = step(config, state, added, 110.0)
+    (values,) = [o.record.values for o in out if isinstance(o.record, Metric)]
+    assert values["batcher/waited_for_data_s"] == 4.0 and values["batcher/waited_for_share_s/add"] == 6.0
+
+
 def test_spill_goes_on_without_the_env_that_is_short():
     config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40, spill=True, row_count=5)
     assert batches(fold([version_event(0), *arrivals("a", "b", "c", "d")], config)) == [["d", "c", "b", "a"]]
@@ -173,6 +184,7 @@ def test_the_metrics_of_a_batch():
         "batcher/batch_age_mean": 0,
         "batcher/batch_age_max": 0,
         "batcher/mixed_versions_frac": 0,
+        "batcher/waited_for_data_s": 0,
         "replays/copy/rollouts_in_buffer": 6,
         "replays/copy/tokens_in_buffer": 30,
         "replays/copy/frac_on_policy": 1,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from streamrl.batcher.selection import REST, Candidate, carry, select, shares, shortage
+from streamrl.batcher.selection import DATA, REST, Candidate, carry, select, shares, shortage, waits_for
 
 
 def supply(**sizes: list[int]) -> dict[str, list[Candidate]]:
@@ -24,6 +24,14 @@ def test_the_share_that_lacks_most_takes_next():
 def test_a_shortage_blocks_and_names_what_is_missing():
     out = select(supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=False)
     assert out.short == {"a": 10}
+
+
+def test_what_a_batch_waits_for():
+    fractions = {"a": 0.5, "b": 0.25}
+    assert waits_for({"a": 9, "b": 1, REST: 2}, fractions) == DATA  # nobody's share is complete
+    assert waits_for({"a": 9, REST: 2}, fractions) == "a"
+    assert waits_for({REST: 2}, fractions) == REST
+    assert waits_for({"a": 1, "b": 9}, {"a": 0.5, "b": 0.5}) == DATA  # they leave no rest
 
 
 def test_what_is_lacking_is_known_without_selecting():

@@ -99,28 +99,27 @@ class UntransactedWriter:
         self._producer = Producer({**COMMON, **settings, **PRODUCER})
         self._group = Consumer({**COMMON, **settings, "group.id": prefix + identity, "enable.auto.commit": False})
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> list[int]:
-        offsets = [-1] * len(messages)
-        journal = [index for index, message in enumerate(messages) if message.topic.startswith("journal.")]
-        if outputs := [index for index in range(len(messages)) if index not in journal]:
-            self._write(messages, outputs, offsets)
+    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
+        journal = [message for message in messages if message.topic.startswith("journal.")]
+        if outputs := [message for message in messages if message not in journal]:
+            self._write(outputs)
             self._note.produced()
         if positions:
             where = [TopicPartition(self._prefix + topic, p, offset) for (topic, p), offset in positions.items()]
             self._group.commit(offsets=where, asynchronous=False)
         self._note.settled()  # from here on a kill may come too late to do harm
-        self._write(messages, journal, offsets)
+        last = self._write(journal)
         self._note.committed()
-        return offsets
+        return last
 
     def close(self) -> None:
         self._group.close()
 
-    def _write(self, messages: Sequence[Message], chosen: Sequence[int], offsets: list[int]) -> None:
-        def note(index: int, written: Any) -> None:
-            offsets[index] = written.offset()
-
-        for index in chosen:
-            produce(self._producer, self._prefix, messages[index], lambda error, written, index=index: error or note(index, written))
+    def _write(self, messages: Sequence[Message]) -> int:
+        """Returns the offset of the last."""
+        offsets = [-1]
+        for message in messages:
+            produce(self._producer, self._prefix, message, lambda error, written: error or offsets.append(written.offset()))
         if self._producer.flush(CALL_TIMEOUT_S):
             raise TransactionFailed("the broker did not take what was produced")
+        return offsets[-1]

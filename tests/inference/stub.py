@@ -62,6 +62,8 @@ class Stub(ThreadingHTTPServer):
                 return 200, {"prompt_logprobs": [None, *({str(t): {"logprob": -t / 8}} for t in body["token_ids"][1:])]}
             case "/inference/v1/generate":
                 return 200, {"choices": [self.choice(i) for i in range(body["sampling_params"]["n"])]}
+            case "/streamrl/clock":
+                return 200, {"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0}
             case "/weight_info":
                 return 200, {"weight_version": self.version}
             case "/reset_prefix_cache":

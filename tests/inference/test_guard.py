@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from streamrl.inference.inside_vllm.streamrl_guard import Guard
+from streamrl.inference.inside_vllm.streamrl_guard import Clock, Guard
 
 AGENT, SAMPLER = b"key-of-the-agent", b"key-of-the-run"
 SAMPLING = ["/v1/chat/completions", "/v1/chat/completions/render", "/inference/v1/generate", "/v1/models", "/metrics"]
@@ -79,3 +80,43 @@ def test_without_an_agents_key_it_does_not_start(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("STREAMRL_AGENT_KEY")
     with pytest.raises(KeyError):
         Guard(None)  # type: ignore[arg-type]
+
+
+def test_the_clock_says_what_the_time_went_to():
+    clock = Clock(10.0)
+    clock.turn(12.0, asked=1)  # idle for 2
+    clock.turn(15.0, asked=1)  # asked for 3
+    clock.turn(16.0, paused=True)  # for 1 more
+    clock.turn(16.5, asked=-1)
+    clock.turn(18.0, paused=False)  # paused for 2, whoever asked
+    clock.turn(19.0, asked=-1)  # asked for 1
+    clock.turn(24.0)
+    assert clock.spent == {"idle_s": 2.0 + 5.0, "asked_s": 3.0 + 1.0 + 1.0, "paused_s": 2.0}
+
+
+async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
+    inside = list[tuple[int, bool]]()
+
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        inside.append((guard._clock.asked, guard._clock.paused))
+
+    async def answered(path: str, key: bytes) -> list[Any]:
+        sent = list[Any]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await guard({"type": "http", "path": path, "headers": [(b"authorization", b"Bearer " + key)]}, None, send)  # type: ignore[arg-type]
+        return sent
+
+    guard = Guard(behind)
+    for path, key in (("/inference/v1/generate", SAMPLER), ("/inference/v1/generate", AGENT), ("/v1/models", SAMPLER)):
+        await answered(path, key)
+    await answered("/pause", AGENT)
+    await answered("/inference/v1/generate", SAMPLER)
+    await answered("/resume", AGENT)
+    assert inside == [(1, False), (0, False), (0, False), (0, True), (1, True), (0, True)] and not guard._clock.paused
+    _, body = await answered("/streamrl/clock", AGENT)
+    assert set(json.loads(body["body"])) == {"asked_s", "paused_s", "idle_s"}
+    await answered("/streamrl/clock", SAMPLER)
+    assert len(inside) == 6  # refused, and not passed on

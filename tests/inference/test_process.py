@@ -52,7 +52,7 @@ class Host:
     def load(self) -> Load | None:
         if self.silent:
             raise InferenceError("vLLM does not answer /metrics")
-        return Load(3, 77) if self.url else None
+        return Load(3, 77, {"idle_s": 1.5}) if self.url else None
 
     def stop(self) -> None:
         self.stopped = True
@@ -128,7 +128,13 @@ def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Ag
     agent.announce(4)
     agent.until(lambda s: s.version == 4)
     assert Host.made.served == [2, 3, 4]
-    wanted = {"inference/swap_s": 0.04, "inference/pull_s": 0.5, "inference/in_flight": 3.0, "inference/mismatch_tokens": 63.0}
+    wanted = {
+        "inference/swap_s": 0.04,
+        "inference/pull_s": 0.5,
+        "inference/in_flight": 3.0,
+        "inference/idle_s": 1.5,
+        "inference/mismatch_tokens": 63.0,
+    }
     assert agent.metrics().items() >= wanted.items()
 
 

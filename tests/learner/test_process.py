@@ -214,7 +214,8 @@ def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Pat
 
 def test_metrics_come_with_every_step(lived: Lived):
     names = (
-        "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s batch_age_mean batch_age_max idle_s"
+        "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s hash_s announce_s checkpoint_s "
+        "batch_age_mean batch_age_max idle_s"
     )
     for number, metric in enumerate(metrics(lived.log)):
         assert metric.step == number and {f"learner/{name}" for name in names.split()} <= set(metric.values)

@@ -79,7 +79,7 @@ KINDS: dict[str, tuple[str, Callable[[int, Random], Message | bytes | None]]] = 
     "no schema": ("schema header is '', expected rollout", lambda n, random: Message("", b"k", raw(lambda f: None, n))),
     "wrong type": ("Expected `str`, got `int`", lambda n, random: raw(lambda f: f.update(group_id=7), n)),
     "missing field": ("missing required field `rollout_uid`", lambda n, random: raw(lambda f: f.pop("rollout_uid"), n)),
-    "wrong dtype": ("array without [dtype, shape] and a", lambda n, random: raw(lambda f: turn(f, "logprobs", array("<f8", [3], bytes(24))), n)),
+    "wrong dtype": ("array with a dtype of", lambda n, random: raw(lambda f: turn(f, "logprobs", array("<f8", [3], bytes(24))), n)),
     "float tokens": ("must be one-dimensional and unsigned", lambda n, random: raw(lambda f: turn(f, "tokens", array("<f4", [3], bytes(12))), n)),
     "nan reward": ("a reward is not finite", lambda n, random: raw(lambda f: f.update(reward=float("nan")), n)),
     "infinite reward by name": ("a reward is not finite", lambda n, random: raw(lambda f: f.update(rewards={"x": float("inf")}), n)),

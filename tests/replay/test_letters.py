@@ -123,7 +123,7 @@ def test_a_retry_that_dies_half_way_is_finished_by_the_next(recording: MemoryLog
         def __init__(self) -> None:
             self.writer, self.left = real("dead-letters"), 1
 
-        def commit(self, messages: list[Message]) -> list[int]:
+        def commit(self, messages: list[Message]) -> int:
             self.left -= 1
             if self.left < 0:
                 raise Dead

@@ -35,12 +35,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "NaN reward": (with_field("reward", float("nan")), "not finite"),
     "10^12 elements claimed": (claiming([10**12]), r"claims shape \[1000000000000\]"),
     "negative shape": (claiming([-1]), "not a list of sizes"),
-    "nested shape": (claiming([[1]]), "not a list of sizes"),
+    "nested shape": (claiming([[1]]), "without \\[dtype, shape\\]"),
     "object dtype": (claiming([1], "|O", b"12345678"), "without \\[dtype, shape\\]"),
     "wrong dtype": (claiming([1], "<i4", b"1234"), "must be float32"),
     "lengths differ": (claiming([2], "<f4", b"12345678"), r"shape \[2\], expected \[1\]"),
     "NaN logprob": (claiming([1], "<f4", np.float32("nan").tobytes()), "not finite"),
-    "array is no array": (with_field("turns", [{"message": "", "role": "", "tokens": [1, 2]}]), "expected an array, got list"),
+    "array is no array": (with_field("turns", [{"message": "", "role": "", "tokens": [1, 2]}]), "Expected `numpy.ndarray`, got `list`"),
     "array without a header": (with_field("turns", [{"message": "", "role": "", "tokens": msgpack.ExtType(ARRAY, b"")}]), "array without"),
     "unknown extension": (with_field("turns", [{"message": "", "role": "", "tokens": msgpack.ExtType(9, b"x")}]), "extension type 9"),
     "deep nesting": (b"\x81\xa8metadata" + b"\x81\xa1x" * 50_000 + b"\xc0", "nested too deeply|truncated|malformed"),
@@ -77,12 +77,18 @@ def test_big_endian_arrays_travel_little_endian():
     assert unpack_array(memoryview(pack_array(np.array([1, 2], ">i4")))).tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("header", ["rollout/0", "rollout/", "rollout", "rollout/x", f"rollout/{'1' * 5000}"])
+def test_a_header_without_a_version_says_so(header: str):
+    with pytest.raises(DecodeError, match="has no version"):
+        decode(header, GOOD)
+
+
 def test_an_event_of_another_schema_is_undecodable_and_keeps_its_bytes():
     message = to_message(Output("rollouts.copy", "g0", rollout()))._replace(partition=0, offset=4)
-    event = to_event(message, ["demand"])
+    event = to_event(message, ("demand",))
     assert isinstance(event.record, Undecodable) and "'rollout/1', expected demand" in event.record.cause
     assert (event.record.value, event.record.headers, event.offset, event.key) == (message.value, message.headers, 4, "g0")
-    assert isinstance(to_event(message, ["rollout"]).record, Record)
+    assert isinstance(to_event(message, ("rollout",)).record, Record)
 
 
 def test_a_tombstone_is_an_event_without_a_record():

@@ -66,11 +66,11 @@ def live(log: MemoryLog, part: Part[Any, Any], schedule: Schedule, die_at: int =
         alive()
         return result
 
-    def commit(messages: Sequence[Message], positions: Mapping[TopicPartition, int]) -> list[int]:
+    def commit(messages: Sequence[Message], positions: Mapping[TopicPartition, int]) -> int:
         alive()
-        offsets = writer.commit(messages, positions)
+        offset = writer.commit(messages, positions)
         alive()
-        return offsets
+        return offset
 
     writer = log.writer(part.name)
     alive()

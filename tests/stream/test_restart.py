@@ -43,10 +43,10 @@ def announced(version: int) -> Message:
 def live(part: Part[Any, Any], messages: Sequence[Message]) -> tuple[MemoryLog, Fold[Any, Any]]:
     """The part after it has taken these messages, in their order."""
     log = MemoryLog(TOPICS)
-    writer, source, fold = log.writer(part.name), log.writer("source"), Fold(part.initial())
+    writer, fold = log.writer(part.name), Fold(part.initial())
     for start in range(0, len(messages), TURN_EVENTS):
         piece = messages[start : start + TURN_EVENTS]
-        taken = [message._replace(partition=0, offset=offset) for message, offset in zip(piece, source.commit(piece), strict=True)]
+        taken = [message._replace(partition=0, offset=offset) for message, offset in zip(piece, log.append(piece, marker=True), strict=True)]
         turn(part, fold, taken, 1.0, writer.commit)
     return log, fold
 

@@ -69,13 +69,13 @@ def live(log: MemoryLog, cuts: Sequence[int], die_at: int | None = None, each: P
     reader = log.reader({(topic, 0): fold.positions.get((topic, 0), 0) for topic in me.inputs})
     operations = itertools.count()
 
-    def commit(messages: Sequence[Message], positions: dict[tuple[str, int], int]) -> list[int]:
+    def commit(messages: Sequence[Message], positions: dict[tuple[str, int], int]) -> int:
         if next(operations) == die_at:
             raise Killed
-        offsets = writer.commit(messages, positions)
+        offset = writer.commit(messages, positions)
         if next(operations) == die_at:
             raise Killed
-        return offsets
+        return offset
 
     for size in itertools.cycle(cuts):
         messages = reader.poll(size, 0)

@@ -62,6 +62,37 @@ def test_the_size_is_known_beforehand(tiny: Path):
     assert size_bytes == sum(tensor.nbytes for tensor in load_file(tiny / export.WEIGHTS).values())
 
 
+def test_files_are_those_that_the_library_writes(tmp_path: Path):
+    tensors = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b.c": np.float32([7]),
+        "transposed": np.arange(4, dtype=np.float32).reshape(2, 2).T,
+    }
+    export.write_tensors(tmp_path / "ours", tensors)
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_a_large_model_is_several_files_of_about_the_same_size(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(export, "SHARD_BYTES", 100)
+    assert export.shards({"a": 150, "b": 49}) == {"model.safetensors": ["a", "b"]}
+    # 300 bytes are three files: each ends where its third of the bytes is full
+    first, second, third = (f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3))
+    assert export.shards({"a": 60, "b": 60, "c": 80, "d": 90, "e": 10}) == {first: ["a", "b"], second: ["c"], third: ["d", "e"]}
+    assert len(export.shards({str(i): 100 for i in range(1000)})) == export.SHARDS
+    assert len(export.shards({"large": 900, "small": 1})) == 2  # a tensor is never cut
+
+
+def test_several_files_are_read_as_one_model(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(export, "SHARD_BYTES", 10_000)
+    out = exported(tiny, tmp_path / "out")
+    files = sorted(out.glob("*.safetensors"))
+    assert len(files) > 1 and sum(len(load_file(file)) for file in files) == len(load_file(tiny / export.WEIGHTS))
+    assert json.loads((out / export.INDEX).read_text())["weight_map"] == {name: file.name for file in files for name in load_file(file)}
+    monkeypatch.undo()
+    assert (exported(out, tmp_path / "again") / export.WEIGHTS).read_bytes() == (tiny / export.WEIGHTS).read_bytes()
+
+
 def test_a_full_disk_is_an_oserror(tiny: Path, tmp_path: Path):
     (tmp_path / export.WEIGHTS).symlink_to("/dev/full")
     with on_mesh(), pytest.raises(OSError, match="No space left on device") as caught:

@@ -1,9 +1,10 @@
-"""Runs inside vLLM's server, in front of everything, and decides who may ask for what.
+"""Runs inside vLLM's server, in front of everything, decides who may ask for what, and notes what the server's time goes to.
 
 - Whatever controls the server (pause it, load weights from a path, call a method of its workers, abort others' requests) is for its agent alone,
   which has made up a key for this one server. vLLM would do it for whoever reaches the port, with or without a key of its own.
 - Sampling, and what goes with it, is for whoever sends the run's API key; for everybody when the run has none. It gives no control.
 - `/health` says yes or no to everybody.
+- `CLOCK` answers its agent how long somebody has waited for tokens, how long it was paused, and how long nobody asked (`Clock`).
 
 vLLM's Python has no streamrl, so: standard library only, found by PYTHONPATH, hence the long name and the directory of its own. The keys are in the
 environment, where the process list does not show them.
@@ -12,8 +13,11 @@ environment, where the process list does not show them.
 from __future__ import annotations
 
 import hmac
+import json
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -26,7 +30,22 @@ SAMPLING = {
     *("/v1/models", "/v1/completions", "/v1/completions/render", "/v1/chat/completions", "/v1/chat/completions/render"),
     *("/inference/v1/generate", "/tokenize", "/detokenize", "/metrics"),
 }
+ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"}
+PAUSE, RESUME, CLOCK = "/pause", "/resume", "/streamrl/clock"
 REFUSED = b'{"error": {"message": "this server does that for nobody who does not send the right API key", "code": 401}}'
+
+
+class Clock:
+    """Where the time of a server goes, in seconds since it was made; the three add up to it. Time is an argument."""
+
+    def __init__(self, now_s: float) -> None:
+        self.spent = {"asked_s": 0.0, "paused_s": 0.0, "idle_s": 0.0}
+        self.asked, self.paused, self._since_s = 0, False, now_s
+
+    def turn(self, now_s: float, asked: int = 0, paused: bool | None = None) -> None:
+        """Up to now it was as it was; from now on `asked` more wait for an answer, and it is paused or not."""
+        self.spent["paused_s" if self.paused else "asked_s" if self.asked else "idle_s"] += now_s - self._since_s
+        self.asked, self.paused, self._since_s = self.asked + asked, self.paused if paused is None else paused, now_s
 
 
 class Guard:
@@ -34,15 +53,40 @@ class Guard:
 
     def __init__(self, app: App) -> None:
         self._app, self._agent, self._sampler = app, os.environ["STREAMRL_AGENT_KEY"], os.environ.get("STREAMRL_API_KEY", "")
+        self._clock = Clock(time.monotonic())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._may(scope["path"], [value for name, value in scope["headers"] if name == b"authorization"]):
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        path, sent = scope["path"], [value for name, value in scope["headers"] if name == b"authorization"]
+        if self._may(path, sent):
+            agents = _has(sent, self._agent)
+            if agents and path == CLOCK:
+                await self._tell(send)
+                return
+            with self._counted(path, agents):
+                await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
             await send({"type": "http.response.body", "body": REFUSED})
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+    @contextmanager
+    def _counted(self, path: str, agents: bool) -> Generator[None]:
+        """An agent's own questions are no work."""
+        asks = path in ANSWERING and not agents
+        self._clock.turn(time.monotonic(), asked=asks, paused=True if path == PAUSE else None)
+        try:
+            yield
+        finally:
+            self._clock.turn(time.monotonic(), asked=-asks, paused=False if path == RESUME else None)
+
+    async def _tell(self, send: Send) -> None:
+        self._clock.turn(time.monotonic())
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": json.dumps(self._clock.spent).encode()})
 
     def _may(self, path: str, sent: list[bytes]) -> bool:
         if path in OPEN or _has(sent, self._agent):

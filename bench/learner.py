@@ -1,0 +1,224 @@
+"""The learner against Levanter alone: the same model, batches and loss, a step of one and a step of the other in turns.
+
+    python -m bench.learner [--pairs 200] [--layers 4] [--hidden 128] ...
+
+bench/README.md says how and why; the figures go to bench/results/learner.json. The exit code is 1 when the learner trains fewer than `LEAST` times as
+many tokens in a second as Levanter alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.measure import quantile, spread, write
+from bench.plain_levanter import Plain, Rows, Settings
+from streamrl import config, topics
+from streamrl.batcher.assemble import assemble
+from streamrl.batcher.packing import RlExample, expand
+from streamrl.batcher.parts import split
+from streamrl.config import RunFile
+from streamrl.learner import model
+from streamrl.learner.averages import over_tokens
+from streamrl.learner.process import Trainee
+from streamrl.learner.reading import Taken, following, until
+from streamrl.learner.training import training
+from streamrl.learner.update import normalized
+from streamrl.metrics import Meter
+from streamrl.records import Batch, ScoredGroup
+from streamrl.stream import broker
+from streamrl.stream.codec import to_message
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, Output
+
+RESULTS = Path(__file__).parent / "results"
+LEAST = 0.9  # of the tokens/s of Levanter alone
+GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
+SHAPES = ("4x128x8x512", "4x128x8x256")  # the first one is what the goal is for
+WARM_UP = 5  # pairs that are not counted
+PUBLISHING = ("export", "hash", "announce", "checkpoint")
+LABELS = {"levanter_s": "Levanter alone", "learner_s": "learner, all of it", "step_s": "  to the step's end"}
+
+
+def run_file(directory: Path, layers: int, hidden: int, rows: int, row: int) -> RunFile:
+    """A run whose learner is measured. No reference: Levanter alone has none."""
+    return config.parse(
+        {
+            "run": "learner",
+            "runs_dir": str(directory),
+            "envs": {"copy-digits": {}},
+            "batcher": {"total_token_budget": rows * row, "row_count": rows, "max_seq_len": row},
+            "model": {"max_seq_len": row, "tiny": {"layers": layers, "hidden": hidden}},
+            "learner": {"reference": {"by": "none"}},
+        }
+    )
+
+
+def a_batch(run: RunFile, number: int) -> Batch:
+    """As full as whole groups make it. Some of the advantages are positive, some negative, and the sampled logprobs are near those of the policy."""
+    random, rows, row = np.random.default_rng(number), run.batcher.rows, run.batcher.max_seq_len
+    longest = row - PROMPT
+    groups, made = list[ScoredGroup](), None
+    while True:
+        groups.append(a_group(f"{number}-{len(groups)}", random.integers(longest // 8, longest // 3, GROUP).astype(np.int32), random, number))
+        larger = assemble(groups, number, number, rows, row)
+        if larger is None:
+            assert made is not None, "a group fits into the rows"
+            return made
+        made = larger
+
+
+def a_group(name: str, lengths: np.ndarray, random: np.random.Generator, version: int) -> ScoredGroup:
+    n, total = len(lengths), int(lengths.sum())
+    return ScoredGroup(
+        environment="copy-digits",
+        group_id=name,
+        problem_id=name,
+        producer="bench-0",
+        partition=0,
+        offsets=np.arange(n),
+        uids=[f"{name}-{i}" for i in range(n)],
+        prompt=random.integers(4, 16, PROMPT).astype(np.uint16),
+        lengths=lengths,
+        tokens=random.integers(4, 16, total).astype(np.uint16),
+        policy_logprobs=random.normal(-2.8, 0.1, total).astype(np.float32),
+        advantages=random.normal(0, 1, n).astype(np.float32),
+        rewards=np.zeros(n, np.float32),
+        temperatures=np.ones(n, np.float32),
+        oldest_versions=np.full(n, version, np.int32),
+        newest_versions=np.full(n, version, np.int32),
+    )
+
+
+def rows_of(example: RlExample) -> Rows:
+    """The same batch for Levanter alone, made beforehand: it trains from memory."""
+    example = normalized(example)
+    weights = over_tokens(example.loss_mask, example.segment_ids)
+    return Rows(example.input_ids, example.segment_ids, example.position_ids, example.policy_logprobs, example.advantages * weights)
+
+
+def measure(run: RunFile, log: Log, pairs: int) -> dict[str, Any]:
+    """`pairs` steps of each, in turns; who is first changes from pair to pair. The batches lie in the log, and in memory, before it begins."""
+    batches = [a_batch(run, number) for number in range(pairs + WARM_UP)]
+    feeder = log.writer("bench")
+    for batch in batches:
+        feeder.commit([to_message(Output("batches", str(batch.number), record)) for record in split(batch)])
+    c = run.learner
+    plain = Plain(run.batcher.rows, Settings(c.learning_rate, c.warmup_steps, c.beta1, c.beta2, c.weight_decay, c.max_grad_norm))
+    times, ratios, off = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), 0.0
+    with training(run) as policy:
+        trainee, meter = Trainee(c.name, policy, {}, log.writer(f"learner-{c.name}", "policy-versions")), Meter(log, f"learner-{c.name}")
+        trainee.publish(None)
+        coming = until_done(log)
+        with plain.training():
+            plain.begin(model.load(policy.origin, run.model.max_seq_len))
+        for batch in batches:
+            rows, spent = rows_of(expand(batch)), dict[str, float]()
+
+            def alone() -> float:
+                with plain.training():
+                    started = time.perf_counter()
+                    loss = plain.step(rows)  # noqa: B023
+                    spent["levanter_s"] = time.perf_counter() - started  # noqa: B023
+                return loss
+
+            def ours() -> float:
+                started = time.perf_counter()
+                taken = next(coming)
+                measured = trainee.train(taken)
+                meter.publish(measured, step=taken.batch.number)
+                spent["learner_s"] = time.perf_counter() - started  # noqa: B023
+                spent["step_s"] = spent["learner_s"] - sum(measured[f"learner/{stage}_s"] for stage in PUBLISHING)  # noqa: B023
+                return measured["learner/loss"]
+
+            losses = [one() for one in ((ours, alone) if batch.number % 2 else (alone, ours))]
+            off = max(off, abs(losses[0] - losses[1]))
+            if batch.number >= WARM_UP:
+                for name, seconds in spent.items():
+                    times[name].append(seconds)
+                for name in ("learner_s", "step_s"):
+                    ratios[name].append(spent["levanter_s"] / spent[name])
+        meter.close()
+        first = model.load(policy.origin, run.model.max_seq_len)
+        apart, moved = off_max(policy.state.model, plain.state.model), off_max(policy.state.model, first)
+    tokens = float(np.median([real_tokens(batch) for batch in batches]))
+    return {
+        "rows": run.batcher.rows,
+        "max_seq_len": run.batcher.max_seq_len,
+        "tiny": run.model.tiny.model_dump(include={"layers", "hidden"}),
+        "pairs": pairs,
+        "tokens_per_batch": tokens,
+        "tokens_per_s": {name: tokens / quantile(times[key], 0.5) for name, key in (("learner", "learner_s"), ("levanter", "levanter_s"))},
+        "ms": {name: {k: 1000 * v for k, v in spread(values).items()} for name, values in times.items()},
+        "ratio": spread(ratios["learner_s"]),
+        "ratio_of_the_step": spread(ratios["step_s"]),
+        "loss_off_max": off,
+        "weights_off_max": apart,
+        "weights_moved_max": moved,
+    }
+
+
+def off_max(one: Any, other: Any) -> float:
+    """How far two models are apart."""
+    return max(float(abs(a - b).max()) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+def until_done(log: Log) -> Iterator[Taken]:
+    """What there is to train on, as a learner reads it."""
+    return until(threading.Event(), following(log, pooled=False, offset=0, scores_offset=0))
+
+
+def real_tokens(batch: Batch) -> int:
+    return int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
+
+
+def table(results: list[dict[str, Any]]) -> Table:
+    shown = Table("", *(f"{r['tiny']['layers']} x {r['tiny']['hidden']}, {r['rows']} x {r['max_seq_len']}" for r in results), box=None)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for name, label in (("learner", "learner, tokens/s"), ("levanter", "Levanter alone, tokens/s")):
+        shown.add_row(label, *(f"{r['tokens_per_s'][name]:,.0f}" for r in results))
+    for name, label in (("ratio", "ratio, median of pairs"), ("ratio_of_the_step", "  of the step alone")):
+        shown.add_row(label, *(f"{r[name]['median']:.3f}" for r in results))
+    for name, label in LABELS.items():
+        shown.add_row(f"{label}, ms", *(f"{r['ms'][name]['median']:.1f}" if name in r["ms"] else "" for r in results))
+    shown.add_row("losses differ by at most", *(f"{r['loss_off_max']:.1g}" for r in results))
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--shape", action="append", metavar="LAYERSxHIDDENxROWSxROW", help="of model and batch; may be repeated: a column each")
+    parser.add_argument("--out", type=Path, default=RESULTS / "learner.json")
+    given = parser.parse_args()
+    results = list[dict[str, Any]]()
+    for shape in given.shape or SHAPES:
+        with tempfile.TemporaryDirectory() as directory:
+            run = run_file(Path(directory), *(int(size) for size in shape.split("x")))
+            kafka = broker.start(Path(directory) / "kafka")
+            try:
+                address = {"bootstrap.servers": kafka.address}
+                topics.apply(run, address)
+                results.append(measure(run, KafkaLog(address, run.run), given.pairs))
+            finally:
+                kafka.stop()
+    Console().print(table(results))
+    write(given.out, {"shapes": results})
+    if (found := results[0]["ratio"]["median"]) < LEAST:
+        raise SystemExit(f"bench: the learner trains {found:.2f} times as many tokens/s as Levanter alone; expected {LEAST}")
+
+
+if __name__ == "__main__":
+    main()

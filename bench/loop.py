@@ -1,0 +1,204 @@
+"""A live run of the quickstart's size: where the time of learner and server goes, by cause, and what it gains to let them overlap.
+
+    python -m bench.loop [--steps 150] [--free] ...
+
+The same run twice: as its file says, and one thing at a time (`lookahead: 0`, nothing begun for a batch before the version that it trains). `--free`:
+the same again without the limit of the second env. bench/README.md says how and why; the figures go to bench/results/loop.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
+from bench.measure import quantile, write
+from streamrl import config
+from streamrl.config import RunFile
+from streamrl.records import Fate, Metric, PolicyVersion
+from streamrl.stream import broker
+from streamrl.stream.codec import to_event
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, read
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+QUICKSTART = ROOT / "deploy" / "runs" / "quickstart.yaml"
+COMMON = ["orchestrator.target=null", "inference.heartbeat_s=0.2", "learner.checkpoint_every=50"]
+OVERLAPPED, ONE_AT_A_TIME = "overlapped", "one at a time"
+LOOPS = {OVERLAPPED: list[str](), ONE_AT_A_TIME: ["batcher.lookahead=0", "batcher.admission=capacity", "batcher.eta=0"]}
+SKIPPED = 20  # steps: compilation, and the first of everything
+LIMIT_S = 270.0
+
+
+class Heard(NamedTuple):
+    """What the log has of a run that the figures are made of."""
+
+    metrics: list[Metric]
+    versions: dict[int, float]  # when each was announced
+    fates: dict[str, int]  # rollouts by their end
+
+
+def gathered(log: Log) -> Heard:
+    heard = Heard([], {}, {})
+    for record in records(log, {"metrics": "metric", "policy-versions": "policy-version", "fates": "fate"}):
+        match record:
+            case Metric():
+                heard.metrics.append(record)
+            case PolicyVersion():
+                heard.versions[record.version] = record.time_s
+            case Fate():
+                heard.fates[record.fate] = heard.fates.get(record.fate, 0) + len(record.uids)
+            case _:
+                pass
+    return heard
+
+
+def records(log: Log, schemas: Mapping[str, str]) -> Iterator[Any]:
+    for topic, schema in schemas.items():
+        for partition in range(log.topics()[topic]):
+            for message in read(log, topic, partition, log.start(topic, partition)):
+                yield to_event(message, (schema,)).record
+
+
+def by_step(heard: Heard, name: str) -> dict[int, Metric]:
+    """The records that have that value, by their step."""
+    return {metric.step: metric for metric in heard.metrics if metric.step is not None and name in metric.values}
+
+
+def swaps(heard: Heard) -> list[Interval]:
+    """When the server stood still for a new version."""
+    found = list[Interval]()
+    for version, metric in by_step(heard, "inference/swap_s").items():
+        values = metric.values
+        start = heard.versions[version] + values["inference/heard_s"] + values["inference/pull_s"]
+        found.append(Interval(start, start + values["inference/swap_s"]))
+    return found
+
+
+def made(metric: Metric) -> Made:
+    shares = [seconds for name, seconds in metric.values.items() if name.startswith("batcher/waited_for_share_s/")]
+    return Made(metric.time_s, metric.values["batcher/waited_for_data_s"], sum(shares))
+
+
+def figures(heard: Heard, skipped: int) -> dict[str, Any]:
+    """Steps/s, and shares of the time of learner and server, over the steps behind the first `skipped`."""
+    steps, batches, standing = by_step(heard, "learner/step_s"), by_step(heard, "batcher/waited_for_data_s"), swaps(heard)
+    numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)
+    window = Interval(steps[numbers[0] - 1].time_s, steps[numbers[-1]].time_s)
+    learner = dict.fromkeys(("training", "publishing", *CAUSES), 0.0)
+    for number in numbers:
+        values, begun = steps[number].values, steps[number - 1].time_s
+        learner["training"] += values["learner/step_s"]
+        learner["publishing"] += sum(values[f"learner/{name}_s"] for name in ("export", "hash", "announce", "checkpoint"))
+        for cause, seconds in waiting(Interval(begun, begun + values["learner/idle_s"]), made(batches[number]), standing).items():
+            learner[cause] += seconds
+    total_s = window.end - window.start
+    learner["other"] = total_s - sum(learner.values())
+    return {
+        "steps": len(numbers),
+        "steps_per_s": len(numbers) / total_s,
+        "learner": {name: seconds / total_s for name, seconds in learner.items()},
+        "server": server(heard, window, [made(metric).waits["share"] for metric in batches.values()]),
+        "step_s": quantile([steps[number].values["learner/step_s"] for number in numbers], 0.5),
+        "swap_s": quantile([interval.end - interval.start for interval in standing], 0.5),
+        "batch_age_mean": sum(steps[number].values["learner/batch_age_mean"] for number in numbers) / len(numbers),
+        "expired_frac": heard.fates.get("expired", 0) / max(sum(heard.fates.values()), 1),
+    }
+
+
+def server(heard: Heard, window: Interval, shares: Sequence[Interval]) -> dict[str, float]:
+    """Shares of the time between the first and the last look in the window."""
+    names = ("asked_s", "paused_s", "idle_s")
+    looks = [
+        Spent(metric.time_s, *(metric.values[f"inference/{name}"] for name in names))
+        for metric in heard.metrics
+        if "inference/idle_s" in metric.values and window.start <= metric.time_s <= window.end
+    ]
+    total_s = looks[-1].time - looks[0].time
+    found = {"sampling": looks[-1].asked_s - looks[0].asked_s, "weights": looks[-1].paused_s - looks[0].paused_s, "share": 0.0, "demand": 0.0}
+    for before, after in pairwise(looks):
+        for cause, seconds in unasked(before, after, shares).items():
+            found[cause] += seconds
+    return {name: seconds / total_s for name, seconds in found.items()}
+
+
+def run_one(name: str, overrides: list[str], steps: int) -> dict[str, Any]:
+    """A whole run as a user starts it; then what its log says."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = config.load(QUICKSTART, [*COMMON, *overrides, f"orchestrator.max_steps={steps}", f"orchestrator.max_wall_s={LIMIT_S}"])
+        run = RunFile.model_validate({**run.model_dump(), "runs_dir": directory})
+        path = Path(directory) / "run.json"
+        path.write_text(run.to_json())
+        print(f"{name}: {steps} steps", flush=True)
+        ended = subprocess.run(
+            [sys.executable, "-m", "streamrl.cli", "up", str(path)], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if ended.returncode:
+            raise SystemExit(f"bench: the run ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}")
+        with broker.ensure(broker.home_of(run)) as address:
+            return {"name": name, **figures(gathered(KafkaLog({"bootstrap.servers": address}, run.run)), SKIPPED)}
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> Table:
+    shown = Table("", *(r["name"] for r in results), box=None)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    shown.add_row("steps/s", *(f"{r['steps_per_s']:.2f}" for r in results))
+    shown.add_row("a step, a swap, ms", *(f"{1000 * r['step_s']:.0f}, {1000 * r['swap_s']:.0f}" for r in results))
+    shown.add_row("age of a batch, versions", *(f"{r['batch_age_mean']:.2f}" for r in results))
+    shown.add_row("rollouts that expired", *(f"{r['expired_frac']:.1%}" for r in results))
+    for part in ("learner", "server"):
+        for cause in results[0][part]:
+            shown.add_row(f"{part}: {LABELS[part][cause]}", *(f"{r[part][cause]:.1%}" for r in results))
+    return shown
+
+
+LABELS = {
+    "learner": {
+        "training": "training",
+        "publishing": "writing and announcing",
+        "weights": "idle, servers swap weights",
+        "share": "idle, blocked on a share",
+        "data": "idle, waiting for data",
+        "log": "idle, on the way",
+        "other": "between",
+    },
+    "server": {
+        "sampling": "sampling",
+        "weights": "paused for weights",
+        "share": "idle, blocked on a share",
+        "demand": "idle, enough is under way",
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=150, help="of each run; the first 20 are not counted")
+    parser.add_argument("--free", action="store_true", help="and again without max_groups_per_s of add-digits")
+    parser.add_argument("--out", type=Path, default=RESULTS / "loop.json")
+    given = parser.parse_args()
+    results = [run_one(name, overrides, given.steps) for name, overrides in LOOPS.items()]
+    gains = {"as the quickstart is": results[0]["steps_per_s"] / results[1]["steps_per_s"]}
+    if given.free:
+        free = "envs.add-digits.max_groups_per_s=0"
+        results += [run_one(f"{name}, no limit", [*overrides, free], given.steps) for name, overrides in LOOPS.items()]
+        gains["without a limit of an env"] = results[2]["steps_per_s"] / results[3]["steps_per_s"]
+    Console(width=160).print(table(results))
+    for what, gain in gains.items():
+        print(f"steps/s, overlapped to one at a time, {what}: {gain:.2f}")
+    write(given.out, {"runs": results, "gain": gains})
+
+
+if __name__ == "__main__":
+    main()
