@@ -8,7 +8,7 @@ UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file.
 PROGRAMS := chromium prometheus docker-compose
-EXTRAS := --extra learner --extra broker --extra envs --extra docs --extra dev
+EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra docs --extra dev
 
 .PHONY: help setup quickstart check docs test test-all chaos bench bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help

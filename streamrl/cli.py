@@ -154,6 +154,35 @@ def status(run: str) -> None:
 
 @cli.command()
 @run_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8650, show_default=True, help="0: any free one.")
+@click.option("--public", is_flag=True, help="Listen where other machines reach it. There is no login.")
+def dashboard(run: str, host: str, port: int, public: bool) -> None:
+    """Serve a web page of a run, live or finished: the loop, curves, batches, every rollout, as it was at any step.
+
+    RUN may be the directory of an export.
+    """
+    from functools import partial
+
+    from streamrl.dashboard.reading import log_of, lost
+    from streamrl.errors import ConfigError
+
+    try:
+        from streamrl.dashboard.server import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the dashboard needs {error.name}; install streamrl[dashboard]") from None
+    with _stop_on_signals() as (stop, caught):
+        if _is_export(run):
+            with _recording(run) as (settings, log):
+                serve(settings, lambda: contextlib.nullcontext(log), stop, host, port, public)
+        else:
+            settings = _load(run)
+            serve(settings, partial(log_of, settings, stop), stop, host, port, public, partial(lost, settings))
+    _leave(caught)
+
+
+@cli.command()
+@run_argument
 def report(run: str) -> None:
     """Make report.json and reward.png again from the topics."""
     from streamrl.orchestrator import report as reports
@@ -583,10 +612,14 @@ def _load(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
     return find(run, overrides)
 
 
+def _is_export(run: str) -> bool:
+    return os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml"))
+
+
 @contextlib.contextmanager
 def _recording(run: str) -> Iterator[tuple[RunFile, Log]]:
     """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
-    if os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml")):
+    if _is_export(run):
         from streamrl.replay.archive import run_of
         from streamrl.stream.files import FileLog
 

@@ -28,7 +28,11 @@ OUTSIDE = {
     "openai": ["inference/*"],  # envs reach servers through inference/client.py
     "requests": [],
     "aiohttp": [],
-    "socket": ["stream/broker.py", "inference/*", "orchestrator/*"],
+    "socket": ["stream/broker.py", "inference/*", "orchestrator/*", "dashboard/server.py"],
+    "starlette": ["dashboard/server.py"],
+    "sse_starlette": ["dashboard/server.py"],
+    "uvicorn": ["dashboard/server.py"],
+    "playwright": [],  # tests only
     "subprocess": ["stream/broker.py", "stream/distribution.py", "inference/*", "orchestrator/*", "cli.py"],
     "psutil": ["stream/broker.py", "inference/*", "orchestrator/*", "cli.py"],
     "jax": LEARNING,
