@@ -8,7 +8,7 @@ UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file.
 PROGRAMS := chromium prometheus docker-compose
-EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra docs --extra dev
+EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
 .PHONY: help setup quickstart check docs test test-all chaos bench bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help
@@ -59,6 +59,10 @@ lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit sta
 		pyproject.toml $(EXTRAS) -o requirements/main.txt
 	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		--override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
+	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \
+		--constraint requirements/main.txt pyproject.toml --extra learner --extra gpu -o requirements/learner-gpu.txt
+	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		requirements/inference-gpu.in -o requirements/inference-gpu.txt
 
 clean: ## remove what was installed; runs/ stays
 	rm -rf $(ENV) $(INFERENCE_ENV) .streamrl build dist .pytest_cache .ruff_cache
@@ -90,9 +94,10 @@ $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	$(ENV)/bin/python -m streamrl.stream.distribution
 	@touch $@
 
-.streamrl/.programs: Makefile
+.streamrl/.programs: Makefile tests/deploy/kubectl.py | $(ENV)/.installed
 	@mkdir -p .streamrl
 	@if ! (command -v chromium && command -v promtool && command -v docker-compose) >/dev/null; then \
 		as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
 		$$as_root apt-get update -qq && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(PROGRAMS) >/dev/null; fi
+	$(ENV)/bin/python -m tests.deploy.kubectl
 	@touch $@

@@ -29,6 +29,7 @@ ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", 
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
+SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
@@ -320,6 +321,13 @@ class Eval(Section):
         return self.every if self.envs else 0
 
 
+class Sink(Section):
+    """Where the orchestrator takes the run's metrics (docs/metrics.md). One without params can be given by its name alone."""
+
+    kind: Annotated[str, one_of(*SINKS)]  # console, jsonl, tensorboard, wandb, mlflow, or MODULE:NAME
+    params: dict[str, Any] = {}  # given to it, as `mode: offline` to wandb; secrets belong into its own environment variables
+
+
 class Orchestrator(Section):
     """When the run ends, and how often a part is started again."""
 
@@ -329,6 +337,22 @@ class Orchestrator(Section):
     restart_limit: int = Field(default=20, ge=0)  # of one part within restart_window_s
     restart_window_s: float = 300.0  # more restarts than that within it end the run
     backoff_s: float = Field(default=0.2, ge=0)  # doubles at each restart in a row, up to 10 s
+    sinks: list[Sink] = [Sink(kind="jsonl")]  # as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}]
+
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return [{"kind": sink} if isinstance(sink, str) else sink for sink in value] if isinstance(value, list) else value
+
+
+class Metrics(Section):
+    """What every part says of itself over HTTP: /livez, /readyz, /metrics (docs/metrics.md). It can only be read, by whoever reaches it."""
+
+    serve: bool = True
+    host: str = "127.0.0.1"  # that parts listen on; for one part: --metrics-host, or STREAMRL_METRICS_HOST
+    port: int = Field(default=0, ge=0, le=65535)  # 0: any free one, noted in .targets/ beside the runs; --metrics-port, STREAMRL_METRICS_PORT
+    live_within_s: float = Field(default=60.0, gt=0)  # a part whose loop has not turned for so long is not alive
+    step_within_s: float = Field(default=1_800.0, gt=0)  # the same of learner and scorers, whose loop turns once a batch, and compiles
 
 
 class Topics(Section):
@@ -365,6 +389,7 @@ class RunFile(Section):
     inference: Inference = Inference()
     eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
+    metrics: Metrics = Metrics()
     topics: Topics = Topics()
     fork: Fork | None = None
 

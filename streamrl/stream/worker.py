@@ -25,6 +25,7 @@ from streamrl.stream.dead_letters import TOPIC, Letter, letter_of, reject
 from streamrl.stream.journal import Tape, entries, newest, slices_of
 from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, Undecodable
 from streamrl.stream.snapshots import freeze, thaw
+from streamrl.stream.watched import ready
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S")
@@ -82,6 +83,7 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
     tally, breaker = Tally(), Breaker(part.max_invalid_frac)
+    ready(log)
     try:
         while not stop.is_set():
             reader.pause(part.paused(part.config, fold.state) | breaker.left_alone(clock()))
