@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0  # between two questions to the broker
 REQUEST_S = 10.0  # for a client to say what it wants
-LEAVE_S = 5.0  # for the thread that asks the broker, when the part ends
+LEAVE_S = 0.5  # for the thread that asks the broker, when the part ends: it may be the broker that is gone, and then a part leaves at once
 TARGETS = ".targets"  # beside the runs: a file a part, where `file_sd_configs` finds them (it takes one * in a path, at its end)
 SLOW = ("learner", "scorer")  # parts whose loop turns once a batch
 TEXT = "text/plain; charset=utf-8"
