@@ -10,7 +10,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose
 EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos bench bench-packing bench-weights bench-loop bench-learner lock clean
+.PHONY: help setup quickstart check docs test test-all chaos bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -41,6 +41,12 @@ chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) 
 
 bench: setup ## the data path against plain Kafka: bench/README.md
 	$(ENV)/bin/python -m bench.data_path
+
+bench-scaling: setup ## the data path with more envs, partitions, learners, longer windows and responses: bench/README.md
+	$(ENV)/bin/python -m bench.scaling
+
+bench-smoke: setup ## has the data path become slower? against the recorded ratio to plain Kafka
+	$(ENV)/bin/python -m bench.smoke
 
 bench-packing: $(ENV)/.installed ## how full rows are, how even processes' shares, how fast: bench/README.md
 	$(ENV)/bin/python -m bench.packing
