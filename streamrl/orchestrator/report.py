@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
