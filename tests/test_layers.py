@@ -28,7 +28,11 @@ OUTSIDE = {
     "openai": ["inference/*"],  # envs reach servers through inference/client.py
     "requests": [],
     "aiohttp": [],
-    "socket": ["stream/broker.py", "inference/*", "orchestrator/*", "health.py"],
+    "socket": ["stream/broker.py", "inference/*", "orchestrator/*", "dashboard/server.py", "health.py"],
+    "starlette": ["dashboard/server.py"],
+    "sse_starlette": ["dashboard/server.py"],
+    "uvicorn": ["dashboard/server.py"],
+    "playwright": [],  # tests only
     "http": ["health.py"],
     "prometheus_client": ["health.py"],
     "tensorboard": ["orchestrator/sinks/tensorboard.py"],
