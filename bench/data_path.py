@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=30.0, help="seconds before the first round: the JVM needs some hundred thousand records")
     parser.add_argument("--vocab-size", type=int, action="append", help="may be repeated: a column each; default 50,000 and 150,000")
     parser.add_argument("--batch", type=int, default=Shape().batch, help="rollouts")
-    parser.add_argument("--lookahead", type=int, default=12, help="batches: how deep the pipeline is")
+    parser.add_argument("--lookahead", type=int, default=24, help="batches: how deep the pipeline is")
     parser.add_argument("--out", type=Path, default=RESULTS / "latest.json")
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}

@@ -68,7 +68,7 @@ CURVES = {
     ),
     "length": Curve("tokens of a response", "tokens", (128, 512, 2_048, 8_192, 32_768), of_length, per_token=True),
     "group": Curve(
-        "rollouts of a group", "rollouts", (2, 4, 8, 16, 64), lambda place, name, n: standard(place, name, Shape(group=n, batch=max(256, 4 * n)))
+        "rollouts of a group", "rollouts", (2, 4, 8, 16, 64), lambda place, name, n: standard(place, name, Shape(group=n, batch=max(128, 4 * n)))
     ),
     "learners": Curve("learners of the same batches", "learners", (1, 2, 4), lambda place, name, n: standard(place, name, followers=n - 1)),
 }

@@ -20,7 +20,7 @@ from bench.work import Shape
 
 RECORDED = RESULTS / "smoke.json"
 ENOUGH = 0.6  # of the recorded ratio: what a busy machine does to it is less than that
-LOOKAHEAD = 12
+LOOKAHEAD = 24
 WARM_S, ROUNDS, ROUND_S = 12.0, 3, 3.0
 HOPS = {"rollouts": 7_320.0, "groups": 6_300.0, "batches": 6_290.0}  # bytes a rollout, as `make bench` measures them
 

@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     response: int = 1024
     group: int = 8  # rollouts a problem
     vocab_size: int = 50_000
-    batch: int = 256  # rollouts
+    batch: int = 128  # rollouts
     stragglers: int = 0  # rollouts that wait in the buffer all the time
 
     @property
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
         return (self.prompt + self.group * self.response) * self.token_bytes + self.group * self.response * 4
 
 
-def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 12) -> RunFile:
+def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 24) -> RunFile:
     """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead` batches deep."""
     row = max(8192, shape.rollout_tokens)
     budget = shape.batch * shape.rollout_tokens
