@@ -9,6 +9,7 @@ bounded, as ours is.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from bench.stations import Count, Orders
+from bench.work import VARIANTS
 from streamrl.stream.kafka import COMMON, CONSUMER, PRODUCER
 
 TOPICS = ("rollouts", "groups", "batches")
@@ -37,6 +39,11 @@ def taken(source: Consumer) -> int:
     return sum(1 for message in messages if not message.error())
 
 
+def payloads(size: int) -> list[bytes]:
+    """As different as ours are."""
+    return [os.urandom(size) for _ in range(VARIANTS)]
+
+
 def send(producer: Producer, topic: str, value: bytes) -> None:
     while True:
         try:
@@ -53,14 +60,14 @@ def main(role: str, path: str) -> None:
     producer = Producer({**COMMON, **kafka, **PRODUCER})
     rollouts, groups, batches = (f"{prefix}.{topic}" for topic in TOPICS)
     if role == "source":
-        count, sunk, value = Count(counts / "source", create=True), Count(counts / "sink"), bytes(sizes["rollout_bytes"])
+        count, sunk, values = Count(counts / "source", create=True), Count(counts / "sink"), payloads(sizes["rollout_bytes"])
         while not orders.over.is_set():
             if orders.values.get("rate", 0) == 0 or count.get() - sunk.get() > sizes["in_flight"]:
                 producer.poll(0)
                 time.sleep(0.001)
                 continue
-            for _ in range(sizes["batch"]):
-                send(producer, rollouts, value)
+            for number in range(sizes["batch"]):
+                send(producer, rollouts, values[number % VARIANTS])
             count.add(sizes["batch"])
             producer.poll(0)
     elif role == "sink":
@@ -73,7 +80,7 @@ def main(role: str, path: str) -> None:
     else:
         topic, out, together = (rollouts, groups, sizes["group"]) if role == "relay" else (groups, batches, sizes["batch"] // sizes["group"])
         size = sizes["group_bytes"] if role == "relay" else sizes["batch_bytes"]
-        values = [bytes(min(MAX_RECORD, size - start)) for start in range(0, size, MAX_RECORD)]
+        values = [os.urandom(min(MAX_RECORD, size - start)) for start in range(0, size, MAX_RECORD)]
         source, came = consumer(kafka, topic), 0
         while not orders.over.is_set():
             came += taken(source)

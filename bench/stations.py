@@ -2,6 +2,7 @@
 
     python -m bench.stations generator SETTINGS.json      {"rate": rollouts/s, or null for as many as are wanted; 0 pauses}
     python -m bench.stations trainer SETTINGS.json        {"report": true}: latencies since the last report, in s
+    python -m bench.stations follower-0 SETTINGS.json     another trainer of the same batches, which nobody follows
 
 Both count what they have done in a file of eight bytes that anybody may map.
 """
@@ -28,7 +29,7 @@ from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersio
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output
+from streamrl.stream.log import Log, Output, Writer
 
 TRANSACTION_GROUPS = 64
 LATENCIES = 200_000  # kept; a round has fewer
@@ -72,6 +73,8 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
     sources = {env: Source(shape, env, seed) for seed, env in enumerate(names)}
     credits = {env: Credit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens)) for env in names}
     counters = {env: Counter(EnvProgress(producer=f"{env}-0", next_problem=0), 1) for env in names}
+    for env in names:
+        strew(writer, sources[env], env, shape, shape.stragglers // len(names))
     version, due, turn = 0, 0.0, 0
     last = time.monotonic()
     while not orders.over.is_set():
@@ -110,14 +113,23 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
             time.sleep(0.002)
 
 
-def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders) -> None:
-    """Batches to trainer arrays; each gives a policy version."""
-    writer = log.writer("learner-lead")
+def strew(writer: Writer, source: Source, env: str, shape: Shape, rollouts: int) -> None:
+    """Groups that lack one rollout for ever: so many rollouts the buffer holds from now on."""
+    for start in range(0, rollouts // (shape.group - 1), TRANSACTION_GROUPS):
+        numbers = range(-start - 1, max(-start - TRANSACTION_GROUPS, -(rollouts // (shape.group - 1))) - 1, -1)  # those of the run count from 0 up
+        writer.commit([to_message(Output(f"rollouts.{env}", r.group_id, r)) for number in numbers for r in source.group(number, 0)[1:]])
+
+
+def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders, leads: bool) -> None:
+    """Batches to trainer arrays; each of the lead's gives a policy version."""
+    writer = log.writer("learner-lead") if leads else None
     joiner = Joiner()
     latencies: list[float] | None = None  # not noted before the first report
     reader = log.reader({("batches", 0): log.start("batches", 0)})
 
     def announce(version: int, offset: int) -> None:
+        if writer is None:
+            return
         batch = version - 1 if version else None
         made = {"uri": "", "size_bytes": 0, "sha256": "", "batch": batch, "time_s": time.time(), "vocab_size": vocab_size}
         record = PolicyVersion(learner=run.learner.name, version=version, **made)
@@ -151,7 +163,7 @@ def main(role: str, path: str) -> None:
     if role == "generator":
         generate(run, log, shape, count, orders)
     else:
-        train(run, log, shape.vocab_size, count, orders)
+        train(run, log, shape.vocab_size, count, orders, leads=role == "trainer")
 
 
 if __name__ == "__main__":

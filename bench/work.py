@@ -22,7 +22,8 @@ class Shape(NamedTuple):
     response: int = 1024
     group: int = 8  # rollouts a problem
     vocab_size: int = 50_000
-    batch: int = 128  # rollouts
+    batch: int = 256  # rollouts
+    stragglers: int = 0  # rollouts that wait in the buffer all the time
 
     @property
     def rollout_tokens(self) -> int:
@@ -43,11 +44,12 @@ class Shape(NamedTuple):
         return (self.prompt + self.group * self.response) * self.token_bytes + self.group * self.response * 4
 
 
-def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 8, window_rollouts: int = 0) -> RunFile:
+def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 12) -> RunFile:
     """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead` batches deep."""
     row = max(8192, shape.rollout_tokens)
     budget = shape.batch * shape.rollout_tokens
-    window = max(window_rollouts, 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
+    window = (shape.stragglers + 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
+    for_ever = 10**6 if shape.stragglers else 0
     return config.parse(
         {
             "run": name,
@@ -56,8 +58,8 @@ def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions
             "buffer": {
                 "group_size": shape.group,
                 "min_group_size": shape.group,
-                "max_age": 2 * lookahead,
-                "remember_versions": 4 * lookahead,
+                "max_age": for_ever or 2 * lookahead,
+                "remember_versions": for_ever or 4 * lookahead,
                 "max_window_tokens": window,
             },
             "batcher": {

@@ -42,6 +42,7 @@ class OpenGroup(msgspec.Struct):
     partition: int
     members: list[Event] = []
     lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
+    look_at: int = 0  # the version that may first change anything about it: a member is old, or heard of; or it has waited too long
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -80,9 +81,11 @@ class Fold:
             for old in [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]:
                 del memory[old]
         for env, window in state.windows.items():
-            for group_id in list(window.open):
+            for group_id in [name for name, group in window.open.items() if group.look_at <= version]:
+                group = window.open[group_id]
                 self.expire(window, group_id)
-                self.settle(env, window, group_id, ages_out=self.ages_out(window.open[group_id]))
+                self.settle(env, window, group_id, ages_out=self.ages_out(group))
+                group.look_at = version + 1  # if it is still there, it is near its end
             self.outputs.append(Output("metrics", "buffer", Metric(source="buffer", time_s=time_s, step=version, values=window.intake.values(env))))
             window.intake = Intake()
 
@@ -107,6 +110,7 @@ class Fold:
         group = window.open.get(group_id)
         if group is None:
             group = window.open[group_id] = OpenGroup(state.version, rollout.problem_id, rollout.producer, event.partition)
+            group.look_at = state.version + self.rules.remember_versions + 1
         if rollout.misaligned:
             group.lost += 1
         elif rollout.failure:
@@ -118,6 +122,8 @@ class Fold:
         else:
             group.members.append(event)
             window.tokens += groups.total_tokens(rollout)
+            heard = rollout.newest_policy_version <= state.version
+            group.look_at = min(group.look_at, rollout.policy_version + self.rules.max_age if heard else state.version + 1)
         self.settle(env, window, group_id)
         self.relieve(env, window)
 

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streamrl.buffer.process import Config, paused, step
 from streamrl.buffer.window import State
 from streamrl.records import Fate, Metric, ScoredGroup
+from streamrl.stream.codec import to_message
 from streamrl.stream.log import Event, Output, Undecodable
 from tests.build import rollout, rollout_event, turns, version_event
 
@@ -178,3 +181,34 @@ def test_the_metrics_of_what_came_in():
         "replays/copy/rewards/exact/mean": 0.75,
         "replays/copy/rewards/exact/std": 0.25,
     }
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)) | st.integers(1, 2),  # a rollout, or versions on
+        max_size=60,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
+def test_a_group_is_looked_at_whenever_something_about_it_may_change(moves: list[tuple[int, int, int, int] | int], max_age: int, least: int):
+    """What comes out is what comes out when every open group is looked at with every version."""
+    config = replace(CONFIG, group_size=4, min_group_size=least, max_age=max_age, remember_versions=5)
+    seldom, always, version = State(), State(), 0
+    events = [version_event(0)]
+    for offset, move in enumerate(moves):
+        if isinstance(move, int):
+            version += move
+            events.append(version_event(version))
+        else:
+            group, sample, age, ahead = move
+            oldest = max(version - age, 0)
+            made = rollout(group=f"g{group}-{version // 3}", sample=sample, version=oldest, newest=version + ahead)
+            events.append(rollout_event(offset, made))
+    for event in events:
+        for window in always.windows.values():
+            for group in window.open.values():
+                group.look_at = 0
+        first, second = step(config, seldom, [event], 0.0)[1], step(config, always, [event], 0.0)[1]
+        assert [to_message(output) for output in first] == [to_message(output) for output in second]

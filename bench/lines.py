@@ -1,0 +1,184 @@
+"""A broker, and lines of stations on it: each station a process, a line started together and halted while another one is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.measure import cpu_s, peak_rss_mb
+from bench.raw import TOPICS
+from bench.stations import Count
+from bench.work import Shape, run_file
+from streamrl import topics
+from streamrl.stream import broker
+
+HERE = [sys.executable, "-m"]
+
+
+class Station:
+    """A process of the data path."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], logs: Path) -> None:
+        self.name = name
+        self._log = (logs / f"{name}.log").open("wb")
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
+
+    def order(self, **values: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(values).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def check(self) -> None:
+        if self.process.poll() is not None:
+            raise SystemExit(f"bench: {self.name} ended with {self.process.returncode}: {Path(self._log.name).read_text()[-1000:]}")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        if self.process.stdin:
+            self.process.stdin.close()
+        self.process.terminate()
+        self.process.wait(20)
+        self._log.close()
+
+
+class Line:
+    """Stations one behind another: started together, halted while another line is measured."""
+
+    def __init__(self, stations: dict[str, list[str]], first: str, counted: Path, environment: dict[str, str], logs: Path, broker_pid: int) -> None:
+        self.stations = {name: Station(name, command, environment, logs) for name, command in stations.items()}
+        self.first, self._broker_pid = first, broker_pid
+        deadline = time.monotonic() + 60
+        while not counted.exists():
+            self.check()
+            if time.monotonic() > deadline:
+                raise SystemExit(f"bench: {counted.name} has not started within 60 s; see {logs}")
+            time.sleep(0.05)
+        self.count = Count(counted)
+
+    def check(self) -> None:
+        for station in self.stations.values():
+            station.check()
+
+    def go(self, rate: float | None) -> None:
+        for station in self.stations.values():
+            station.process.send_signal(signal.SIGCONT)
+        self.stations[self.first].order(rate=rate)
+
+    def halt(self) -> None:
+        """Let it run empty, then freeze it: what stands still costs nothing."""
+        self.stations[self.first].order(rate=0)
+        before = -1
+        while before != (before := self.count.get()):
+            time.sleep(0.5)
+        for station in self.stations.values():
+            station.process.send_signal(signal.SIGSTOP)
+
+    def run(self, seconds: float, rate: float | None = None) -> dict[str, Any]:
+        """Rollouts/s over `seconds`, and the CPU of every station and of the broker, in ms a rollout."""
+        self.go(rate)
+        time.sleep(1.0)
+        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._broker_pid}
+        started, before, cpu = time.monotonic(), self.count.get(), {name: cpu_s(pid) for name, pid in pids.items()}
+        time.sleep(seconds)
+        elapsed, done = time.monotonic() - started, self.count.get() - before
+        self.check()
+        if not done:
+            raise SystemExit(f"bench: nothing came out of {', '.join(self.stations)} in {seconds} s; see their logs")
+        return {"rollouts_per_s": done / elapsed, "cpu_ms": {name: 1000 * (cpu_s(pid) - cpu[name]) / done for name, pid in pids.items()}}
+
+    def peaks_mb(self) -> dict[str, float]:
+        """The most memory that each station and the broker have held, in MiB."""
+        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._broker_pid}
+        return {name: peak_rss_mb(pid) for name, pid in pids.items()}
+
+    def stop(self) -> None:
+        for station in self.stations.values():
+            station.stop()
+
+
+class Place:
+    """A directory with a broker of its own, and the lines that were built on it."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory, self._stack = directory, stack
+        self.kafka = broker.start(directory / "kafka")
+        stack.callback(self.kafka.stop)
+        self.environment = {**os.environ, "STREAMRL_KAFKA": self.kafka.address, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+    @property
+    def address(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.kafka.address}
+
+    @property
+    def broker_pid(self) -> int:
+        return self.kafka.process.pid
+
+    def ours(self, name: str, shape: Shape, followers: int = 0, **kinds: int) -> Line:
+        """generator -> buffer -> batcher -> trainer, as run `name`; `followers` more trainers read the same batches. `kinds`: see `run_file`."""
+        run, directory = run_file(name, self.directory, shape, **kinds), self._room(name)
+        topics.apply(run, self.address)
+        path, settings = directory / "run.json", directory / "settings.json"
+        path.write_text(run.to_json())
+        settings.write_text(
+            json.dumps({"run": run.model_dump(mode="json"), "shape": shape._asdict(), "kafka": self.address, "counts": str(directory)})
+        )
+        stations = {
+            "generator": [*HERE, "bench.stations", "generator", str(settings)],
+            "buffer": [*HERE, "streamrl.cli", "buffer", str(path)],
+            "batcher": [*HERE, "streamrl.cli", "batcher", str(path)],
+            "trainer": [*HERE, "bench.stations", "trainer", str(settings)],
+            **{f"follower-{i}": [*HERE, "bench.stations", f"follower-{i}", str(settings)] for i in range(followers)},
+        }
+        return self._line(stations, "generator", directory / "trainer", directory)
+
+    def raw(self, name: str, shape: Shape, hops: dict[str, float], in_flight: int) -> Line:
+        """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout."""
+        directory = self._room(name)
+        config = {"max.message.bytes": "8388608", "retention.ms": "3600000"}
+        admin = AdminClient(self.address)  # kept: its requests end with it
+        for made in admin.create_topics([NewTopic(f"{name}.{topic}", 1, 1, config=config) for topic in TOPICS]).values():
+            made.result()
+        sizes = {
+            "rollout_bytes": int(hops["rollouts"]),
+            "group_bytes": int(hops["groups"] * shape.group),
+            "batch_bytes": int(hops["batches"] * shape.batch),
+            "batch": shape.batch,
+            "group": shape.group,
+            "in_flight": in_flight,
+        }
+        path = directory / "raw.json"
+        path.write_text(json.dumps({"kafka": self.address, "counts": str(directory), "raw": sizes, "raw_prefix": name}))
+        Count(directory / "sink", create=True)
+        stations = {role: [*HERE, "bench.raw", role, str(path)] for role in ("sink", "relay", "gather", "source")}
+        return self._line(stations, "source", directory / "source", directory)
+
+    def topic_bytes(self, name: str) -> dict[str, int]:
+        """Bytes in the broker's files by topic of run `name`, partitions together: headers and batch overhead included."""
+        sizes: dict[str, int] = {}
+        for path in (self.directory / "kafka").glob(f"**/{name}.*/*.log"):
+            topic = path.parent.name.rpartition("-")[0].removeprefix(f"{name}.")
+            sizes[topic] = sizes.get(topic, 0) + path.stat().st_size
+        return sizes
+
+    def _room(self, name: str) -> Path:
+        directory = self.directory / "lines" / name
+        directory.mkdir(parents=True)
+        return directory
+
+    def _line(self, stations: dict[str, list[str]], first: str, counted: Path, directory: Path) -> Line:
+        line = Line(stations, first, counted, self.environment, directory, self.broker_pid)
+        self._stack.callback(line.stop)
+        return line
