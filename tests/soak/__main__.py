@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -31,6 +32,7 @@ def main(minutes: float, envs: int, directory: Path) -> None:
     run = known.run_file(directory.absolute(), envs)
     try:
         with shown(f"soak, {minutes:g} min", Console(stderr=True)) as progress, soaked(run, minutes * 60, progress) as (soak, log):
+            (run.directory / "seen.json").write_text(json.dumps(asdict(soak.seen)))  # for whoever asks again what the account leaves out
             said = report(run, soak.seen, soak.steps(), verdict(log, run))
     except Stuck as error:
         sys.exit(f"soak: {error}; see {run.directory / 'logs'}")

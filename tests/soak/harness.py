@@ -62,8 +62,10 @@ class Soak:
         self._watched: dict[int, psutil.Process] = {}
 
     def close(self) -> None:
-        self.supervisor.close(limit_s=5.0)
-        self.disk.close()
+        try:
+            self.supervisor.close(limit_s=5.0)
+        finally:
+            self.disk.close()
 
     # ---- supervision, as `streamrl up` does it ----------------------------------------------------------------------------------------------
 
@@ -152,23 +154,32 @@ class Soak:
         finally:
             self.disk.clear()
 
+    def set_clock(self, offset_s: float) -> None:
+        """A step, and a batch under the new time."""
+        now_s = time.monotonic()
+        self.clock.set(offset_s)
+        self.until(lambda: self.steps()[-1] > now_s, "a batch after a step of the clock")
+
     def find_said(self, log: Path, before: int) -> bool:
         lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
         self.seen.said = next((line for line in lines if "is full" in line), "")
         return bool(self.seen.said)
 
     def go_through(self, seconds: float, progress: Report) -> None:
-        """All that is planned, in its order; a moment that has passed by then is now."""
+        """All that is planned, in its order. What something takes comes on top of the time: what is planned behind it keeps its distance."""
         plan: list[tuple[float, Callable[[], object]]] = [
             *((at, lambda: self.happen("broker killed", self.restart_broker)) for at in BROKER_AT),
             (DISK_AT, lambda: self.happen("weight store full", lambda: self.fill_disk(min(DISK_S, seconds * DISK_FRAC)))),
-            (CLOCK_AT[0], lambda: self.clock.set(STEP_S)),
-            (CLOCK_AT[1], lambda: self.clock.set(0.0)),
+            (CLOCK_AT[0], lambda: self.set_clock(STEP_S)),
+            (CLOCK_AT[1], lambda: self.set_clock(0.0)),
             (1.0, lambda: None),
         ]
+        taken_s = 0.0
         for number, (at, do) in enumerate(plan):
-            self.rest_until(at * seconds)
+            self.rest_until(at * seconds + taken_s)
+            before_s = time.monotonic()
             do()
+            taken_s += time.monotonic() - before_s
             progress(number + 1, len(plan))
 
     # ---- the end ----------------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Is a process's memory flat? From samples of its resident size: the slope is the median of the slopes between any two, so that one that is off counts for
-nothing (Theil 1950; Sen 1968)."""
+"""Is a process's memory flat? From samples of its resident size: the slope is the median of the slopes between any two, so that one that is off
+counts for nothing (Theil 1950; Sen 1968)."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def memory(samples: Iterable[Sample], process: str, since_s: float) -> Memory:
     if len(last) < 2:
         raise ValueError(f"{process}: {len(last)} samples since {since_s:.0f} s; it takes two")
     last = last[:: -(-len(last) // AT_MOST)]
-    times_s, sizes = (np.array([sample[column] for sample in last], np.float64) for column in (0, 3))
+    times_s, sizes = np.array([sample.time_s for sample in last]), np.array([sample.rss_mib for sample in last])
     per_s = slope(times_s, sizes)
-    growth = per_s * (times_s[-1] - times_s[0])
+    growth = per_s * float(times_s[-1] - times_s[0])
     flat = growth <= max(LEAST_MIB, SHARE * float(np.median(sizes)))
-    return Memory(process, len({sample.pid for sample in mine}), sizes[0], sizes[-1], per_s * 3600, growth, flat)
+    return Memory(process, len({sample.pid for sample in mine}), last[0].rss_mib, last[-1].rss_mib, per_s * 3600, growth, flat)
 
 
 def cores(samples: Iterable[Sample]) -> float:

@@ -1,5 +1,5 @@
-"""What came of a soak, from its topics alone: what `tests/chaos/verdict.py` asks, one fate for each good rollout, a letter for each bad one, and whether
-the step of the clock is in the times of events."""
+"""What came of a soak, from its topics alone: what `tests/chaos/verdict.py` asks, one fate for each good rollout, a letter for each bad one, and
+whether the step of the clock is in the times of events."""
 
 from __future__ import annotations
 
