@@ -8,9 +8,9 @@ UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file.
 PROGRAMS := chromium prometheus docker-compose
-EXTRAS := --extra learner --extra broker --extra envs --extra dev
+EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check test test-all chaos soak bench bench-packing bench-weights bench-loop bench-learner lock clean
+.PHONY: help setup quickstart check docs test test-all chaos soak bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -21,9 +21,12 @@ setup: $(ENV)/.installed $(INFERENCE_ENV)/.synced .streamrl/.kafka ## both Pytho
 quickstart: setup ## the whole loop: envs, Kafka, learner and vLLM, until the policy has learned to copy digits
 	@$(ENV)/bin/streamrl up --fresh deploy/runs/quickstart.yaml
 
-check: $(ENV)/.installed ## ruff and pyright
+check: docs ## ruff, pyright, and the documentation built strictly
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/pyright
+
+docs: $(ENV)/.installed ## the documentation as a site, in build/site; needs no network
+	NO_MKDOCS_2_WARNING=1 $(ENV)/bin/mkdocs build --quiet --strict
 
 test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have the machine to themselves, the others are two at a time
 	$(ENV)/bin/python -m pytest -m "not slow and not live" $(TWO)
@@ -42,6 +45,12 @@ soak: $(ENV)/.installed .streamrl/.kafka ## 100 producers for SOAK_MINUTES (30) 
 bench: setup ## the data path against plain Kafka: bench/README.md
 	$(ENV)/bin/python -m bench.data_path
 
+bench-scaling: setup ## the data path with more envs, partitions, learners, longer windows and responses: bench/README.md
+	$(ENV)/bin/python -m bench.scaling
+
+bench-smoke: setup ## has the data path become slower? against the recorded ratio to plain Kafka
+	$(ENV)/bin/python -m bench.smoke
+
 bench-packing: $(ENV)/.installed ## how full rows are, how even processes' shares, how fast: bench/README.md
 	$(ENV)/bin/python -m bench.packing
 
@@ -59,6 +68,10 @@ lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit sta
 		pyproject.toml $(EXTRAS) -o requirements/main.txt
 	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 		--override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
+	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \
+		--constraint requirements/main.txt pyproject.toml --extra learner --extra gpu -o requirements/learner-gpu.txt
+	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+		requirements/inference-gpu.in -o requirements/inference-gpu.txt
 
 clean: ## remove what was installed; runs/ stays
 	rm -rf $(ENV) $(INFERENCE_ENV) .streamrl build dist .pytest_cache .ruff_cache
@@ -90,9 +103,10 @@ $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	$(ENV)/bin/python -m streamrl.stream.distribution
 	@touch $@
 
-.streamrl/.programs: Makefile
+.streamrl/.programs: Makefile tests/deploy/kubectl.py | $(ENV)/.installed
 	@mkdir -p .streamrl
 	@if ! (command -v chromium && command -v promtool && command -v docker-compose) >/dev/null; then \
 		as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
 		$$as_root apt-get update -qq && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(PROGRAMS) >/dev/null; fi
+	$(ENV)/bin/python -m tests.deploy.kubectl
 	@touch $@

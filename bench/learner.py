@@ -214,8 +214,8 @@ def main() -> None:
                 results.append(measure(run, KafkaLog(address, run.run), given.pairs))
             finally:
                 kafka.stop()
-    Console().print(table(results))
     write(given.out, {"shapes": results})
+    Console().print(table(results))
     if (found := results[0]["ratio"]["median"]) < LEAST:
         raise SystemExit(f"bench: the learner trains {found:.2f} times as many tokens/s as Levanter alone; expected {LEAST}")
 

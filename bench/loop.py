@@ -194,10 +194,10 @@ def main() -> None:
         free = "envs.add-digits.max_groups_per_s=0"
         results += [run_one(f"{name}, no limit", [*overrides, free], given.steps) for name, overrides in LOOPS.items()]
         gains["without a limit of an env"] = results[2]["steps_per_s"] / results[3]["steps_per_s"]
+    write(given.out, {"runs": results, "gain": gains})
     Console(width=160).print(table(results))
     for what, gain in gains.items():
         print(f"steps/s, overlapped to one at a time, {what}: {gain:.2f}")
-    write(given.out, {"runs": results, "gain": gains})
 
 
 if __name__ == "__main__":

@@ -348,8 +348,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             results += measure(size, Path(directory), given.rounds, given.servers or [1, 2])
     results.sort(key=lambda one: (list(SIZES).index(one["size"]), one["servers"]))
-    Console(width=160).print(table(results))
     write(given.out, {"results": results})
+    Console(width=160).print(table(results))
 
 
 if __name__ == "__main__":

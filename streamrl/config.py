@@ -29,6 +29,7 @@ ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", 
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
+SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
@@ -73,10 +74,10 @@ class Env(Section):
     params: dict[str, Any] = {}  # given to the env's constructor, or its load_environment
     fraction: float = Field(default=0.0, ge=0, le=1)  # of the tokens of each batch; what the fractions leave goes by availability
     replicas: int = Field(default=1, ge=0)  # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
-    seed: int = 0
+    seed: int = 0  # of its problems and their order
     pool: str = GENERATION  # of inference servers: its requests go there and nowhere else
-    temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    temperature: float = Field(default=1.0, gt=0)  # of sampling
+    top_p: float = Field(default=1.0, gt=0, le=1)  # in training always 1: the learner reproduces temperature only
     top_k: int = -1  # -1: off
     max_tokens: int = Field(default=16, ge=1)  # sampled a turn
     max_groups_in_flight: int = Field(default=64, ge=1)  # an upper bound on top of demand
@@ -108,9 +109,9 @@ class Buffer(Section):
 class Target(Section):
     """An env's mean reward over its last batches."""
 
-    env: str
-    reward: float
-    batches: int = Field(default=20, ge=1)
+    env: str  # its name in the run file
+    reward: float  # at least this
+    batches: int = Field(default=20, ge=1)  # the mean is taken over so many
 
 
 class Stage(Section):
@@ -156,15 +157,17 @@ class Batcher(Section):
 class TinyModel(Section):
     """A small Llama the project makes itself, for machines without a hub."""
 
-    layers: int = Field(default=2, ge=1)
-    hidden: int = Field(default=128, ge=8)
-    head_dim: int = Field(default=32, ge=8)
+    layers: int = Field(default=2, ge=1)  # transformer blocks
+    hidden: int = Field(default=128, ge=8)  # width; a multiple of head_dim
+    head_dim: int = Field(default=32, ge=8)  # width of an attention head
     alphabet: str = "0123456789+="  # one token a character, after the special tokens
     chat: Literal["plain", "turns"] = "plain"  # turns: for conversations, each message behind a token for its role
-    seed: int = 0
+    seed: int = 0  # of its first weights
 
 
 class Model(Section):
+    """The model that is trained (docs/models.md)."""
+
     path: str = ""  # a Hugging Face directory; empty: make the tiny one
     tiny: TinyModel = TinyModel()
     max_seq_len: int = Field(default=128, ge=2)  # positions the model is built for (tokens of one rollout)
@@ -182,8 +185,8 @@ class Correction(Section):
     old_policy: Literal["bypass", "decoupled"] = "bypass"  # the ratio is measured from the policy that sampled, or the one a step begins with
     weights: Literal["none", "token", "sequence"] = "none"  # importance weights of each token, or of each rollout
     beyond: Literal["truncate", "mask"] = "truncate"  # a weight above weight_max: cut down to it, or (also below weight_min) out of the batch
-    weight_min: float = Field(default=0.0, ge=0)
-    weight_max: float = Field(default=2.0, gt=0)
+    weight_min: float = Field(default=0.0, ge=0)  # of beyond: mask
+    weight_max: float = Field(default=2.0, gt=0)  # of either
     reject: Literal["none", "k1", "k2", "k3", "geometric"] = "none"  # the distance from the policy that sampled beyond which nothing trains
     reject_by: Literal["token", "sequence"] = "token"  # the distance of a token, or the mean of its rollout; geometric: always sequence
     reject_above: float = Field(default=0.0, ge=0)  # the limit: of |k1|, k2, k3 in nats; geometric: a ratio above 1 (and below, its inverse)
@@ -211,17 +214,17 @@ class Learner(Section):
     kl_coefficient: float = Field(default=0.01, ge=0)  # 0: no reference is asked
     kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages
     micro_batch_rows: int = Field(default=0, ge=0)  # rows that a device works on at a time; 0: all of its rows
-    learning_rate: float = Field(default=1e-3, gt=0)
-    warmup_steps: int = Field(default=10, ge=0)
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0)  # of AdamW, after the warm-up; then it stays
+    warmup_steps: int = Field(default=10, ge=0)  # in which the learning rate rises
+    beta1: float = 0.9  # of AdamW
+    beta2: float = 0.95  # of AdamW
+    weight_decay: float = 0.0  # of AdamW
+    max_grad_norm: float = Field(default=1.0, gt=0)  # a longer gradient is cut to it
     normalize_advantages: bool = True  # divide by their standard deviation in the batch
     checkpoint_every: int = Field(default=20, ge=1)  # versions
-    keep_checkpoints: int = Field(default=2, ge=1)
-    seed: int = 0
-    probe_tokens: int = Field(default=64, ge=8)
+    keep_checkpoints: int = Field(default=2, ge=1)  # the newest ones; older are deleted
+    seed: int = 0  # of the learner's random key
+    probe_tokens: int = Field(default=64, ge=8)  # announced with each version, with their logprobs; servers are checked against them
 
     @property
     def refers(self) -> bool:
@@ -241,6 +244,8 @@ class Scorer(Section):
 
 
 class Weights(Section):
+    """Where policy versions are kept, and how many."""
+
     store: str = ""  # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
     keep_versions: int = Field(default=4, ge=2)  # the newest ones, and as many of those to be evaluated; older files are deleted
 
@@ -255,12 +260,12 @@ class Inference(Section):
     host: str = "127.0.0.1"  # the address that servers bind, and that envs reach them at; any but loopback needs an api_key; may be env:NAME
     port: int = Field(default=0, ge=0, le=65535)  # 0: any free one; server i takes port + i, counted through the pools
     api_key: str = ""  # env:NAME; with it, servers answer nobody who does not send it (what controls a server is its agent's alone in any case)
-    dtype: str = "float32"
+    dtype: str = "float32"  # that vLLM computes in
     max_model_len: int = Field(default=128, ge=8)  # tokens
-    max_num_seqs: int = Field(default=64, ge=1)
+    max_num_seqs: int = Field(default=64, ge=1)  # sequences that a server works on at a time
     kv_cache_gib: int = Field(default=1, ge=1)  # on a CPU
     extra_args: list[str] = []  # passed to vllm as they are
-    heartbeat_s: float = Field(default=1.0, gt=0)
+    heartbeat_s: float = Field(default=1.0, gt=0)  # between two records of a server on `servers`
     probe_tolerance: float = Field(default=1e-3, gt=0)  # |difference| of logprobs beyond which a server is in error
 
     @property
@@ -292,14 +297,14 @@ class EvalEnv(Section):
 
     env: str = ""  # of the run; default: the name that this has
     params: dict[str, Any] = {}  # given to the env's constructor, over those it has in training
-    seed: int = 0
+    seed: int = 0  # of its problems
     problems: int = Field(default=64, ge=1)  # different ones
     samples: int = Field(default=4, ge=1)  # answers a problem
     k: list[Annotated[int, Field(ge=1)]] = [1]  # of pass@k
     reward: str = ""  # an answer is right by the reward of that name; empty: by the scalar that would train
     pass_at: float = 1.0  # from this reward on
     temperature: float | None = Field(default=None, ge=0)  # 0: always the likeliest token
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, gt=0, le=1)  # the likeliest tokens that make up so much
     top_k: int | None = None  # -1: off
     max_tokens: int | None = Field(default=None, ge=1)  # sampled a turn
 
@@ -316,19 +321,46 @@ class Eval(Section):
         return self.every if self.envs else 0
 
 
+class Sink(Section):
+    """Where the orchestrator takes the run's metrics (docs/metrics.md). One without params can be given by its name alone."""
+
+    kind: Annotated[str, one_of(*SINKS)]  # console, jsonl, tensorboard, wandb, mlflow, or MODULE:NAME
+    params: dict[str, Any] = {}  # given to it, as `mode: offline` to wandb; secrets belong into its own environment variables
+
+
 class Orchestrator(Section):
+    """When the run ends, and how often a part is started again."""
+
     target: Target | None = None  # reached, the run ends well
     max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
     max_wall_s: float = Field(default=0.0, ge=0)  # 0: no limit; from the moment a server is ready; with a target, reached first is a failure
     restart_limit: int = Field(default=20, ge=0)  # of one part within restart_window_s
-    restart_window_s: float = 300.0
+    restart_window_s: float = 300.0  # more restarts than that within it end the run
     backoff_s: float = Field(default=0.2, ge=0)  # doubles at each restart in a row, up to 10 s
+    sinks: list[Sink] = [Sink(kind="jsonl")]  # as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}]
+
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return [{"kind": sink} if isinstance(sink, str) else sink for sink in value] if isinstance(value, list) else value
+
+
+class Metrics(Section):
+    """What every part says of itself over HTTP: /livez, /readyz, /metrics (docs/metrics.md). It can only be read, by whoever reaches it."""
+
+    serve: bool = True
+    host: str = "127.0.0.1"  # that parts listen on; for one part: --metrics-host, or STREAMRL_METRICS_HOST
+    port: int = Field(default=0, ge=0, le=65535)  # 0: any free one, noted in .targets/ beside the runs; --metrics-port, STREAMRL_METRICS_PORT
+    live_within_s: float = Field(default=60.0, gt=0)  # a part whose loop has not turned for so long is not alive
+    step_within_s: float = Field(default=1_800.0, gt=0)  # the same of learner and scorers, whose loop turns once a batch, and compiles
 
 
 class Topics(Section):
+    """The run's topics on the broker."""
+
     partitions: int = Field(default=1, ge=1)  # of rollouts.<env> and groups.<env>; fixed for a run
     replicas: int = Field(default=1, ge=1)  # copies of each partition
-    retention_hours: float = Field(default=168, gt=0)
+    retention_hours: float = Field(default=168, gt=0)  # records are kept so long, at least
     config: dict[str, str] = {}  # more settings for every topic
 
 
@@ -344,9 +376,9 @@ class Fork(Section):
 
 
 class RunFile(Section):
-    run: str
+    run: str  # its name: of its topics, its directory; lowercase letters, digits and '-'
     kafka: dict[str, Any] = {}  # librdkafka settings of an existing cluster, secrets as env:NAME; empty: a local broker in the run's directory
-    runs_dir: str = "runs"
+    runs_dir: str = "runs"  # the run's directory is <runs_dir>/<run>
     envs: dict[str, Env]
     buffer: Buffer = Buffer()
     batcher: Batcher = Batcher()
@@ -357,6 +389,7 @@ class RunFile(Section):
     inference: Inference = Inference()
     eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
+    metrics: Metrics = Metrics()
     topics: Topics = Topics()
     fork: Fork | None = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streamrl.stream import broker as local
+from tests import brokers
 
 if TYPE_CHECKING:
     from tests.secure import Secure
@@ -20,12 +20,16 @@ def pytest_configure() -> None:
     """Kafka's program is fetched once for the working tree, wherever a test's directory is; the user's own cluster stays out of the tests."""
     os.environ.setdefault("STREAMRL_HOME", str(Path(__file__).parents[1] / ".streamrl"))
     os.environ.pop("STREAMRL_KAFKA", None)
+    try:
+        brokers.check()
+    except (ValueError, brokers.NoDocker) as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a real Apache Kafka. It ends with the session, and with the process however that ends."""
-    with local.ensure(tmp_path_factory.mktemp("kafka")) as address:
+    """Address of a real Apache Kafka. A local one ends with the session, and with the process however that ends."""
+    with brokers.running(tmp_path_factory.mktemp("kafka")) as address:
         yield address
 
 

@@ -1,10 +1,7 @@
-"""docs/export.md: its commands are run on a recording, its queries give what the rollouts say."""
+"""docs/export.md: its queries give what the rollouts say. (That its commands run is in tests/docs/.)"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import duckdb
@@ -17,7 +14,7 @@ from streamrl.stream.columns import DECODED, RAW
 from streamrl.stream.log import Output
 from streamrl.stream.memory import MemoryLog
 from tests.build import rollout
-from tests.data_path import RUN, TOPICS, found, play, publish, send_groups
+from tests.data_path import RUN, TOPICS, found, publish, send_groups
 
 PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
 
@@ -70,25 +67,6 @@ def test_the_answers_to_the_hardest_problem(archive: MemoryLog):
     hardest = min(of_all, key=lambda problem: (np.mean(of_all[problem]), problem))
     rows = duckdb.sql(blocks("sql")[1]).fetchall()
     assert [reward for _, reward, _ in rows] == of_all[hardest][:5] and {answer for *_, answer in rows} == {"12"}
-
-
-def test_the_commands(broker: str, run_name: str, tmp_path: Path):
-    log = MemoryLog(TOPICS)
-    play(log, 2)
-    export(log, RUN, tmp_path / "recording")
-    (block,) = blocks("sh")
-    commands = ["streamrl import recording --as quickstart", *(line.partition("#")[0].strip() for line in block.splitlines())]
-    for command in commands:
-        arguments = command.replace("quickstart", run_name).replace("again", f"{run_name}-again").split()[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "streamrl.cli", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "STREAMRL_KAFKA": broker},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, f"{command}: {done.stderr}"
 
 
 def test_the_page_names_every_column():

@@ -28,7 +28,16 @@ OUTSIDE = {
     "openai": ["inference/*"],  # envs reach servers through inference/client.py
     "requests": [],
     "aiohttp": [],
-    "socket": ["stream/broker.py", "inference/*", "orchestrator/*"],
+    "socket": ["stream/broker.py", "inference/*", "orchestrator/*", "dashboard/server.py", "health.py"],
+    "starlette": ["dashboard/server.py"],
+    "sse_starlette": ["dashboard/server.py"],
+    "uvicorn": ["dashboard/server.py"],
+    "playwright": [],  # tests only
+    "http": ["health.py"],
+    "prometheus_client": ["health.py"],
+    "tensorboard": ["orchestrator/sinks/tensorboard.py"],
+    "wandb": ["orchestrator/sinks/wandb.py"],
+    "mlflow": ["orchestrator/sinks/mlflow.py"],
     "subprocess": ["stream/broker.py", "stream/distribution.py", "inference/*", "orchestrator/*", "cli.py"],
     "psutil": ["stream/broker.py", "inference/*", "orchestrator/*", "cli.py"],
     "jax": LEARNING,

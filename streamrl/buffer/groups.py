@@ -16,8 +16,13 @@ from streamrl.stream.log import Event
 
 def prompt_of(turns: Sequence[Turn]) -> np.ndarray:
     """Tokens before the first sampled turn: what the policy was asked."""
-    first = next(i for i, turn in enumerate(turns) if turn.logprobs is not None)
-    return _join([turn.tokens for turn in turns[:first] if turn.tokens is not None])
+    asked = list[np.ndarray]()
+    for turn in turns:
+        if turn.logprobs is not None:
+            break
+        if turn.tokens is not None:
+            asked.append(turn.tokens)
+    return _join(asked)
 
 
 def generated_tokens(rollout: Rollout) -> int:
@@ -32,9 +37,9 @@ def total_tokens(rollout: Rollout) -> int:
 
 def sequences(rollout: Rollout) -> list[list[Turn]]:
     """Its turns, cut where one is a fork: what the model saw in one piece. A piece in which nothing was sampled teaches nothing and is left out."""
-    cut: list[list[Turn]] = []
+    cut: list[list[Turn]] = [[]]
     for turn in rollout.turns:
-        if turn.fork or not cut:
+        if turn.fork:
             cut.append([])
         cut[-1].append(turn)
     return [turns for turns in cut if any(turn.logprobs is not None and turn.logprobs.size for turn in turns)]

@@ -32,6 +32,7 @@ from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.journal import newest
 from streamrl.stream.log import Log, Message, Output, TopicPartition, Undecodable, Writer, read
+from streamrl.stream.watched import ready
 from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
@@ -235,6 +236,7 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
     reader = log.reader(positions)
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     me.go_on()
+    ready(log)
     try:
         while not stop.is_set():
             me.hear(reader.poll(500, 0))

@@ -14,12 +14,13 @@ from streamrl.envs.held_out import mark_of
 from streamrl.errors import ConfigError, WeightError
 from streamrl.evaluation.examiner import Examiner, Stopped, posed, recorded
 from streamrl.evaluation.schedule import due, missed
-from streamrl.inference.host import Host
+from streamrl.inference.host import VLLM, Host
 from streamrl.inference.server import check
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Log, Reader
+from streamrl.stream.watched import ready, show
 from streamrl.stream.worker import partitions
 from streamrl.weights.store import Store
 
@@ -42,6 +43,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     writer = log.writer(PART, "evals")  # first: it fences an earlier instance; only now its results are final
     host, meter = Host(run, PART, sum(run.inference.sizes.values()), stop), Meter(log, PART)
     examiner = Examiner(run, PART, host, writer, meter, stop)
+    show(log, VLLM, host.vllm_metrics)
     try:
         examiner.prepare(list(run.eval.envs), {})
         _check_unseen(examiner, log)
@@ -68,6 +70,7 @@ async def _follow(examiner: Examiner, log: Log) -> None:
     reader = log.reader({("policy-versions", p): log.start("policy-versions", p) for p in range(partitions(log, "policy-versions"))})
     logger.info("evaluates %s every %d versions of learner %r", ", ".join(run.eval.envs), every, run.learner.name)
     reporting = asyncio.create_task(_report(examiner, announced))
+    ready(log)
     try:
         while True:
             _hear(reader, announced, run.learner.name)

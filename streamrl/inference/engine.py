@@ -86,12 +86,16 @@ class Engine:
     def load(self) -> Load:
         """From the Prometheus metrics, and the guard's clock."""
         sums = dict.fromkeys(("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total"), 0.0)
-        for line in self._get("/metrics", timeout_s=5.0).text.splitlines():
+        for line in self.metrics().decode().splitlines():
             name, brace, _ = line.partition("{")
             if brace and name in sums:
                 sums[name] += float(line.rpartition(" ")[2])
         running, waiting, generated = map(int, sums.values())
         return Load(running + waiting, generated, self._get(CLOCK, timeout_s=5.0).json())
+
+    def metrics(self) -> bytes:
+        """vLLM's page for Prometheus."""
+        return self._get("/metrics", timeout_s=5.0).content
 
     def healthy(self) -> bool:
         try:

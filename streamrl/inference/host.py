@@ -15,6 +15,8 @@ from streamrl.inference.engine import Engine, Load, Mismatch, Swap, mismatch
 from streamrl.records import PolicyVersion
 from streamrl.weights.store import pull
 
+VLLM = "/metrics/vllm"  # where the part shows vLLM's own metrics
+
 
 class Served(NamedTuple):
     """A version that is loaded, and how it went."""
@@ -88,6 +90,12 @@ class Host:
     def load(self) -> Load | None:
         """None before vLLM is up. Raises InferenceError when it does not answer."""
         return self._engine.load() if self._engine else None
+
+    def vllm_metrics(self) -> bytes:
+        """Its own, as it shows them to Prometheus. Raises InferenceError when it does not answer, or is not up yet."""
+        if self._engine is None:
+            raise InferenceError("vLLM is not up yet")
+        return self._engine.metrics()
 
     def stop(self) -> None:
         if self._process:

@@ -16,12 +16,13 @@ import msgspec
 
 from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.errors import InferenceError, StreamrlError, WeightError
-from streamrl.inference.host import Host, Served, objection
+from streamrl.inference.host import VLLM, Host, Served, objection
 from streamrl.inference.server import check
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion, Server
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.log import Log, Output
+from streamrl.stream.watched import ready, show
 from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Entry:
     """This server's record in the registry: published when it changes and at every heartbeat."""
 
     def __init__(self, log: Log, server: Server, heartbeat_s: float) -> None:
-        self.server, self._heartbeat_s = server, heartbeat_s
+        self.server, self._log, self._heartbeat_s = server, log, heartbeat_s
         self._writer = log.plain_writer()
         self._beat_s = 0.0  # monotonic
         self.update()
@@ -77,6 +78,7 @@ class Entry:
         """Publish it, with these fields changed."""
         self._beat_s = time.monotonic()
         self.server = msgspec.structs.replace(self.server, heartbeat_s=time.time(), **changes)
+        ready(self._log, self.server.state == "ready")
         self._writer.send(to_message(Output("servers", self.server.server_id, self.server)))
 
     def skip(self) -> None:
@@ -103,6 +105,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: st
     announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
     entry = Entry(log, Server(server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len), run.inference.heartbeat_s)
     host, worker = Host(run, identity, place, stop), ThreadPoolExecutor(1, "host")
+    show(log, VLLM, host.vllm_metrics)
     try:
         serve(run, announced, host, worker, entry, meter, stop)
         entry.remove()

@@ -28,6 +28,7 @@ from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Output, Writer
+from streamrl.stream.watched import ready
 from streamrl.weights.store import Store, every_nth
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def main(
             trainee.publish(None)  # version 0 is the initial model, announced before training
         else:
             logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(announced))
+        ready(log)
         idle_since = time.monotonic()
         coming = following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
         for taken in until(stop, coming) if place is None else together.agreed(coming, stop):

@@ -109,6 +109,13 @@ def stop(run: RunFile, limit_s: float = 120.0) -> int:
     raise StreamrlError(f"nothing runs {run.run!r} in {run.directory}; parts that were started by hand are stopped where they were started")
 
 
+def in_use(run: RunFile) -> bool:
+    """Does somebody run it?"""
+    with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
+        return _is_held(file)
+    return False
+
+
 def _is_held(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

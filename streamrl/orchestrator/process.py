@@ -6,29 +6,33 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import re
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from msgspec.json import encode
+from typing import get_args
 
 from streamrl import topics
 from streamrl.config import RunFile
 from streamrl.errors import StreamrlError
+from streamrl.health import ANYWHERE, Asked, forget, serving
 from streamrl.metrics import Meter
 from streamrl.orchestrator import directory, report
 from streamrl.orchestrator.display import Display, Frame, PartLine, make_display
 from streamrl.orchestrator.observe import SILENT_S, TOPICS, Verdict, View, active_s, fold, judge, view
 from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Start, decide, desired, how
+from streamrl.orchestrator.sinks import running
+from streamrl.orchestrator.sinks.base import Place
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.records import Metric, RunConfig
+from streamrl.records import FateKind, Metric, RunConfig
 from streamrl.stream import broker
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output
+from streamrl.stream.watched import ready
 from streamrl.stream.worker import partitions
 
 logger = logging.getLogger(__name__)
@@ -42,23 +46,31 @@ MEASURE_EVERY_S = 1.0
 NEWS_S = 30.0  # what a part said longer ago says nothing of now
 BROKER_LIMIT_S = 600.0  # the first start downloads it
 INTERRUPTED = 130
+FATES: tuple[str, ...] = get_args(FateKind)
 
 
-def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = False) -> int:
-    """A whole run: broker, topics, every part, until its end or `stop`. Returns the exit code; nothing of it is left running."""
+def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = False, at: Asked = ANYWHERE) -> int:
+    """A whole run: broker, topics, every part, until its end or `stop`. Returns the exit code; nothing of it is left running.
+
+    `at`: where the orchestrator itself shows its metrics; the parts take ports that are free.
+    """
+    running.check(run.orchestrator.sinks)
     with directory.take(run, resume, fresh) as home, _log_file(home / "logs" / "orchestrator.log"), _display() as display:
         supervisor = Supervisor(home / "logs", _environment())
+        forget(run)
         try:
             if not _with_broker(run, supervisor, display, stop):
                 return INTERRUPTED
-            log = KafkaLog(broker.settings(run), run.run)
-            _prepare_topics(run, log, resume, display)
-            verdict = watch(run, log, stop, display, Parts(run, supervisor))
+            kafka = KafkaLog(broker.settings(run), run.run)
+            _prepare_topics(run, kafka, resume, display)
+            with serving(run, kafka, "orchestrator", at) as log:
+                verdict = watch(run, log, stop, display, Parts(run, supervisor))
             supervisor.stop_all(but=(BROKER,))
-            _conclude(run, log, display, verdict)
+            _conclude(run, kafka, display, verdict)
             return verdict.exit_code
         finally:
             supervisor.close()
+            forget(run)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> int:
@@ -117,37 +129,51 @@ class Parts:
 def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts: Parts | None = None) -> Verdict:
     """Follow the run's topics, keep its parts running, show it, until it is over or `stop` is set."""
     seen = view(run, time.time())
-    reader = log.reader({(topic, p): log.start(topic, p) for topic in TOPICS for p in range(partitions(log, topic))})
-    meter, measured_s, shown_s = Meter(log, "orchestrator"), 0.0, 0.0
-    metrics = (run.directory / "metrics.jsonl").open("wb")  # written anew: the topic is read from its start
+    starts = {(topic, p): log.start(topic, p) for topic in TOPICS for p in range(partitions(log, topic))}
+    reader, history = log.reader(starts), log.ends(starts)
+    meter, measured_s, shown_s, lines_said = Meter(log, "orchestrator"), 0.0, 0.0, queue.SimpleQueue[str]()
     try:
-        while not stop.is_set():
-            events = [to_event(message, TOPICS[message.topic]) for message in reader.poll(2_000, POLL_S)]
-            metrics.writelines(encode(event.record) + b"\n" for event in events if isinstance(event.record, Metric))
-            seen, now = fold(seen, events), time.time()
-            verdict = parts.keep(display, now) if parts else None
-            lines = parts.lines(now) if parts else heard(seen, now)
-            if verdict := verdict or judge(run.orchestrator, seen, now):
-                return verdict
-            if now - measured_s >= MEASURE_EVERY_S:
-                measured_s = now
-                meter.publish(gauges(seen, lines, now))
-            if now - shown_s >= SHOW_EVERY_S:
-                shown_s = now
-                display.show(Frame(run, seen, now, lines))
+        with running.running(Place(run, lines_said.put, seen.since_s)) as sinks:
+            while not stop.is_set():
+                events = [to_event(message, TOPICS[message.topic]) for message in reader.poll(2_000, POLL_S)]
+                sinks.take((event.offset, event.record) for event in events if isinstance(event.record, Metric))
+                seen, now = fold(seen, events), time.time()
+                verdict = parts.keep(display, now) if parts else None
+                lines = parts.lines(now) if parts else heard(seen, now)
+                if verdict := verdict or judge(run.orchestrator, seen, now):
+                    return verdict
+                history = {where: end for where, end in history.items() if reader.position(*where) < end}
+                if not history and now - measured_s >= MEASURE_EVERY_S:  # or counts of what has been would look like what is going on
+                    ready(log)
+                    measured_s = now
+                    meter.publish(gauges(seen, lines, now))
+                while not lines_said.empty():
+                    display.say(lines_said.get())
+                if now - shown_s >= SHOW_EVERY_S:
+                    shown_s = now
+                    display.show(Frame(run, seen, now, lines))
         return Verdict(INTERRUPTED, "interrupted")
     finally:
         with contextlib.suppress(StreamrlError):  # the last measurements are not worth an error
             meter.publish(gauges(seen, [], time.time()))
             meter.close()
         reader.close()
-        metrics.close()
 
 
 def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
-    """What the orchestrator measures: how long there has been a server, and how its parts are."""
+    """What the orchestrator measures: how parts and servers are, how far the run is, what became of rollouts, how long there has been a server."""
     values = {f"orchestrator/restarts/{part.name}": float(part.restarts) for part in parts}
     values |= {f"orchestrator/running/{part.name}": float(part.state == "running") for part in parts}
+    values |= {f"orchestrator/fates/{env}/{fate}": float(seen.fates[env][fate]) for env in {**seen.demand, **seen.fates} for fate in FATES}
+    for name, server in seen.servers.items():
+        values[f"orchestrator/server_ready/{name}"] = float(server.state == "ready")
+        values[f"orchestrator/server_behind/{name}"] = float(max(0, seen.version - server.version))
+        values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)
+    if seen.version >= 0:
+        announced_s = max(seen.version_times_s[seen.version], seen.since_s)  # what lies between two sessions was not waiting
+        values |= {"orchestrator/version": float(seen.version), "orchestrator/since_version_s": time_s - announced_s}
+    if seen.batch >= 0:
+        values["orchestrator/batch"] = float(seen.batch)
     if seen.ready_s is not None:
         values["orchestrator/active_s"] = active_s(seen, time_s)
     return values
@@ -255,7 +281,8 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+    """Of the parts. A port that was given for metrics is the orchestrator's: they are several on this machine."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "STREAMRL_METRICS_PORT": "0"}
 
 
 def without_prefix(line: str) -> str:

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -75,7 +75,7 @@ def gather(run: RunFile, log: Log) -> History:
     return found
 
 
-def records(log: Log, there: dict[str, int], topic: str, schemas: Sequence[str]) -> Iterator[tuple[Record, float]]:
+def records(log: Log, there: dict[str, int], topic: str, schemas: tuple[str, ...]) -> Iterator[tuple[Record, float]]:
     """The readable records of a topic, each with the time the log has for it. What cannot be read has a dead letter elsewhere."""
     for partition in range(there.get(topic, 0)):
         for message in read(log, topic, partition, log.start(topic, partition)):

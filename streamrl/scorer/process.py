@@ -29,6 +29,7 @@ from streamrl.records import Batch
 from streamrl.scorer.pieces import Collected, split
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Output
+from streamrl.stream.watched import ready
 from streamrl.topics import scorer_part
 from streamrl.weights.store import pull
 
@@ -47,6 +48,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
     keep_compiled(run.directory / "compiled")
     updater = Updater(run.learner, run.batcher.rows)
     logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
+    ready(log)
     with updater.meshed():
         reference, idle_since = None, time.monotonic()
         for batch, offset in batches(log, start, stop):

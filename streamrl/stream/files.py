@@ -153,6 +153,9 @@ class FileLog:
     def end(self, topic: str, partition: int) -> int:
         return self.partition(topic, partition).end
 
+    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {at: self.end(*at) for at in where}
+
     def reader(self, positions: Positions) -> FileReader:
         return FileReader(self, positions)
 

@@ -134,6 +134,15 @@ class KafkaLog:
     def end(self, topic: str, partition: int) -> int:
         return self._offset(topic, partition, _LATEST)
 
+    def ends(self, where: Collection[Where]) -> dict[Where, int]:
+        asked: Any = {TopicPartition(self._prefix + topic, partition): _LATEST for topic, partition in where}
+
+        def ask() -> dict[Where, int]:
+            futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_TIMEOUT_S) if asked else {}
+            return {(tp.topic.removeprefix(self._prefix), tp.partition): int(future.result().offset) for tp, future in futures.items()}
+
+        return again(ask, self.address)
+
     def reader(self, positions: Positions) -> KafkaReader:
         self._require({topic for topic, _ in positions})  # librdkafka itself would say so after half a minute
         return KafkaReader(self._settings, self._prefix, positions)

@@ -123,6 +123,10 @@ class Log(Protocol):
         """
         ...
 
+    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """`end` of many partitions, asked at once."""
+        ...
+
     def reader(self, positions: Positions) -> Reader:
         """A reader of these partitions, each from its offset. An offset that retention has removed raises `InputGone` on poll."""
         ...

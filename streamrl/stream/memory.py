@@ -34,6 +34,9 @@ class MemoryLog:
     def end(self, topic: str, partition: int) -> int:
         return len(self._partition(topic, partition))
 
+    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {at: self.end(*at) for at in where}
+
     def reader(self, positions: Positions) -> MemoryReader:
         return MemoryReader(self, positions)
 

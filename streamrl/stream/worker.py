@@ -25,6 +25,7 @@ from streamrl.stream.dead_letters import TOPIC, Letter, letter_of, reject
 from streamrl.stream.journal import Tape, entries, newest, slices_of
 from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, Undecodable
 from streamrl.stream.snapshots import freeze, thaw
+from streamrl.stream.watched import ready
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S")
@@ -69,6 +70,7 @@ class Fold(Generic[C, S]):
     positions: dict[TopicPartition, int] = field(default_factory=dict[Any, Any])
     snapshot_offset: int = -1
     events_since_snapshot: int = 0
+    metrics: list[Message] = field(default_factory=list[Message])  # of the last entry that was folded again
 
 
 def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], float] = time.time) -> None:
@@ -82,6 +84,9 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
     tally, breaker = Tally(), Breaker(part.max_invalid_frac)
+    for message in fold.metrics:  # its last life may have ended between that transaction and these
+        meter.send(message)
+    ready(log)
     try:
         while not stop.is_set():
             reader.pause(part.paused(part.config, fold.state) | breaker.left_alone(clock()))
@@ -196,7 +201,7 @@ def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) 
         fold.config = from_json(entry.config, part)
     assert fold.config is not None, "the first entry carries the configuration"
     events = [event for piece in entry.slices for event in tape.slice(piece)]
-    fold.state, outputs, _ = apply(part, fold.config, fold.state, events, entry.time_s)
+    fold.state, outputs, fold.metrics = apply(part, fold.config, fold.state, events, entry.time_s)
     fold.sequence = entry.sequence
     fold.events_since_snapshot += len(events)
     fold.positions.update({(piece.topic, piece.partition): piece.end for piece in entry.slices})

@@ -61,6 +61,9 @@ class FakeHost:
     def alive(self) -> bool:
         return World.alive
 
+    def vllm_metrics(self) -> bytes:
+        return b""
+
     def cause(self) -> str:
         return "out of memory"
 

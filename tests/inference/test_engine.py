@@ -79,3 +79,7 @@ def test_a_server_with_a_key_obeys_an_engine_that_has_it():
         with pytest.raises(InferenceError, match="refuses /pause.*: 401 .*API key") as caught:
             Engine(stub.url, "hunter2").swap(Path("/weights/8"), 8)
         assert len(stub.asked) == 5 and "hunter2" not in str(caught.value)
+
+
+def test_vllms_own_metrics_are_handed_on_as_they_are(stub: Stub):
+    assert Engine(stub.url).metrics().startswith(b'vllm:num_requests_running{engine="0"} 5.0')

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamrl import config
-from streamrl.errors import WeightError
+from streamrl.errors import InferenceError, WeightError
 from streamrl.inference import server
 from streamrl.inference.host import Host
 from streamrl.records import PolicyVersion
@@ -29,3 +29,9 @@ def test_weights_from_outside_the_store_never_get_to_vllm(tmp_path: Path, monkey
     with pytest.raises(WeightError, match="refused"):
         host.serve(PolicyVersion(learner="lead", version=1, **{**claim._asdict(), "uri": where.format(store=run.store)}))
     assert host.url == "" and not (run.directory / "inference" / "inference-0" / "1").exists()
+
+
+def test_before_vllm_is_up_there_are_no_metrics_of_it(tmp_path: Path):
+    run = config.parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"e": {}}})
+    with pytest.raises(InferenceError, match="vLLM is not up yet"):
+        Host(run, "inference-0", 0, threading.Event()).vllm_metrics()

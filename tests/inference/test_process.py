@@ -46,6 +46,9 @@ class Host:
     def alive(self) -> bool:
         return not self.ended
 
+    def vllm_metrics(self) -> bytes:
+        return b""
+
     def cause(self) -> str:
         return "RuntimeError: out of memory"
 

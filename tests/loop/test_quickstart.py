@@ -18,7 +18,8 @@ from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
 from streamrl.stream import broker
 from streamrl.stream.kafka import KafkaLog
-from tests.loop.runs import ROOT, Live, any_part, command_line, live, quickstart
+from tests.docs.blocks import blocks, commands
+from tests.loop.runs import Live, any_part, command_line, live, quickstart
 
 KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learner")  # the learner last: by then it has a checkpoint
 
@@ -49,7 +50,7 @@ def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_every_part_and_the_broker_killed_it_reaches_its_target_and_the_page_on_replay_holds(tmp_path: Path):
+def test_every_part_and_the_broker_killed_it_reaches_its_target_and_the_pages_on_replay_and_fork_hold(tmp_path: Path):
     with live(tmp_path, quickstart()) as run:
         run.up()
         run.until(lambda: run.version() >= 3, "version 3", 400)
@@ -59,7 +60,7 @@ def test_every_part_and_the_broker_killed_it_reaches_its_target_and_the_page_on_
         kill_and_go_on(run, "learner")
         check_recomputed(run)
         check_account(run.run, ends_well(run))
-        follow_the_page(run, tmp_path)
+        follow_the_pages(run, tmp_path)
         run.nothing_left()
 
 
@@ -117,17 +118,14 @@ def check_account(run, report: dict) -> None:
         assert [replay(log, part)[0].difference for part in parts] == ["", ""]
 
 
-def follow_the_page(run: Live, directory: Path) -> None:
-    """docs/replay.md, command by command, on this run."""
-    page = (ROOT / "docs" / "replay.md").read_text()
-    commands = [line.partition("#")[0].split()[1:] for block in fenced(page, "sh") for line in block.splitlines()]
-    said = {" ".join(command): run.command(*command, timeout_s=400, cwd=directory) for command in commands}
+def follow_the_pages(run: Live, directory: Path) -> None:
+    """docs/replay.md and docs/fork.md, command by command, on this run."""
+    there = [block for page in ("docs/replay.md", "docs/fork.md") for block in blocks(page) if block.needs in ("", "learner")]
+    words = [command.words[1:] for block in there if block.language == "sh" for command in commands(block)]
+    said = {" ".join(command): run.command(*command, timeout_s=400, cwd=directory) for command in words}
     assert {command: done.stderr for command, done in said.items() if done.returncode} == {}
     assert "balanced" in said["audit quickstart"].stdout and "versions identical" in said["replay hotter --weights"].stdout
-    (script,) = fenced(page, "python")
-    changed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, cwd=directory, env=run.environment)
-    assert changed.returncode == 1 and re.search(r"groups\.[a-z-]+\[0\]@\d+: advantages\[0\]: recorded .*, replayed ", changed.stdout), changed
-
-
-def fenced(page: str, language: str) -> list[str]:
-    return [part.split("```")[0].strip() for part in page.split(f"```{language}\n")[1:]]
+    (script,) = [block for block in there if block.language == "python"]
+    changed = subprocess.run([sys.executable, "-c", script.text], capture_output=True, text=True, timeout=100, cwd=directory, env=run.environment)
+    assert changed.returncode == script.exit == 1, changed
+    assert re.search(r"groups\.[a-z-]+\[0\]@\d+: advantages\[0\]: recorded .*, replayed ", changed.stdout), changed

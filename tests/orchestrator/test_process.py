@@ -16,10 +16,15 @@ from typing import Any
 import pytest
 import yaml
 
+from streamrl.metric_names import measure
+from streamrl.orchestrator.display import PartLine
 from streamrl.orchestrator.observe import View
-from streamrl.orchestrator.process import heard, without_prefix
+from streamrl.orchestrator.process import gauges, heard, without_prefix
+from streamrl.orchestrator.sinks import tensorboard
 from streamrl.orchestrator.supervisor import last_line
+from streamrl.records import Demand, Server
 from tests.orchestrator.processes import MARK, left_after, marked
+from tests.orchestrator.sinks import stories
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = [sys.executable, "-m", "tests.orchestrator.stage"]
@@ -57,7 +62,8 @@ def wait_for(true: Callable[[], object], limit_s: float = 60.0) -> None:
 def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
     home = run_file.parent / "runs" / "staged"
 
-    first = streamrl(mark, "up", run_file)
+    sinks = ("--set", "orchestrator.sinks=[jsonl, tensorboard, console]")
+    first = streamrl(mark, "up", run_file, *sinks)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "target reached: copy-digits earned" in first.stdout
     assert left_after(mark, 5.0) == []
@@ -75,13 +81,29 @@ def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
     assert refused.returncode == 1 and refused.stdout == ""
     assert refused.stderr.startswith("streamrl: run 'staged' exists in") and "--resume" in refused.stderr and refused.stderr.count("\n") == 1
 
-    resumed = streamrl(mark, "up", run_file, "--resume")
+    lines, curves = check_curves(home)
+    resumed = streamrl(mark, "up", run_file, "--resume", *sinks)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    more, continued = check_curves(home)
+    assert more[: len(lines)] == lines
+    assert all(continued[name].items() >= points.items() for name, points in curves.items())
     afresh = streamrl(mark, "up", run_file, "--fresh", "--set", "orchestrator.target.batches=4")
     assert afresh.returncode == 0, afresh.stdout + afresh.stderr
     [archived] = (home.parent / "archive").iterdir()
     assert archived.name.startswith("staged-") and (archived / "report.json").exists() and (archived / "kafka" / "data").is_dir()
     assert left_after(mark, 5.0) == []
+
+
+def check_curves(home: Path) -> tuple[list[int], dict[str, dict[int, float]]]:
+    """Every record of the topic is there once, and every step of a curve: the actor that is the loop plays the same steps in its second life."""
+    lines = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+    offsets = [line["offset"] for line in lines]
+    assert offsets == sorted(set(offsets))
+    curves = stories.only_once(list(tensorboard.points(home / "tensorboard")))
+    reward = curves["batches/copy-digits/reward/mean"]
+    assert list(reward) == list(range(len(reward))) and len(reward) > 30
+    assert {line["values"]["batches/copy-digits/reward/mean"] for line in lines if "batches/copy-digits/reward/mean" in line["values"]} == {0.0, 1.0}
+    return offsets, curves
 
 
 def check_report(report: dict[str, Any]) -> None:
@@ -159,3 +181,22 @@ def test_the_words_of_a_log_line():
 def test_parts_that_others_started_are_known_by_their_metrics():
     seen = View("lead", since_s=50.0, heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0})
     assert [(part.name, part.state) for part in heard(seen, 100.0)] == [("batcher", "silent"), ("buffer", "running")]
+
+
+def test_what_the_orchestrator_measures_of_a_run():
+    fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
+    stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
+    demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0, closed_groups={})}
+    seen = View("lead", since_s=50.0, version=5, version_times_s={5: 90.0}, servers={"a": fresh, "b": stale}, demand=demand, batch=6)
+    seen.fates["add"]["expired"] = 3
+    values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
+    assert [name for name in values if measure(name) is None] == []
+    wanted = {"running/buffer": 0, "restarts/buffer": 2, "version": 5, "since_version_s": 10, "batch": 6}
+    wanted |= {"server_ready/a": 1, "server_ready/b": 0, "server_behind/a": 0, "server_behind/b": 3, "server_silent_s/a": 3, "server_silent_s/b": 60}
+    wanted |= {f"fates/{env}/{fate}": 0 for env in ("copy", "add") for fate in ("batched", "expired", "filtered", "duplicate", "failed", "invalid")}
+    assert values == {f"orchestrator/{name}": value for name, value in {**wanted, "fates/add/expired": 3}.items()}
+    assert gauges(View("lead"), [], 100.0) == {}
+
+
+def test_the_time_between_two_sessions_was_not_waiting():
+    assert gauges(View("lead", since_s=95.0, version=5, version_times_s={5: 10.0}), [], 100.0)["orchestrator/since_version_s"] == 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from streamrl.errors import Fenced, InputGone, TopicMissing
 from streamrl.replay.archive import export
 from streamrl.stream.files import FileLog
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Message, Positions, Reader, read
+from streamrl.stream.log import Log, Message, Positions, Reader, TopicPartition, read
 from streamrl.stream.memory import MemoryLog, MemoryPlainWriter, MemoryWriter
 from tests.data_path import RUN
 from tests.kafka import make_topics
@@ -36,6 +36,9 @@ class Exported:
 
     def end(self, topic: str, partition: int) -> int:
         return self._files().end(topic, partition)
+
+    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._files().ends(where)
 
     def reader(self, positions: Positions) -> Reader:
         return self._files().reader(positions)
@@ -153,6 +156,14 @@ def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_recordi
     assert values(log, 3) == ["0", "1", "2"]
     assert log.start("out", 0) == 0 and log.end("out", 0) >= 5
     assert list(read(log, "out", 0, log.end("out", 0))) == []
+
+
+def test_the_ends_of_many_are_asked_at_once(open_log: Open):
+    log = open_log()
+    log.writer("a").commit([message("k", "0", "out")])
+    assert log.ends([]) == {}
+    assert log.ends([("in", 0), ("in", 1), ("out", 0)]) == {("in", 0): 0, ("in", 1): 0, ("out", 0): log.end("out", 0)}
+    assert log.end("out", 0) > 0
 
 
 def test_reading_between_offsets(open_recording: Open):

@@ -16,6 +16,7 @@ from streamrl.stream.log import Event, Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.snapshots import freeze
 from streamrl.stream.worker import Fold, Part, restore, run, turn
+from tests import life
 
 TOPICS = {"a": 1, "b": 1, "sums": 1, "metrics": 1, "dead-letters.a": 1, "journal.adder": 1}
 
@@ -115,6 +116,18 @@ def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(cuts: list[in
         fold = live(log, cuts, each=me)
         assert freeze(fold.state) == freeze(expected.state)
         assert [d.wanted_tokens for d in sums(log)] == [d.wanted_tokens for d in sums(undisturbed)]
+
+
+@pytest.mark.parametrize("snapshot_events", [1, 4, 1000])
+def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_life(snapshot_events: int):
+    log, me = filled(12), part(snapshot_events=snapshot_events)
+    with pytest.raises(Killed):
+        live(log, [6], die_at=3, each=me)  # behind the second commit; the turns of this life publish no metrics at all
+    assert log.end("metrics", 0) == 0
+    life.live(lambda stop: run(log, me, stop), lambda: log.end("metrics", 0) >= 2)
+    found = [record for m in read(log, "metrics", 0, 0) if isinstance(record := decode("metric/1", m.value or b""), Metric)]
+    assert [record.time_s for record in found if not record.values] == [1.0, 1.0]  # the two sums of the second turn, with its time
+    assert len(sums(log)) == 4
 
 
 def test_a_restart_reads_the_window_and_not_the_past():

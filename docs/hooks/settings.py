@@ -1,0 +1,133 @@
+"""The settings of a run file as tables, from `streamrl/config.py`: name, type and default from the models, the meaning from the comments."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from streamrl.config import RunFile, Section
+
+SIGNS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
+
+
+class Place(NamedTuple):
+    """A section and where it stands in a run file, as `envs.<name>.pass_rate`."""
+
+    path: str
+    model: type[Section]
+
+
+def tables() -> str:
+    """All of them, in Markdown, in the order of the run file."""
+    return "\n".join(table(place) for place in places(Place("", RunFile)))
+
+
+def places(place: Place) -> Iterator[Place]:
+    """This section and, behind it, those inside it."""
+    yield place
+    for name, field in place.model.model_fields.items():
+        inner, suffix = section_of(field.annotation)
+        if inner is not None:
+            yield from places(Place(f"{place.path}.{name}{suffix}".lstrip("."), inner))
+
+
+def section_of(annotation: Any) -> tuple[type[Section] | None, str]:
+    """The section that a setting is, or has by name or by place, and what then stands behind its name."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, ""
+    if origin is dict and (found := section_of(inside[1])[0]):
+        return found, ".<name>"
+    if origin is list and (found := section_of(inside[0])[0]):
+        return found, "[]"
+    if origin in (Union, types.UnionType):
+        return section_of(inside[0])
+    return None, ""
+
+
+def table(place: Place) -> str:
+    rows = [
+        f"| `{name}` | {type_of(field)} | {default_of(field)} | {escaped(meaning(place.model, name, field))} |"
+        for name, field in place.model.model_fields.items()
+    ]
+    title = f"`{place.path}`" if place.path else "The run file"
+    about = escaped(inspect.cleandoc(place.model.__doc__ or ""))
+    return "\n".join([f"## {title}", "", about, "", "| setting | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def meaning(model: type[Section], name: str, field: FieldInfo) -> str:
+    """What is said of a setting: the comment beside it, otherwise what the section says that it is."""
+    inner = section_of(field.annotation)[0]
+    return comments(model).get(name) or (first_sentence(inner.__doc__) if inner and inner.__doc__ else "")
+
+
+@functools.cache
+def comments(model: type[Section]) -> dict[str, str]:
+    """The comment at the end of the line of each setting, or of the line that its value ends on."""
+    lines = inspect.getsourcelines(model)[0]
+    found: dict[str, str] = {}
+    for node in ast.walk(ast.parse("".join(lines))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno is not None:
+            behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+            found[node.target.id] = behind.strip().removeprefix("#").strip()
+    return found
+
+
+def type_of(field: FieldInfo) -> str:
+    """In words: `int ≥ 1`, `block` or `spill`, a map."""
+    limits = [f"{sign} {getattr(limit, name):g}" for limit in field.metadata for kind, name, sign in SIGNS if isinstance(limit, kind)]
+    return " ".join([named(field.annotation), ", ".join(limits)]).strip()
+
+
+def named(annotation: Any) -> str:
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{choice or '(empty)'}`" for choice in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join("nothing" if choice is type(None) else named(choice) for choice in inside)
+    if origin is dict:
+        return f"map of {named(inside[1])}"
+    if origin is list:
+        return f"list of {named(inside[0])}"
+    if origin is not None:  # Annotated
+        return named(inside[0])
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "section"
+    return "anything" if annotation is Any else annotation.__name__
+
+
+def default_of(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, Section) or value is None or value in ("", [], {}):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")
+
+
+def escaped(text: str) -> str:
+    """For a cell of a table: `|` and `<` would end or open something. Pages that are named become links."""
+    return re.sub(r"docs/([a-z-]+)\.md", r"[\1](\1.md)", text.replace("|", "\\|").replace("<", "&lt;"))
+
+
+def without_meaning() -> list[str]:
+    """Settings of which nothing is said: no comment, and no sentence of the section that they are."""
+    return [
+        f"{place.path}.{name}".lstrip(".")
+        for place in places(Place("", RunFile))
+        for name, field in place.model.model_fields.items()
+        if not meaning(place.model, name, field)
+    ]

@@ -1,0 +1,190 @@
+"""What is kept of each rollout: where it lies, and a few numbers to find it by. Its tokens stay in the topic and are read at their offset when asked.
+
+Some 150 bytes a rollout; beyond `limit` of them the oldest are forgotten, so memory is bounded however long the run is.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from streamrl.records import Fate, Rollout
+from streamrl.replay.audit import KINDS
+
+IN_FLIGHT = "in flight"
+FATES = (*KINDS, IN_FLIGHT)
+LIMIT = 1_000_000  # rollouts
+NONE = -1  # no fate, no batch; a version that could not be read
+NEVER = np.iinfo(np.int32).max  # the step of an end that has not come
+
+ROW = np.dtype(
+    [
+        ("env", np.uint16),  # index into `envs`
+        ("partition", np.uint16),
+        ("offset", np.int64),
+        ("time_s", np.float64),  # of the record
+        ("oldest", np.int32),  # policy version of the oldest token
+        ("newest", np.int32),
+        ("reward", np.float32),
+        ("turns", np.uint16),
+        ("tokens", np.int32),
+        ("sampled", np.int32),  # tokens that the policy made
+        ("truncated", np.bool_),
+        ("fate", np.int8),  # index into KINDS
+        ("batch", np.int32),  # that it is in
+        ("ended", np.int32),  # step at which it met its fate
+    ]
+)
+UNREADABLE = "an unreadable record"
+
+Sort = Literal["newest", "oldest", "reward-high", "reward-low", "longest"]
+
+
+class Place(NamedTuple):
+    """Where a rollout lies."""
+
+    env: str
+    partition: int
+    offset: int
+
+
+class Query(NamedTuple):
+    """Which rollouts are wanted; what is not said does not matter."""
+
+    env: str = ""
+    fate: str = ""
+    group: str = ""
+    text: str = ""  # in the uid
+    batch: int | None = None
+    version_min: int | None = None  # of the oldest token
+    version_max: int | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    sort: Sort = "newest"
+
+
+class Shelf:
+    """One partition's offsets, ascending, and the row of each."""
+
+    def __init__(self) -> None:
+        self.offsets, self.rows = array("q"), array("q")
+        self.end = 0  # what lies below it has been read, also where it is forgotten
+
+    def find(self, offset: int) -> int | None:
+        at = bisect_left(self.offsets, offset)
+        return self.rows[at] if at < len(self.offsets) and self.offsets[at] == offset else None
+
+
+class Index:
+    """A row for each rollout, in the order they were read."""
+
+    def __init__(self, envs: Sequence[str], limit: int = LIMIT) -> None:
+        self.envs, self.limit = list(envs), limit
+        self.uids, self.groups = list[str](), list[str]()
+        self._rows = np.zeros(1024, ROW)
+        self._shelves: dict[tuple[str, int], Shelf] = {}
+        self._early: dict[Place, tuple[int, int, int]] = {}  # fates that were read before their rollouts: fate, batch, ended
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(n,) ROW."""
+        return self._rows[: len(self.uids)]
+
+    def add(self, place: Place, time_s: float, rollout: Rollout | None, group: str) -> None:
+        """A rollout was published; None: a record that cannot be read."""
+        shelf = self._shelves.setdefault((place.env, place.partition), Shelf())
+        if place.offset < shelf.end:
+            return
+        if len(self.uids) == self.limit:
+            self._forget(max(1, self.limit // 4))
+        n = len(self.uids)
+        if n == len(self._rows):
+            self._rows = np.resize(self._rows, 2 * n)
+        env = self._env(place.env)
+        fate, batch, ended = self._early.pop(place, (NONE, NONE, NEVER))
+        if rollout is None:
+            self._rows[n] = (env, place.partition, place.offset, time_s, NONE, NONE, np.nan, 0, 0, 0, False, fate, batch, ended)
+        else:
+            tokens = [0 if turn.tokens is None else len(turn.tokens) for turn in rollout.turns]
+            sampled = sum(0 if turn.logprobs is None else len(turn.logprobs) for turn in rollout.turns)
+            versions = rollout.policy_version, rollout.newest_policy_version
+            what = (rollout.reward, min(len(tokens), 65_535), sum(tokens), sampled, rollout.truncated)
+            self._rows[n] = (env, place.partition, place.offset, time_s, *versions, *what, fate, batch, ended)
+        self.uids.append(rollout.rollout_uid if rollout else UNREADABLE)
+        self.groups.append(sys.intern(rollout.group_id if rollout else group))  # one text for all of a group
+        shelf.offsets.append(place.offset)
+        shelf.rows.append(n)
+        shelf.end = place.offset + 1
+
+    def end(self, fate: Fate, step: int) -> None:
+        """Rollouts met their fate at this step."""
+        shelf = self._shelves.setdefault((fate.environment, fate.partition), Shelf())
+        what = (KINDS.index(fate.fate), NONE if fate.batch is None else fate.batch, step)
+        for offset in fate.offsets.tolist():
+            row = shelf.find(offset)
+            if row is not None:
+                self._rows["fate"][row], self._rows["batch"][row], self._rows["ended"][row] = what
+            elif offset >= shelf.end:
+                self._early[Place(fate.environment, fate.partition, offset)] = what
+
+    def find(self, place: Place) -> int | None:
+        """Its row; None for one that is not known, or forgotten."""
+        shelf = self._shelves.get((place.env, place.partition))
+        return shelf.find(place.offset) if shelf else None
+
+    def place(self, row: int) -> Place:
+        found = self._rows[row]
+        return Place(self.envs[found["env"]], int(found["partition"]), int(found["offset"]))
+
+    def fates(self, step: int | None = None) -> np.ndarray:
+        """(n,) int8: index into FATES of each rollout, as it was at the end of that step; default: as it is."""
+        known = self.rows["ended"] <= (NEVER - 1 if step is None else step)
+        return np.where(known, self.rows["fate"], np.int8(len(KINDS)))
+
+    def select(self, query: Query, step: int | None = None, before_s: float = np.inf) -> np.ndarray:
+        """(m,) int64: rows of what is wanted, in the order wanted, as it was at the end of `step`: published before `before_s`."""
+        rows = self.rows
+        mask = rows["time_s"] < before_s
+        if query.env:
+            mask &= rows["env"] == (self.envs.index(query.env) if query.env in self.envs else len(self.envs))
+        if query.fate:
+            mask &= self.fates(step) == FATES.index(query.fate)
+        if query.batch is not None:
+            mask &= (rows["batch"] == query.batch) & (rows["ended"] <= (NEVER - 1 if step is None else step))
+        for column, low, high in (("oldest", query.version_min, query.version_max), ("reward", query.reward_min, query.reward_max)):
+            mask &= rows[column] >= low if low is not None else True
+            mask &= rows[column] <= high if high is not None else True
+        found = np.flatnonzero(mask)
+        if query.group:
+            found = found[[self.groups[row] == query.group for row in found.tolist()]]
+        if query.text:
+            found = found[[query.text in self.uids[row] for row in found.tolist()]]
+        return found[self._order(found, query.sort)]
+
+    def _order(self, found: np.ndarray, sort: Sort) -> np.ndarray:
+        rows = self.rows[found]
+        newest = -rows["time_s"]
+        first = {"newest": newest, "oldest": -newest, "reward-high": -rows["reward"], "reward-low": rows["reward"], "longest": -rows["tokens"]}[sort]
+        return np.lexsort((newest, first))  # nan, of what cannot be read, is last
+
+    def _env(self, name: str) -> int:
+        if name not in self.envs:  # one that has been taken out of the run
+            self.envs.append(name)
+        return self.envs.index(name)
+
+    def _forget(self, count: int) -> None:
+        """Drop the `count` oldest."""
+        keep = np.ones(len(self.uids), bool)
+        keep[np.argsort(self.rows["time_s"], kind="stable")[:count]] = False
+        kept = np.flatnonzero(keep)
+        number = np.cumsum(keep) - 1  # of each row, from now on
+        self._rows = np.concatenate([self._rows[kept], np.zeros(count, ROW)])
+        self.uids, self.groups = [self.uids[i] for i in kept.tolist()], [self.groups[i] for i in kept.tolist()]
+        for shelf in self._shelves.values():
+            stay = [(offset, int(number[row])) for offset, row in zip(shelf.offsets, shelf.rows, strict=True) if keep[row]]
+            shelf.offsets, shelf.rows = array("q", [offset for offset, _ in stay]), array("q", [row for _, row in stay])

@@ -1,0 +1,165 @@
+"""The loop as a picture of boxes: what each part is at, from what the run's topics say of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from streamrl.config import RunFile, server_name
+from streamrl.orchestrator.display import FRESH_S
+from streamrl.orchestrator.observe import SILENT_S, View, latest, total
+from streamrl.orchestrator.status import PartStatus, statuses
+from streamrl.topics import env_part
+
+
+class Alive(NamedTuple):
+    """One process."""
+
+    name: str
+    state: str  # running, silent, back-off, stopped; of a server also starting, ready, error
+    restarts: int = 0
+    version: int | None = None
+    note: str = ""
+
+
+class Fact(NamedTuple):
+    label: str
+    value: float | None  # None: not known
+    unit: str = ""  # tokens, s, /s, or nothing
+
+
+class Node(NamedTuple):
+    """A part with all its processes."""
+
+    id: str
+    role: str  # env, buffer, batcher, scorer, learner, inference, evaluator
+    title: str
+    parts: Sequence[Alive]
+    rate: float | None  # what it does in a second; None: nobody has said lately
+    rate_unit: str
+    version: int | None  # the newest policy that it knows, trains or serves
+    lag: int | None  # records it has not taken yet
+    facts: Sequence[Fact]
+    pool: str = ""  # of inference servers that an env asks, or that these are
+
+
+class Look(NamedTuple):
+    """What a part is drawn from."""
+
+    run: RunFile
+    seen: View
+    parts: Mapping[str, PartStatus]
+    time_s: float
+
+    def gauge(self, source: str, name: str, fresh_s: float = FRESH_S) -> float | None:
+        found = self.seen.gauges.get(source, {}).get(name)
+        return found.value if found and found.time_s >= self.time_s - fresh_s else None
+
+    def alive(self, name: str) -> Alive:
+        part = self.parts[name]
+        return Alive(name, part.state, part.restarts)
+
+
+def nodes(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
+    """The parts that the run should have, in the order of the loop."""
+    look = Look(run, seen, {part.name: part for part in statuses(run, seen, lags, time_s)}, time_s)
+    scorer = [_scorer(look)] if run.learner.pooled else []
+    evaluator = [_evaluator(look)] if run.eval.interval else []
+    servers = [_inference(look, pool) for pool in run.inference.sizes]
+    return [*(_env(look, env) for env in run.envs), _buffer(look), _batcher(look), *scorer, _learner(look), *servers, *evaluator]
+
+
+def _env(look: Look, env: str) -> Node:
+    names = [env_part(env, i) for i in range(look.run.envs[env].replicas)]
+    since_s, demand = look.time_s - FRESH_S, look.seen.demand.get(env)
+    facts = [
+        Fact("groups in flight", total(look.seen, "env/groups_in_flight", names, since_s)),
+        Fact("wanted", demand.wanted_tokens if demand else None, "tokens"),
+        Fact("missing", demand.missing_tokens if demand else None, "tokens"),
+    ]
+    rate = total(look.seen, "env/rollouts_per_s", names, since_s)
+    return Node(f"env:{env}", "env", env, [look.alive(name) for name in names], rate, "rollouts/s", None, None, facts, look.run.envs[env].pool)
+
+
+def _buffer(look: Look) -> Node:
+    held = [latest(look.seen, f"buffer/window_tokens/{env}") for env in look.run.envs]
+    facts = [Fact("in its window", _sum(held), "tokens"), Fact("busy", _percent(look.gauge("buffer", "worker/busy_frac")), "%")]
+    return _worker(look, "buffer", facts)
+
+
+def _batcher(look: Look) -> Node:
+    held = [latest(look.seen, f"batcher/held_tokens/{env}") for env in look.run.envs]
+    facts = [
+        Fact("held", _sum(held), "tokens"),
+        Fact("next batch", look.gauge("batcher", "batcher/next_batch")),
+        Fact("waits", look.gauge("batcher", "batcher/blocked_s"), "s"),
+    ]
+    return _worker(look, "batcher", facts)
+
+
+def _worker(look: Look, name: str, facts: Sequence[Fact]) -> Node:
+    version = look.seen.gauges.get(name, {}).get(f"{name}/version")
+    rate = look.gauge(name, "worker/events_per_s")
+    lag = look.parts[name].lag
+    return Node(name, name, name, [look.alive(name)], rate, "records/s", None if version is None else int(version.value), lag, facts)
+
+
+def _scorer(look: Look) -> Node:
+    names = [name for name in look.parts if name.startswith("scorer-")]
+    lags = [lag for name in names if (lag := look.parts[name].lag) is not None]
+    return Node("scorer", "scorer", "scorers", [look.alive(name) for name in names], None, "", None, min(lags, default=None), [])
+
+
+def _learner(look: Look) -> Node:
+    source = f"learner-{look.run.learner.name}"
+    step_s, idle_s = (look.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s"))
+    facts = [Fact("a step takes", step_s, "s"), Fact("waited for data", idle_s, "s"), Fact("loss", look.gauge(source, "learner/loss", SILENT_S))]
+    version = look.seen.version if look.seen.version >= 0 else None
+    rate = look.gauge(source, "learner/tokens_per_s", SILENT_S)
+    return Node("learner", "learner", "learner", [look.alive("learner")], rate, "tokens/s", version, look.parts["learner"].lag, facts)
+
+
+def _inference(look: Look, pool: str) -> Node:
+    planned = [server_name(pool, i) for i in range(look.run.inference.sizes[pool])]
+    there = {name: server for name, server in look.seen.servers.items() if server.pool == pool}
+    parts: list[Alive] = []
+    for name in dict.fromkeys((*planned, *there)):
+        server = there.get(name)
+        if server is None:
+            parts.append(look.alive(name) if name in look.parts else Alive(name, "stopped"))
+        else:
+            state = "silent" if look.time_s - server.heartbeat_s > SILENT_S else server.state
+            restarts = look.parts[name].restarts if name in look.parts else 0
+            parts.append(Alive(name, state, restarts, server.version if server.version >= 0 else None, server.error))
+    ready = [server for server in there.values() if look.time_s - server.heartbeat_s <= SILENT_S]
+    facts = [
+        Fact("requests in flight", sum(server.in_flight for server in ready) if ready else None),
+        Fact("last swap", _most([look.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]), "s"),
+        Fact("logprobs off by", max((server.mismatch_max_abs for server in there.values() if server.mismatch_tokens), default=None)),
+    ]
+    versions = [server.version for server in there.values() if server.version >= 0]
+    title = "inference" if len(look.run.inference.sizes) == 1 else f"inference · {pool}"
+    return Node(f"inference:{pool}", "inference", title, parts, None, "", min(versions, default=None), None, facts, pool)
+
+
+def _evaluator(look: Look) -> Node:
+    facts = [Fact("behind", look.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions")]
+    newest = max((max(by_version) for by_version in look.seen.evals.values()), default=None)
+    return Node("evaluator", "evaluator", "evaluator", [look.alive("evaluator")], None, "", newest, None, facts)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def jsonable(node: Node) -> dict[str, Any]:
+    return {**node._asdict(), "parts": [part._asdict() for part in node.parts], "facts": [fact._asdict() for fact in node.facts]}

@@ -1,0 +1,170 @@
+"""A run's topics into the fold: first what is there, then what comes. Everything is only read, and no part is asked."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from streamrl.batcher.parts import Joiner
+from streamrl.config import RunFile
+from streamrl.dashboard.index import Place
+from streamrl.dashboard.state import BOOKS, DATA, VERSIONS, State, fold, hear
+from streamrl.errors import InputGone, StreamrlError, TopicMissing
+from streamrl.orchestrator import directory
+from streamrl.records import Batch, BatchPart, Rollout
+from streamrl.stream import broker
+from streamrl.stream.codec import to_event
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, Message, TopicPartition, read
+
+AT_ONCE = 500  # messages that are folded before somebody else may look
+POLL_S = 0.2
+TOPICS_LIMIT_S = 60.0  # that a run which is starting may take to have its topics
+
+
+class Board:
+    """The state, whoever looks at it, and how far it is. One thread folds; `lock` is for the others."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.lock = threading.Lock()
+        self.log: Log | None = None  # None: it cannot be read now
+        self.done, self.total = 0, 1  # messages of what was there at the start, by offsets
+        self.positions: dict[TopicPartition, int] = {}  # where to read on; empty: nothing has been read yet
+        self.caught_up = threading.Event()
+
+    @property
+    def read_share(self) -> float:
+        return 1.0 if self.caught_up.is_set() else min(self.done / max(self.total, 1), 0.99)
+
+    def fold(self, messages: list[Message]) -> None:
+        with self.lock:
+            for message in messages:
+                fold(self.state, message)
+        self.done += len(messages)
+
+
+@contextmanager
+def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
+    """The run's log; None when `stop` came first. A run of nobody's whose own broker is stopped has it back for as long as the block lasts."""
+    while lost(run) and directory.in_use(run):  # it is starting, or its supervisor starts its broker again
+        if stop.wait(POLL_S):
+            yield None
+            return
+    with broker.reach(run) as settings:
+        yield KafkaLog(settings, run.run)
+
+
+def lost(run: RunFile) -> bool:
+    """Is the run's own broker gone? A cluster that is named is for others to look after."""
+    return not broker.cluster(run).get("bootstrap.servers") and broker.find(broker.home_of(run)) is None
+
+
+def follow(board: Board, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False) -> None:
+    """Read all there is, then what comes, until `stop` is set, or the log is gone."""
+    board.log = log
+    if not board.positions:
+        board.positions = catch_up(board, log, stop)
+        board.caught_up.set()
+    reader = log.reader(board.positions)
+    try:
+        while not stop.is_set():
+            before = time.monotonic()
+            messages = reader.poll(AT_ONCE, POLL_S)
+            if messages:
+                board.fold(sorted(messages, key=by_time))
+                board.positions |= {(message.topic, message.partition): message.offset + 1 for message in messages}
+            elif gone():
+                return
+            else:
+                stop.wait(max(0.0, before + POLL_S - time.monotonic()))  # an export's reader never waits
+    finally:
+        board.log = None
+        reader.close()
+
+
+def by_time(message: Message) -> tuple[float, bool]:
+    """Versions before what came in the same millisecond."""
+    return message.timestamp_s, message.topic != VERSIONS
+
+
+def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
+    """Fold what is there. Returns where to read on.
+
+    When versions were announced is learned first: it says which step everything else belongs to. The large topics follow, partition by partition,
+    and then the books, all of them together in the order of their times, so that the loop is seen as it was at each step.
+    """
+    state, there = board.state, _topics(board.state.run, log, stop)
+    books = [(topic, p) for topic in BOOKS for p in range(there.get(topic, 0))]
+    data = [(topic, p) for topic, count in sorted(there.items()) if topic.partition(".")[0] in DATA for p in range(count)]
+    ends = {where: log.end(*where) for where in (*books, *data)}  # data last: whatever a fate points at is read before it
+    starts = {where: log.start(*where) for where in ends}
+    board.total = sum(end - starts[where] for where, end in ends.items())
+    versions = [message for where in books if where[0] == VERSIONS for message in read(log, *where, starts[where], ends[where])]
+    with board.lock:
+        state.starts |= {where: starts[where] for where in data}
+        for message in versions:
+            hear(state, message)
+    before = 0
+    for where in data:
+        for piece in pieces(read(log, *where, starts[where], ends[where])):
+            if stop.is_set():
+                return ends
+            board.fold(piece)
+            board.done = before + piece[-1].offset + 1 - starts[where]
+        before += ends[where] - starts[where]
+        board.done = before
+    for piece in pieces(heapq.merge(*(read(log, *where, starts[where], ends[where]) for where in books), key=by_time)):
+        if stop.is_set():
+            break
+        board.fold(piece)
+    return ends
+
+
+def _topics(run: RunFile, log: Log, stop: threading.Event) -> dict[str, int]:
+    """The topics of the run, waited for while it is starting. Raises TopicMissing."""
+    deadline, needed = time.monotonic() + TOPICS_LIMIT_S, {VERSIONS, "fates", "metrics", *(f"rollouts.{env}" for env in run.envs)}
+    while missing := needed - (there := log.topics()).keys():
+        if time.monotonic() > deadline or stop.wait(POLL_S):
+            raise TopicMissing(f"run {run.run!r} has no topic {min(missing)}; create its topics with `streamrl topics apply RUN.yaml`")
+    return there
+
+
+def pieces(messages: Iterator[Message]) -> Iterator[list[Message]]:
+    while piece := list(islice(messages, AT_ONCE)):
+        yield piece
+
+
+# ---- one record, when somebody asks for it ------------------------------------------------------------------------------------------------
+
+
+def rollout_at(log: Log, place: Place) -> Rollout | str:
+    """The rollout that lies there, or why it cannot be read."""
+    topic = f"rollouts.{place.env}"
+    try:
+        message = next(read(log, topic, place.partition, place.offset, place.offset + 1), None)
+    except InputGone:
+        message = None
+    if message is None:
+        return "its tokens are gone: retention has removed the record"
+    record = to_event(message, ("rollout",)).record
+    return record if isinstance(record, Rollout) else f"the record cannot be read: {getattr(record, 'cause', 'it is empty')}"
+
+
+def batch_at(log: Log, offset: int) -> Batch | None:
+    """The batch whose first record lies there; None where it cannot be read any more."""
+    joiner = Joiner()
+    try:
+        for message in read(log, "batches", 0, offset):
+            record = to_event(message, ("batch", "batch-part")).record
+            if not isinstance(record, Batch | BatchPart):
+                return None
+            if (batch := joiner.add(record)) is not None:
+                return batch
+    except (StreamrlError, ValueError):
+        return None
+    return None

@@ -1,0 +1,225 @@
+"""A run as the dashboard knows it: one fold over its topics, message by message. Pure; what the page shows of it is in `views.py`.
+
+A step is a policy version: step k lasts from the announcement of version k to that of version k + 1, and batch k is trained on in it. Everything is
+noted with the step it happened in, by the time the log has for it, so that the run can be shown as it was at the end of any step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streamrl.config import RunFile
+from streamrl.dashboard.index import LIMIT, Index, Place
+from streamrl.dashboard.loop import Node, nodes
+from streamrl.orchestrator import observe
+from streamrl.orchestrator.observe import View
+from streamrl.records import Fate, JournalEntry, Metric, PolicyVersion, Rollout
+from streamrl.stream.codec import to_event
+from streamrl.stream.log import Message, TopicPartition
+
+VERSIONS = "policy-versions"
+BOOKS: Mapping[str, tuple[str, ...]] = {
+    **observe.TOPICS,
+    "journal.buffer": ("journal-entry",),
+    "journal.batcher": ("journal-entry",),
+}
+"""Small topics, folded in the order of their times: topic -> schemas."""
+DATA = ("rollouts", "groups", "batches")  # kinds of large ones: rollouts are indexed, the others counted
+CURVES = ("learner/", "batcher/batch_age", "inference/swap_s", "inference/pause_s")  # metrics with a step that are kept, by how they begin
+MOMENTS = 512  # steps whose loop is kept; of a longer run every second, every fourth, ... step
+
+
+class BySteps:
+    """A count that grows step by step."""
+
+    def __init__(self) -> None:
+        self._steps, self._totals = list[int](), list[int]()  # ascending; how many by the end of each
+
+    def add(self, step: int, count: int) -> None:
+        at = bisect_left(self._steps, step)
+        if at == len(self._steps) or self._steps[at] != step:
+            self._steps.insert(at, step)
+            self._totals.insert(at, self._totals[at - 1] if at else 0)
+        for later in range(at, len(self._totals)):  # one, but for a record that comes late
+            self._totals[later] += count
+
+    def until(self, step: int | None) -> int:
+        """How many up to the end of `step`; default: by now."""
+        at = len(self._steps) if step is None else bisect_right(self._steps, step)
+        return self._totals[at - 1] if at else 0
+
+
+@dataclass
+class Steps:
+    """When each policy version of the lead learner was announced."""
+
+    versions: list[int] = field(default_factory=list[int])  # ascending
+    times_s: list[float] = field(default_factory=list[float])
+
+    def hear(self, version: int, time_s: float) -> None:
+        """One that is announced again changes nothing."""
+        if not self.versions or version > self.versions[-1]:
+            self.versions.append(version)
+            self.times_s.append(max(time_s, self.times_s[-1]) if self.times_s else time_s)
+
+    def at(self, time_s: float) -> int:
+        """The step at that time; -1 before the first version."""
+        index = bisect_right(self.times_s, time_s)
+        return self.versions[index - 1] if index else -1
+
+    def end_s(self, step: int) -> float:
+        """When it was over; never, for the newest."""
+        index = bisect_right(self.versions, step)
+        return self.times_s[index] if index < len(self.versions) else float("inf")
+
+
+@dataclass
+class Moments:
+    """The loop as it stood at the end of steps, at most `MOMENTS` of them."""
+
+    kept: dict[int, list[Node]] = field(default_factory=dict[int, list[Node]])
+    every: int = 1
+
+    def wanted(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def keep(self, step: int, loop: list[Node]) -> None:
+        self.kept[step] = loop
+        if len(self.kept) > MOMENTS:
+            self.every *= 2
+            self.kept = {step: loop for step, loop in self.kept.items() if self.wanted(step)}
+
+    def at(self, step: int) -> list[Node]:
+        """That of the last step up to this one that is kept."""
+        there = [kept for kept in self.kept if kept <= step]
+        return self.kept[max(there)] if there else []
+
+
+@dataclass
+class State:
+    """`fold` changes it in place and gives it back."""
+
+    run: RunFile
+    view: View  # as `streamrl status` sees it
+    index: Index
+    steps: Steps = field(default_factory=Steps)
+    step: int = -1  # that the books have come to
+    time_s: float = 0.0  # of the newest record
+    published: dict[TopicPartition, BySteps] = field(default_factory=lambda: defaultdict[TopicPartition, BySteps](BySteps))  # rollouts and groups
+    taken: dict[tuple[str, str], BySteps] = field(default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps))  # (part, topic) -> records
+    ended: dict[tuple[str, str], BySteps] = field(default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps))  # (env, fate) -> rollouts
+    made_of: dict[int, Counter[tuple[str, int]]] = field(
+        default_factory=lambda: defaultdict[int, Counter[tuple[str, int]]](Counter)
+    )  # batch -> (env, age) -> rollouts
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])  # number -> (offset of its first record, step)
+    curves: dict[tuple[str, str], dict[int, float]] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], dict[int, float]](dict)
+    )  # (metric, source) -> step -> value
+    starts: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])  # the first offset that the log still had
+    moments: Moments = field(default_factory=Moments)
+    messages: int = 0  # folded
+
+
+def new(run: RunFile, limit: int = LIMIT) -> State:
+    return State(run, observe.view(run), Index(list(run.envs), limit))
+
+
+def hear(state: State, message: Message) -> None:
+    """Note when a policy version was announced: all that the fold has to know of a step before it comes to what happened in it."""
+    record = to_event(message, BOOKS[VERSIONS]).record
+    if isinstance(record, PolicyVersion) and record.learner == state.run.learner.name:
+        state.steps.hear(record.version, message.timestamp_s)
+
+
+def fold(state: State, message: Message) -> State:
+    """Take one message in. What cannot be read is passed over; a rollout that cannot has its row all the same."""
+    state.messages += 1
+    state.time_s = max(state.time_s, message.timestamp_s)
+    kind, _, of = message.topic.partition(".")
+    step = state.steps.at(message.timestamp_s)
+    match kind:
+        case "rollouts":
+            state.published[message.topic, message.partition].add(step, 1)
+            record = to_event(message, ("rollout",)).record
+            key = (message.key or b"").decode("utf-8", "replace")
+            place = Place(of, message.partition, message.offset)
+            state.index.add(place, message.timestamp_s, record if isinstance(record, Rollout) else None, key)
+        case "groups":
+            state.published[message.topic, message.partition].add(step, 1)
+        case "batches":
+            if (message.key or b"").isdigit() and (number := int(message.key or b"")) not in state.batches:  # else: a further piece of it
+                state.batches[number] = message.offset, step
+        case _ if message.topic in BOOKS:
+            _book(state, message)
+        case _:
+            pass
+    return state
+
+
+def _book(state: State, message: Message) -> None:
+    if message.topic == VERSIONS:
+        hear(state, message)
+    step = state.steps.at(message.timestamp_s)
+    if step > state.step:
+        if state.step >= 0 and state.moments.wanted(state.step):
+            state.moments.keep(state.step, loop(state, message.timestamp_s, state.step))
+        state.step = step
+    event = to_event(message, BOOKS[message.topic])
+    if message.topic in observe.TOPICS:
+        observe.fold(state.view, [event])
+    match event.record:
+        case Fate() as fate:
+            _end(state, fate, step)
+        case Metric(step=int(number)) as metric:
+            for name, value in metric.values.items():
+                if name.startswith(CURVES):
+                    state.curves[name, metric.source][number] = value
+        case JournalEntry() as entry:
+            part = message.topic.partition(".")[2]
+            for piece in entry.slices:
+                if piece.topic.partition(".")[0] in DATA and piece.end > state.starts.get((piece.topic, piece.partition), 0):
+                    state.taken[part, piece.topic].add(step, piece.count)
+        case _:
+            pass
+
+
+def _end(state: State, fate: Fate, step: int) -> None:
+    state.ended[fate.environment, fate.fate].add(step, len(fate.offsets))
+    state.index.end(fate, step)
+    if fate.batch is not None and fate.policy_versions is not None:
+        for version in fate.policy_versions.tolist():
+            state.made_of[fate.batch][fate.environment, fate.batch - version] += 1
+
+
+# ---- questions ------------------------------------------------------------------------------------------------------------------------
+
+
+def published(state: State, kind: str, of: str = "", step: int | None = None) -> int:
+    """Records of `rollouts` or `groups`, of one env or all, up to the end of `step`; default: by now."""
+    wanted = [counts for (topic, _), counts in state.published.items() if (topic == f"{kind}.{of}" if of else topic.startswith(f"{kind}."))]
+    return sum(counts.until(step) for counts in wanted)
+
+
+def lags(state: State, step: int | None = None) -> dict[str, int | None]:
+    """Records that a part had not taken yet, as its journal says; the learner's are batches. None where nothing is known of it."""
+    found: dict[str, int | None] = {}
+    for part, kind in (("buffer", "rollouts"), ("batcher", "groups")):
+        taken = sum(counts.until(step) for (who, topic), counts in state.taken.items() if who == part and topic.startswith(f"{kind}."))
+        found[part] = max(0, published(state, kind, step=step) - taken) if taken else None
+    trained = state.view.version if step is None else step
+    built = max((number for number, (_, then) in state.batches.items() if step is None or then <= step), default=-1)
+    found[f"learner-{state.run.learner.name}"] = max(0, built + 1 - trained) if built >= 0 and trained >= 0 else None
+    return found
+
+
+def loop(state: State, time_s: float, step: int | None = None) -> list[Node]:
+    """The parts as they stand."""
+    return nodes(state.run, state.view, lags(state, step), time_s)
+
+
+def as_it_was(state: State, step: int | None, time_s: float) -> list[Node]:
+    """The parts at the end of that step; default: as they stand."""
+    return loop(state, time_s) if step is None or step >= state.step else state.moments.at(step)

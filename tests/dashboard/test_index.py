@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamrl.dashboard.index import FATES, IN_FLIGHT, Index, Place, Query
+from tests.build import rollout
+from tests.dashboard.made import fate
+
+
+def filled(count: int = 6, limit: int = 100) -> Index:
+    """Rollout i at offset 2 i, published at second i, by version i, with reward i."""
+    index = Index(["copy", "add"], limit)
+    for i in range(count):
+        index.add(Place("copy", 0, 2 * i), float(i), rollout("copy", f"g{i // 2}", i % 2, version=i, newest=i + 1, reward=float(i)), "")
+    return index
+
+
+def uids(index: Index, *asked: object, **query: object) -> list[str]:
+    return [index.uids[row] for row in index.select(Query(**query), *asked).tolist()]  # type: ignore[arg-type]
+
+
+def test_a_row_has_where_it_lies_and_what_to_find_it_by():
+    index = filled(1)
+    assert index.place(0) == Place("copy", 0, 0) and index.find(Place("copy", 0, 0)) == 0
+    assert index.find(Place("copy", 0, 1)) is None and index.find(Place("nobody", 3, 0)) is None
+    assert index.uids == ["g0-0"] and index.groups == ["g0"]
+    row = index.rows[0]
+    assert (row["oldest"], row["newest"], row["turns"], row["tokens"], row["sampled"]) == (0, 1, 2, 5, 3)
+
+
+def test_newest_first_and_other_orders():
+    index = filled(3)
+    assert uids(index) == ["g1-0", "g0-1", "g0-0"]
+    assert uids(index, sort="oldest") == uids(index, sort="reward-low") == ["g0-0", "g0-1", "g1-0"]
+    assert uids(index, sort="reward-high") == ["g1-0", "g0-1", "g0-0"]
+
+
+def test_filters_together():
+    index = filled()
+    assert uids(index, version_min=2, version_max=4) == ["g2-0", "g1-1", "g1-0"]
+    assert uids(index, reward_min=4.5) == ["g2-1"]
+    assert uids(index, group="g1", text="-1") == ["g1-1"]
+    assert uids(index, env="add") == [] and len(uids(index, env="copy")) == 6
+    assert uids(index, env="one that there is not") == []
+
+
+def test_a_fate_belongs_to_an_offset_and_has_a_step():
+    index = filled()
+    index.end(fate("batched", [2, 4], 1, 7), step=3)
+    assert uids(index, fate="batched") == uids(index, batch=7) == ["g1-0", "g0-1"]
+    assert uids(index, 2, fate="batched") == uids(index, 2, batch=7) == []  # at the end of step 2 it had not come
+    assert len(uids(index, fate=IN_FLIGHT)) == 4 and len(uids(index, 2, fate=IN_FLIGHT)) == 6
+    assert [FATES[kind] for kind in index.fates(3)] == [IN_FLIGHT, "batched", "batched", *[IN_FLIGHT] * 3]
+
+
+def test_as_it_was_has_only_what_was_published_then():
+    assert uids(filled(), 1, 2.0) == ["g0-1", "g0-0"]
+
+
+def test_a_fate_may_be_read_before_its_rollout():
+    index = filled(1)
+    index.end(fate("failed", [2], 1, None), step=1)
+    index.add(Place("copy", 0, 2), 1.0, rollout("copy", "g9"), "")
+    assert uids(index, fate="failed") == ["g9-0"]
+
+
+def test_a_record_that_is_read_twice_has_one_row():
+    index = filled(2)
+    index.add(Place("copy", 0, 0), 9.0, rollout("copy", "again"), "")
+    assert len(index.uids) == 2
+
+
+def test_what_cannot_be_read_has_a_row_and_comes_last_by_reward():
+    index = filled(2)
+    index.add(Place("copy", 0, 90), 5.0, None, "key")
+    assert index.uids[2] == "an unreadable record" and np.isnan(index.rows["reward"][2]) and index.groups[2] == "key"
+    assert uids(index, sort="reward-low")[-1] == uids(index, sort="reward-high")[-1] == "an unreadable record"
+    assert uids(index, reward_min=-1e9) == ["g0-1", "g0-0"]
+
+
+@pytest.mark.parametrize("count", [8, 9, 50])
+def test_memory_is_bounded_and_the_newest_stay(count: int):
+    index = filled(count, limit=8)
+    assert len(index.uids) == len(index.groups) == len(index.rows) <= 8
+    assert index.place(int(index.select(Query())[0])) == Place("copy", 0, 2 * (count - 1))
+    for row in range(len(index.uids)):
+        assert index.find(index.place(row)) == row
+    if count > 8:
+        assert index.find(Place("copy", 0, 0)) is None
+        index.end(fate("expired", [0], 0, None), step=0)  # of one that is forgotten: nothing to note, nothing kept
+        index.add(Place("copy", 0, 2 * count), 99.0, rollout("copy", "next"), "")
+        assert index.fates()[-1] == FATES.index(IN_FLIGHT)

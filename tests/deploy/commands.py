@@ -1,0 +1,33 @@
+"""A command of a container, held against the real command line and against its run file, without starting it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from streamrl import cli, config
+
+
+def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
+    """`mounted`: files by their paths in the container. Raises click's errors, ConfigError, AssertionError."""
+    program, *words = command
+    assert program == "streamrl", command
+    found: click.Command = cli.cli
+    while isinstance(found, click.Group):
+        name = words.pop(0)
+        found = found.commands[name]
+    given: dict[str, Any] = found.make_context(found.name, list(words)).params
+    run = config.load(mounted[given["run"]])
+    match found.name:
+        case "env":
+            assert given["name"] in run.envs and given["replica"] < run.envs[given["name"]].replicas, command
+        case "scorer":
+            assert given["worker"] < run.scorer.replicas, command
+        case "inference":
+            assert given["pool"] in run.inference.sizes, command
+        case "apply" | "buffer" | "batcher" | "learner" | "orchestrator" | "evaluator":
+            pass
+        case other:
+            raise AssertionError(f"{other} is not a part")

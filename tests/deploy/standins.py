@@ -1,0 +1,71 @@
+"""The parts of a run that need JAX or vLLM, by stand-ins in one process: `python -m tests.deploy.standins RUN.yaml`.
+
+The env and the learner are those of tests/chaos, which really take part in the loop; what the real ones' metrics are called, they publish, with
+numbers of no meaning."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from streamrl import config
+from streamrl.config import RunFile
+from streamrl.health import serving
+from streamrl.metric_names import MEASURES
+from streamrl.metrics import Meter
+from streamrl.records import Server
+from streamrl.stream import broker
+from streamrl.stream.codec import to_message
+from streamrl.stream.kafka import KafkaLog
+from streamrl.stream.log import Log, Output
+from streamrl.stream.watched import ready, show
+from tests.chaos import env, learner
+
+EVERY_S = 0.5
+NAMES = {"limit": "length", "evaluation": "hard", "k": "1"}
+VLLM = b'vllm:num_requests_running{engine="0"} 5.0\nvllm:num_requests_waiting{engine="0"} 2.0\n'
+
+
+def values(prefix: str) -> dict[str, float]:
+    """Every metric of that beginning."""
+    return {re.sub(r"\{(\w+)\}", lambda m: NAMES[m[1]], known.name): 1e-6 for known in MEASURES if known.name.startswith(prefix)}
+
+
+def measure(log: Log, source: str, prefix: str, stop: threading.Event) -> None:
+    meter, writer = Meter(log, source), log.plain_writer()
+    while not stop.wait(EVERY_S):
+        meter.publish(values(prefix))
+        if prefix == "inference/":
+            writer.send(to_message(Output("servers", source, Server(server_id=source, url="", version=0, state="ready", heartbeat_s=time.time()))))
+    meter.close()
+    writer.close()
+
+
+def main(run: RunFile, stop: threading.Event) -> None:
+    acts: list[tuple[str, str, Callable[[Log], None]]] = [
+        ("learner-lead", "learner/", lambda log: learner.main(run, log, stop)),
+        *((f"env-{name}-0", "env/", lambda log, name=name: env.main(run, log, stop, name)) for name in run.envs),
+        ("inference-0", "inference/", lambda log: show(log, "/metrics/vllm", lambda: VLLM)),
+        ("evaluator", "evals/", lambda log: None),
+    ]
+    threads: list[threading.Thread] = []
+    with contextlib.ExitStack() as held:
+        for source, prefix, act in acts:
+            log = held.enter_context(serving(run, KafkaLog(broker.settings(run), run.run), source))
+            ready(log)
+            threads += [threading.Thread(target=measure, args=(log, source, prefix, stop)), threading.Thread(target=act, args=(log,))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    main(config.load(sys.argv[1]), stopped)

@@ -1,0 +1,350 @@
+"""deploy/kubernetes: as kubectl renders it, valid by the schemas of all kinds; and what has to agree agrees."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner
+from pydantic import ValidationError
+
+from streamrl import acls, config, topics
+from streamrl.cli import cli
+from streamrl.config import RunFile
+from streamrl.metric_names import MEASURES
+from streamrl.stream.distribution import FILES, VERSION
+from tests.deploy import models
+from tests.deploy.commands import check_command
+from tests.deploy.kubectl import render
+
+KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
+OVERLAYS = ("small", "production")
+RELEASE = "1.37"  # of Kubernetes' schemas
+WORKLOADS = ("Deployment", "StatefulSet")
+# Below these every name is allowed: labels, quantities, Kafka's settings, files.
+OPEN = {"labels", "annotations", "matchLabels", "requests", "limits", "config", "data", "selector"}
+BUILTIN = {
+    *("ConfigMap", "Deployment", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet"),
+}
+Manifest = dict[str, Any]
+
+
+@cache
+def manifests(overlay: str) -> tuple[Manifest, ...]:
+    return tuple(render(KUBERNETES / "overlays" / overlay))
+
+
+def of(overlay: str, *kinds: str) -> dict[str, Manifest]:
+    return {m["metadata"]["name"]: m for m in manifests(overlay) if m["kind"] in kinds}
+
+
+@cache
+def run_of(overlay: str) -> RunFile:
+    return config.load(KUBERNETES / "overlays" / overlay / "run.yaml")
+
+
+def users_of(overlay: str) -> str:
+    return (KUBERNETES / "overlays" / overlay / "users.yaml").read_text()
+
+
+def pod(workload: Manifest) -> Manifest:
+    return workload["spec"]["template"]["spec"]
+
+
+def part(workload: Manifest) -> Manifest:
+    (container,) = pod(workload)["containers"]
+    return container
+
+
+def variables(workload: Manifest) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in part(workload)["env"]}
+
+
+def check(manifest: Manifest) -> None:
+    """Raises ValueError for whatever its schema does not have."""
+    if manifest["kind"] in models.KINDS:
+        models.check(manifest)  # a ValidationError is a ValueError
+        return
+    try:
+        kubernetes_validate.validate(manifest, RELEASE, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+# ---- schemas --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_manifest_is_valid_by_its_schema(overlay: str):
+    assert {m["kind"] for m in manifests(overlay)} <= BUILTIN | set(models.KINDS)
+    for manifest in manifests(overlay):
+        check(manifest)
+
+
+@pytest.mark.parametrize("kind", sorted(BUILTIN | set(models.KINDS)))
+def test_a_misspelt_field_is_refused_wherever_it_stands(kind: str):
+    """Every field of the largest manifest of the kind, one after another."""
+    of_kind = [m for overlay in OVERLAYS for m in manifests(overlay) if m["kind"] == kind]
+    manifest = max(of_kind, key=lambda m: len(yaml.safe_dump(m)))
+    seen = 0
+    for way in fields(manifest):
+        if way in (("kind",), ("apiVersion",)):
+            continue  # by them the schema is found
+        spoilt = copy.deepcopy(manifest)
+        place = spoilt
+        for step in way[:-1]:
+            place = place[step]
+        place[f"{way[-1]}x"] = place.pop(way[-1])
+        with pytest.raises((ValueError, ValidationError)):
+            check(spoilt)
+        seen += 1
+    assert seen > 2
+
+
+def fields(value: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where a field with a name of the schema's stands."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield (*way, name)
+            if name not in OPEN or (name == "selector" and "matchLabels" in inner):
+                yield from fields(inner, (*way, name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value[:2]):
+            yield from fields(inner, (*way, index))
+
+
+# ---- what follows from the run file ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_topics_and_users_are_what_the_run_file_makes_of_topics_and_access_rules(overlay: str):
+    here, run = KUBERNETES / "overlays" / overlay, run_of(overlay)
+    assert users_of(overlay) == acls.render(run), f"streamrl topics acls --render {here}/run.yaml > {here}/users.yaml"
+    assert (here / "topics.yaml").read_text() == topics.render(run), f"streamrl topics render {here}/run.yaml > {here}/topics.yaml"
+    assert set(of(overlay, "KafkaTopic")) == {topic.name for topic in topics.plan(run)}
+    assert yaml.safe_load(of(overlay, "ConfigMap").popitem()[1]["data"]["run.yaml"]) == yaml.safe_load((here / "run.yaml").read_text())
+
+
+def test_the_command_line_writes_users_for_kubectl():
+    file = str(KUBERNETES / "overlays" / "small" / "run.yaml")
+    written = CliRunner().invoke(cli, ["topics", "acls", "--render", "--cluster", "other", file])
+    assert written.exit_code == 0 and written.output.replace("cluster: other", "cluster: streamrl") == users_of("small")
+    assert CliRunner().invoke(cli, ["topics", "acls", "--render", "--apply", file]).exit_code == 2
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_user_may_do_what_the_access_rules_say_and_nothing_else(overlay: str):
+    """Read from the manifest itself, as Strimzi's user operator makes rules of it."""
+    words = {"transactionalId": "transactional-id"}
+    for role, rules in acls.rules(run_of(overlay)).items():
+        spec = of(overlay, "KafkaUser")[f"demo.{role}"]["spec"]
+        allowed = {
+            (words.get(acl["resource"]["type"], acl["resource"]["type"]), acl["resource"]["name"], acl["resource"]["patternType"], operation.upper())
+            for acl in spec["authorization"]["acls"]
+            for operation in acl["operations"]
+        }
+        assert allowed == {(r.resource, r.name, "prefix" if r.prefixed else "literal", operation) for r in rules for operation in r.operations}
+        assert all(acl.get("host", "*") == "*" and acl.get("type", "allow") == "allow" for acl in spec["authorization"]["acls"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_part_has_its_own_user_and_a_command_for_something_that_the_run_file_has(overlay: str):
+    users, scaled = of(overlay, "KafkaUser"), of(overlay, "ScaledObject")
+    for name, workload in of(overlay, *WORKLOADS).items():
+        given = variables(workload)
+        secret = given["STREAMRL_KAFKA_PASSWORD"]["secretKeyRef"]
+        assert given["STREAMRL_KAFKA_USER"] == secret["name"] == f"demo.{name}" in users and secret["key"] == "password"
+        most = scaled[name]["spec"]["maxReplicaCount"] if name in scaled else workload["spec"]["replicas"]
+        for index in (0, most - 1):
+            words = [word.replace("$(POD_INDEX)", str(index)) for word in part(workload)["command"]]
+            check_command(words, {"/etc/streamrl/run.yaml": str(KUBERNETES / "overlays" / overlay / "run.yaml")})
+        assert ("$(POD_INDEX)" in part(workload)["command"]) == ("POD_INDEX" in given)
+        assert (name in scaled) == ("replicas" not in workload["spec"]), "applying the manifest must not undo what KEDA has scaled"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
+    run, workloads = run_of(overlay), of(overlay, *WORKLOADS)
+    wanted = {"buffer", "batcher", "orchestrator", "learner", "inference", *(f"env-{name}" for name in run.envs)}
+    assert set(workloads) == wanted | ({"scorer"} if run.learner.pooled else set()) | ({"evaluator"} if run.eval.interval else set())
+    if run.learner.pooled:
+        assert workloads["scorer"]["spec"]["replicas"] == run.scorer.replicas
+    for name in ("buffer", "batcher", "orchestrator"):
+        assert workloads[name]["spec"]["replicas"] == 1 and workloads[name]["spec"]["strategy"] == {"type": "Recreate"}
+    needed = references(run)
+    for name in ("inference", "learner", *(f"env-{env}" for env in run.envs)):
+        asked = needed if name == "inference" else needed - {"POD_IP"} if name.startswith("env-") else needed - {"POD_IP", "STREAMRL_INFERENCE_KEY"}
+        assert asked <= set(variables(workloads[name])), name
+
+
+def references(run: RunFile) -> set[str]:
+    """Variables that the run file refers to."""
+    texts = (run.inference.host, run.inference.api_key, *map(str, run.kafka.values()))
+    return {text.removeprefix("env:") for text in texts if text.startswith("env:")}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
+    run, workloads = run_of(overlay), of(overlay, *WORKLOADS)
+    for name, workload in workloads.items():
+        mounts = {mount["mountPath"]: mount for mount in part(workload)["volumeMounts"]}
+        assert Path(run.kafka["ssl.ca.location"]).parent == Path("/etc/streamrl/kafka") and "/etc/streamrl/kafka" in mounts
+        assert mounts["/var/lib/streamrl/runs"]["name"] == "runs"
+        if name in ("learner", "inference") and run.weights.store.startswith("/"):
+            assert mounts[run.weights.store].get("readOnly", False) == (name == "inference")
+        if name in ("learner", "scorer") and run.model.path:
+            assert mounts[run.model.path]["readOnly"]
+    assert [claim["metadata"]["name"] for claim in workloads["learner"]["spec"]["volumeClaimTemplates"]] == ["runs"], "checkpoints outlive the pod"
+
+
+# ---- scaling, protection, network -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pools_scale_within_what_the_run_file_shares_the_work_by(overlay: str):
+    run, scaled = run_of(overlay), of(overlay, "ScaledObject")
+    assert set(scaled) == {"inference", *(f"env-{name}" for name in run.envs)}
+    for name, manifest in scaled.items():
+        spec = manifest["spec"]
+        (trigger,) = spec["triggers"]
+        assert spec["scaleTargetRef"]["name"] == name in of(overlay, "StatefulSet")
+        assert spec["minReplicaCount"] >= 1, (
+            "with none nobody would hear of demand; and no kafka trigger ever sees a lag of 0 on topics written in transactions"
+        )
+        assert f'run="{run.run}"' in trigger["metadata"]["query"]
+        if name == "inference":
+            assert float(trigger["metadata"]["threshold"]) == 0.75 * run.inference.max_num_seqs
+            assert spec["minReplicaCount"] <= run.inference.replicas <= spec["maxReplicaCount"] <= 100, "ports 8000 to 8099"
+        else:
+            env = name.removeprefix("env-")
+            assert spec["maxReplicaCount"] == run.envs[env].replicas and f"{env}|rest" in trigger["metadata"]["query"]
+            assert float(trigger["metadata"]["threshold"]) * run.envs[env].replicas <= run.batcher.total_token_budget, (
+                "a whole batch missing wants all"
+            )
+
+
+def test_what_is_scaled_by_is_a_metric_with_these_labels():
+    known = {measure.prometheus: {"run", "part", *measure.labels} for measure in MEASURES}
+    for manifest in of("production", "ScaledObject").values():
+        query = manifest["spec"]["triggers"][0]["metadata"]["query"]
+        ((name, labels),) = re.findall(r"(streamrl_\w+)\{([^}]*)\}", query)
+        assert set(re.findall(r"(\w+)=", labels)) <= known[name]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_selectors_select_what_they_are_meant_to(overlay: str):
+    workloads = of(overlay, *WORKLOADS)
+    for workload in workloads.values():
+        assert selects(workload["spec"]["selector"], labels(workload))
+    for name, budget in of(overlay, "PodDisruptionBudget").items():
+        assert [other for other, workload in workloads.items() if selects(budget["spec"]["selector"], labels(workload))] == [name]
+    assert set(of(overlay, "PodDisruptionBudget")) >= {"inference", *(name for name in workloads if name.startswith("env-"))}
+    service = of(overlay, "Service")["parts"]
+    assert all(selects({"matchLabels": service["spec"]["selector"]}, labels(workload)) for workload in workloads.values())
+    assert {w["spec"]["serviceName"] for w in of(overlay, "StatefulSet").values()} == {"parts"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_parts_reach_whom_they_need_and_nobody_else(overlay: str):
+    pods = {name: labels(workload) for name, workload in of(overlay, *WORKLOADS).items()}
+    kafka = {"strimzi.io/cluster": "streamrl", "strimzi.io/kind": "Kafka"}
+    for name, own in pods.items():
+        assert leaves(overlay, own, kafka, 9093), name
+        assert not leaves(overlay, own, {"app": "somebody"}, 5432), name
+        may = name.startswith("env-")
+        for port in (8000, 8000 + of(overlay, "ScaledObject")["inference"]["spec"]["maxReplicaCount"] - 1):
+            assert (leaves(overlay, own, pods["inference"], port) and enters(overlay, own, pods["inference"], port)) == may, name
+        assert not leaves(overlay, own, pods["inference"], 22)
+        assert not enters(overlay, {"app": "somebody"}, own, 8000), name
+        object_store = name in ("learner", "inference", "scorer", "evaluator") and run_of(overlay).weights.store.startswith("s3")
+        assert leaves(overlay, own, {"app": "somebody"}, 443) == object_store, name
+
+
+def labels(workload: Manifest) -> dict[str, str]:
+    return workload["spec"]["template"]["metadata"]["labels"]
+
+
+def selects(selector: Manifest, own: dict[str, str]) -> bool:
+    """Does a label selector select a pod with these labels? An empty one does."""
+    assert set(selector) <= {"matchLabels", "matchExpressions"}
+    chosen = all(own.get(name) == value for name, value in selector.get("matchLabels", {}).items())
+    for wanted in selector.get("matchExpressions", ()):
+        assert wanted["operator"] == "In"
+        chosen = chosen and own.get(wanted["key"]) in wanted["values"]
+    return chosen
+
+
+def leaves(overlay: str, source: dict[str, str], to: dict[str, str], port: int) -> bool:
+    return _passes(overlay, "Egress", "to", source, to, port)
+
+
+def enters(overlay: str, source: dict[str, str], to: dict[str, str], port: int) -> bool:
+    return _passes(overlay, "Ingress", "from", to, source, port)
+
+
+def _passes(overlay: str, direction: str, peers: str, own: dict[str, str], other: dict[str, str], port: int) -> bool:
+    """By the policies of a pod: all is allowed when there are none of that direction, else what one of them allows. Pods of the same namespace."""
+    policies = [
+        p["spec"] for p in of(overlay, "NetworkPolicy").values() if direction in p["spec"]["policyTypes"] and selects(p["spec"]["podSelector"], own)
+    ]
+    rules = [rule for policy in policies for rule in policy.get(direction.lower(), ())]
+    return not policies or any(_within(rule, port) and _named(rule.get(peers), other) for rule in rules)
+
+
+def _within(rule: Manifest, port: int) -> bool:
+    return any(isinstance(p["port"], int) and p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
+
+
+def _named(peers: list[Manifest] | None, other: dict[str, str]) -> bool:
+    return peers is None or any("namespaceSelector" not in peer and selects(peer["podSelector"], other) for peer in peers)
+
+
+# ---- pods and nodes -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_have_no_rights_have_probes_and_say_what_they_need(overlay: str):
+    for name, workload in of(overlay, *WORKLOADS).items():
+        container, own = part(workload), pod(workload)
+        assert own["securityContext"]["runAsNonRoot"] and own["securityContext"]["runAsUser"] == 10001, "the user of the images"
+        assert own["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"} and not own["automountServiceAccountToken"]
+        safe = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == safe
+        paths = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")]
+        assert paths == ["/livez", "/livez", "/readyz"], name
+        port = {"name": "metrics", "containerPort": int(variables(workload)["STREAMRL_METRICS_PORT"])}
+        assert container["ports"] == [port] and workload["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(
+            port["containerPort"]
+        )
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"]) and "memory" in container["resources"]["limits"]
+
+
+def test_gpus_are_asked_for_where_the_images_are_for_them_and_only_there():
+    for overlay, with_gpu in (("small", set[str]()), ("production", {"learner", "inference", "scorer", "evaluator"})):
+        workloads = of(overlay, *WORKLOADS)
+        asking = {name for name, workload in workloads.items() if part(workload)["resources"]["limits"].get("nvidia.com/gpu") == 1}
+        assert asking == {name for name, workload in workloads.items() if part(workload)["image"].endswith(":gpu")} == with_gpu
+
+
+def test_kafka_has_the_settings_of_the_local_one_and_copies_where_there_are_nodes():
+    lines = (line.partition("=") for line in (FILES / "server.properties").read_text().splitlines() if "=" in line and not line.startswith("#"))
+    local = {name: value for name, _, value in lines}
+    for overlay, copies in (("small", 1), ("production", 3)):
+        spec = of(overlay, "Kafka")["streamrl"]["spec"]["kafka"]
+        assert spec["version"] == VERSION
+        settings = {name: str(value).lower() for name, value in spec["config"].items()}
+        of_copies = {name: value for name, value in settings.items() if name.endswith((".replication.factor", ".isr", ".replicas"))}
+        assert set(of_copies.values()) == ({"1"} if copies == 1 else {"2", "3"})
+        assert all(value == ("3" if name.endswith("factor") else "2") for name, value in of_copies.items()) or copies == 1
+        assert set(settings) <= set(local), "a misspelt one would be Kafka's own to find"
+        assert {name: value for name, value in settings.items() if name not in of_copies}.items() <= local.items()
+        pools = of(overlay, "KafkaNodePool").values()
+        assert all(sum(pool["spec"]["replicas"] for pool in pools if role in pool["spec"]["roles"]) == copies for role in ("controller", "broker"))
+        assert {t.replicas for t in topics.plan(run_of(overlay))} == {copies}
