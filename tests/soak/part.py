@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.soak.clock import Clock, follow
@@ -24,13 +27,24 @@ def main(file: str, name: str) -> None:
         stand_in(file, producers.main, int(name.rpartition("-")[2]))
 
 
-def stand_in(file: str, main: object, *arguments: object) -> None:
-    """Ends as `streamrl` does."""
-    import click
+def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
+    """Starts and ends as `streamrl` does."""
+    import logging
 
-    from streamrl import cli
+    from streamrl import cli, config
+    from streamrl.errors import StreamrlError
+    from streamrl.stream import broker
+    from streamrl.stream.kafka import KafkaLog
 
-    cli.Commands(commands=[click.Command("part", callback=lambda: cli._be(file, main, *arguments))])(["part"], prog_name="streamrl")  # type: ignore[arg-type]
+    logging.basicConfig(level=logging.INFO, format=cli.LOG_FORMAT, stream=sys.stderr)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        run = config.load(file)
+        main(run, KafkaLog(broker.settings(run), run.run), stopped, *arguments)
+    except StreamrlError as error:
+        print(f"streamrl: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":
