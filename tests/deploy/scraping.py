@@ -34,9 +34,9 @@ class Prometheus:
         """Its series now. Raises for an expression that Prometheus does not take."""
         return self.get("/api/v1/query", query=expression)["data"]["result"]
 
-    def until_answered(self, expressions: list[str], alive: subprocess.Popen[bytes] | None = None) -> None:
+    def until_answered(self, expressions: list[str], alive: subprocess.Popen[bytes] | None = None, within_s: float = PATIENCE_S) -> None:
         """Every expression has data, each at some moment: what has none after a while is named."""
-        deadline, left = time.monotonic() + PATIENCE_S, list(expressions)
+        deadline, left = time.monotonic() + within_s, list(expressions)
         while left := [expression for expression in left if not self.query(expression)]:
             assert alive is None or alive.poll() is None, f"the run ended; no data yet for {left}"
             assert time.monotonic() < deadline, f"no data for {left}"

@@ -66,7 +66,7 @@ def test_every_query_has_data_of_a_whole_run(tmp_path: Path):
     with live(tmp_path, {**settings, "run": "watched", "orchestrator": {"sinks": ["jsonl", "tensorboard"]}}) as run:
         run.up()
         with prometheus(run.run, tmp_path) as server:
-            server.until_answered(all_expressions("watched"), run.process)
+            server.until_answered(all_expressions("watched"), run.process, within_s=900)  # two vLLM start
             check_rules(server)
             names = server.get("/api/v1/label/__name__/values")["data"]
             assert {name for name in names if name.startswith("streamrl_")} <= {known.prometheus for known in MEASURES}

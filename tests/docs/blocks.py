@@ -125,11 +125,14 @@ def shell(block: Block, directory: Path) -> None:
             done = subprocess.run(command.words, cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
             code, said = done.returncode, done.stdout + done.stderr
         assert code == block.exit, f"{block}: {shlex.join(command.words)}: exit code {code}: {said}"
+        if command.file:
+            (directory / command.file).write_text(said)
 
 
 class Command(NamedTuple):
     words: list[str]
     environment: dict[str, str]  # what is set before it
+    file: str = ""  # behind `>`: its output goes there
 
 
 def commands(block: Block) -> list[Command]:
@@ -139,8 +142,9 @@ def commands(block: Block) -> list[Command]:
         words, environment = shlex.split(line, comments=True), dict[str, str]()
         while words and re.match(r"[A-Z_]+=", words[0]):
             name, _, environment[name] = words.pop(0).partition("=")
+        file = words[-1] if ">" in words[-2:] else ""
         if words:
-            found.append(Command(words, environment))
+            found.append(Command(words[:-2] if file else words, environment, file))
     return found
 
 

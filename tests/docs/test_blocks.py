@@ -16,7 +16,7 @@ from tests.docs import blocks as pages
 from tests.docs import run as runs
 from tests.docs.blocks import PAGES, RUNNERS, TAGS, Block, all_blocks, blocks
 
-TAGGED = {"live run": 9, "learner": 8, "torch": 1, "cluster": 2, "minutes": 2}  # how many blocks have which tag: change it with the pages
+TAGGED = {"live run": 11, "learner": 8, "torch": 1, "cluster": 5, "minutes": 2}  # how many blocks have which tag: change it with the pages
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_blocks_are_found_with_what_is_said_of_them(tmp_path: Path, monkeypatch:
 
 
 def test_commands_are_split_as_a_shell_does():
-    block = Block("p", 1, "sh", "# first\na 'b c' \\\n  d   # behind\n\nX=1 Y= e Z=2\n")
-    assert pages.commands(block) == [(["a", "b c", "d"], {}), (["e", "Z=2"], {"X": "1", "Y": ""})]
+    block = Block("p", 1, "sh", "# first\na 'b c' \\\n  d   # behind\n\nX=1 Y= e Z=2 > f\n")
+    assert pages.commands(block) == [(["a", "b c", "d"], {}, ""), (["e", "Z=2"], {"X": "1", "Y": ""}, "f")]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ BROKER_AT, DISK_AT = (0.08, 0.16), 0.24  # parts of the time; what ends processe
 DISK_FRAC, DISK_S = 0.08, 20.0  # how long the disk is full: the smaller of the two
 CLOCK_AT = (0.5, 0.75)  # an hour forward, and back
 MEMORY_SINCE = 1 / 3
-QUIET_S = 8.0  # without a batch: the run has come to rest
+QUIET_S = 5.0  # without a batch: the run has come to rest
 
 
 @dataclass
