@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from streamrl.orchestrator.status import PIPE_COLUMNS
 from streamrl.replay.progress import shown
 from tests.chaos.__main__ import interrupt
 from tests.chaos.harness import Stuck
@@ -37,7 +38,7 @@ def main(minutes: float, envs: int, directory: Path) -> None:
     except Stuck as error:
         sys.exit(f"soak: {error}; see {run.directory / 'logs'}")
     (run.directory / "soak.json").write_text(json.dumps(said, indent=1) + "\n")
-    show(said, Console())
+    show(said, Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS))
     sys.exit(0 if said["passed"] else 1)
 
 
