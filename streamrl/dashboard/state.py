@@ -28,7 +28,8 @@ BOOKS: Mapping[str, tuple[str, ...]] = {
 }
 """Small topics, folded in the order of their times: topic -> schemas."""
 DATA = ("rollouts", "groups", "batches")  # kinds of large ones: rollouts are indexed, the others counted
-CURVES = ("learner/", "batcher/batch_age", "inference/swap_s", "inference/pause_s")  # metrics with a step that are kept, by how they begin
+CURVES = ("learner/", "batcher/batch_age_mean", "batcher/batch_age_max", "inference/swap_s", "inference/pause_s")
+"""How the names of those metrics with a step begin that are kept."""
 MOMENTS = 512  # steps whose loop is kept; of a longer run every second, every fourth, ... step
 
 

@@ -55,10 +55,17 @@ class Source:
         """One more: the version is announced, its groups come, and so does the batch."""
         k, self.steps = self.steps, self.steps + 1
         announce(self.log, k)
+        self.wait_until_heard()  # or its rollouts might be counted to the version before
         made = [sampled(env, k, g, i) for env in RUN.envs for g in range(5 * k, 5 * k + 5) for i in range(2)]
         publish(self.log, *(Output(f"rollouts.{record.environment}", record.group_id, record) for record in made))
         wait_for_batches(self.log, k + 1, PATIENCE_MS / 1000)
         self.meter.publish({"learner/loss": 1 / (k + 1), "learner/step_s": 0.1}, step=k)
+
+    def wait_until_heard(self) -> None:
+        where, deadline = ("policy-versions", 0), time.monotonic() + PATIENCE_MS / 1000
+        while self.log.committed("buffer").get(where, 0) < self.log.end(*where):
+            assert time.monotonic() < deadline, "the buffer has not heard of the version"
+            time.sleep(0.02)
 
     def close(self) -> None:
         self.meter.close()
@@ -124,6 +131,7 @@ def test_a_run_is_watched_live_browsed_and_replayed(run: RunFile, broker: str):
                     "rollouts.copy", "evil", rollout("copy", "evil", 0, 3, failure=EVIL, metadata={EVIL: EVIL}, rollout_uid=EVIL, problem_id=EVIL)
                 ),
             )
+            until(page, "document.querySelector('#fates .fate-failed') !== null")
         source.close()
         text_stays_text(page)
         browse(page)
