@@ -76,7 +76,7 @@ class Soak:
             if isinstance(action, GiveUp):
                 raise Stuck(f"{action.name} is not started again: {action.reason}; it said: {self.supervisor.last_line(action.name)}")
             self.supervisor.start(action.name, self._command(action.name))
-        self.seen.ends = {name: [end.exit_code for end in part.ends] for name, part in observed.items() if part.ends} or self.seen.ends
+        self.seen.ends.update({name: [end.exit_code for end in part.ends] for name, part in observed.items() if part.ends})
         if self.seen.started_s and time.monotonic() >= self._next_sample_s:
             self._next_sample_s = time.monotonic() + self._sample_s
             self.sample()
