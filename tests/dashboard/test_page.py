@@ -29,7 +29,8 @@ from tests.data_path import RUN, announce, publish, running, wait_for_batches
 ROOT = Path(__file__).parents[2]
 WORDS = ("<pad>", "1", "2", "one", "two", "three")
 LOOK_MS = 50
-POINTS = "(document.querySelector('#panels path.line')?.getAttribute('d') ?? '').split(/[ML]/).length - 1"  # of the first curve
+LOSS = "#panels svg[aria-label=Loss] path.line"  # a point a step; which env's rewards a batch has depends on who came first
+POINTS = f"(document.querySelector('{LOSS}')?.getAttribute('d') ?? '').split(/[ML]/).length - 1"
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
