@@ -10,7 +10,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose
 EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
+.PHONY: help setup quickstart check docs test test-all chaos soak bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -38,6 +38,9 @@ test-all: setup .streamrl/.programs ## all tests
 
 chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) as CHAOS_SEED says, then account for every rollout
 	@$(ENV)/bin/python -m tests.chaos --kills $(or $(CHAOS_KILLS),100) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --dir $(or $(CHAOS_DIR),runs/chaos)
+
+soak: $(ENV)/.installed .streamrl/.kafka ## 100 producers for SOAK_MINUTES (30) while the broker dies, a disk is full and the clock steps: docs/reliability.md
+	@$(ENV)/bin/python -m tests.soak --minutes $(or $(SOAK_MINUTES),30) --dir $(or $(SOAK_DIR),runs/soak)
 
 bench: setup ## the data path against plain Kafka: bench/README.md
 	$(ENV)/bin/python -m bench.data_path

@@ -8,6 +8,7 @@ whatever was decided here; a restarted part begins with clean counts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ class Source:
     invalid: int = 0
     cause: str = ""  # of the last that was put aside
     frac: float = 0.0  # invalid, of the last whole window
-    until_s: float = 0.0  # not read before
+    since_s: float = -math.inf  # when it was last left alone
 
 
 @dataclass
@@ -55,13 +56,17 @@ class Breaker:
         source.taken = source.invalid = 0
         if source.frac <= self.max_frac:
             return ""
-        source.until_s = time_s + self.pause_s
+        source.since_s = time_s
         share = f"{invalid:,} of its last {of:,} records could not be used, more than {self.max_frac:.0%}, the last because: {source.cause}"
         return f"{topic} sends rubbish and is not read for {self.pause_s:.0f} s: {share}; see `streamrl dead-letters list RUN`"
 
     def left_alone(self, time_s: float) -> frozenset[str]:
         """Topics to take nothing from for now."""
-        return frozenset(topic for topic, source in self.sources.items() if time_s < source.until_s)
+        return frozenset(topic for topic, source in self.sources.items() if self.left_s(source, time_s))
+
+    def left_s(self, source: Source, time_s: float) -> float:
+        """How long it is left alone yet; not at all once the clock stands before the beginning: one that was set back an hour makes no hour of it."""
+        return max(source.since_s + self.pause_s - time_s, 0.0) if time_s >= source.since_s else 0.0
 
     def gauges(self, time_s: float) -> dict[str, float]:
         """Of topics of which something was put aside in their last window: the share, and how long they are left alone yet."""
@@ -69,5 +74,5 @@ class Breaker:
         for topic, source in self.sources.items():
             if source.frac:
                 values[f"worker/invalid_frac/{topic}"] = source.frac
-                values[f"worker/left_alone_s/{topic}"] = max(source.until_s - time_s, 0.0)
+                values[f"worker/left_alone_s/{topic}"] = self.left_s(source, time_s)
         return values

@@ -192,6 +192,15 @@ class Harness:
 
         self.until(note, "every part commits after the broker's return")
 
+    def restart(self, name: str) -> int:
+        """SIGTERM, as a rollout of another version of the code does it; then it must commit in its next life. Returns its exit code."""
+        self.until(lambda: self.commits(name), f"{name} has committed since its last start")
+        pid = self.supervisor.pid(name)
+        os.kill(pid, signal.SIGTERM)
+        self.until(lambda: self.supervisor.pid(name) != pid, f"{name} has ended and is started again")
+        self.until(lambda: self.commits(name), f"{name} commits again")
+        return self.supervisor.observe()[name].ends[-1].exit_code
+
     # ---- the end ------------------------------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -227,16 +236,23 @@ def halt(pid: int) -> bool:
 @contextlib.contextmanager
 def struck(run: RunFile, kills: Sequence[Kill], seed: int, logs: str = "transactions", progress: Report = silent) -> Iterator[Harness]:
     """A run that was killed as planned and has come to rest. Its broker is up for as long as the block lasts."""
-    started = time.monotonic()
+    with at_work(run, logs) as harness:
+        started, draw = time.monotonic(), Random(seed)
+        for number, kill in enumerate(kills):
+            harness.kill(kill, draw)
+            progress(number + 1, len(kills))
+        harness.drain()
+        harness.struck.seconds = time.monotonic() - started
+        yield harness
+
+
+@contextlib.contextmanager
+def at_work(run: RunFile, logs: str = "transactions") -> Iterator[Harness]:
+    """A run that goes on for as long as the block lasts."""
     with directory.take(run, fresh=True):
-        harness, draw = Harness(run, logs), Random(seed)
+        harness = Harness(run, logs)
         try:
             harness.start()
-            for number, kill in enumerate(kills):
-                harness.kill(kill, draw)
-                progress(number + 1, len(kills))
-            harness.drain()
-            harness.struck.seconds = time.monotonic() - started
             yield harness
         finally:
             harness.close()

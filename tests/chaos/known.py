@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
@@ -49,7 +49,7 @@ def group_id(env: str, number: int) -> str:
     return f"{env}-{number}"
 
 
-@cache
+@lru_cache(maxsize=4096)
 def rollouts(env: str, number: int) -> tuple[Rollout, ...]:
     """The records of a problem as its env publishes them, at version 0: some have failed, some are longer than a row, some are there twice."""
     draw = Random(group_id(env, number))

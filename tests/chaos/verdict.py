@@ -4,7 +4,7 @@ replayed."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from streamrl.stream.journal import newest
 from streamrl.stream.log import Event, Log, read
 from streamrl.topics import env_part, journal
 from tests.chaos import known
+from tests.rubbish import is_rubbish
 
 NAMED = 20  # faults in words; all are counted
 
@@ -122,8 +123,11 @@ def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, st
         found.fault(f"group {name} was closed {closed[name]} times")
 
 
-def look_at_batches(log: Log, run: RunFile, found: Verdict) -> None:
-    """Batches follow each other, hold what their fates say, each rollout once, as it was sampled; and versions are what training on them gives."""
+def look_at_batches(log: Log, run: RunFile, found: Verdict, sha256_of: Callable[[str], str] = str) -> None:
+    """Batches follow each other, hold what their fates say, each rollout once, as it was sampled; and versions are what training on them gives.
+
+    `sha256_of`: what weights are announced as.
+    """
     weights, trained = [known.FIRST_WEIGHTS], Counter[tuple[str, int]]()
     for batch, _ in recorded(log):
         if batch.number != found.batches:
@@ -141,7 +145,7 @@ def look_at_batches(log: Log, run: RunFile, found: Verdict) -> None:
     found.trained_twice = sum(times - 1 for times in Counter(uid for uid, _ in trained.elements()).values())
     announced = [event.record for event in events(log, "policy-versions", "policy-version")]
     found.versions = len(announced)
-    wanted = [(version, of, version - 1 if version else None) for version, of in enumerate(weights)]
+    wanted = [(version, sha256_of(of), version - 1 if version else None) for version, of in enumerate(weights)]
     if (there := [(v.version, v.sha256, v.batch) for v in announced if isinstance(v, PolicyVersion)]) != wanted:
         found.fault(f"{len(there)} versions are announced and are not the {len(wanted)} that the batches give")
 
@@ -214,7 +218,8 @@ def number_of(group_id: str) -> int:
 
 
 def events(log: Log, topic: str, schema: str) -> Iterator[Event]:
-    """All of a topic, partition by partition."""
+    """All of a topic, partition by partition, but for what `tests/rubbish.py` has put there."""
     for partition in range(log.topics()[topic]):
         for message in read(log, topic, partition, log.start(topic, partition)):
-            yield to_event(message, (schema,))
+            if not is_rubbish(message):
+                yield to_event(message, (schema,))

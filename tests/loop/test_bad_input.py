@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import psutil
 import pytest
@@ -30,6 +29,7 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Message, Output
 from tests.build import rollout
 from tests.data_path import announce, wait_for_batches
+from tests.rubbish import KIND, KINDS, LARGE, SCHEMA, bad
 
 ROUNDS, BAD_A_ROUND, GROUPS = 10, 1000, 40  # 40 groups of 2 rollouts of 5 tokens an env are its half of a batch of 800 tokens
 SETTINGS = {
@@ -40,83 +40,6 @@ SETTINGS = {
     "topics": {"partitions": 2},
 }
 GROWTH_MIB = 12  # of a part while it refuses some 60 MiB
-SCHEMA = (("schema", b"rollout/1"),)
-Random = np.random.Generator
-Map = dict[str, object]
-
-
-# ---- kinds ------------------------------------------------------------------------------------------------------------------------------
-
-
-def raw(change: Callable[[Map], object], number: int) -> bytes:
-    """A good rollout of 4 KiB, changed as a map."""
-    fields: Map = msgpack.unpackb(to_message(Output("rollouts.copy", "b", rollout("copy", f"bad-{number}", 0))).value or b"", strict_map_key=False)
-    fields["metadata"] = {"ballast": "x" * 4096}
-    change(fields)
-    return msgpack.packb(fields) or b""
-
-
-def array(dtype: str, shape: list[int], data: bytes) -> msgpack.ExtType:
-    return msgpack.ExtType(1, (msgpack.packb([dtype, shape]) or b"") + data)
-
-
-def turn(fields: Map, name: str, value: object) -> None:
-    fields["turns"][1][name] = value  # type: ignore[index]
-
-
-def nested(depth: int) -> bytes:
-    return b"\x81\xa8metadata\x81\xa1x" + b"\x91" * depth + b"\xc0"
-
-
-KINDS: dict[str, tuple[str, Callable[[int, Random], Message | bytes | None]]] = {
-    # name -> what its cause says, and how it is made; bytes travel with the right schema and key
-    "random bytes": ("rollout: ", lambda n, random: b"\xc1" + random.bytes(4096)),
-    "truncated": ("rollout: Input data was truncated", lambda n, random: raw(lambda f: None, n)[: int(random.integers(1, 4000))]),
-    "wrong schema": (
-        "schema header is 'demand/1', expected rollout",
-        lambda n, random: Message("", b"k", raw(lambda f: None, n), (("schema", b"demand/1"),)),
-    ),
-    "no schema": ("schema header is '', expected rollout", lambda n, random: Message("", b"k", raw(lambda f: None, n))),
-    "wrong type": ("Expected `str`, got `int`", lambda n, random: raw(lambda f: f.update(group_id=7), n)),
-    "missing field": ("missing required field `rollout_uid`", lambda n, random: raw(lambda f: f.pop("rollout_uid"), n)),
-    "wrong dtype": ("array with a dtype of", lambda n, random: raw(lambda f: turn(f, "logprobs", array("<f8", [3], bytes(24))), n)),
-    "float tokens": ("must be one-dimensional and unsigned", lambda n, random: raw(lambda f: turn(f, "tokens", array("<f4", [3], bytes(12))), n)),
-    "nan reward": ("a reward is not finite", lambda n, random: raw(lambda f: f.update(reward=float("nan")), n)),
-    "infinite reward by name": ("a reward is not finite", lambda n, random: raw(lambda f: f.update(rewards={"x": float("inf")}), n)),
-    "huge reward": ("a reward is larger than", lambda n, random: raw(lambda f: f.update(reward=1e300), n)),
-    "huge reward by name": ("a reward is larger than", lambda n, random: raw(lambda f: f.update(rewards={"x": 1e200}), n)),
-    "nan logprobs": ("is not finite", lambda n, random: raw(lambda f: turn(f, "logprobs", array("<f4", [3], b"\0\0\xc0\x7f" * 3)), n)),
-    "lengths that do not match": (
-        "has shape [2], expected [3]",
-        lambda n, random: raw(lambda f: turn(f, "logprobs", array("<f4", [2], bytes(8))), n),
-    ),
-    "unknown env": ("rollout says environment 'nowhere'", lambda n, random: raw(lambda f: f.update(environment="nowhere"), n)),
-    "too far ahead": ("is further ahead than", lambda n, random: raw(lambda f: f.update(newest_policy_version=100), n)),
-    "version beyond int32": ("are not a span", lambda n, random: raw(lambda f: f.update(policy_version=2**40, newest_policy_version=2**40), n)),
-    "enormous claimed shape": (
-        "array claims shape [1099511627776]",
-        lambda n, random: raw(lambda f: turn(f, "tokens", array("<u2", [2**40], bytes(6))), n),
-    ),
-    "enormous claimed list": ("rollout: Input data was truncated", lambda n, random: b"\x81\xa5turns\xdd\xff\xff\xff\xff"),
-    "deep nesting": ("rollout: nested too deeply", lambda n, random: nested(100_000 if n % 50 == 0 else 5_000)),
-    "somewhat deep nesting": (
-        "rollout: nested too deeply",
-        lambda n, random: raw(lambda f: f.update(metadata={"x": msgpack.unpackb(b"\x91" * 40 + b"\xc0")}), n),
-    ),
-    "empty": ("rollout: Input data was truncated", lambda n, random: b""),
-    "null": ("the record is empty", lambda n, random: None),
-    "wrong key": ("is not the rollout's group_id", lambda n, random: Message("", b"another", raw(lambda f: None, n), SCHEMA)),
-    "key that is no text": ("is not the rollout's group_id", lambda n, random: Message("", b"\xff\xfe", raw(lambda f: None, n), SCHEMA)),
-    "temperature 0 in float32": ("temperature 1e-50 is not within", lambda n, random: raw(lambda f: f.update(temperature=1e-50), n)),
-    "quotes what a terminal would obey": ("\\x1b[2J", lambda n, random: Message("", b"k", b"\xc1", (("schema", b"\x1b[2J\n/1"),))),
-}
-LARGE = 8 * 1024 * 1024 - 200  # as much as the topic takes: the letter is larger
-
-
-def bad(name: str, number: int, random: Random) -> Message:
-    made = KINDS[name][1](number, random)
-    message = made if isinstance(made, Message) else Message("", f"bad-{number}".encode(), made, SCHEMA)
-    return message._replace(topic="rollouts.copy", headers=(*message.headers, ("kind", name.encode())))
 
 
 # ---- the run ----------------------------------------------------------------------------------------------------------------------------
@@ -175,7 +98,7 @@ def test_ten_thousand_malformed_records_stop_nobody(broker: str, run: tuple[RunF
             announce(log, version)
             send(log, mixed)
             if version == 0:
-                send(log, [Message("rollouts.copy", b"large", b"\xc1" + bytes(LARGE), (*SCHEMA, ("kind", b"large")))])
+                send(log, [Message("rollouts.copy", b"large", b"\xc1" + bytes(LARGE), (*SCHEMA, (KIND, b"large")))])
                 send(log, [Message("policy-versions", b"lead", b"\xc1", (("schema", b"policy-version/1"),))])
             wait_for_batches(log, version + 1, 60)
             for name, process in processes.items():
@@ -187,7 +110,7 @@ def test_ten_thousand_malformed_records_stop_nobody(broker: str, run: tuple[RunF
     causes: dict[str, set[str]] = {}
     aside: Counter[str] = Counter()
     for letter in letters(log, "rollouts.copy"):
-        kind = dict(letter.message.headers)["kind"].decode()
+        kind = dict(letter.message.headers)[KIND].decode()
         aside[kind] += 1
         causes.setdefault(kind, set()).add(letter.cause)
     assert aside == sent and len(KINDS) >= 12 and sum(sent.values()) > 10_000

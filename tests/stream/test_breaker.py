@@ -32,6 +32,13 @@ def test_more_than_the_share_of_a_window_trips_and_only_that_topic():
     assert limit.gauges(121.0) == {"worker/invalid_frac/a": 0.6, "worker/left_alone_s/a": 10.0}
 
 
+def test_a_clock_that_is_set_back_makes_no_longer_pause():
+    limit = Breaker(0.5, window_records=10, pause_s=30)
+    limit.count(["a"] * 10, letters("a", 10), 5_000.0)
+    assert limit.left_alone(5_000.0) == {"a"} and limit.left_alone(5_000.0 - 3_600) == frozenset()
+    assert limit.gauges(5_000.0 - 3_600)["worker/left_alone_s/a"] == 0.0
+
+
 def test_half_is_not_more_than_half():
     limit = Breaker(0.5, window_records=10)
     assert limit.count(["a"] * 10, letters("a", 5), 0.0) == [] and limit.left_alone(0.0) == frozenset()

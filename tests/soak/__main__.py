@@ -1,0 +1,46 @@
+"""`python -m tests.soak`: half an hour of a hundred producers, and what came of it. Exit code 1 when something was lost, grew or stood still."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from streamrl.orchestrator.status import PIPE_COLUMNS
+from streamrl.replay.progress import shown
+from tests.chaos.__main__ import interrupt
+from tests.chaos.harness import Stuck
+from tests.soak import known
+from tests.soak.harness import soaked
+from tests.soak.report import report, show
+from tests.soak.verdict import verdict
+
+
+@click.command()
+@click.option("--minutes", type=click.FloatRange(0.5), default=30.0, show_default=True, help="Of production; start, end and account come on top.")
+@click.option("--envs", type=click.IntRange(8), default=100, show_default=True, help="Producers.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), default=Path("runs/soak"), show_default=True, help="Of the run.")
+def main(minutes: float, envs: int, directory: Path) -> None:
+    """Let a run go on for long while things go wrong, then account for everything."""
+    logging.getLogger().addHandler(logging.NullHandler())  # ends are expected here; the parts have logs of their own
+    signal.signal(signal.SIGTERM, interrupt)
+    run = known.run_file(directory.absolute(), envs)
+    try:
+        with shown(f"soak, {minutes:g} min", Console(stderr=True)) as progress, soaked(run, minutes * 60, progress) as (soak, log):
+            (run.directory / "seen.json").write_text(json.dumps(asdict(soak.seen)))  # for whoever asks again what the account leaves out
+            said = report(run, soak.seen, soak.steps(), verdict(log, run))
+    except Stuck as error:
+        sys.exit(f"soak: {error}; see {run.directory / 'logs'}")
+    (run.directory / "soak.json").write_text(json.dumps(said, indent=1) + "\n")
+    show(said, Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS))
+    sys.exit(0 if said["passed"] else 1)
+
+
+if __name__ == "__main__":
+    main()

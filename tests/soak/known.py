@@ -1,0 +1,49 @@
+"""What a soak run consists of. Rollouts are those of `tests/chaos/known.py`: a function of env, problem and sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from streamrl import config
+from streamrl.config import RunFile
+from tests import rubbish
+from tests.chaos.known import GROUP_SIZE, MAX_SEQ_LEN
+
+RUBBISH, SILENT, BURSTY = rubbish.ENV, "silent", ("burst0", "burst1")
+PROCESSES = 4  # that the producers are in
+GROUP_TOKENS = 28  # on average
+STEP_S = 2.2  # that the learner takes; a batch is a group of each env
+WEIGHTS_BYTES = 1 << 20
+KEEP_VERSIONS = 4
+
+
+def run_file(directory: Path, envs: int) -> RunFile:
+    """`envs` producers, each with the same share. What one cannot supply the others fill in: one of them never sends anything."""
+    steady = [f"env{i}" for i in range(envs - 4)]
+    settings = {
+        "run": directory.name,
+        "runs_dir": str(directory.parent),
+        "envs": {name: {"fraction": round(1 / envs - 1e-6, 6)} for name in (*steady, *BURSTY, SILENT, RUBBISH)},
+        "buffer": {"group_size": GROUP_SIZE, "min_group_size": 2, "max_age": 2},
+        "batcher": {"total_token_budget": envs * GROUP_TOKENS, "max_seq_len": MAX_SEQ_LEN, "lookahead": 1, "on_shortage": "spill"},
+        "model": {"max_seq_len": MAX_SEQ_LEN},
+        "weights": {"keep_versions": KEEP_VERSIONS},
+    }
+    return config.parse(settings)
+
+
+def producers(run: RunFile, process: int) -> list[str]:
+    """The envs whose producers are in that process."""
+    return list(run.envs)[process::PROCESSES]
+
+
+def parts() -> list[str]:
+    """The processes of a run but the broker, in the order they are started."""
+    return ["learner", "buffer", "batcher", *(f"env-producers-{i}" for i in range(PROCESSES))]
+
+
+def weights(name: str) -> bytes:
+    """What a hash stands for: as many bytes as a small model has."""
+    return np.random.default_rng(int(name, 16)).bytes(WEIGHTS_BYTES)

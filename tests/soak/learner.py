@@ -1,0 +1,88 @@
+"""A learner stand-in that really writes weights to the store, and notes when each batch came.
+
+As the real one: a store that is full ends it, and its next life goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from streamrl.config import RunFile
+from streamrl.errors import ModelError
+from streamrl.learner.reading import announcements, batches
+from streamrl.metrics import Meter
+from streamrl.records import PolicyVersion
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Log, Output, Writer
+from streamrl.weights.store import Store, Stored, version_name
+from tests.chaos.known import trained
+from tests.chaos.learner import CHECKPOINT_EVERY, Checkpoint, load, save
+from tests.soak import known
+from tests.soak.disk import FULL, is_full
+
+STEPS = "steps"  # file in the run's directory: a line for each batch that came for the first time, with its number and the time (monotonic, s)
+
+
+def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    """Train until `stop` is set. Raises WeightError when the store is full, ModelError when a version does not come out the same again."""
+    file = run.directory / "checkpoint.json"
+    writer = log.writer(f"learner-{run.learner.name}", "policy-versions")
+    announced = announcements(log, run.learner.name)
+    meter, here = Meter(log, f"learner-{run.learner.name}"), load(file)
+    publish(run, writer, announced, here)
+    for batch, offset in batches(log, here.offset, stop):
+        if batch.number != here.version:
+            raise ModelError(f"batch {batch.number} came at version {here.version}")
+        if batch.number + 1 not in announced:
+            note(run, batch.number)
+            stop.wait(known.STEP_S)
+        here = Checkpoint(here.version + 1, offset, trained(here.weights, batch))
+        publish(run, writer, announced, here)
+        meter.publish({"learner/rollouts": float(len(batch.uids))}, step=batch.number)
+        if here.version % CHECKPOINT_EVERY == 0:
+            save(file, here)
+    meter.close()
+    writer.close()
+
+
+def publish(run: RunFile, writer: Writer, announced: dict[int, str], here: Checkpoint) -> None:
+    """Write this version and announce it, if it is not announced already; then it must be the same."""
+    store, name = Store(f"{run.store}/{run.learner.name}"), version_name(here.version)
+    if here.version in announced:
+        if (stored := written(store, name, here)) and stored.sha256 != announced[here.version]:
+            raise ModelError(f"version {here.version} was announced as {announced[here.version][:12]} and now is {stored.sha256[:12]}")
+        return
+    with store.writing(name, known.WEIGHTS_BYTES) as directory:
+        if is_full(run.directory / FULL):
+            (directory / "model.safetensors").symlink_to("/dev/full")
+        with (directory / "model.safetensors").open("wb") as opened:
+            opened.write(known.weights(here.weights))
+    stored, batch = store.claim(name), here.version - 1 if here.version else None
+    record = PolicyVersion(learner=run.learner.name, version=here.version, batch=batch, time_s=time.time(), **stored._asdict())
+    writer.commit([to_message(Output("policy-versions", run.learner.name, record))], {("batches", 0): here.offset})
+    announced[here.version] = stored.sha256
+    store.prune(here.version, run.weights.keep_versions)
+
+
+def written(store: Store, name: str, here: Checkpoint) -> Stored | None:
+    """What stands in the store under that name, unless it is pruned."""
+    return store.claim(name) if here.version in store.versions() else None
+
+
+def note(run: RunFile, number: int) -> None:
+    with (run.directory / STEPS).open("a") as steps:
+        steps.write(f"{number} {time.monotonic()}\n")
+
+
+def noted(directory: Path) -> Iterator[tuple[int, float]]:
+    """(batch, when it first came) of each, in order; one that came to two lives counts once."""
+    seen = -1
+    path = directory / STEPS
+    for line in path.read_text().splitlines() if path.exists() else ():
+        number, time_s = line.split()
+        if int(number) > seen:
+            seen = int(number)
+            yield seen, float(time_s)

@@ -1,0 +1,51 @@
+"""One process of a soak run: `python -m tests.soak.part RUN.yaml NAME`. Buffer and batcher are the commands that everybody runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.soak.clock import Clock, follow
+
+CLOCK = "clock"  # file in the run's directory
+
+
+def main(file: str, name: str) -> None:
+    follow(Clock(Path(file).parent / CLOCK))
+    from streamrl import cli
+    from tests.soak import learner, producers
+
+    if name in ("buffer", "batcher"):
+        sys.argv[1:] = [name, file]
+        cli.main()
+    elif name == "learner":
+        stand_in(file, learner.main)
+    else:
+        stand_in(file, producers.main, int(name.rpartition("-")[2]))
+
+
+def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
+    """Starts and ends as `streamrl` does."""
+    import logging
+
+    from streamrl import cli, config
+    from streamrl.errors import StreamrlError
+    from streamrl.stream import broker
+    from streamrl.stream.kafka import KafkaLog
+
+    logging.basicConfig(level=logging.INFO, format=cli.LOG_FORMAT, stream=sys.stderr)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        run = config.load(file)
+        main(run, KafkaLog(broker.settings(run), run.run), stopped, *arguments)
+    except StreamrlError as error:
+        print(f"streamrl: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

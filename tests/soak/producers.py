@@ -1,0 +1,118 @@
+"""Many env stand-ins in a process, each with a topic, a demand and a journal of its own. Answers are known, no server is asked.
+
+A process has one transactional identity, and twice a second one transaction with whatever is done: a hundred of them would keep the broker busy with
+nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import numpy as np
+
+from streamrl.config import RunFile
+from streamrl.envs.credit import Counter, Credit
+from streamrl.records import Demand, EnvProgress, PolicyVersion
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.journal import newest
+from streamrl.stream.log import Log, Message, Output
+from streamrl.topics import env_part, journal
+from tests.chaos.env import tokens_of
+from tests.chaos.known import at_version, rollouts
+from tests.rubbish import KINDS, bad
+from tests.soak import known
+
+TICK_S = 0.5  # all processes at the same moments, so that the parts behind them have few and larger turns
+LONGEST_S = 1.5  # that a problem takes
+AT_ONCE = 16  # problems of an env
+BURST_S, EVERY_S = 3.0, 15.0  # a bursty env works for so long, once in so long
+RUBBISH_PER_S = 3.0
+ALWAYS_BAD = sorted(KINDS.keys() - {"too far ahead"})  # that one is of a version that comes, in half an hour
+
+
+class Env:
+    """One producer: what it has launched, and what is wanted of it."""
+
+    def __init__(self, log: Log, name: str) -> None:
+        self.name, self.journal, producer = name, journal_of(name), f"{name}-0"
+        progress = newest(log, self.journal, EnvProgress) or EnvProgress(producer=producer, next_problem=0)
+        self.counter, self.credit = Counter(progress, 1), Credit(producer, 1, known.GROUP_TOKENS)
+        self.credit.launched = progress.published_groups + len(progress.open_problems)
+        self.under_way = dict.fromkeys(progress.open_problems, 0.0)  # number -> when it is done
+        self.rubbish: Iterator[Message] = rubbish() if name == known.RUBBISH else iter(())
+        self.next_rubbish_s = time.monotonic()
+
+    def works(self, now_s: float) -> bool:
+        """Does it take up problems, and finish them, at this time?"""
+        return self.name != known.SILENT and (self.name not in known.BURSTY or now_s % EVERY_S < BURST_S)
+
+    def launch(self, now_s: float) -> None:
+        """What is wanted."""
+        while len(self.under_way) < AT_ONCE and self.credit.allows():
+            self.credit.launched += 1
+            number = self.counter.take()
+            self.under_way[number] = now_s + Random(number).uniform(0, LONGEST_S)
+
+    def finished(self, version: int, now_s: float) -> list[Message]:
+        """What is done by now, and the progress that it is; to be committed."""
+        done = [number for number, done_s in self.under_way.items() if done_s <= now_s]
+        groups = [[at_version(rollout, version) for rollout in rollouts(self.name, number)] for number in done]
+        messages = [to_message(Output(f"rollouts.{self.name}", rollout.group_id, rollout)) for group in groups for rollout in group]
+        messages += self.bad_ones(now_s)
+        for number, group in zip(done, groups, strict=True):
+            self.credit.measured(tokens_of(group))
+            del self.under_way[number]
+        return [*messages, to_message(Output(self.journal, self.credit.producer, self.counter.done(done)))] if messages else []
+
+    def bad_ones(self, now_s: float) -> list[Message]:
+        """What is due of them, if this is the env that sends any."""
+        due = int((now_s - self.next_rubbish_s) * RUBBISH_PER_S)
+        self.next_rubbish_s += due / RUBBISH_PER_S
+        return list(itertools.islice(self.rubbish, due))
+
+
+def rubbish() -> Iterator[Message]:
+    """Every kind in turn."""
+    random = np.random.default_rng(0)
+    return (bad(ALWAYS_BAD[n % len(ALWAYS_BAD)], n, random) for n in itertools.count())
+
+
+def journal_of(name: str) -> str:
+    return journal(env_part(name, 0))
+
+
+def main(run: RunFile, log: Log, stop: threading.Event, process: int) -> None:
+    """Be these envs until `stop` is set; what is open then is done by their next life."""
+    names = known.producers(run, process)
+    writer = log.writer(f"env-producers-{process}", journal_of(names[0]))  # its transactions are decided in all journals, or in none
+    envs = {name: Env(log, name) for name in names}
+    reader, version = log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")}), -1
+    while not stop.wait(TICK_S - time.monotonic() % TICK_S):
+        while heard := reader.poll(500, 0):
+            version = hear(heard, envs, version)
+        now_s, messages = time.monotonic(), list[Message]()
+        for env in envs.values():
+            if version >= 0 and env.works(now_s):
+                env.launch(now_s)
+                messages += env.finished(version, now_s)
+        if messages:
+            writer.commit(messages)
+    reader.close()
+    writer.close()
+
+
+def hear(messages: Sequence[Message], envs: dict[str, Env], version: int) -> int:
+    """Take note of what is wanted. Returns the newest version."""
+    for message in messages:
+        match to_event(message, ("demand", "policy-version")).record:
+            case Demand(environment=name) as demand if name in envs:
+                envs[name].credit.demand = demand
+            case PolicyVersion(version=announced):
+                version = max(version, announced)
+            case _:
+                pass
+    return version
