@@ -228,7 +228,7 @@ class Fold:
         state = self.state
         if state.short:
             cause = DATA if self.config.spill else waits_for(state.short, self.fractions(state.next_batch))
-            state.waited[cause] = state.waited.get(cause, 0.0) + self.time_s - state.waited_until_s
+            state.waited[cause] = state.waited.get(cause, 0.0) + max(self.time_s - state.waited_until_s, 0.0)  # a clock may be set back
         elif short:
             state.short_since_s = self.time_s
         state.short, state.waited_until_s = short, self.time_s
