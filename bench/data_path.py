@@ -34,8 +34,9 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
         place = Place(directory, stack)
         ours = place.ours("bench", shape, lookahead=lookahead)
         ours.run(warm_s)
+        ours.halt()  # empty before and after: what is in the files has come through
         before, done = place.topic_bytes("bench"), ours.count.get()
-        time.sleep(1)
+        ours.run(seconds)
         ours.halt()
         after, done = place.topic_bytes("bench"), ours.count.get() - done
         bytes_per_rollout = {topic: (size - before.get(topic, 0)) / done for topic, size in after.items()}

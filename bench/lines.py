@@ -20,6 +20,7 @@ from bench.stations import Count
 from bench.work import Shape, run_file
 from streamrl import topics
 from streamrl.stream import broker
+from streamrl.stream.kafka import KafkaLog
 
 HERE = [sys.executable, "-m"]
 
@@ -130,6 +131,9 @@ class Place:
         """generator -> buffer -> batcher -> trainer, as run `name`; `followers` more trainers read the same batches. `kinds`: see `run_file`."""
         run, directory = run_file(name, self.directory, shape, **kinds), self._room(name)
         topics.apply(run, self.address)
+        log = KafkaLog(self.address, name)
+        for topic, partitions in log.topics().items():  # a broker makes hundreds of logs one after another, and is slow to answer meanwhile
+            log.end(topic, partitions - 1)
         path, settings = directory / "run.json", directory / "settings.json"
         path.write_text(run.to_json())
         settings.write_text(

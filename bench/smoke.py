@@ -50,11 +50,15 @@ def main() -> None:
         return
     least = ENOUGH * json.loads(RECORDED.read_text())["ratio_to_raw"]
     for _ in range(2):
-        found = measure()
+        try:
+            found = measure()
+        except SystemExit as ended:  # a station on a machine that is too busy
+            print(ended)
+            continue
         print(f"ours to plain Kafka: {found:.2f}; at least {least:.2f} is wanted")
         if found >= least:
             return
-    sys.exit(f"bench: the data path has become slower: twice below {least:.2f} of plain Kafka; `make bench` shows where the time goes")
+    sys.exit(f"bench: the data path has become slower: twice not {least:.2f} of plain Kafka; `make bench` shows where the time goes")
 
 
 if __name__ == "__main__":

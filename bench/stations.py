@@ -40,7 +40,8 @@ class Count:
 
     def __init__(self, path: Path, create: bool = False) -> None:
         if create:
-            path.write_bytes(bytes(8))
+            path.with_suffix(".new").write_bytes(bytes(8))
+            path.with_suffix(".new").rename(path)  # whoever sees it sees all of it
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
 
