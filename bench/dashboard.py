@@ -7,25 +7,19 @@ The run is made as for `bench.replay`, with the real buffer and batcher on a rea
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from bench.measure import peak_rss_mb, quantile
-from bench.replay import RESULTS, ROOT, STREAMRL, make
-from bench.work import Shape, run_file
+from bench.measure import RESULTS, peak_rss_mb, quantile, write
+from bench.replay import ROOT, STREAMRL, long_run
 from streamrl.config import RunFile
-from streamrl.orchestrator.directory import write_run_file
-from streamrl.stream import broker
 from tests.dashboard.browser import chromium, page_of
 
 LIMIT_MB = 512
@@ -42,26 +36,10 @@ PAGES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=100_000)
-    parser.add_argument("--prompt", type=int, default=16, help="tokens")
-    parser.add_argument("--response", type=int, default=32, help="tokens")
-    parser.add_argument("--batch", type=int, default=1024, help="rollouts")
-    parser.add_argument("--envs", type=int, default=2)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
-        directory = Path(name)
-        shape = Shape(prompt=given.prompt, response=given.response, vocab_size=1000, batch=given.batch)
-        run = run_file("long", directory / "runs", shape, given.envs)
-        run.directory.mkdir(parents=True)
-        write_run_file(run)
-        with broker.ensure(broker.home_of(run)) as address:
-            made = make(run, address, shape, given.rollouts)
-            measured = measure(run, address)
-    measured = {"work": {"rollouts": made, **shape._asdict(), "envs": given.envs}, **measured}
+    with long_run(__doc__) as (run, address, work):
+        measured = {"work": work, **measure(run, address)}
     print(json.dumps(measured, indent=1))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "dashboard.json").write_text(json.dumps(measured, indent=1) + "\n")
+    write(RESULTS / "dashboard.json", measured)
     slowest = max(answer["median"] for answer in measured["answers_ms"].values())
     sys.exit(1 if measured["peak_mb"] > LIMIT_MB or slowest > LIMIT_MS else 0)
 

@@ -20,11 +20,10 @@ from rich.table import Table
 
 from bench import floor
 from bench.lines import Line, Place
-from bench.measure import quantile, spread, write
+from bench.measure import RESULTS, quantile, spread, write
 from bench.raw import TOPICS
-from bench.work import Shape, run_file
+from bench.work import LOOKAHEAD, Shape, run_file
 
-RESULTS = Path(__file__).parent / "results"
 HALF_LOAD_S = 8.0
 
 
@@ -41,7 +40,7 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
         after, done = place.topic_bytes("bench"), ours.count.get() - done
         bytes_per_rollout = {topic: (size - before.get(topic, 0)) / done for topic, size in after.items()}
         hops = {kind: sum(size for topic, size in bytes_per_rollout.items() if topic.partition(".")[0] == kind) for kind in TOPICS}
-        raw = place.raw("raw", shape, hops, in_flight=2 * (lookahead + 1) * shape.batch)
+        raw = place.raw("raw", shape, hops, lookahead)
         raw.run(max(warm_s / 4, 2))
         raw.halt()
 
@@ -135,7 +134,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=30.0, help="seconds before the first round: the JVM needs some hundred thousand records")
     parser.add_argument("--vocab-size", type=int, action="append", help="may be repeated: a column each; default 50,000 and 150,000")
     parser.add_argument("--batch", type=int, default=Shape().batch, help="rollouts")
-    parser.add_argument("--lookahead", type=int, default=24, help="batches: how deep the pipeline is")
+    parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help="batches: how deep the pipeline is")
     parser.add_argument("--out", type=Path, default=RESULTS / "latest.json")
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}

@@ -22,8 +22,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import quantile, spread, write
+from bench.measure import RESULTS, quantile, spread, write
 from bench.plain_levanter import Plain, Rows, Settings
+from bench.work import scored_group
 from streamrl import config, topics
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.packing import RlExample, expand
@@ -42,7 +43,6 @@ from streamrl.stream.codec import to_message
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output
 
-RESULTS = Path(__file__).parent / "results"
 LEAST = 0.9  # of the tokens/s of Levanter alone
 GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
 SHAPES = ("4x128x8x512", "4x128x8x256")  # the first one is what the goal is for
@@ -81,24 +81,9 @@ def a_batch(run: RunFile, number: int) -> Batch:
 
 def a_group(name: str, lengths: np.ndarray, random: np.random.Generator, version: int) -> ScoredGroup:
     n, total = len(lengths), int(lengths.sum())
-    return ScoredGroup(
-        environment="copy-digits",
-        group_id=name,
-        problem_id=name,
-        producer="bench-0",
-        partition=0,
-        offsets=np.arange(n),
-        uids=[f"{name}-{i}" for i in range(n)],
-        prompt=random.integers(4, 16, PROMPT).astype(np.uint16),
-        lengths=lengths,
-        tokens=random.integers(4, 16, total).astype(np.uint16),
-        policy_logprobs=random.normal(-2.8, 0.1, total).astype(np.float32),
-        advantages=random.normal(0, 1, n).astype(np.float32),
-        rewards=np.zeros(n, np.float32),
-        temperatures=np.ones(n, np.float32),
-        oldest_versions=np.full(n, version, np.int32),
-        newest_versions=np.full(n, version, np.int32),
-    )
+    prompt, tokens = (random.integers(4, 16, size).astype(np.uint16) for size in (PROMPT, total))
+    logprobs, advantages = random.normal(-2.8, 0.1, total).astype(np.float32), random.normal(0, 1, n).astype(np.float32)
+    return scored_group(name, lengths, prompt, tokens, version, environment="copy-digits", policy_logprobs=logprobs, advantages=advantages)
 
 
 def rows_of(example: RlExample) -> Rows:

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from bench.measure import cpu_s, peak_rss_mb
 from bench.raw import TOPICS
 from bench.stations import Count
-from bench.work import Shape, run_file
+from bench.work import LOOKAHEAD, Shape, run_file
 from streamrl import topics
 from streamrl.stream import broker
 from streamrl.stream.kafka import KafkaLog
@@ -148,8 +148,8 @@ class Place:
         }
         return self._line(stations, "generator", directory / "trainer", directory)
 
-    def raw(self, name: str, shape: Shape, hops: dict[str, float], in_flight: int) -> Line:
-        """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout."""
+    def raw(self, name: str, shape: Shape, hops: dict[str, float], lookahead: int = LOOKAHEAD) -> Line:
+        """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout; and twice as much in flight."""
         directory = self._room(name)
         config = {"max.message.bytes": "8388608", "retention.ms": "3600000"}
         admin = AdminClient(self.address)  # kept: its requests end with it
@@ -161,7 +161,7 @@ class Place:
             "batch_bytes": int(hops["batches"] * shape.batch),
             "batch": shape.batch,
             "group": shape.group,
-            "in_flight": in_flight,
+            "in_flight": 2 * (lookahead + 1) * shape.batch,
         }
         path = directory / "raw.json"
         path.write_text(json.dumps({"kafka": self.address, "counts": str(directory), "raw": sizes, "raw_prefix": name}))

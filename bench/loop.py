@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
-from bench.measure import quantile, write
+from bench.measure import RESULTS, quantile, write
 from streamrl import config
 from streamrl.config import RunFile
 from streamrl.records import Fate, Metric, PolicyVersion
@@ -31,7 +31,6 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, read
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
 QUICKSTART = ROOT / "deploy" / "runs" / "quickstart.yaml"
 COMMON = ["orchestrator.target=null", "inference.heartbeat_s=0.2", "learner.checkpoint_every=50"]
 OVERLAPPED, ONE_AT_A_TIME = "overlapped", "one at a time"

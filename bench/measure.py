@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+RESULTS = Path(__file__).parent / "results"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

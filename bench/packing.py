@@ -9,8 +9,6 @@ than `LEAST_RATE` rollouts packed in a second.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -18,23 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import spread
+from bench.measure import RESULTS, spread, write
+from bench.work import scored_group
 from streamrl.batcher.balance import COSTS, flops, imbalance, tokens
 from streamrl.batcher.packing import pack
 from streamrl.batcher.pool import Config, State
 from streamrl.batcher.process import step
-from streamrl.records import Fate, Metric, PolicyVersion, ScoredGroup
+from streamrl.records import Fate, Metric, PolicyVersion
 from streamrl.stream.log import Event
 
-RESULTS = Path(__file__).parent / "results"
 MEDIAN, SIGMA = 700, 1.0  # of the lengths, in tokens
 LEAST_FILLED, LEAST_RATE = 0.99, 50_000
 HIDDEN = 4096  # of the model that FLOPs are those of
 GROUP = 8  # rollouts a problem
+NOTHING = np.zeros(0, np.uint16)  # a prompt: what is in a group costs nothing to pack
 BATCHES = 3  # that the batcher makes
 
 Packer = Callable[[np.ndarray, int], np.ndarray]
@@ -121,7 +119,8 @@ def measure_batches(rollouts: int, row: int, processes: int) -> dict[str, Any]:
         hidden=HIDDEN,
     )
     state, values, packed, building_s = State(), list[dict[str, float]](), 0, 0.0
-    groups = (a_group(f"g{i}", part) for i, part in enumerate(np.array_split(lengths, len(lengths) // GROUP)))
+    parts = np.array_split(lengths, len(lengths) // GROUP)
+    groups = (scored_group(f"g{i}", part, NOTHING, np.zeros(int(part.sum()), np.uint16)) for i, part in enumerate(parts))
     held = [Event("groups.bench", 0, i, group.group_id, group) for i, group in enumerate(groups)]
     state, _ = step(config, state, held, 0.0)
     for number in range(BATCHES):
@@ -134,29 +133,6 @@ def measure_batches(rollouts: int, row: int, processes: int) -> dict[str, Any]:
     assert len(values) == BATCHES, "each version has its batch"
     named = {"padding_frac": "padding_frac", "imbalance_frac": "imbalance_frac", "tokens": "token_imbalance_frac"}
     return {**{name: spread([v[f"batcher/{metric}"] for v in values]) for name, metric in named.items()}, "rollouts_per_s": packed / building_s}
-
-
-def a_group(name: str, lengths: np.ndarray) -> ScoredGroup:
-    """Rollouts of these lengths, without a prompt. What is in them costs nothing to pack."""
-    n, total = len(lengths), int(lengths.sum())
-    return ScoredGroup(
-        environment="bench",
-        group_id=name,
-        problem_id=name,
-        producer="bench-0",
-        partition=0,
-        offsets=np.arange(n),
-        uids=[f"{name}-{i}" for i in range(n)],
-        prompt=np.zeros(0, np.uint16),
-        lengths=lengths.astype(np.int32),
-        tokens=np.zeros(total, np.uint16),
-        policy_logprobs=np.zeros(total, np.float32),
-        advantages=np.zeros(n, np.float32),
-        rewards=np.zeros(n, np.float32),
-        temperatures=np.ones(n, np.float32),
-        oldest_versions=np.zeros(n, np.int32),
-        newest_versions=np.zeros(n, np.int32),
-    )
 
 
 def tables(results: dict[str, Any]) -> list[Table]:
@@ -200,10 +176,7 @@ def main() -> None:
         Console().print(shown)
         Console().print()
     command = " ".join(["python -m bench.packing", *sys.argv[1:]])
-    machine = {"cores": psutil.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30), "python": platform.python_version()}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**results, "machine": machine, "command": command}, indent=1) + "\n")
-    print(f"written to {given.out}")
+    write(given.out, {**results, "command": command})
     filled, rate = results["packers"]["ours"]["filled_frac"]["min"], results["packers"]["ours"]["rollouts_per_s"]["median"]
     if filled < LEAST_FILLED or rate < LEAST_RATE:
         raise SystemExit(f"bench: {filled:.2%} of the positions and {rate:,.0f} rollouts/s; expected {LEAST_FILLED:.0%} and {LEAST_RATE:,}")

@@ -9,7 +9,6 @@ when one fails or holds more than `LIMIT_MB`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.measure import RESULTS, write
 from bench.work import Shape, Source, run_file
 from streamrl import topics
 from streamrl.config import RunFile
@@ -33,7 +33,6 @@ from streamrl.stream.codec import to_message
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Output
 
-RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 STREAMRL = (sys.executable, "-m", "streamrl.cli")
 LIMIT_MB = 1024
@@ -43,27 +42,33 @@ GROUPS_AT_ONCE = 16  # of a transaction, as an env that finishes some in a tick
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    with long_run(__doc__) as (run, address, work):
+        measured = [measure(run.directory.parents[1], address, *command.split()) for command in COMMANDS]
+    show(measured, work)
+    if any(m["exit_code"] or m["peak_mb"] > LIMIT_MB for m in measured):
+        sys.exit(1)
+
+
+@contextmanager
+def long_run(about: str | None) -> Iterator[tuple[RunFile, str, dict[str, Any]]]:
+    """A run as the command line wants it, in a directory and on a broker of its own: (run, address, what it is made of). `about`: for --help."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--prompt", type=int, default=16, help="tokens")
     parser.add_argument("--response", type=int, default=32, help="tokens")
     parser.add_argument("--batch", type=int, default=1024, help="rollouts")
     parser.add_argument("--envs", type=int, default=2)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:
-        directory = Path(name)
+    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as directory:
         shape = Shape(prompt=given.prompt, response=given.response, vocab_size=1000, batch=given.batch)
-        run = run_file("long", directory / "runs", shape, given.envs)
+        run = run_file("long", Path(directory) / "runs", shape, given.envs)
         run.directory.mkdir(parents=True)
         write_run_file(run)
         with broker.ensure(broker.home_of(run)) as address:
             started = time.monotonic()
             made = make(run, address, shape, given.rollouts)
             print(f"{made:,} rollouts in {time.monotonic() - started:.0f} s", flush=True)
-            measured = [measure(directory, address, *command.split()) for command in COMMANDS]
-    show(measured, {"rollouts": made, **shape._asdict(), "envs": given.envs})
-    if any(m["exit_code"] or m["peak_mb"] > LIMIT_MB for m in measured):
-        sys.exit(1)
+            yield run, address, {"rollouts": made, **shape._asdict(), "envs": given.envs}
 
 
 def make(run: RunFile, address: str, shape: Shape, rollouts: int) -> int:
@@ -124,8 +129,7 @@ def show(measured: list[dict[str, Any]], work: dict[str, Any]) -> None:
     for m in measured:
         table.add_row(m["command"], f"{m['seconds']:.1f}", str(m["peak_mb"]), m["said"] if m["exit_code"] == 0 else f"exit code {m['exit_code']}")
     Console(width=150).print(table)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "replay.json").write_text(json.dumps({"work": work, "limit_mb": LIMIT_MB, "commands": measured}, indent=1) + "\n")
+    write(RESULTS / "replay.json", {"work": work, "limit_mb": LIMIT_MB, "commands": measured})
 
 
 if __name__ == "__main__":

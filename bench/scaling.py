@@ -20,9 +20,8 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
-from bench.data_path import RESULTS
 from bench.lines import Line, Place
-from bench.measure import quantile, write
+from bench.measure import RESULTS, quantile, write
 from bench.work import Shape
 
 matplotlib.use("Agg")

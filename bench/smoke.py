@@ -13,14 +13,13 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.data_path import RESULTS, in_turns, ratio
+from bench.data_path import in_turns, ratio
 from bench.lines import Place
-from bench.measure import write
+from bench.measure import RESULTS, write
 from bench.work import Shape
 
 RECORDED = RESULTS / "smoke.json"
 ENOUGH = 0.6  # of the recorded ratio: what a busy machine does to it is less than that
-LOOKAHEAD = 24
 WARM_S, ROUNDS, ROUND_S = 12.0, 3, 3.0
 HOPS = {"rollouts": 7_320.0, "groups": 6_300.0, "batches": 6_290.0}  # bytes a rollout, as `make bench` measures them
 
@@ -30,10 +29,10 @@ def measure() -> float:
     shape = Shape()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         place = Place(Path(directory), stack)
-        ours = place.ours("bench", shape, lookahead=LOOKAHEAD)
+        ours = place.ours("bench", shape)
         ours.run(WARM_S)
         ours.halt()
-        raw = place.raw("raw", shape, HOPS, in_flight=2 * (LOOKAHEAD + 1) * shape.batch)
+        raw = place.raw("raw", shape, HOPS)
         raw.run(WARM_S / 4)
         raw.halt()
         own, ceiling = in_turns(ours, raw, ROUNDS, ROUND_S)

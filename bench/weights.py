@@ -28,7 +28,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import quantile, spread, write
+from bench.measure import RESULTS, quantile, spread, write
 from streamrl import config, topics
 from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.inference.process import Announcements
@@ -42,7 +42,6 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log
 from streamrl.weights.store import pull, version_name
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = {"1 MB": (2, 128), "100 MB": (10, 512), "1 GB": (25, 1024)}  # layers, hidden size
 UNSERVED = "1 GB"  # ends when the copies are verified: two vLLMs with it do not fit into this machine's memory
 CONTEXT = 2048  # tokens: a request is in flight for as long as a round takes

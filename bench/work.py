@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamrl import config
 from streamrl.config import RunFile
-from streamrl.records import InferenceMetadata, Rollout, Turn, VersionSpan, token_dtype
+from streamrl.records import InferenceMetadata, Rollout, ScoredGroup, Turn, VersionSpan, token_dtype
 
+LOOKAHEAD = 24  # batches: how deep the pipeline is
 VARIANTS = 64  # different payloads: enough that no cache holds them all
 
 
@@ -44,7 +45,7 @@ class Shape(NamedTuple):
         return (self.prompt + self.group * self.response) * self.token_bytes + self.group * self.response * 4
 
 
-def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = 24) -> RunFile:
+def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = LOOKAHEAD) -> RunFile:
     """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead` batches deep."""
     row = max(8192, shape.rollout_tokens)
     budget = shape.batch * shape.rollout_tokens
@@ -71,6 +72,28 @@ def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions
             "model": {"max_seq_len": shape.rollout_tokens},
             "topics": {"partitions": partitions, "retention_hours": 1},
         }
+    )
+
+
+def scored_group(name: str, lengths: np.ndarray, prompt: np.ndarray, tokens: np.ndarray, version: int = 0, **fields: Any) -> ScoredGroup:
+    """A group without a buffer: sequences of these lengths, (n,) int; logprobs and advantages are 0 unless `fields` say otherwise."""
+    n = len(lengths)
+    made = {"environment": "bench", "policy_logprobs": np.zeros(len(tokens), np.float32), "advantages": np.zeros(n, np.float32), **fields}
+    return ScoredGroup(
+        group_id=name,
+        problem_id=name,
+        producer="bench-0",
+        partition=0,
+        offsets=np.arange(n),
+        uids=[f"{name}-{i}" for i in range(n)],
+        prompt=prompt,
+        lengths=lengths.astype(np.int32),
+        tokens=tokens,
+        rewards=np.zeros(n, np.float32),
+        temperatures=np.ones(n, np.float32),
+        oldest_versions=np.full(n, version, np.int32),
+        newest_versions=np.full(n, version, np.int32),
+        **made,
     )
 
 

@@ -91,6 +91,14 @@ def wait_for_batches(log: Log, count: int, timeout_s: float = 20.0) -> list[Batc
     raise AssertionError(f"{count} batches did not come within {timeout_s} s")
 
 
+def wait_until_heard(log: Log, timeout_s: float = 20.0) -> None:
+    """Until the buffer has read all policy versions."""
+    where, deadline = ("policy-versions", 0), time.monotonic() + timeout_s
+    while log.committed("buffer").get(where, 0) < log.end(*where):
+        assert time.monotonic() < deadline, "the buffer has not heard of the version"
+        time.sleep(0.02)
+
+
 def play(log: Log, batches: int = 4, run: RunFile = RUN) -> list[Batch]:
     """A short run: a little more is produced than is trained on."""
     with running(log, run):

@@ -81,8 +81,7 @@ class Fold:
             for old in [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]:
                 del memory[old]
         for env, window in state.windows.items():
-            for group_id in [name for name, group in window.open.items() if group.look_at <= version]:
-                group = window.open[group_id]
+            for group_id, group in [item for item in window.open.items() if item[1].look_at <= version]:
                 self.expire(window, group_id)
                 self.settle(env, window, group_id, ages_out=self.ages_out(group))
                 group.look_at = version + 1  # if it is still there, it is near its end
@@ -109,8 +108,9 @@ class Fold:
             return
         group = window.open.get(group_id)
         if group is None:
-            group = window.open[group_id] = OpenGroup(state.version, rollout.problem_id, rollout.producer, event.partition)
-            group.look_at = state.version + self.rules.remember_versions + 1
+            forgotten = state.version + self.rules.remember_versions + 1
+            group = OpenGroup(state.version, rollout.problem_id, rollout.producer, event.partition, look_at=forgotten)
+            window.open[group_id] = group
         if rollout.misaligned:
             group.lost += 1
         elif rollout.failure:

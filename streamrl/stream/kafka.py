@@ -135,13 +135,7 @@ class KafkaLog:
         return self._offset(topic, partition, _LATEST)
 
     def ends(self, where: Collection[Where]) -> dict[Where, int]:
-        asked: Any = {TopicPartition(self._prefix + topic, partition): _LATEST for topic, partition in where}
-
-        def ask() -> dict[Where, int]:
-            futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=CALL_TIMEOUT_S) if asked else {}
-            return {(tp.topic.removeprefix(self._prefix), tp.partition): int(future.result().offset) for tp, future in futures.items()}
-
-        return again(ask, self.address)
+        return self._offsets(where, _LATEST) if where else {}
 
     def reader(self, positions: Positions) -> KafkaReader:
         self._require({topic for topic, _ in positions})  # librdkafka itself would say so after half a minute
@@ -194,17 +188,20 @@ class KafkaLog:
     def close(self) -> None: ...
 
     def _offset(self, topic: str, partition: int, which: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> int:
-        where = TopicPartition(self._prefix + topic, partition)
-
-        def ask() -> int:
-            futures = self._admin.list_offsets({where: which}, isolation_level=isolation, request_timeout=CALL_TIMEOUT_S)
-            return int(futures[where].result().offset)
-
         try:
-            return again(ask, self.address)
+            return self._offsets([(topic, partition)], which, isolation)[topic, partition]
         except BrokerError:
             self._require({topic})  # librdkafka only says that it has found no leader
             raise
+
+    def _offsets(self, where: Collection[Where], which: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> dict[Where, int]:
+        asked: Any = {TopicPartition(self._prefix + topic, partition): which for topic, partition in where}
+
+        def ask() -> dict[Where, int]:
+            futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=CALL_TIMEOUT_S)
+            return {(tp.topic.removeprefix(self._prefix), tp.partition): int(future.result().offset) for tp, future in futures.items()}
+
+        return again(ask, self.address)
 
     def _require(self, topics: Collection[str]) -> None:
         if missing := set(topics) - self.topics().keys():

@@ -24,7 +24,7 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output
 from tests.build import floats, rollout, tokens
 from tests.dashboard.browser import PATIENCE_MS, PHONE, chromium, page_of
-from tests.data_path import RUN, announce, publish, running, wait_for_batches
+from tests.data_path import RUN, announce, publish, running, wait_for_batches, wait_until_heard
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("<pad>", "1", "2", "one", "two", "three")
@@ -56,17 +56,11 @@ class Source:
         """One more: the version is announced, its groups come, and so does the batch."""
         k, self.steps = self.steps, self.steps + 1
         announce(self.log, k)
-        self.wait_until_heard()  # or its rollouts might be counted to the version before
+        wait_until_heard(self.log, PATIENCE_MS / 1000)  # or its rollouts might be counted to the version before
         made = [sampled(env, k, g, i) for env in RUN.envs for g in range(5 * k, 5 * k + 5) for i in range(2)]
         publish(self.log, *(Output(f"rollouts.{record.environment}", record.group_id, record) for record in made))
         wait_for_batches(self.log, k + 1, PATIENCE_MS / 1000)
         self.meter.publish({"learner/loss": 1 / (k + 1), "learner/step_s": 0.1}, step=k)
-
-    def wait_until_heard(self) -> None:
-        where, deadline = ("policy-versions", 0), time.monotonic() + PATIENCE_MS / 1000
-        while self.log.committed("buffer").get(where, 0) < self.log.end(*where):
-            assert time.monotonic() < deadline, "the buffer has not heard of the version"
-            time.sleep(0.02)
 
     def close(self) -> None:
         self.meter.close()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from io import StringIO
 
 import msgpack
@@ -17,7 +16,7 @@ from streamrl.stream.codec import encode, to_message
 from streamrl.stream.log import Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from tests.build import rollout
-from tests.data_path import RUN, TOPICS, announce, parts, play, running
+from tests.data_path import RUN, TOPICS, announce, parts, play, running, wait_until_heard
 
 
 def send(log: MemoryLog, *messages: Message) -> None:
@@ -76,8 +75,7 @@ def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_bala
     with running(recording):
         for version in range(4, 13):
             announce(recording, version)
-        while recording.committed("buffer")["policy-versions", 0] < recording.end("policy-versions", 0):
-            time.sleep(0.01)
+        wait_until_heard(recording)
         assert retry(recording, ["rollouts.copy"], lambda letter: "further ahead" in letter.cause) == {"rollouts.copy": 2}
         wait_for_group(recording, "early")
     result = audit(recording, list(RUN.envs), "lead", parts())
