@@ -1,4 +1,7 @@
-"""A broker, and lines of stations on it: each station a process, a line started together and halted while another one is measured."""
+"""A broker, and lines of stations on it: each station a process, a line started together and halted while another one is measured.
+
+A line may have a place to itself: its broker halts with it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.measure import cpu_s, peak_rss_mb
@@ -20,9 +26,22 @@ from bench.stations import Count
 from bench.work import LOOKAHEAD, Shape, run_file
 from streamrl import topics
 from streamrl.stream import broker
+from streamrl.stream.broker import Setup
 from streamrl.stream.kafka import KafkaLog
 
 HERE = [sys.executable, "-m"]
+START_S = 60.0  # at most
+LONG_MS = 3_600_000
+# Of a broker that halts with its line: it is not thought dead when it goes on, and keeps a few seconds of what went through, not all of it.
+HALTING = Setup(
+    {
+        "broker.session.timeout.ms": str(LONG_MS),
+        "log.segment.bytes": str(128 << 20),
+        "log.retention.bytes": str(512 << 20),  # of a partition, at least
+        "log.retention.check.interval.ms": "2000",
+        "log.segment.delete.delay.ms": "1000",
+    }
+)
 
 
 class Station:
@@ -44,36 +63,80 @@ class Station:
 
     def check(self) -> None:
         if self.process.poll() is not None:
-            raise SystemExit(f"bench: {self.name} ended with {self.process.returncode}: {Path(self._log.name).read_text()[-1000:]}")
+            raise SystemExit(f"bench: {self.name} ended with {self.process.returncode}: {self.tail(1000)}")
 
-    def stop(self) -> None:
+    def tail(self, characters: int) -> str:
+        """The end of its log."""
+        return Path(self._log.name).read_text(errors="replace")[-characters:]
+
+    def leave(self) -> None:
+        """Ask it to end."""
         self.process.send_signal(signal.SIGCONT)
         if self.process.stdin:
             self.process.stdin.close()
         self.process.terminate()
-        self.process.wait(20)
+
+    def wait(self) -> None:
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self._log.close()
 
 
-class Line:
-    """Stations one behind another: started together, halted while another line is measured."""
+class Slowest:
+    """What several processes have all done."""
 
-    def __init__(self, stations: dict[str, list[str]], first: str, counted: Path, environment: dict[str, str], logs: Path, broker_pid: int) -> None:
-        self.stations = {name: Station(name, command, environment, logs) for name, command in stations.items()}
-        self.first, self._broker_pid = first, broker_pid
-        deadline = time.monotonic() + 60
-        while not counted.exists():
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._counts = [Count(path) for path in paths]
+
+    def get(self) -> int:
+        return min(count.get() for count in self._counts)
+
+
+class Line:
+    """Stations one behind another: started together, halted while another line is measured. Those of `counted` are at its end."""
+
+    def __init__(
+        self,
+        stations: dict[str, list[str]],
+        first: str,
+        counted: Sequence[str],
+        environment: dict[str, str],
+        directory: Path,
+        kafka: psutil.Popen,
+        alone: bool,
+    ) -> None:
+        self.stations = {name: Station(name, command, environment, directory) for name, command in stations.items()}
+        self.first, self._kafka, self._alone = first, kafka, alone
+        self._counted = [directory / name for name in counted]
+
+    def wait(self) -> None:
+        """Until all of it has started."""
+        deadline = time.monotonic() + START_S
+        while missing := [path.name for path in self._counted if not path.exists()]:
             self.check()
             if time.monotonic() > deadline:
-                raise SystemExit(f"bench: {counted.name} has not started within 60 s; see {logs}")
+                raise SystemExit(f"bench: {missing[0]} has not started within {START_S:.0f} s: {self.tails()}")
             time.sleep(0.05)
-        self.count = Count(counted)
+
+    @cached_property
+    def count(self) -> Slowest:
+        """Rollouts that have come through."""
+        return Slowest(self._counted)
 
     def check(self) -> None:
         for station in self.stations.values():
             station.check()
 
+    def tails(self) -> str:
+        """What each station has said last, on a line each."""
+        return "\n".join(f"{name}: {station.tail(300).strip() or 'nothing'}" for name, station in self.stations.items())
+
     def go(self, rate: float | None) -> None:
+        if self._alone:
+            self._kafka.send_signal(signal.SIGCONT)
         for station in self.stations.values():
             station.process.send_signal(signal.SIGCONT)
         self.stations[self.first].order(rate=rate)
@@ -86,46 +149,48 @@ class Line:
             time.sleep(0.5)
         for station in self.stations.values():
             station.process.send_signal(signal.SIGSTOP)
+        if self._alone:
+            self._kafka.send_signal(signal.SIGSTOP)
 
     def run(self, seconds: float, rate: float | None = None) -> dict[str, Any]:
         """Rollouts/s over `seconds`, and the CPU of every station and of the broker, in ms a rollout."""
         self.go(rate)
         time.sleep(1.0)
-        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._broker_pid}
+        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._kafka.pid}
         started, before, cpu = time.monotonic(), self.count.get(), {name: cpu_s(pid) for name, pid in pids.items()}
         time.sleep(seconds)
         elapsed, done = time.monotonic() - started, self.count.get() - before
         self.check()
         if not done:
-            raise SystemExit(f"bench: nothing came out of {', '.join(self.stations)} in {seconds} s; see their logs")
+            raise SystemExit(f"bench: nothing came out in {seconds:g} s: {self.tails()}")
         return {"rollouts_per_s": done / elapsed, "cpu_ms": {name: 1000 * (cpu_s(pid) - cpu[name]) / done for name, pid in pids.items()}}
 
     def peaks_mb(self) -> dict[str, float]:
         """The most memory that each station and the broker have held, in MiB."""
-        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._broker_pid}
+        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._kafka.pid}
         return {name: peak_rss_mb(pid) for name, pid in pids.items()}
 
     def stop(self) -> None:
+        if self._alone:
+            self._kafka.send_signal(signal.SIGCONT)
         for station in self.stations.values():
-            station.stop()
+            station.leave()
+        for station in self.stations.values():
+            station.wait()
 
 
 class Place:
-    """A directory with a broker of its own, and the lines that were built on it."""
+    """A directory with a broker of its own, and the lines that were built on it: or, with `alone`, the one line that it halts with."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.directory, self._stack = directory, stack
-        self.kafka = broker.start(directory / "kafka")
+    def __init__(self, directory: Path, stack: ExitStack, alone: bool = False) -> None:
+        self.directory, self._stack, self._alone = directory, stack, alone
+        self.kafka = broker.start(directory / "kafka", setup=HALTING if alone else broker.PLAIN)
         stack.callback(self.kafka.stop)
         self.environment = {**os.environ, "STREAMRL_KAFKA": self.kafka.address, "PYTHONPATH": str(Path(__file__).parents[1])}
 
     @property
     def address(self) -> dict[str, str]:
         return {"bootstrap.servers": self.kafka.address}
-
-    @property
-    def broker_pid(self) -> int:
-        return self.kafka.process.pid
 
     def ours(self, name: str, shape: Shape, followers: int = 0, **kinds: int) -> Line:
         """generator -> buffer -> batcher -> trainer, as run `name`; `followers` more trainers read the same batches. `kinds`: see `run_file`."""
@@ -139,14 +204,15 @@ class Place:
         settings.write_text(
             json.dumps({"run": run.model_dump(mode="json"), "shape": shape._asdict(), "kafka": self.address, "counts": str(directory)})
         )
+        followers_named = [f"follower-{i}" for i in range(followers)]
         stations = {
             "generator": [*HERE, "bench.stations", "generator", str(settings)],
             "buffer": [*HERE, "streamrl.cli", "buffer", str(path)],
             "batcher": [*HERE, "streamrl.cli", "batcher", str(path)],
             "trainer": [*HERE, "bench.stations", "trainer", str(settings)],
-            **{f"follower-{i}": [*HERE, "bench.stations", f"follower-{i}", str(settings)] for i in range(followers)},
+            **{name: [*HERE, "bench.stations", name, str(settings)] for name in followers_named},
         }
-        return self._line(stations, "generator", directory / "trainer", directory)
+        return self._line(stations, "generator", ["trainer", *followers_named], directory)
 
     def raw(self, name: str, shape: Shape, hops: dict[str, float], lookahead: int = LOOKAHEAD) -> Line:
         """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout; and twice as much in flight."""
@@ -167,7 +233,7 @@ class Place:
         path.write_text(json.dumps({"kafka": self.address, "counts": str(directory), "raw": sizes, "raw_prefix": name}))
         Count(directory / "sink", create=True)
         stations = {role: [*HERE, "bench.raw", role, str(path)] for role in ("sink", "relay", "gather", "source")}
-        return self._line(stations, "source", directory / "source", directory)
+        return self._line(stations, "source", ["source"], directory)
 
     def topic_bytes(self, name: str) -> dict[str, int]:
         """Bytes in the broker's files by topic of run `name`, partitions together: headers and batch overhead included."""
@@ -182,7 +248,8 @@ class Place:
         directory.mkdir(parents=True)
         return directory
 
-    def _line(self, stations: dict[str, list[str]], first: str, counted: Path, directory: Path) -> Line:
-        line = Line(stations, first, counted, self.environment, directory, self.broker_pid)
+    def _line(self, stations: dict[str, list[str]], first: str, counted: Sequence[str], directory: Path) -> Line:
+        line = Line(stations, first, counted, self.environment, directory, self.kafka.process, self._alone)
         self._stack.callback(line.stop)
+        line.wait()
         return line

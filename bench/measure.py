@@ -37,6 +37,18 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": quantile(values, 0.5), "min": min(values), "max": max(values)}
 
 
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as documents have it; numbers, all but the first column, to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "| " + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]) + " |"
+
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join(map(line, (header, rule, *rows)))
+
+
 def write(path: Path, results: Mapping[str, Any]) -> None:
     """As JSON, with the machine they are of."""
     machine = {"cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30), "python": platform.python_version()}

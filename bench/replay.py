@@ -75,16 +75,16 @@ def make(run: RunFile, address: str, shape: Shape, rollouts: int) -> int:
     """A run of so many rollouts, rounded up to whole groups. The feeder is env and learner in one: it announces a version for each batch."""
     log = KafkaLog({"bootstrap.servers": address}, run.run)
     topics.apply(run, {"bootstrap.servers": address})
-    sources = [Source(shape, env) for env in run.envs]
+    source = Source(shape)
     batches, env, learner = log.reader({("batches", 0): 0}), log.writer("feeder-env"), log.writer("feeder-learner")
     sent = trained = number = 0
     with working("buffer", run), working("batcher", run):
         announce(learner, 0)
         while sent < rollouts:
             if sent < (trained + AHEAD) * shape.batch:
-                groups = [s.group(number + i, trained) for i in range(GROUPS_AT_ONCE // len(sources)) for s in sources]
+                groups = [source.group(name, number + i, trained) for i in range(GROUPS_AT_ONCE // len(run.envs)) for name in run.envs]
                 env.commit([to_message(Output(f"rollouts.{r.environment}", r.group_id, r)) for group in groups for r in group])
-                sent, number = sent + sum(map(len, groups)), number + GROUPS_AT_ONCE // len(sources)
+                sent, number = sent + sum(map(len, groups)), number + GROUPS_AT_ONCE // len(run.envs)
             for _ in batches.poll(100, 0.0 if sent < (trained + AHEAD) * shape.batch else 0.02):
                 trained += 1
                 announce(learner, trained)

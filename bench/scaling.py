@@ -1,6 +1,7 @@
-"""How the data path scales: one thing is varied at a time, its lines stand on one broker and are measured in turns.
+"""How the data path scales: one thing is varied at a time. Every point has a broker of its own; those of a curve are measured in turns.
 
-    python -m bench.scaling [--curve envs --curve partitions ...] [--rounds 2] [--seconds 3]
+    python -m bench.scaling [--curve envs --curve partitions ...] [--rounds 3] [--seconds 2]
+    python -m bench.scaling --table       what was measured last: the table as Markdown, and the picture again
 
 Writes bench/results/scaling.json and docs/images/scaling.png. bench/README.md says how and why.
 """
@@ -9,100 +10,119 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
-from rich.console import Console
-from rich.table import Table
 
 from bench.lines import Line, Place
-from bench.measure import RESULTS, quantile, write
+from bench.measure import RESULTS, markdown, spread, write
 from bench.work import Shape
+from streamrl.errors import StreamrlError
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # the backend has to be chosen first
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
-WARM_BROKER_S = 15.0
-WARM_LINE_S = 3.0
+WARM_S = 8.0
 BATCH_TOKENS = Shape().batch * Shape().rollout_tokens
 FULL_S = 120.0  # at most, until the first batch
+Row = dict[str, Any]
 
 
 class Curve(NamedTuple):
     """What is varied, over which values, and the line that stands for one of them."""
 
     title: str
-    unit: str
     points: Sequence[int]
-    line: Callable[[Place, str, int], tuple[Line, Shape]]
+    line: Callable[[Place, str, int], Line]
+    shape: Callable[[int], Shape] = lambda point: Shape()
     per_token: bool = False  # what is to stay the same is tokens/s
 
 
-def standard(place: Place, name: str, shape: Shape | None = None, **kinds: int) -> tuple[Line, Shape]:
-    shape = shape or Shape()
-    return place.ours(name, shape, **kinds), shape
-
-
-def of_length(place: Place, name: str, response: int) -> tuple[Line, Shape]:
+def of_length(response: int) -> Shape:
     """Batches of as many tokens as the standard ones have."""
     group = Shape().group
-    tokens = Shape().prompt + response
-    return standard(place, name, Shape(response=response, batch=max(BATCH_TOKENS // tokens // group, 1) * group))
+    return Shape(response=response, batch=max(BATCH_TOKENS // (Shape().prompt + response) // group, 1) * group)
+
+
+def plain(shape: Callable[[int], Shape]) -> Callable[[Place, str, int], Line]:
+    return lambda place, name, n: place.ours(name, shape(n))
+
+
+def of_window(rollouts: int) -> Shape:
+    return Shape(stragglers=rollouts)
+
+
+def of_group(rollouts: int) -> Shape:
+    """Batches of four of the largest groups."""
+    return Shape(group=rollouts, batch=256)
 
 
 CURVES = {
-    "envs": Curve("envs, the same load in all", "envs", (1, 3, 10, 30), lambda place, name, n: standard(place, name, envs=n)),
-    "partitions": Curve("partitions of each env's topics", "partitions", (1, 4, 16), lambda place, name, n: standard(place, name, partitions=n)),
-    "window": Curve(
-        "rollouts that wait in the buffer",
-        "rollouts",
-        (1_000, 10_000, 100_000),
-        lambda place, name, n: standard(place, name, Shape(stragglers=n)),
-    ),
-    "length": Curve("tokens of a response", "tokens", (128, 512, 2_048, 8_192, 32_768), of_length, per_token=True),
-    "group": Curve(
-        "rollouts of a group", "rollouts", (2, 4, 8, 16, 64), lambda place, name, n: standard(place, name, Shape(group=n, batch=max(128, 4 * n)))
-    ),
-    "learners": Curve("learners of the same batches", "learners", (1, 2, 4), lambda place, name, n: standard(place, name, followers=n - 1)),
+    "envs": Curve("envs, the same load in all", (1, 3, 10, 30, 100), lambda place, name, n: place.ours(name, Shape(), envs=n)),
+    "partitions": Curve("partitions of each env's topics", (1, 4, 16), lambda place, name, n: place.ours(name, Shape(), partitions=n)),
+    "window": Curve("rollouts that wait in the buffer", (1_000, 10_000, 100_000), plain(of_window), of_window),
+    "length": Curve("tokens of a response", (128, 512, 2_048, 8_192, 32_768), plain(of_length), of_length, per_token=True),
+    "group": Curve("rollouts of a group", (2, 4, 8, 16, 64), plain(of_group), of_group),
+    "learners": Curve("learners of the same batches", (1, 2, 4), lambda place, name, n: place.ours(name, Shape(), followers=n - 1)),
 }
 
 
-def measure(curve: Curve, name: str, rounds: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
-    """A row for each point: rates of its rounds, CPU and peak memory by station."""
+def measure(name: str, curve: Curve, rounds: int, seconds: float, directory: Path) -> list[Row]:
+    """A row for each point. One that fails says why, and the others go on."""
+    lines, failed = dict[int, Line](), dict[int, str]()
+    results: dict[int, list[Row]] = {point: [] for point in curve.points}
+
+    def attempt(point: int, what: str, action: Callable[[], Row]) -> None:
+        try:
+            say(name, point, f"{what} {action()['rollouts_per_s']:,.0f} rollouts/s")
+        except (SystemExit, StreamrlError) as error:
+            failed[point] = str(error)
+            say(name, point, f"failed: {error}")
+
     with ExitStack() as stack:
-        place = Place(directory, stack)
-        lines: dict[int, tuple[Line, Shape]] = {}
-        for point in curve.points:
-            lines[point] = curve.line(place, f"{name}-{point}", point)
-            line = lines[point][0]
+
+        def begin(point: int) -> Row:
+            started = time.monotonic()
+            place = Place(directory / str(point), stack, alone=True)
+            lines[point] = line = curve.line(place, f"{name}-{point}", point)
             fill(line)
-            line.run(WARM_LINE_S if lines.keys() - {point} else WARM_BROKER_S)
-            line.halt()
-        results: dict[int, list[dict[str, Any]]] = {point: [] for point in lines}
-        for _ in range(rounds):
-            for point, (line, _) in lines.items():
-                results[point].append(line.run(seconds))
-                line.halt()
-        return [row(curve, point, shape, line, results[point]) for point, (line, shape) in lines.items()]
+            say(name, point, f"its first batch after {time.monotonic() - started:.1f} s")
+            return halted(line, WARM_S)
+
+        def turn(point: int) -> Row:
+            results[point].append(halted(lines[point], seconds))
+            return results[point][-1]
+
+        for point in curve.points:
+            attempt(point, "warmed up,", lambda p=point: begin(p))
+        for number in range(rounds):
+            for point in curve.points:
+                if point not in failed:
+                    attempt(point, f"round {number + 1},", lambda p=point: turn(p))
+        sound = [point for point in curve.points if point not in failed]
+        peaks = {point: lines[point].peaks_mb() for point in sound}
+    rows = {point: {"point": point, "failed": why} for point, why in failed.items()}
+    rows |= {point: row(point, curve.shape(point), results[point], peaks[point]) for point in sound}
+    return compared([rows[point] for point in curve.points], "tokens_per_round" if curve.per_token else "rounds")
 
 
-def row(curve: Curve, point: int, shape: Shape, line: Line, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a line did in its rounds."""
-    rates, cpu = [result["rollouts_per_s"] for result in results], [result["cpu_ms"] for result in results]
-    return {
-        curve.unit: point,
-        "rollouts_per_s": quantile(rates, 0.5),
-        "tokens_per_s": quantile(rates, 0.5) * shape.rollout_tokens,
-        "rounds": [round(rate, 1) for rate in rates],
-        "cpu_ms_per_rollout": {station: quantile([ms[station] for ms in cpu], 0.5) for station in cpu[0]},
-        "peak_rss_mb": line.peaks_mb(),
-    }
+def say(name: str, point: int, what: str) -> None:
+    print(f"{name} {point:,}: {what}", flush=True)
+
+
+def halted(line: Line, seconds: float) -> Row:
+    """What it does in that time; afterwards it stands still."""
+    result = line.run(seconds)
+    line.halt()
+    return result
 
 
 def fill(line: Line) -> None:
@@ -112,65 +132,92 @@ def fill(line: Line) -> None:
     while not line.count.get():
         line.check()
         if time.monotonic() > deadline:
-            raise SystemExit(f"bench: no batch within {FULL_S:.0f} s")
+            raise SystemExit(f"bench: no batch within {FULL_S:.0f} s: {line.tails()}")
         time.sleep(0.2)
 
 
-def relative(curve: Curve, rows: Sequence[dict[str, Any]]) -> list[float]:
-    """Each point's rate over that of the first; where sequences get longer, tokens count."""
-    key = "tokens_per_s" if curve.per_token else "rollouts_per_s"
-    return [row[key] / rows[0][key] for row in rows]
+def row(point: int, shape: Shape, results: Sequence[Mapping[str, Any]], peaks_mb: Mapping[str, float]) -> Row:
+    """What a line did in its rounds: rates, CPU and peak memory by station."""
+    rates = [result["rollouts_per_s"] for result in results]
+    return {
+        "point": point,
+        "rollouts_per_s": statistics.median(rates),
+        "tokens_per_s": statistics.median(rates) * shape.rollout_tokens,
+        "rounds": rates,
+        "tokens_per_round": [rate * shape.rollout_tokens for rate in rates],
+        "cpu_ms_per_rollout": {station: statistics.median([r["cpu_ms"][station] for r in results]) for station in results[0]["cpu_ms"]},
+        "peak_rss_mb": dict(peaks_mb),
+    }
 
 
-def table(found: dict[str, list[dict[str, Any]]]) -> Table:
-    shown = Table("", "", "rollouts/s", "tokens/s", "to the first", "own CPU, ms", "buffer, MiB", box=None, header_style="bold")
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for name, rows in found.items():
-        for row, share in zip(rows, relative(CURVES[name], rows), strict=True):
-            first, own = row is rows[0], sum(ms for station, ms in row["cpu_ms_per_rollout"].items() if station != "broker")
-            cells = (f"{row['rollouts_per_s']:,.0f}", f"{row['tokens_per_s'] / 1e6:.1f} M", f"{share:.2f}", f"{own:.3f}")
-            shown.add_row(CURVES[name].title if first else "", f"{row[CURVES[name].unit]:,}", *cells, f"{row['peak_rss_mb']['buffer']:,.0f}")
-    return shown
+def compared(rows: Sequence[Row], rates: str) -> list[Row]:
+    """With `to_first`: the rate over that of the first point in the same round."""
+    base = next((row[rates] for row in rows if rates in row), [])
+
+    def ratios(row: Row) -> Row:
+        return {"to_first": spread([mine / first for mine, first in zip(row[rates], base, strict=True)])} if rates in row else {}
+
+    return [{**row, **ratios(row)} for row in rows]
 
 
-def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """A panel a curve: the rate over that of the first point; beside it, for the window, the buffer's memory."""
-    figure, panels = plt.subplots(2, 3, figsize=(11, 6), constrained_layout=True)
-    for panel, (name, rows) in zip(panels.flat, found.items(), strict=False):
-        curve, points = CURVES[name], [row[CURVES[name].unit] for row in rows]
-        panel.plot(points, relative(curve, rows), "o-", color="#1b6ca8")
-        panel.set_xscale("log", base=2 if points[-1] <= 64 else 10)
-        panel.set_xticks(points, [f"{point:,}" for point in points])
+def table(found: Mapping[str, Sequence[Row]]) -> str:
+    header = ("", "", "rollouts/s", "tokens/s", "to the first", "min to max", "own CPU, ms", "broker's, ms", "buffer, MiB")
+    return markdown(header, [cells(CURVES[name].title if row is rows[0] else "", row) for name, rows in found.items() for row in rows])
+
+
+def cells(title: str, row: Row) -> list[str]:
+    if "failed" in row:
+        return [title, f"{row['point']:,}", "failed", *[""] * 6]
+    ratio, cpu = row["to_first"], row["cpu_ms_per_rollout"]
+    own = sum(ms for station, ms in cpu.items() if station != "broker")
+    rates = f"{row['rollouts_per_s']:,.0f}", f"{row['tokens_per_s'] / 1e6:.1f} M"
+    ratios = f"{ratio['median']:.2f}", f"{ratio['min']:.2f} to {ratio['max']:.2f}"
+    return [title, f"{row['point']:,}", *rates, *ratios, f"{own:.3f}", f"{cpu['broker']:.3f}", f"{row['peak_rss_mb']['buffer']:,.0f}"]
+
+
+def draw(found: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """A panel a curve: the rate over that of the first point, least to largest of the rounds shaded; for the window, the buffer's memory."""
+    figure, panels = plt.subplots(2, 3, figsize=(12, 6.5), constrained_layout=True)
+    for panel, (name, curve) in zip(panels.flat, CURVES.items(), strict=True):
+        sound = [row for row in found.get(name, ()) if "to_first" in row]
+        points, ratios = [row["point"] for row in sound], [row["to_first"] for row in sound]
+        panel.fill_between(points, [r["min"] for r in ratios], [r["max"] for r in ratios], color="#1b6ca8", alpha=0.15, linewidth=0)
+        panel.plot(points, [r["median"] for r in ratios], "o-", color="#1b6ca8")
+        panel.set_xscale("log")
+        panel.set_xticks(curve.points, [f"{point:,}" for point in curve.points])
         panel.minorticks_off()
-        panel.set_ylim(bottom=0)
-        panel.set_title(curve.title, fontsize=10)
-        panel.set_ylabel("tokens/s to the first" if curve.per_token else "rate to the first", fontsize=9)
+        panel.set_ylim(0, max([1.1, *(1.1 * r["max"] for r in ratios)]))
+        panel.set_title(curve.title, fontsize=11)
+        panel.set_ylabel("tokens/s to the first" if curve.per_token else "rollouts/s to the first", fontsize=9)
         panel.grid(alpha=0.25)
         if name == "window":
             memory = panel.twinx()
-            memory.plot(points, [row["peak_rss_mb"]["buffer"] for row in rows], "s--", color="#c8553d")
+            memory.plot(points, [row["peak_rss_mb"]["buffer"] for row in sound], "s--", color="#c8553d")
             memory.set_ylabel("memory of the buffer, MiB (dashed)", fontsize=9, color="#c8553d")
             memory.set_ylim(bottom=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--curve", action="append", choices=CURVES, help="may be repeated; default: all")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a round, after a second to get going")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a round, after a second to get going")
+    parser.add_argument("--table", action="store_true", help="measure nothing")
     options = parser.parse_args()
-    chosen, path = options.curve or list(CURVES), RESULTS / "scaling.json"
-    found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["curves"] if path.exists() else {}
-    for name in chosen:
-        with tempfile.TemporaryDirectory() as directory:
-            found[name] = measure(CURVES[name], name, options.rounds, options.seconds, Path(directory))
-    found = {name: found[name] for name in CURVES if name in found}
-    Console().print(table(found))
+    chosen, path, started = options.curve or list(CURVES), RESULTS / "scaling.json", time.monotonic()
+    found: dict[str, list[Row]] = json.loads(path.read_text())["curves"] if path.exists() else {}
+    for name in () if options.table else chosen:
+        with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as directory:
+            found[name] = measure(name, CURVES[name], options.rounds, options.seconds, Path(directory))
+        found = {name: found[name] for name in CURVES if name in found}
+        write(path, {"curves": found, "command": f"python -m bench.scaling --rounds {options.rounds} --seconds {options.seconds:g}"})
     draw(found, PICTURE)
-    write(path, {"curves": found, "command": f"python -m bench.scaling --rounds {options.rounds} --seconds {options.seconds:g}"})
+    print(f"\n{table(found)}\n\n{(time.monotonic() - started) / 60:.1f} minutes; drawn: {PICTURE}")
+    if failed := [f"{name} {row['point']}" for name in chosen for row in found.get(name, ()) if "failed" in row]:
+        sys.exit(f"bench: failed: {', '.join(failed)}; why is in {path}")
 
 
 if __name__ == "__main__":

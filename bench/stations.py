@@ -15,6 +15,8 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,12 @@ from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
 from streamrl.config import RunFile
 from streamrl.envs.credit import Counter, Credit
-from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion
+from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion, Rollout
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output, Writer
 
-TRANSACTION_GROUPS = 64
 LATENCIES = 200_000  # kept; a round has fewer
 
 
@@ -70,12 +71,10 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
     """Every env of the run in turn, within its demand, a transaction at a time: rollouts and the env's progress."""
     writer = log.writer("env-bench")
     reader = log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")})
-    names = list(run.envs)
-    sources = {env: Source(shape, env, seed) for seed, env in enumerate(names)}
+    names, source, at_once = list(run.envs), Source(shape), shape.transaction_groups
     credits = {env: Credit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens)) for env in names}
     counters = {env: Counter(EnvProgress(producer=f"{env}-0", next_problem=0), 1) for env in names}
-    for env in names:
-        strew(writer, sources[env], env, shape, shape.stragglers // len(names))
+    late = {env: strew(writer, source, env, shape.stragglers // len(names) // (shape.group - 1)) for env in names}
     version, due, turn = 0, 0.0, 0
     last = time.monotonic()
     while not orders.over.is_set():
@@ -88,7 +87,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
                 case _:
                     pass
         rate, now = orders.values.get("rate", 0), time.monotonic()
-        due = TRANSACTION_GROUPS if rate is None else min(due + (now - last) * rate / shape.group, TRANSACTION_GROUPS)
+        due = at_once if rate is None else min(due + (now - last) * rate / shape.group, at_once)
         last = now
         outputs: list[Output] = []
         done: dict[str, list[int]] = {}
@@ -103,7 +102,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
             number = counters[env].take()
             done.setdefault(env, []).append(number)
             credits[env].launched += 1
-            outputs += [Output(f"rollouts.{env}", rollout.group_id, rollout) for rollout in sources[env].group(number, version)]
+            outputs += sent(env, delayed(late[env], source.group(env, number, version)))
             due -= 1
         if outputs:
             rollouts = len(outputs)
@@ -114,11 +113,26 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
             time.sleep(0.002)
 
 
-def strew(writer: Writer, source: Source, env: str, shape: Shape, rollouts: int) -> None:
-    """Groups that lack one rollout for ever: so many rollouts the buffer holds from now on."""
-    for start in range(0, rollouts // (shape.group - 1), TRANSACTION_GROUPS):
-        numbers = range(-start - 1, max(-start - TRANSACTION_GROUPS, -(rollouts // (shape.group - 1))) - 1, -1)  # those of the run count from 0 up
-        writer.commit([to_message(Output(f"rollouts.{env}", r.group_id, r)) for number in numbers for r in source.group(number, 0)[1:]])
+def sent(env: str, rollouts: Sequence[Rollout]) -> list[Output]:
+    return [Output(f"rollouts.{env}", rollout.group_id, rollout) for rollout in rollouts]
+
+
+def delayed(late: deque[Rollout], group: list[Rollout]) -> list[Rollout]:
+    """The group but for one, which joins those that are late; instead the one that has been late for longest, and completes its group."""
+    if not late:
+        return group
+    late.append(group[0])
+    return [late.popleft(), *group[1:]]
+
+
+def strew(writer: Writer, source: Source, env: str, groups: int) -> deque[Rollout]:
+    """Begin groups that lack a rollout each: as many the buffer holds from now on. Returns what they lack."""
+    late = deque[Rollout]()
+    for start in range(0, groups, source.shape.transaction_groups):
+        begun = [source.group(env, -1 - number, 0) for number in range(start, min(start + source.shape.transaction_groups, groups))]
+        writer.commit([to_message(output) for group in begun for output in sent(env, group[1:])])
+        late.extend(group[0] for group in begun)
+    return late
 
 
 def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders, leads: bool) -> None:

@@ -12,6 +12,7 @@ from streamrl import config
 from streamrl.config import RunFile
 from streamrl.records import InferenceMetadata, Rollout, ScoredGroup, Turn, VersionSpan, token_dtype
 
+TRANSACTION_TOKENS = 64 * 8 * (512 + 1024)  # that a generator commits at once: 64 groups of the standard shape
 LOOKAHEAD = 24  # batches: how deep the pipeline is
 VARIANTS = 64  # different payloads: enough that no cache holds them all
 
@@ -24,11 +25,21 @@ class Shape(NamedTuple):
     group: int = 8  # rollouts a problem
     vocab_size: int = 50_000
     batch: int = 128  # rollouts
-    stragglers: int = 0  # rollouts that wait in the buffer all the time
+    stragglers: int = 0  # rollouts that wait in the buffer all the time, each for the last one of its group
 
     @property
     def rollout_tokens(self) -> int:
         return self.prompt + self.response
+
+    @property
+    def transaction_groups(self) -> int:
+        """Groups that the generator commits at once."""
+        return max(TRANSACTION_TOKENS // (self.group * self.rollout_tokens), 1)
+
+    @property
+    def straggling_batches(self) -> int:
+        """Batches that are made while a group waits for its last rollout."""
+        return -(-self.stragglers * self.group // ((self.group - 1) * self.batch)) if self.stragglers else 0
 
     @property
     def token_bytes(self) -> int:
@@ -50,7 +61,7 @@ def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions
     row = max(8192, shape.rollout_tokens)
     budget = shape.batch * shape.rollout_tokens
     window = (shape.stragglers + 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
-    for_ever = 10**6 if shape.stragglers else 0
+    max_age = 2 * lookahead + shape.straggling_batches
     return config.parse(
         {
             "run": name,
@@ -59,8 +70,8 @@ def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions
             "buffer": {
                 "group_size": shape.group,
                 "min_group_size": shape.group,
-                "max_age": for_ever or 2 * lookahead,
-                "remember_versions": for_ever or 4 * lookahead,
+                "max_age": max_age,
+                "remember_versions": 2 * max_age,
                 "max_window_tokens": window,
             },
             "batcher": {
@@ -98,11 +109,11 @@ def scored_group(name: str, lengths: np.ndarray, prompt: np.ndarray, tokens: np.
 
 
 class Source:
-    """Rollouts as fast as they can be made: the same few payloads under ever new names."""
+    """Rollouts as fast as they can be made: the same few payloads under ever new names, whichever env they are of."""
 
-    def __init__(self, shape: Shape, env: str, seed: int = 0) -> None:
+    def __init__(self, shape: Shape, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
-        self.shape, self.env = shape, env
+        self.shape = shape
         self._prompts = random.integers(0, shape.vocab_size, (VARIANTS, shape.prompt)).astype(token_dtype(shape.vocab_size))
         self._responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(token_dtype(shape.vocab_size))
         self._logprobs = -random.exponential(1.0, (VARIANTS, shape.response)).astype(np.float32)
@@ -122,19 +133,19 @@ class Source:
         both = zip(self._responses, self._logprobs, strict=True)
         return [Turn(message="", role="assistant", tokens=tokens, logprobs=logprobs, inference_metadata=how) for tokens, logprobs in both]
 
-    def group(self, number: int, version: int) -> list[Rollout]:
-        """The rollouts of problem `number`, sampled by `version`; the name of each ends in the time it was made."""
-        group_id, made = f"{self.env}-{number}", time.time_ns()
+    def group(self, env: str, number: int, version: int) -> list[Rollout]:
+        """The rollouts of problem `number` of an env, sampled by `version`; the name of each ends in the time it was made."""
+        group_id, made = f"{env}-{number}", time.time_ns()
         if version != self._version:
             self._version, self._answers = version, self.answers(version)
         return [
             Rollout(
-                environment=self.env,
+                environment=env,
                 problem_id=str(number),
                 rollout_uid=f"{group_id}-{i}-{made}",
                 turns=[self._asked[number % VARIANTS], self._answers[(number + i) % VARIANTS]],
                 group_id=group_id,
-                producer=f"{self.env}-0",
+                producer=f"{env}-0",
                 reward=float((number + i) % 3 == 0),
                 rewards={"right": float((number + i) % 3 == 0)},
                 policy_version=version,

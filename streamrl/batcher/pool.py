@@ -150,8 +150,21 @@ class Fold:
         return self.state.version >= max(self.state.next_batch - self.config.lookahead, 0)
 
     def say_demand(self) -> None:
-        for env in self.config.fractions:
-            self.want(env)
+        """Publish the demands that have changed: what the batches that rollouts begun now may be for need (`admission.py`), less what is held."""
+        config, state = self.config, self.state
+        due = self.due_batches(admission_named(config.admission)(state.version, config.lookahead, config.max_age, config.eta))
+        balance = self.balance(self.fractions(state.next_batch))
+        for env in config.fractions:
+            self.want(env, due[env], balance.get(env, 0.0))
+
+    def due_batches(self, last: int) -> dict[str, float]:
+        """What each env is due of the batches up to number `last`: its fractions of them added up, and evenly what the fractions leave."""
+        config, numbers = self.config, range(self.state.next_batch, last + 1)
+        if config.curriculum.kind == "none":
+            coming = [(len(numbers), shares(config.fractions))]
+        else:
+            coming = [(1, shares(self.fractions(number))) for number in numbers]
+        return {env: math.fsum(count * (share.get(env, 0.0) + share[REST] / len(config.fractions)) for count, share in coming) for env in config.fractions}
 
     def expire(self) -> None:
         """Drop the groups that the next batch can no longer take."""
@@ -233,17 +246,10 @@ class Fold:
             state.short_since_s = self.time_s
         state.short, state.waited_until_s = short, self.time_s
 
-    def want(self, env: str) -> None:
-        """Publish the env's demand if it has changed: what the batches that its next rollouts may be for need (`admission.py`), less what is held.
-
-        What the fractions leave is asked of all envs evenly, and what is still missing of it of each: any of them may have stopped.
-        """
+    def want(self, env: str, due_batches: float, owed_tokens: float) -> None:
+        """Publish the env's demand if it has changed. What is still missing of what the fractions leave is asked of each: any env may have stopped."""
         config, state, pool = self.config, self.state, self.state.pools.setdefault(env, Pool())
-        last_batch = admission_named(config.admission)(state.version, config.lookahead, config.max_age, config.eta)
-        batches = [shares(self.fractions(batch)) for batch in range(state.next_batch, last_batch + 1)]
-        due = math.fsum(share.get(env, 0.0) + share[REST] / len(config.fractions) for share in batches)
-        balance = self.balance(self.fractions(state.next_batch))
-        wanted = capacity(due, config.total_token_budget, balance.get(env, 0.0), state.short.get(REST, 0), pool.tokens)
+        wanted = capacity(due_batches, config.total_token_budget, owed_tokens, state.short.get(REST, 0), pool.tokens)
         wanted = wanted if state.version >= 0 else 0
         demand = Demand(
             environment=env,
@@ -320,6 +326,8 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
     filled = total / (batch.row_count * batch.max_seq_len)
+    used = dict(zip(batch.environments, np.bincount(rollout_envs[first]).tolist(), strict=True))  # every env that is named has a rollout in it
+    used_tokens = dict(zip(batch.environments, np.bincount(rollout_envs, rollout_tokens).tolist(), strict=True))
     values: dict[str, float] = {
         "batcher/tokens_total": float(total),
         "batcher/rows_filled_frac": filled,
@@ -332,20 +340,18 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
         "batcher/mixed_versions_frac": sum(mixed.values()) / int(first.sum()),
     }
     for env, (rollouts, tokens, on_policy) in held.items():
-        mine = rollout_envs == (batch.environments.index(env) if env in batch.environments else -1)
-        rollouts_used = mine & first
-        used, used_tokens = int(rollouts_used.sum()), int(rollout_tokens[mine].sum())
         values |= {
             f"replays/{env}/rollouts_in_buffer": float(rollouts),
             f"replays/{env}/tokens_in_buffer": float(tokens),
             f"replays/{env}/frac_on_policy": on_policy / rollouts if rollouts else 0.0,
-            f"replays/{env}/frac_used_in_batch": used / rollouts if rollouts else 0.0,
-            f"batches/{env}/rollouts_used": float(used),
-            f"batches/{env}/tokens_used": float(used_tokens),
-            f"batches/{env}/frac_used": used_tokens / total,
+            f"replays/{env}/frac_used_in_batch": used.get(env, 0) / rollouts if rollouts else 0.0,
+            f"batches/{env}/rollouts_used": float(used.get(env, 0)),
+            f"batches/{env}/tokens_used": used_tokens.get(env, 0.0),
+            f"batches/{env}/frac_used": used_tokens.get(env, 0.0) / total,
         }
-        if used:
-            values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[rollouts_used], dtype=np.float64))
-            values[f"batches/{env}/mixed_versions_frac"] = mixed.get(env, 0) / used
-            values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[rollouts_used].mean())
+    for place, env in enumerate(batch.environments):
+        mine = first & (rollout_envs == place)
+        values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[mine], dtype=np.float64))
+        values[f"batches/{env}/mixed_versions_frac"] = mixed.get(env, 0) / used[env]
+        values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[mine].mean())
     return values

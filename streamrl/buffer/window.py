@@ -80,13 +80,16 @@ class Fold:
         for memory in (state.seen, state.closed):
             for old in [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]:
                 del memory[old]
+        values = dict[str, float]()
         for env, window in state.windows.items():
             for group_id, group in [item for item in window.open.items() if item[1].look_at <= version]:
                 self.expire(window, group_id)
                 self.settle(env, window, group_id, ages_out=self.ages_out(group))
                 group.look_at = version + 1  # if it is still there, it is near its end
-            self.outputs.append(Output("metrics", "buffer", Metric(source="buffer", time_s=time_s, step=version, values=window.intake.values(env))))
+            values |= window.intake.values(env)
             window.intake = Intake()
+        if values:
+            self.outputs.append(Output("metrics", "buffer", Metric(source="buffer", time_s=time_s, step=version, values=values)))
 
     def take(self, event: Event, rollout: Rollout) -> None:
         """A rollout has come: it joins its group, or meets its end."""
