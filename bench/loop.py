@@ -1,14 +1,17 @@
 """A live run of the quickstart's size: where the time of learner and server goes, by cause, and what it gains to let them overlap.
 
-    python -m bench.loop [--steps 150] [--free] ...
+    python -m bench.loop [--steps 120] [--rounds 2] [--free] ...
+    python -m bench.loop --table       what was measured last, as Markdown
 
-The same run twice: as its file says, and one thing at a time (`lookahead: 0`, nothing begun for a batch before the version that it trains). `--free`:
-the same again without the limit of the second env. bench/README.md says how and why; the figures go to bench/results/loop.json.
+The same run in turns: as its file says, and one thing at a time (`lookahead: 0`, nothing begun for a batch before the version that it trains).
+`--free`: without the limit of the second env. bench/README.md says how and why; the figures go to bench/results/loop.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,11 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
-from bench.measure import RESULTS, quantile, write
+from bench.measure import RESULTS, markdown, quantile, spread, write
 from streamrl import config
 from streamrl.config import RunFile
 from streamrl.records import Fate, Metric, PolicyVersion
@@ -30,6 +30,7 @@ from streamrl.stream.codec import to_event
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, read
 
+Run = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "deploy" / "runs" / "quickstart.yaml"
 COMMON = ["orchestrator.target=null", "inference.heartbeat_s=0.2", "learner.checkpoint_every=50"]
@@ -89,6 +90,11 @@ def made(metric: Metric) -> Made:
     return Made(metric.time_s, metric.values["batcher/waited_for_data_s"], sum(shares))
 
 
+def publishing_s(values: Mapping[str, float]) -> float:
+    """How long the learner did nothing but publish what a step had made: write it, hash it, announce it, and now and then keep its state."""
+    return sum(values[f"learner/{name}_s"] for name in ("export", "hash", "announce", "checkpoint"))
+
+
 def figures(heard: Heard, skipped: int) -> dict[str, Any]:
     """Steps/s, and shares of the time of learner and server, over the steps behind the first `skipped`."""
     steps, batches, standing = by_step(heard, "learner/step_s"), by_step(heard, "batcher/waited_for_data_s"), swaps(heard)
@@ -98,7 +104,7 @@ def figures(heard: Heard, skipped: int) -> dict[str, Any]:
     for number in numbers:
         values, begun = steps[number].values, steps[number - 1].time_s
         learner["training"] += values["learner/step_s"]
-        learner["publishing"] += sum(values[f"learner/{name}_s"] for name in ("export", "hash", "announce", "checkpoint"))
+        learner["publishing"] += publishing_s(values)
         for cause, seconds in waiting(Interval(begun, begun + values["learner/idle_s"]), made(batches[number]), standing).items():
             learner[cause] += seconds
     total_s = window.end - window.start
@@ -131,14 +137,13 @@ def server(heard: Heard, window: Interval, shares: Sequence[Interval]) -> dict[s
     return {name: seconds / total_s for name, seconds in found.items()}
 
 
-def run_one(name: str, overrides: list[str], steps: int) -> dict[str, Any]:
+def run_one(name: str, overrides: Sequence[str], steps: int) -> Run:
     """A whole run as a user starts it; then what its log says."""
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as directory:
         run = config.load(QUICKSTART, [*COMMON, *overrides, f"orchestrator.max_steps={steps}", f"orchestrator.max_wall_s={LIMIT_S}"])
         run = RunFile.model_validate({**run.model_dump(), "runs_dir": directory})
         path = Path(directory) / "run.json"
         path.write_text(run.to_json())
-        print(f"{name}: {steps} steps", flush=True)
         ended = subprocess.run(
             [sys.executable, "-m", "streamrl.cli", "up", str(path)], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
@@ -148,18 +153,38 @@ def run_one(name: str, overrides: list[str], steps: int) -> dict[str, Any]:
             return {"name": name, **figures(gathered(KafkaLog({"bootstrap.servers": address}, run.run)), SKIPPED)}
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> Table:
-    shown = Table("", *(r["name"] for r in results), box=None)
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    shown.add_row("steps/s", *(f"{r['steps_per_s']:.2f}" for r in results))
-    shown.add_row("a step, a swap, ms", *(f"{1000 * r['step_s']:.0f}, {1000 * r['swap_s']:.0f}" for r in results))
-    shown.add_row("age of a batch, versions", *(f"{r['batch_age_mean']:.2f}" for r in results))
-    shown.add_row("rollouts that expired", *(f"{r['expired_frac']:.1%}" for r in results))
-    for part in ("learner", "server"):
-        for cause in results[0][part]:
-            shown.add_row(f"{part}: {LABELS[part][cause]}", *(f"{r[part][cause]:.1%}" for r in results))
-    return shown
+def means(runs: Sequence[Run]) -> Run:
+    """One column of several runs alike: the mean of each figure, so that shares still add up."""
+
+    def mean(values: Sequence[Any]) -> Any:
+        match values[0]:
+            case dict():
+                return {key: mean([value[key] for value in values]) for key in values[0]}
+            case str():
+                return values[0]
+            case _:
+                return statistics.mean(values)
+
+    return mean(runs)
+
+
+def gains(runs: Sequence[Run], one: str, other: str) -> dict[str, float]:
+    """Steps/s of one to that of the other, by round."""
+    pairs = zip((run for run in runs if run["name"] == one), (run for run in runs if run["name"] == other), strict=True)
+    return spread([mine["steps_per_s"] / theirs["steps_per_s"] for mine, theirs in pairs])
+
+
+def table(runs: Sequence[Run]) -> str:
+    shown = [means([run for run in runs if run["name"] == name]) for name in dict.fromkeys(run["name"] for run in runs)]
+    rows = [
+        ("steps/s", *(f"{r['steps_per_s']:.2f}" for r in shown)),
+        ("a step, a swap, ms", *(f"{1000 * r['step_s']:.0f}, {1000 * r['swap_s']:.0f}" for r in shown)),
+        ("age of a batch, versions", *(f"{r['batch_age_mean']:.2f}" for r in shown)),
+        ("rollouts that expired", *(f"{r['expired_frac']:.1%}" for r in shown)),
+    ]
+    for part, labels in LABELS.items():
+        rows += [(f"{part}: {label}", *(f"{r[part][cause]:.1%}" for r in shown)) for cause, label in labels.items()]
+    return markdown(("", *(r["name"] for r in shown)), rows)
 
 
 LABELS = {
@@ -183,20 +208,28 @@ LABELS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=150, help="of each run; the first 20 are not counted")
-    parser.add_argument("--free", action="store_true", help="and again without max_groups_per_s of add-digits")
+    parser.add_argument("--steps", type=int, default=120, help="of each run; the first 20 are not counted")
+    parser.add_argument("--rounds", type=int, default=2, help="of each, in turns")
+    parser.add_argument("--free", action="store_true", help="and without max_groups_per_s of add-digits")
     parser.add_argument("--out", type=Path, default=RESULTS / "loop.json")
+    parser.add_argument("--table", action="store_true", help="measure nothing")
     given = parser.parse_args()
-    results = [run_one(name, overrides, given.steps) for name, overrides in LOOPS.items()]
-    gains = {"as the quickstart is": results[0]["steps_per_s"] / results[1]["steps_per_s"]}
+    loops = dict(LOOPS)
     if given.free:
-        free = "envs.add-digits.max_groups_per_s=0"
-        results += [run_one(f"{name}, no limit", [*overrides, free], given.steps) for name, overrides in LOOPS.items()]
-        gains["without a limit of an env"] = results[2]["steps_per_s"] / results[3]["steps_per_s"]
-    write(given.out, {"runs": results, "gain": gains})
-    Console(width=160).print(table(results))
-    for what, gain in gains.items():
-        print(f"steps/s, overlapped to one at a time, {what}: {gain:.2f}")
+        loops |= {f"{name}, no limit": [*overrides, "envs.add-digits.max_groups_per_s=0"] for name, overrides in LOOPS.items()}
+    runs: list[Run] = json.loads(given.out.read_text())["runs"] if given.table else []
+    for number in range(0 if given.table else given.rounds):
+        for name, overrides in loops.items():
+            print(f"round {number + 1} of {given.rounds}, {name}: {given.steps} steps", flush=True)
+            runs.append(run_one(name, overrides, given.steps))
+            print(f"  {runs[-1]['steps_per_s']:.2f} steps/s", flush=True)
+    if not given.table:
+        write(given.out, {"runs": runs, "command": f"python -m bench.loop --steps {given.steps} --rounds {given.rounds}" + " --free" * given.free})
+    print(f"\n{table(runs)}\n")
+    names = list(dict.fromkeys(run["name"] for run in runs))
+    for one, other in zip(names[::2], names[1::2], strict=True):
+        gain = gains(runs, one, other)
+        print(f"steps/s, {one} to {other}: {gain['median']:.2f} ({gain['min']:.2f} to {gain['max']:.2f})")
 
 
 if __name__ == "__main__":

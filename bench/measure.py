@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": quantile(values, 0.5), "min": min(values), "max": max(values)}
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

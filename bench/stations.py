@@ -94,9 +94,8 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
         waiting = 0  # envs in a row that want nothing
         while due >= 1 and waiting < len(names):
             env = names[turn % len(names)]
-            turn += 1
             if not credits[env].allows():
-                waiting += 1
+                turn, waiting = turn + 1, waiting + 1
                 continue
             waiting = 0
             number = counters[env].take()

@@ -72,7 +72,7 @@ class Pool(msgspec.Struct):
 
     @property
     def usable_tokens(self) -> int:
-        return self.tokens - sum(held.tokens for held in self.ahead)
+        return self.tokens - sum([held.tokens for held in self.ahead]) if self.ahead else self.tokens
 
     def leave(self, queue: list[Held], place: int) -> Held:
         """Take the group at `place` of one of the two lists out."""
@@ -149,6 +149,21 @@ class Fold:
         """Is the version announced that the next batch waits for?"""
         return self.state.version >= max(self.state.next_batch - self.config.lookahead, 0)
 
+    def say_short(self) -> None:
+        """Note what the next batch lacks where it is far from full; of one that is nearly full, `build` has noted it."""
+        if self.due() and self.far_from_full():
+            self.note_shortage(self.shortage())
+
+    def far_from_full(self) -> bool:
+        """Is there so much less than a batch that some share surely lacks a token? Asked at every group."""
+        supply = sum([pool.usable_tokens for pool in self.state.pools.values()])
+        return supply + len(self.config.fractions) + 2 < self.config.total_token_budget + sum(self.state.balance.values())
+
+    def shortage(self) -> dict[str, int]:
+        config, due = self.config, self.fractions(self.state.next_batch)
+        supply = {env: pool.usable_tokens for env, pool in self.state.pools.items()}
+        return shortage(supply, due, self.balance(due), config.total_token_budget, config.spill)
+
     def say_demand(self) -> None:
         """Publish the demands that have changed: what the batches that rollouts begun now may be for need (`admission.py`), less what is held."""
         config, state = self.config, self.state
@@ -164,7 +179,8 @@ class Fold:
             coming = [(len(numbers), shares(config.fractions))]
         else:
             coming = [(1, shares(self.fractions(number))) for number in numbers]
-        return {env: math.fsum(count * (share.get(env, 0.0) + share[REST] / len(config.fractions)) for count, share in coming) for env in config.fractions}
+        envs = config.fractions
+        return {env: math.fsum(count * (share.get(env, 0.0) + share[REST] / len(envs)) for count, share in coming) for env in envs}
 
     def expire(self) -> None:
         """Drop the groups that the next batch can no longer take."""
@@ -185,13 +201,15 @@ class Fold:
     def build(self) -> bool:
         """Try to build the next batch. False when a share is short: the batch waits."""
         config, state = self.config, self.state
-        due = self.fractions(state.next_batch)
-        balance = self.balance(due)
-        terms = due, balance, config.total_token_budget, config.spill
-        if short := shortage({env: pool.usable_tokens for env, pool in state.pools.items()}, *terms):
+        if self.far_from_full():  # by how much, it is enough to say once a step
+            return False
+        if short := self.shortage():
             self.note_shortage(short)
             return False
-        selection = select({env: self.candidates(env, pool) for env, pool in state.pools.items()}, *terms)
+        due = self.fractions(state.next_batch)
+        balance = self.balance(due)
+        supply = {env: self.candidates(env, pool) for env, pool in state.pools.items()}
+        selection = select(supply, due, balance, config.total_token_budget, config.spill)
         self.note_shortage(selection.short)
         if selection.short or not selection.chosen:
             return False
@@ -203,9 +221,9 @@ class Fold:
         for group in groups[: len(taken)]:
             self.end("batched", group, batch=batch.number)
         state.balance = carry(due, balance, paid_by(selection, len(taken)), config.spill)
-        for env, pool in state.pools.items():
-            for place in sorted((c.place for c in taken if c.env == env), reverse=True):
-                pool.leave(pool.groups, place)
+        for candidate in sorted(taken, key=lambda c: c.place, reverse=True):  # the last of an env's first, so that places stay what they are
+            pool = state.pools[candidate.env]
+            pool.leave(pool.groups, candidate.place)
         state.next_batch += 1
         values = batch_values(config, batch, before, mixed(groups[: len(taken)]))
         values |= waiting_values(state.waited)
@@ -247,7 +265,7 @@ class Fold:
         state.short, state.waited_until_s = short, self.time_s
 
     def want(self, env: str, due_batches: float, owed_tokens: float) -> None:
-        """Publish the env's demand if it has changed. What is still missing of what the fractions leave is asked of each: any env may have stopped."""
+        """Publish the env's demand if it has changed. What is missing of what the fractions leave is asked of each: any of them may have stopped."""
         config, state, pool = self.config, self.state, self.state.pools.setdefault(env, Pool())
         wanted = capacity(due_batches, config.total_token_budget, owed_tokens, state.short.get(REST, 0), pool.tokens)
         wanted = wanted if state.version >= 0 else 0

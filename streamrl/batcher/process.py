@@ -38,6 +38,7 @@ def step(config: Config, state: State, events: Sequence[Event], time_s: float, b
             case _:
                 continue  # another learner's version, or one heard before
         fold.build_all(before)
+    fold.say_short()
     fold.say_demand()
     return state, fold.outputs
 

@@ -7,6 +7,7 @@ shares hold over the run although groups have any size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 REST = ""  # the pseudo-env that stands for what the fractions leave: it goes evenly to the envs that have more than their own share needs
@@ -38,10 +39,7 @@ def needs(fractions: Mapping[str, float], balance: Mapping[str, float], budget: 
 
 
 def shortage(supply: Mapping[str, int], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool) -> dict[str, int]:
-    """Tokens each share lacks while there is less than a batch altogether; empty: it is worth selecting.
-
-    `supply`: tokens of each env. Cheap, as it is asked at every group.
-    """
+    """Tokens each share lacks while there is less than a batch altogether; empty: it is worth selecting. `supply`: tokens of each env."""
     if sum(supply.values()) >= budget:
         return {}
     need = needs(fractions, balance, budget)
@@ -75,24 +73,25 @@ def select(
     paid, of_rest = dict.fromkeys(need, 0), dict.fromkeys(left, 0)
     short: dict[str, int] = {}
     total = 0
-    while True:
-        open_shares = [s for s in need if s not in short]
-        if not open_shares:
-            return Selection(chosen, paid, short)
-        share = max(open_shares, key=lambda s: need[s] - paid[s])
+    queue = [
+        (-tokens, place, share) for place, (share, tokens) in enumerate(need.items())
+    ]  # who lacks most is first; of equals, the one named first
+    heapify(queue)
+    while queue and -queue[0][0] >= 1:
+        _, place, share = heappop(queue)
         lacking = need[share] - paid[share]
-        if lacking < 1:
-            return Selection(chosen, paid, short)
         env = share or spare(left, {e: need[e] - paid[e] for e in need}, of_rest)
         head = heads.get(env)
         if head is None:
             if spill and share != REST:
                 need[REST] += lacking
                 need[share] = paid[share]
+                queue = [(paid[s] - need[s], p, s) for _, p, s in queue]
+                heapify(queue)
             else:
                 short[share] = int(lacking)
         elif total + head.tokens > budget:
-            return Selection(chosen, paid, short)
+            break
         else:
             chosen.append(head)
             heads[env] = next(coming[env], None)
@@ -100,6 +99,8 @@ def select(
             paid[share] += head.tokens
             of_rest[env] += 0 if share else head.tokens
             total += head.tokens
+            heappush(queue, (paid[share] - need[share], place, share))
+    return Selection(chosen, paid, short)
 
 
 def spare(left: Mapping[str, int], lacking: Mapping[str, float], of_rest: Mapping[str, int]) -> str:

@@ -150,6 +150,9 @@ class FileLog:
     def start(self, topic: str, partition: int) -> int:
         return self.partition(topic, partition).start
 
+    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {at: self.start(*at) for at in where}
+
     def end(self, topic: str, partition: int) -> int:
         return self.partition(topic, partition).end
 

@@ -131,6 +131,9 @@ class KafkaLog:
     def start(self, topic: str, partition: int) -> int:
         return self._offset(topic, partition, _EARLIEST)
 
+    def starts(self, where: Collection[Where]) -> dict[Where, int]:
+        return self._offsets(where, _EARLIEST) if where else {}
+
     def end(self, topic: str, partition: int) -> int:
         return self._offset(topic, partition, _LATEST)
 

@@ -116,6 +116,10 @@ class Log(Protocol):
         """Offset of the first message kept."""
         ...
 
+    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """`start` of many partitions, asked at once."""
+        ...
+
     def end(self, topic: str, partition: int) -> int:
         """The last stable offset: behind the last message that a reader may see.
 

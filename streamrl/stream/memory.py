@@ -31,6 +31,9 @@ class MemoryLog:
         self._partition(topic, partition)
         return 0
 
+    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {at: self.start(*at) for at in where}
+
     def end(self, topic: str, partition: int) -> int:
         return len(self._partition(topic, partition))
 

@@ -153,6 +153,9 @@ class Watched:
     def start(self, topic: str, partition: int) -> int:
         return self._log.start(topic, partition)
 
+    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._log.starts(where)
+
     def end(self, topic: str, partition: int) -> int:
         return self._log.end(topic, partition)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -78,9 +78,7 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     started = time.monotonic()
     writer = log.writer(part.name, f"journal.{part.name}")  # first: it fences an earlier instance and ends what that left open
     fold, records_read = restore(log, part)
-    for where in [(topic, p) for topic in part.inputs for p in range(partitions(log, topic))]:
-        if where not in fold.positions:
-            fold.positions[where] = log.start(*where)
+    fold.positions = {**starts(log, part.inputs), **fold.positions}
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
     tally, breaker = Tally(), Breaker(part.max_invalid_frac)
@@ -208,12 +206,21 @@ def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) 
     return outputs
 
 
+def starts(log: Log, topics: Iterable[str]) -> dict[TopicPartition, int]:
+    """The first offset of every partition of these topics. Two questions, however many there are: a run may have hundreds of envs."""
+    there = log.topics()
+    return log.starts([(topic, p) for topic in topics for p in range(_partitions(log, there, topic))])
+
+
 def partitions(log: Log, topic: str) -> int:
-    try:
-        return log.topics()[topic]
-    except KeyError:
+    return _partitions(log, log.topics(), topic)
+
+
+def _partitions(log: Log, there: Mapping[str, int], topic: str) -> int:
+    if topic not in there:
         log.reader({(topic, 0): 0}).close()  # a log that knows why it does not see the topic says so: it may not be this process's to read
-        raise TopicMissing(f"topic {topic} is missing; create it with `streamrl topics apply RUN.yaml`") from None
+        raise TopicMissing(f"topic {topic} is missing; create it with `streamrl topics apply RUN.yaml`")
+    return there[topic]
 
 
 def to_json(config: Any) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 from msgspec import structs
 
-from streamrl.batcher.pool import Config, State
+from streamrl.batcher.pool import Config, Fold, Pool, State
 from streamrl.batcher.process import paused, report, step
 from streamrl.records import Batch, Demand, Fate, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output
@@ -126,6 +127,42 @@ def test_demand_covers_the_batches_that_new_rollouts_could_serve():
 def test_after_its_batch_is_built_only_the_next_one_is_wanted():
     out = fold([version_event(0), *arrivals("a", "b")])
     assert [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens == 20
+
+
+class Asked(dict[str, float]):
+    """Counts how often all of it is gone through."""
+
+    times = 0
+
+    def items(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.times += 1
+        return super().items()
+
+
+def test_the_shares_are_gone_through_as_often_for_many_envs_as_for_few():
+    asked: list[int] = []
+    for envs in (2, 50):
+        fractions = Asked({f"env-{i}": 1 / envs for i in range(envs)})
+        out = fold([version_event(0), *arrivals("a", "b", env="env-0")], replace(CONFIG, fractions=fractions, lookahead=8, total_token_budget=1000))
+        assert sum(isinstance(o.record, Demand) for o in out) == envs
+        asked.append(fractions.times)
+    assert asked[0] == asked[1]
+
+
+def test_of_a_batch_that_is_far_from_full_some_share_is_short():
+    """Or else it would never be built: a step leaves out asking each share then."""
+    random, far = Random(3), 0
+    for _ in range(500):
+        envs = [f"env-{i}" for i in range(random.randint(1, 6))]
+        owed = [random.uniform(-20, 20) for _ in envs]
+        balance = {env: tokens - sum(owed) / len(envs) for env, tokens in zip(envs, owed, strict=True)}
+        fractions = {env: random.choice([0.5, 1.0]) / len(envs) for env in envs}
+        config = replace(CONFIG, fractions=fractions, total_token_budget=40, spill=random.random() < 0.5)
+        pools = {env: Pool(tokens=random.randint(0, 60 // len(envs))) for env in envs}
+        at_work = Fold(config, State(version=0, pools=pools, balance=balance), 0.0)
+        far += at_work.far_from_full()
+        assert at_work.shortage() or not at_work.far_from_full()
+    assert 100 < far < 450  # of both there are enough
 
 
 def test_demand_is_said_again_only_when_it_changes():

@@ -24,8 +24,12 @@ def test_weights_with_and_without_vllm():
 def test_a_loop():
     run = {"name": "overlapped", "steps_per_s": 2.5, "step_s": 0.1, "swap_s": 0.05, "batch_age_mean": 1.0, "expired_frac": 0.25}
     run |= {part: dict.fromkeys(labels, 0.125) for part, labels in loop.LABELS.items()}
-    text = shown(loop.table([run, {**run, "name": "one at a time"}]))
-    assert all(said in text for said in ("overlapped", "one at a time", "2.50", "100, 50", "25.0%", "idle, blocked on a share"))
+    runs = [run, {**run, "name": "one at a time", "steps_per_s": 2.0}, {**run, "steps_per_s": 3.5}, {**run, "name": "one at a time"}]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in loop.table(runs).splitlines()]
+    assert rows[0] == ["", "overlapped", "one at a time"]
+    assert ["steps/s", "3.00", "2.25"] in rows and ["a step, a swap, ms", "100, 50", "100, 50"] in rows
+    assert ["rollouts that expired", "25.0%", "25.0%"] in rows and ["server: idle, blocked on a share", "12.5%", "12.5%"] in rows
+    assert loop.gains(runs, "overlapped", "one at a time") == {"median": 1.325, "min": 1.25, "max": 1.4}
 
 
 def test_a_learner():

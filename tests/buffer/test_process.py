@@ -183,6 +183,14 @@ def test_the_metrics_of_what_came_in():
     }
 
 
+def test_what_came_in_from_all_envs_is_one_record_a_version():
+    records = [rollout(env, env, failure="x") for env in ("copy", "add")]
+    events = [rollout_event(i, record) for i, record in enumerate(records)]
+    out = fold([version_event(0), *events, version_event(1)], replace(CONFIG, envs=("copy", "add")))
+    (metric,) = [o.record for o in out if isinstance(o.record, Metric)]
+    assert {name: value for name, value in metric.values.items() if "failed" in name} == {"replays/copy/new_failed": 1, "replays/add/new_failed": 1}
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

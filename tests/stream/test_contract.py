@@ -34,6 +34,9 @@ class Exported:
     def start(self, topic: str, partition: int) -> int:
         return self._files().start(topic, partition)
 
+    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._files().starts(where)
+
     def end(self, topic: str, partition: int) -> int:
         return self._files().end(topic, partition)
 
@@ -158,10 +161,11 @@ def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_recordi
     assert list(read(log, "out", 0, log.end("out", 0))) == []
 
 
-def test_the_ends_of_many_are_asked_at_once(open_log: Open):
+def test_starts_and_ends_of_many_are_asked_at_once(open_log: Open):
     log = open_log()
     log.writer("a").commit([message("k", "0", "out")])
-    assert log.ends([]) == {}
+    assert log.ends([]) == {} and log.starts([]) == {}
+    assert log.starts([("in", 1), ("out", 0)]) == {("in", 1): 0, ("out", 0): 0}
     assert log.ends([("in", 0), ("in", 1), ("out", 0)]) == {("in", 0): 0, ("in", 1): 0, ("out", 0): log.end("out", 0)}
     assert log.end("out", 0) > 0
 

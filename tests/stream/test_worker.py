@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from streamrl.errors import StreamrlError
+from streamrl.errors import StreamrlError, TopicMissing
 from streamrl.records import Demand, EnvProgress, JournalEntry, Metric, Snapshot
 from streamrl.stream.codec import decode, to_message
 from streamrl.stream.log import Event, Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.snapshots import freeze
-from streamrl.stream.worker import Fold, Part, restore, run, turn
+from streamrl.stream.worker import Fold, Part, restore, run, starts, turn
 from tests import life
 
 TOPICS = {"a": 1, "b": 1, "sums": 1, "metrics": 1, "dead-letters.a": 1, "journal.adder": 1}
@@ -48,6 +48,25 @@ def part(config: Config | None = None, snapshot_events: int = 4) -> Part[Config,
 
 def number(topic: str, value: int) -> Message:
     return to_message(Output(topic, "k", EnvProgress(producer="p", next_problem=value)))
+
+
+class Counted(MemoryLog):
+    """How often it is asked what there is."""
+
+    asked = 0
+
+    def topics(self) -> dict[str, int]:
+        self.asked += 1
+        return super().topics()
+
+
+def test_where_many_inputs_begin_is_asked_once():
+    names = [f"in-{i}" for i in range(50)]
+    log = Counted({**dict.fromkeys(names, 2), "other": 1})
+    assert starts(log, names) == {(name, p): 0 for name in names for p in range(2)}
+    assert log.asked == 1
+    with pytest.raises(TopicMissing, match="nowhere"):
+        starts(log, ["other", "nowhere"])
 
 
 def filled(count: int = 20) -> MemoryLog:
