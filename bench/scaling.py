@@ -32,7 +32,10 @@ from matplotlib import pyplot as plt  # the backend has to be chosen first
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
 WARM_S = 8.0
 BATCH_TOKENS = Shape().batch * Shape().rollout_tokens
+ENVS_LOOKAHEAD = 64  # batches
 FULL_S = 120.0  # at most, until the first batch
+GENTLY = 1_000.0  # rollouts/s, while everything is done for the first time
+GENTLY_S = 2.0  # behind the first batch
 Row = dict[str, Any]
 
 
@@ -52,6 +55,11 @@ def of_length(response: int) -> Shape:
     return Shape(response=response, batch=max(BATCH_TOKENS // (Shape().prompt + response) // group, 1) * group)
 
 
+def of_envs(place: Place, name: str, envs: int) -> Line:
+    """Deep enough that each of the most envs has some groups under way."""
+    return place.ours(name, Shape(), envs=envs, lookahead=ENVS_LOOKAHEAD)
+
+
 def plain(shape: Callable[[int], Shape]) -> Callable[[Place, str, int], Line]:
     return lambda place, name, n: place.ours(name, shape(n))
 
@@ -66,11 +74,11 @@ def of_group(rollouts: int) -> Shape:
 
 
 CURVES = {
-    "envs": Curve("envs, the same load in all", (1, 3, 10, 30, 100), lambda place, name, n: place.ours(name, Shape(), envs=n)),
+    "envs": Curve("envs, the same load in all", (1, 10, 30, 100), of_envs),
     "partitions": Curve("partitions of each env's topics", (1, 4, 16), lambda place, name, n: place.ours(name, Shape(), partitions=n)),
     "window": Curve("rollouts that wait in the buffer", (1_000, 10_000, 100_000), plain(of_window), of_window),
-    "length": Curve("tokens of a response", (128, 512, 2_048, 8_192, 32_768), plain(of_length), of_length, per_token=True),
-    "group": Curve("rollouts of a group", (2, 4, 8, 16, 64), plain(of_group), of_group),
+    "length": Curve("tokens of a response", (128, 1_024, 8_192, 32_768), plain(of_length), of_length, per_token=True),
+    "group": Curve("rollouts of a group", (2, 8, 16, 64), plain(of_group), of_group),
     "learners": Curve("learners of the same batches", (1, 2, 4), lambda place, name, n: place.ours(name, Shape(), followers=n - 1)),
 }
 
@@ -126,14 +134,16 @@ def halted(line: Line, seconds: float) -> Row:
 
 
 def fill(line: Line) -> None:
-    """Wait for the first batch: parts with many topics start slowly, and the generator sends the stragglers before anything else."""
-    line.go(None)
+    """Wait for the first batch; the generator sends the stragglers before anything else. Then a little longer, until all partitions have been written
+    to: the first time, the broker waits for the disk for each, and a transaction over hundreds of them would take too long."""
+    line.go(GENTLY)
     deadline = time.monotonic() + FULL_S
     while not line.count.get():
         line.check()
         if time.monotonic() > deadline:
             raise SystemExit(f"bench: no batch within {FULL_S:.0f} s: {line.tails()}")
         time.sleep(0.2)
+    time.sleep(GENTLY_S)
 
 
 def row(point: int, shape: Shape, results: Sequence[Mapping[str, Any]], peaks_mb: Mapping[str, float]) -> Row:
