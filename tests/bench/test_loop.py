@@ -1,5 +1,10 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
+from bench import loop
 from bench.loop import Heard, figures
 from streamrl.records import Metric
 
@@ -33,3 +38,22 @@ def test_the_time_of_a_loop_by_cause():
     assert found["learner"] == pytest.approx(wanted)
     # 0.6 s in two of its four seconds of looks were spent waiting for the share: 0.3 of each idle 0.4
     assert found["server"] == pytest.approx({"sampling": 0.5, "weights": 0.1, "share": 0.15, "demand": 0.25})
+
+
+def test_both_loops_run_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rates = iter([3.0, 2.0, 5.0, 2.5])
+
+    def run_one(name: str, overrides: Sequence[str], steps: int) -> loop.Run:
+        shares = {part: dict.fromkeys(labels, 0.25) for part, labels in loop.LABELS.items()}
+        return {"name": name, "steps_per_s": next(rates), "step_s": 0.1, "swap_s": 0.05, "batch_age_mean": 1.0, "expired_frac": 0.0, **shares}
+
+    out = tmp_path / "loop.json"
+    monkeypatch.setattr(loop, "run_one", run_one)
+    monkeypatch.setattr("sys.argv", ["bench.loop", "--rounds", "2", "--out", str(out)])
+    loop.main()
+    assert [run["name"] for run in json.loads(out.read_text())["runs"]] == [loop.OVERLAPPED, loop.ONE_AT_A_TIME] * 2
+    said = capsys.readouterr().out
+    assert "overlapped to one at a time: 1.75 (1.50 to 2.00)" in said
+    monkeypatch.setattr("sys.argv", ["bench.loop", "--table", "--out", str(out)])
+    loop.main()
+    assert capsys.readouterr().out.strip() == said[said.index("|") :].strip()  # again, from the file
