@@ -30,7 +30,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # the backend has to be chosen first
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
-WARM_S = 8.0
+WARM_S = 3.0
+WARM_TIMES = 5  # at most, two at least
+FASTER = 1.1  # is not warm yet
 BATCH_TOKENS = Shape().batch * Shape().rollout_tokens
 ENVS_LOOKAHEAD = 64  # batches
 FULL_S = 120.0  # at most, until the first batch
@@ -103,7 +105,7 @@ def measure(name: str, curve: Curve, rounds: int, seconds: float, directory: Pat
             lines[point] = line = curve.line(place, f"{name}-{point}", point)
             fill(line)
             say(name, point, f"its first batch after {time.monotonic() - started:.1f} s")
-            return halted(line, WARM_S)
+            return warmed(line)
 
         def turn(point: int) -> Row:
             results[point].append(halted(lines[point], seconds))
@@ -124,6 +126,17 @@ def measure(name: str, curve: Curve, rounds: int, seconds: float, directory: Pat
 
 def say(name: str, point: int, what: str) -> None:
     print(f"{name} {point:,}: {what}", flush=True)
+
+
+def warmed(line: Line) -> Row:
+    """What it does when it gets no faster any more; afterwards it stands still."""
+    result = line.run(WARM_S)
+    for _ in range(WARM_TIMES - 1):
+        before, result = result, line.run(WARM_S)
+        if result["rollouts_per_s"] < FASTER * before["rollouts_per_s"]:
+            break
+    line.halt()
+    return result
 
 
 def halted(line: Line, seconds: float) -> Row:
