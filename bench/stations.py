@@ -33,6 +33,7 @@ from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output, Writer
 
+TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may
 LATENCIES = 200_000  # kept; a round has fewer
 
 
@@ -75,7 +76,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
     credits = {env: Credit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens)) for env in names}
     counters = {env: Counter(EnvProgress(producer=f"{env}-0", next_problem=0), 1) for env in names}
     late = {env: strew(writer, source, env, shape.stragglers // len(names) // (shape.group - 1)) for env in names}
-    version, due, turn = 0, 0.0, 0
+    version, due, turn, begun = 0, 0.0, 0, 0
     last = time.monotonic()
     while not orders.over.is_set():
         for message in reader.poll(500, 0):
@@ -94,10 +95,10 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
         waiting = 0  # envs in a row that want nothing
         while due >= 1 and waiting < len(names):
             env = names[turn % len(names)]
-            if not credits[env].allows():
-                turn, waiting = turn + 1, waiting + 1
+            if begun == TURN_GROUPS or not credits[env].allows():
+                turn, begun, waiting = turn + 1, 0, 0 if begun else waiting + 1
                 continue
-            waiting = 0
+            begun += 1
             number = counters[env].take()
             done.setdefault(env, []).append(number)
             credits[env].launched += 1
