@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamrl.buffer.advantages import advantage_named
+from streamrl.buffer.freshness import FUTURE_VERSIONS, furthest
 from streamrl.buffer.window import Fold, Rules, State
 from streamrl.config import RunFile
 from streamrl.errors import ConfigError
@@ -31,6 +32,7 @@ class Config:
     remember_versions: int  # how long uids and closed groups are known
     advantage: str
     zero_advantage: Literal["keep", "filter"] = "keep"
+    ahead: int = FUTURE_VERSIONS  # versions: a rollout of one that is not heard of yet is held
     begins_at: int = -1  # a fork: what was sampled by versions not heard of yet lies there from the start, so it is read only once this one is heard
 
     @property
@@ -43,6 +45,7 @@ class Config:
             self.remember_versions,
             advantage_named(self.advantage),
             self.zero_advantage,
+            self.ahead,
         )
 
 
@@ -92,6 +95,7 @@ def part(run: RunFile, envs: Sequence[str] = ()) -> Part[Config, State]:
         remember_versions=rules.remember_versions,
         advantage=rules.advantage,
         zero_advantage=rules.zero_advantage,
+        ahead=furthest(run.batcher.lookahead),
         begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {**{f"rollouts.{env}": ("rollout",) for env in chosen}, "policy-versions": ("policy-version",)}

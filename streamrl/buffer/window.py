@@ -31,6 +31,7 @@ class Rules:
     remember_versions: int
     advantage: Advantage
     zero_advantage: Literal["keep", "filter"] = "keep"
+    ahead: int = FUTURE_VERSIONS  # versions
 
 
 class OpenGroup(msgspec.Struct):
@@ -94,7 +95,7 @@ class Fold:
     def take(self, event: Event, rollout: Rollout) -> None:
         """A rollout has come: it joins its group, or meets its end."""
         state, env, uid, group_id = self.state, event.topic.partition(".")[2], rollout.rollout_uid, rollout.group_id
-        if cause := objection(rollout, event.key, env, state.version + FUTURE_VERSIONS, state.vocab_size):
+        if cause := objection(rollout, event.key, env, state.version + self.rules.ahead, state.vocab_size):
             self.outputs += reject(event, cause)
             return
         if uid in state.seen:

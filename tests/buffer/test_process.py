@@ -109,6 +109,12 @@ def test_a_version_not_heard_of_yet_is_held():
     assert len(groups(fold([*events, version_event(3)]))) == 1
 
 
+def test_how_far_ahead_it_may_be_is_a_matter_of_the_pipeline():
+    events = [version_event(0), *(rollout_event(i, rollout(sample=i, version=9)) for i in range(2)), version_event(9)]
+    _, out = step(replace(CONFIG, ahead=9), State(), events, 0.0)
+    assert len(groups(out)) == 1 and fates(out) == []
+
+
 @pytest.mark.parametrize(
     ("event", "cause"),
     [
