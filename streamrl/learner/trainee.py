@@ -1,9 +1,9 @@
 """The policy in training, and what is made known of it. Version k + 1 is written, hashed and announced while the next batch is trained.
 
-What the next step takes away is taken first: the weights into memory of their own, the probe, and the state of the optimiser where a checkpoint is due.
-That is done in the learner's own thread, as its processes come to it together. The rest is done in one other thread of the first process, in order, and
-at most one version behind: the next one waits for it. What fails there is raised in the learner's own thread: at the next look for a batch, or the next
-version.
+What the next step takes away is taken first: the weights into memory of their own, the probe, and the optimiser's state where a checkpoint is due.
+That is done in the learner's own thread, as its processes come to it together. The rest is done in one other thread of the first process, in order,
+and at most one version behind: the next one waits for it. What fails there is raised in the learner's own thread: at the next look for a batch, or
+at the next version.
 
 A crash in between means that the batch is trained again.
 """
