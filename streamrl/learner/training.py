@@ -55,17 +55,21 @@ class Snapshot(NamedTuple):
     tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
     vocab_size: int  # rows of the embedding, which may be padded
 
+    def save(self, directory: Path) -> None:
+        """A directory that starts a server. Raises OSError."""
+        export.save(self.tensors, self.origin, directory)
+
     def sha256(self) -> str:
         """What the version is announced as."""
         with tempfile.TemporaryDirectory() as directory:
-            export.save(self.tensors, self.origin, Path(directory))
+            self.save(Path(directory))
             return describe(Path(directory)).sha256
 
     def write(self, store: Store) -> Written:
         """Put the version into the store. Raises WeightError."""
         started, name = time.monotonic(), version_name(self.position.version)
         with store.writing(name, export.size_bytes(self.tensors)) as directory:
-            export.save(self.tensors, self.origin, directory)
+            self.save(directory)
             exported = time.monotonic()
         return Written(store.claim(name), exported - started, time.monotonic() - exported)
 
@@ -141,7 +145,7 @@ class Training:
             self.reference.load(wanted, directory)
         elif wanted == self.version:
             with tempfile.TemporaryDirectory() as exported:  # and loaded, as a scorer does: what is in memory may have its head tied
-                export.save(export.state_dict(self.state.model), self.origin, Path(exported))
+                self.snapshot().save(Path(exported))
                 self.reference.load(wanted, Path(exported))
         else:
             held = checkpoints.path_of(start.directory, self.version) / held_name(wanted) if start else None
