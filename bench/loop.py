@@ -90,8 +90,9 @@ def made(metric: Metric) -> Made:
 
 
 def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
-    """Steps/s, and shares of the time of learner and server, over the steps behind the first `skipped`. A record of a step is of the time when training
-    could go on behind it; batch k is built when version k - `lookahead` is announced.
+    """Steps/s, and shares of the time of learner and server, over the steps behind the first `skipped`.
+
+    A record of a step is of the time when training could go on behind it. Batch k is built when version k - `lookahead` is announced.
     """
     steps, batches, standing = by_step(heard, "learner/step_s"), by_step(heard, "batcher/waited_for_data_s"), swaps(heard)
     numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)

@@ -16,8 +16,8 @@ def test_a_batch_waits_for_all_shares_then_for_one():
 
 
 def test_every_second_that_the_learner_waits_has_one_cause():
-    # idle from 100 to 110; the version was announced at 100.5, the batch was due at 101, had one share by 105, was built at 109; the server swapped from
-    # 99 to 102 and from 104 to 106
+    # idle from 100 to 110; the version was announced at 100.5, the batch was due at 101, had one share by 105, was built at 109; the server swapped
+    # from 99 to 102 and from 104 to 106
     found = waiting(Interval(100, 110), Made(109.0, data_s=4.0, share_s=4.0), [Interval(104, 106), Interval(99, 102)], 100.5)
     assert found == {"version": 0.5, "weights": 1.5 + 2, "share": 109 - 106, "data": 104 - 102, "log": 1}
     assert sum(found.values()) == 10
