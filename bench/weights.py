@@ -253,10 +253,10 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
             """The next version, as if a step had just made it; what it took, its announcement, and when it began."""
             policy.position = policy.position._replace(version=policy.version + 1, sha256="")
             updated_s = time.time()
-            trainee.publish(policy.version - 1)
-            spent = trainee.settle()
+            made = trainee.publish(policy.version - 1)
+            trainee.settle()
             record = announced.until(lambda records: [r for r in records if r.version == policy.version], "an announcement", lambda: None)[0]
-            return spent, record, updated_s
+            return made.spent, record, updated_s
 
         update()
         agents = None if size == UNSERVED else Agents(run, log, directory, kafka.address)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self, TypeVar
 
 from streamrl.learner import checkpoints
+from streamrl.learner.beside import Beside
 from streamrl.learner.reading import Taken
 from streamrl.learner.recompute import check
 from streamrl.learner.reference import reference_of
@@ -32,15 +33,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Told(NamedTuple):
-    """What else belongs to a version, beside its weights."""
+@dataclass
+class Version:
+    """One on its way. Its fields are filled in as it goes; what it is handed to next reads them."""
 
     batch: int | None  # that it was trained on
-    probe: Probe | None  # None: it is announced already
-    checkpoint: bool  # its state is written, and is a checkpoint once the hash of the weights is known
-    spent: Mapping[str, float]  # seconds in the learner's own thread, by stage
-    measured: Mapping[str, float]  # of the step; nothing for the version that a learner begins with
-    time_s: float  # when training could go on
+    snapshot: Snapshot
+    probe: Probe | None = None
+    written: Written | None = None  # None, too: it was announced before, and is left alone
+    spent: dict[str, float] = field(default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0})  # s, by stage
+
+    @property
+    def number(self) -> int:
+        return self.snapshot.position.version
 
 
 @dataclass
@@ -56,16 +61,15 @@ class Trainee:
     def __post_init__(self) -> None:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
-        self._beside = ThreadPoolExecutor(1, "publisher")
-        self._under_way: Future[dict[str, float]] | None = None
+        self._beside = Beside()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, cause: type[BaseException] | None, *_: object) -> None:
-        self._beside.shutdown()
+        self._beside.close()
         if cause is None:
-            self.settle()
+            self._beside.check()
 
     def train(self, taken: Taken, idle_s: float) -> None:
         """One step, after a wait of `idle_s`, and its version. Raises what the version before has failed of."""
@@ -73,90 +77,85 @@ class Trainee:
         age = batch.number - batch.oldest_versions
         self.publish(batch.number, {**measured, "idle_s": idle_s, "batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())})
 
-    def publish(self, batch: int | None, measured: Mapping[str, float] | None = None) -> None:
+    def publish(self, batch: int | None, measured: Mapping[str, float] | None = None) -> Version:
         """Have the policy, trained on `batch`, announced; a version that is announced already must come out the same, and is left alone.
 
         Returns as soon as training may go on. `measured`: published with what it took, once that is known. Raises what the version before has failed
         of.
         """
-        began = time.monotonic()
+        times = [time.monotonic()]
         self.settle()
-        settled = time.monotonic()
-        policy, settings, known = self.policy, self.policy.run.learner, self.policy.version in self.announced
-        snapshot = policy.snapshot()
-        taken = time.monotonic()
-        writing = self._beside.submit(self._write, snapshot) if self.writer is not None else None
-        probe = None if known else policy.probe()  # beside the writing
-        probed = time.monotonic()
-        if checkpoint := batch is None or policy.version % settings.checkpoint_every == 0:
+        times.append(time.monotonic())
+        policy, known = self.policy, self.policy.version in self.announced
+        version = Version(batch, policy.snapshot())
+        times.append(time.monotonic())
+        self._later(partial(self._recompute if known else self._write, version))
+        version.probe = None if known else policy.probe()  # beside the writing
+        times.append(time.monotonic())
+        if not known:
+            self._later(partial(self._announce, version))
+        if checkpoint := batch is None or policy.version % policy.run.learner.checkpoint_every == 0:
             policy.save_state(self.checkpoints)
-        done = time.monotonic()
-        spent = {"publish_wait_s": settled - began, "export_s": taken - settled, "probe_s": probed - taken}
-        spent |= {"checkpoint_s": done - probed, "publish_s": done - began}
-        if writing is not None:
-            told = Told(batch, probe, checkpoint, spent, measured or {}, time.time())
-            self._under_way = self._beside.submit(self._tell, snapshot, writing, told)
+        times.append(time.monotonic())
+        names = ("publish_wait_s", "export_s", "probe_s", "checkpoint_s")
+        stood = {"publish_s": times[-1] - times[0], **{name: end - start for name, start, end in zip(names, times, times[1:], strict=False)}}
+        if checkpoint:
+            self._later(partial(self._complete, version))
+        self._later(partial(self._measure, version, stood, measured, time.time()))
+        return version
 
-    def settle(self) -> dict[str, float]:
-        """Wait for the version under way. Returns what it took, by stage; nothing if there was none. Raises what it has failed of."""
-        under_way, self._under_way = self._under_way, None
-        return {} if under_way is None else under_way.result()
+    def settle(self) -> None:
+        """Wait for the version under way. Raises what it has failed of."""
+        self._beside.settle()
 
     def watched(self, coming: Iterator[T]) -> Iterator[T]:
         """What comes, as long as nothing has failed meanwhile. Raises what the version under way has failed of."""
         for found in coming:
-            if self._under_way is not None and self._under_way.done():
-                self._under_way.result()
+            self._beside.check()
             yield found
 
     # ---- beside the next step ---------------------------------------------------------------------------------------------------------
 
-    def _write(self, snapshot: Snapshot) -> Written | None:
-        """The weights into the store; None for a version that is announced already, and has come out the same."""
-        version = snapshot.position.version
-        if version not in self.announced:
-            return snapshot.write(self.store)
-        check(self.learner, self.announced, version, snapshot.sha256())
-        logger.info("version %d: trained again, %s as announced", version, self.announced[version][:12])
-        return None
+    def _later(self, work: Callable[[], None]) -> None:
+        if self.writer is not None:
+            self._beside.do(work)
 
-    def _tell(self, snapshot: Snapshot, writing: Future[Written | None], told: Told) -> dict[str, float]:
-        """Once its weights are written: the announcement, the checkpoint, the metrics. Returns what the version took, by stage."""
-        spent, position = dict(told.spent), snapshot.position
-        if written := writing.result():
-            started = time.monotonic()
-            self._announce(snapshot, written, told)
-            spent |= {"export_s": spent["export_s"] + written.export_s, "hash_s": written.hash_s, "announce_s": time.monotonic() - started}
-        else:
-            spent |= {"hash_s": 0.0, "announce_s": 0.0}
-        if told.checkpoint:
-            started = time.monotonic()
-            position = position._replace(sha256=self.announced[position.version])
-            checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
-            spent["checkpoint_s"] += time.monotonic() - started
-        if self.meter is not None and told.measured:
-            values = {f"learner/{name}": value for name, value in {**told.measured, **spent}.items()}
-            self.meter.publish(values, step=told.batch, time_s=told.time_s)
-        return spent
+    def _recompute(self, version: Version) -> None:
+        check(self.learner, self.announced, version.number, version.snapshot.sha256())
+        logger.info("version %d: trained again, %s as announced", version.number, self.announced[version.number][:12])
 
-    def _announce(self, snapshot: Snapshot, written: Written, told: Told) -> None:
+    def _write(self, version: Version) -> None:
+        version.written = version.snapshot.write(self.store)
+
+    def _announce(self, version: Version) -> None:
         """In one transaction: the version exists, and the batches up to its own are dealt with."""
-        assert self.writer is not None, "only then something is written"
-        run, position, stored = self.policy.run, snapshot.position, written.stored
-        record = PolicyVersion(
-            learner=self.learner,
-            version=position.version,
-            batch=told.batch,
-            probe=told.probe,
-            vocab_size=snapshot.vocab_size,
-            time_s=time.time(),
-            **stored._asdict(),
-        )
+        started, run, snapshot, position = time.monotonic(), self.policy.run, version.snapshot, version.snapshot.position
+        assert self.writer is not None and version.written is not None, "written before"
+        told = {"probe": version.probe, "vocab_size": snapshot.vocab_size, "time_s": time.time()}
+        stored = version.written.stored
+        record = PolicyVersion(learner=self.learner, version=version.number, batch=version.batch, **told, **stored._asdict())
         places = {("batches", 0): position.offset, **({("scores", 0): position.scores} if run.learner.pooled else {})}
         self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
-        self.announced[position.version] = stored.sha256
-        self.store.prune(position.version, run.weights.keep_versions, but=self._awaited(position.version))
-        logger.info("version %d: %s", position.version, stored.sha256[:12])
+        self.announced[version.number] = stored.sha256
+        self.store.prune(version.number, run.weights.keep_versions, but=self._awaited(version.number))
+        version.spent["announce_s"] = time.monotonic() - started
+        logger.info("version %d: %s", version.number, stored.sha256[:12])
+
+    def _complete(self, version: Version) -> None:
+        """Its state is written: with the hash that it is announced as, that is a checkpoint."""
+        started = time.monotonic()
+        position = version.snapshot.position._replace(sha256=self.announced[version.number])
+        checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
+        version.spent["checkpoint_s"] = time.monotonic() - started
+
+    def _measure(self, version: Version, stood: Mapping[str, float], measured: Mapping[str, float] | None, time_s: float) -> None:
+        """What it took is known. `stood`: what of it training stood still for, until `time_s`."""
+        written = {"export_s": version.written.export_s, "hash_s": version.written.hash_s} if version.written else {}
+        for name, seconds in (*stood.items(), *written.items()):
+            version.spent[name] = version.spent.get(name, 0.0) + seconds
+        if self.meter is not None and measured is not None:
+            values = {f"learner/{name}": value for name, value in {**measured, **version.spent}.items()}
+            self.meter.publish(values, step=version.batch, time_s=time_s)
 
     def _awaited(self, version: int) -> set[int]:
         """Versions that others still have to find: the scorers, which make version 0 themselves, and the evaluator."""
