@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streamrl.config import RunFile, changed
-from streamrl.errors import Fenced, WeightError
+from streamrl.errors import Fenced, ModelError, WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.reading import Taken
 from streamrl.learner.trainee import Trainee
@@ -48,8 +48,12 @@ class GatedStore(Store):
 
 
 class FullStore(Store):
+    """For version 1."""
+
     def writing(self, name: str, size_bytes: int = 0) -> AbstractContextManager[Path]:
-        raise WeightError(f"the weight store is full: {name}")
+        if name == "v000001":
+            raise WeightError(f"the weight store is full: {name}")
+        return super().writing(name, size_bytes)
 
 
 class GatedWriter:
@@ -154,7 +158,6 @@ def test_what_fails_is_raised_at_the_next_version(policy: Training, log: MemoryL
     with pytest.raises(WeightError, match="^the weight store is full: v000001$"), made(policy, log) as trainee:
         trainee.store = FullStore(trainee.store.root)
         trainee.train(taken(0), idle_s=0.0)
-        trainee.store = Store(trainee.store.root)
         trainee.train(taken(1), idle_s=0.0)
     assert versions(log) == [] and trainee.store.versions() == [] and checkpoints.versions(trainee.checkpoints) == []
 
@@ -163,6 +166,16 @@ def test_what_fails_is_raised_at_the_end(policy: Training, log: MemoryLog):
     with pytest.raises(WeightError, match="is full: v000001$"), made(policy, log) as trainee:
         trainee.store = FullStore(trainee.store.root)
         trainee.train(taken(0), idle_s=0.0)
+
+
+def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(policy: Training, log: MemoryLog, monkeypatch: pytest.MonkeyPatch):
+    def full(directory: Path) -> None:
+        raise ModelError("no space left")
+
+    monkeypatch.setattr(policy, "save_state", full)
+    with pytest.raises(ModelError, match="^no space left$"), made(policy, log) as trainee:
+        trainee.train(taken(0), idle_s=0.0)
+    assert [record.version for record in versions(log)] == [1] and checkpoints.versions(trainee.checkpoints) == []
 
 
 def test_a_process_that_does_not_write_announces_nothing(policy: Training, log: MemoryLog):
