@@ -2,8 +2,8 @@
 
     python -m bench.raw source|relay|gather|sink SETTINGS.json
 
-source -> raw.rollouts -> relay -> raw.groups -> gather -> raw.batches -> sink, each a process, with our own client settings. What is in flight is
-bounded, as ours is.
+source -> raw.rollouts -> relay -> raw.groups -> gather -> raw.batches -> sink, each a process, with our own client settings. Who stands between hands
+on the bytes that came, as many as ours had on that hop. What is in flight is bounded, as ours is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -30,13 +31,20 @@ def consumer(kafka: dict[str, str], topic: str) -> Consumer:
     return made
 
 
-def taken(source: Consumer) -> int:
-    """Messages that have come in."""
-    messages = source.consume(512, 0.02)
-    for message in messages:
-        if (error := message.error()) and error.code() != KafkaError._PARTITION_EOF:
+def taken(source: Consumer) -> list[bytes]:
+    """What has come in."""
+    values = list[bytes]()
+    for message in source.consume(512, 0.02):
+        if (error := message.error()) is None:
+            values.append(message.value() or b"")
+        elif error.code() != KafkaError._PARTITION_EOF:
             raise RuntimeError(error.str())
-    return sum(1 for message in messages if not message.error())
+    return values
+
+
+def together(values: Sequence[bytes], size: int) -> bytes:
+    """As much of each as makes `size` bytes."""
+    return b"".join([memoryview(value)[: size // len(values)] for value in values]).ljust(size, b"\0")
 
 
 def payloads(size: int) -> list[bytes]:
@@ -74,20 +82,20 @@ def main(role: str, path: str) -> None:
         count, source = Count(counts / "sink"), consumer(kafka, batches)
         pieces, came = -(-sizes["batch_bytes"] // MAX_RECORD), 0
         while not orders.over.is_set():
-            came += taken(source)
+            came += len(taken(source))
             count.add(came // pieces * sizes["batch"])
             came %= pieces
     else:
-        topic, out, together = (rollouts, groups, sizes["group"]) if role == "relay" else (groups, batches, sizes["batch"] // sizes["group"])
+        topic, out, many = (rollouts, groups, sizes["group"]) if role == "relay" else (groups, batches, sizes["batch"] // sizes["group"])
         size = sizes["group_bytes"] if role == "relay" else sizes["batch_bytes"]
-        values = [os.urandom(min(MAX_RECORD, size - start)) for start in range(0, size, MAX_RECORD)]
-        source, came = consumer(kafka, topic), 0
+        source, held = consumer(kafka, topic), list[bytes]()
         while not orders.over.is_set():
-            came += taken(source)
-            for _ in range(came // together):
-                for value in values:
-                    send(producer, out, value)
-            came %= together
+            held += taken(source)
+            for start in range(0, len(held) - many + 1, many):
+                record = together(held[start : start + many], size)
+                for piece in range(0, size, MAX_RECORD):
+                    send(producer, out, record[piece : piece + MAX_RECORD])
+            del held[: len(held) - len(held) % many]
             producer.poll(0)
     producer.purge()
 
