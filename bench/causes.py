@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-CAUSES = ("weights", "share", "data", "log")
+CAUSES = ("version", "weights", "share", "data", "log")
 
 
 class Interval(NamedTuple):
@@ -56,16 +56,17 @@ def seconds(intervals: Iterable[Interval]) -> float:
     return sum(interval.end - interval.start for interval in intervals)
 
 
-def waiting(idle: Interval, made: Made, swaps: Sequence[Interval]) -> dict[str, float]:
+def waiting(idle: Interval, made: Made, swaps: Sequence[Interval], announced: float) -> dict[str, float]:
     """Why the learner had nothing to do while it waited for a batch, in seconds by cause; they add up to the interval.
 
-    `weights`: all servers stood still for a new version (`swaps`). Otherwise, as the batch was short: of one `share`, others being complete, or of
-    `data` altogether. `log`: what is left, on the way from the learner to the batcher and back.
+    `version`: the one that the batch is built after was still being written, until it was `announced`. `weights`: all servers stood still for a new
+    version (`swaps`). Otherwise, as the batch was short: of one `share`, others being complete, or of `data` altogether. `log`: what is left, on the
+    way from the learner to the batcher and back.
     """
-    swapping = overlap(idle, swaps)
-    found, left = {"weights": seconds(swapping)}, rest(idle, swapping)
-    for cause, interval in made.waits.items():
-        parts = [overlap(one, [interval]) for one in left]
+    causes = {"version": [Interval(idle.start, announced)], "weights": swaps, **{name: [interval] for name, interval in made.waits.items()}}
+    found, left = dict[str, float](), [idle]
+    for cause, intervals in causes.items():
+        parts = [overlap(one, intervals) for one in left]
         found[cause] = sum(map(seconds, parts))
         left = [piece for one, cut in zip(left, parts, strict=True) for piece in rest(one, cut)]
     return {**found, "log": seconds(left)}

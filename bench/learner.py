@@ -1,4 +1,4 @@
-"""The learner against Levanter alone: the same model, batches and loss, a step of one and a step of the other in turns.
+"""The learner against Levanter alone: the same model, batches and loss, some steps of one and the same steps of the other in turns.
 
     python -m bench.learner [--pairs 200] [--layers 4] [--hidden 128] ...
 
@@ -12,8 +12,8 @@ import argparse
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +32,32 @@ from streamrl.batcher.parts import split
 from streamrl.config import RunFile
 from streamrl.learner import model
 from streamrl.learner.averages import over_tokens
-from streamrl.learner.process import Trainee
 from streamrl.learner.reading import Taken, following, until
+from streamrl.learner.trainee import Trainee
 from streamrl.learner.training import training
 from streamrl.learner.update import normalized
-from streamrl.metrics import Meter
-from streamrl.records import Batch, ScoredGroup
+from streamrl.metrics import METRICS, Meter
+from streamrl.records import Batch, Metric, ScoredGroup
 from streamrl.stream import broker
-from streamrl.stream.codec import to_message
+from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output
+from streamrl.stream.log import Log, Output, read
 
 LEAST = 0.9  # of the tokens/s of Levanter alone
 GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
 SHAPES = ("4x128x8x512", "4x128x8x256")  # the first one is what the goal is for
-WARM_UP = 5  # pairs that are not counted
-PUBLISHING = ("export", "hash", "announce", "checkpoint")
-LABELS = {"levanter_s": "Levanter alone", "learner_s": "learner, all of it", "step_s": "  to the step's end"}
+TURN = 8  # steps of one, then of the other: a version is announced beside the next step, which is to be the learner's own. The first is not counted
+LABELS = {
+    "levanter_s": "Levanter alone",
+    "learner_s": "learner, all of it",
+    "step_s": "  to the step's end",
+    "publish_s": "  standing still for a version",
+    "publish_wait_s": "    of it, for the one before",
+    "export_s": "  beside the next: export",
+    "hash_s": "    hash",
+    "announce_s": "    announce",
+}
+BESIDE = ("publish_s", "publish_wait_s", "export_s", "hash_s", "announce_s")
 
 
 def run_file(directory: Path, layers: int, hidden: int, rows: int, row: int) -> RunFile:
@@ -93,65 +102,89 @@ def rows_of(example: RlExample) -> Rows:
     return Rows(example.input_ids, example.segment_ids, example.position_ids, example.policy_logprobs, example.advantages * weights)
 
 
-def measure(run: RunFile, log: Log, pairs: int) -> dict[str, Any]:
-    """`pairs` steps of each, in turns; who is first changes from pair to pair. The batches lie in the log, and in memory, before it begins."""
-    batches = [a_batch(run, number) for number in range(pairs + WARM_UP)]
+def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, Any]:
+    """`pairs` steps of each, in turns of `turn`; who is first changes with every turn. The batches lie in the log, and in memory, before it begins.
+
+    A turn of the learner begins with nothing under way and ends when its last version is announced, so nothing of it falls into a turn of the other.
+    """
+    batches = [a_batch(run, number) for number in range(pairs + turn)]
     feeder = log.writer("bench")
     for batch in batches:
         feeder.commit([to_message(Output("batches", str(batch.number), record)) for record in split(batch)])
     c = run.learner
     plain = Plain(run.batcher.rows, Settings(c.learning_rate, c.warmup_steps, c.beta1, c.beta2, c.weight_decay, c.max_grad_norm))
-    times, ratios, off = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), 0.0
-    with training(run) as policy:
-        trainee, meter = Trainee(c.name, policy, {}, log.writer(f"learner-{c.name}", "policy-versions")), Meter(log, f"learner-{c.name}")
+    identity, alone, ours, losses = f"learner-{c.name}", list[float](), list[float](), list[float]()
+    meter = Meter(log, identity)
+    with training(run) as policy, Trainee(c.name, policy, {}, log.writer(identity, "policy-versions"), meter) as trainee:
         trainee.publish(None)
-        coming = until_done(log)
+        trainee.settle()
+        coming = trainee.watched(until_done(log))
         with plain.training():
             plain.begin(model.load(policy.origin, run.model.max_seq_len))
-        for batch in batches:
-            rows, spent = rows_of(expand(batch)), dict[str, float]()
-
-            def alone() -> float:
-                with plain.training():
-                    started = time.perf_counter()
-                    loss = plain.step(rows)  # noqa: B023
-                    spent["levanter_s"] = time.perf_counter() - started  # noqa: B023
-                return loss
-
-            def ours() -> float:
-                started = time.perf_counter()
-                taken = next(coming)
-                measured = trainee.train(taken)
-                meter.publish(measured, step=taken.batch.number)
-                spent["learner_s"] = time.perf_counter() - started  # noqa: B023
-                spent["step_s"] = spent["learner_s"] - sum(measured[f"learner/{stage}_s"] for stage in PUBLISHING)  # noqa: B023
-                return measured["learner/loss"]
-
-            losses = [one() for one in ((ours, alone) if batch.number % 2 else (alone, ours))]
-            off = max(off, abs(losses[0] - losses[1]))
-            if batch.number >= WARM_UP:
-                for name, seconds in spent.items():
-                    times[name].append(seconds)
-                for name in ("learner_s", "step_s"):
-                    ratios[name].append(spent["levanter_s"] / spent[name])
-        meter.close()
-        first = model.load(policy.origin, run.model.max_seq_len)
-        apart, moved = off_max(policy.state.model, plain.state.model), off_max(policy.state.model, first)
+        for first in range(0, len(batches), turn):
+            turns = [(ours, partial(steps_of_ours, trainee, coming)), (alone, partial(steps_alone, plain, losses))]
+            for seconds, steps in turns if first // turn % 2 else reversed(turns):
+                seconds += steps(batches[first : first + turn])
+        first_model = model.load(policy.origin, run.model.max_seq_len)
+        apart, moved = off_max(policy.state.model, plain.state.model), off_max(policy.state.model, first_model)
+    meter.close()
+    said = [metric.values for metric in measured(log, identity)]
+    times = {"levanter_s": alone, "learner_s": ours, **{name: [values[f"learner/{name}"] for values in said] for name in BESIDE}}
+    times["step_s"] = [whole - stood for whole, stood in zip(ours, times["publish_s"], strict=True)]
+    off = max(abs(values["learner/loss"] - loss) for values, loss in zip(said, losses, strict=True))
+    counted = {name: seconds[turn:] for name, seconds in times.items()}
     tokens = float(np.median([real_tokens(batch) for batch in batches]))
     return {
         "rows": run.batcher.rows,
         "max_seq_len": run.batcher.max_seq_len,
         "tiny": run.model.tiny.model_dump(include={"layers", "hidden"}),
         "pairs": pairs,
+        "turn": turn,
         "tokens_per_batch": tokens,
-        "tokens_per_s": {name: tokens / quantile(times[key], 0.5) for name, key in (("learner", "learner_s"), ("levanter", "levanter_s"))},
-        "ms": {name: {k: 1000 * v for k, v in spread(values).items()} for name, values in times.items()},
-        "ratio": spread(ratios["learner_s"]),
-        "ratio_of_the_step": spread(ratios["step_s"]),
+        "tokens_per_s": {name: tokens / quantile(counted[key], 0.5) for name, key in (("learner", "learner_s"), ("levanter", "levanter_s"))},
+        "ms": {name: {k: 1000 * v for k, v in spread(seconds).items()} for name, seconds in counted.items()},
+        "ratio": spread(against(counted, "learner_s")),
+        "ratio_of_all": sum(counted["levanter_s"]) / sum(counted["learner_s"]),
+        "ratio_of_the_step": spread(against(counted, "step_s")),
         "loss_off_max": off,
         "weights_off_max": apart,
         "weights_moved_max": moved,
     }
+
+
+def steps_of_ours(trainee: Trainee, coming: Iterator[Taken], batches: Sequence[Batch]) -> list[float]:
+    """Seconds of each step. What is under way behind the last of them belongs to all of them alike."""
+    seconds = list[float]()
+    for _ in batches:
+        started = time.perf_counter()
+        trainee.train(next(coming), 0.0)
+        seconds.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    trainee.settle()
+    rest = (time.perf_counter() - started) / len(seconds)
+    return [own + rest for own in seconds]
+
+
+def steps_alone(plain: Plain, losses: list[float], batches: Sequence[Batch]) -> list[float]:
+    """The same of Levanter alone."""
+    rows, seconds = [rows_of(expand(batch)) for batch in batches], list[float]()
+    with plain.training():
+        for each in rows:
+            started = time.perf_counter()
+            losses.append(plain.step(each))
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def against(times: Mapping[str, Sequence[float]], ours: str) -> list[float]:
+    """Of each pair: how much of the time of `ours` Levanter alone takes."""
+    return [alone / own for alone, own in zip(times["levanter_s"], times[ours], strict=True)]
+
+
+def measured(log: Log, source: str) -> list[Metric]:
+    """What the learner has said of each step."""
+    records = [to_event(message, ("metric",)).record for message in read(log, METRICS, 0, log.start(METRICS, 0))]
+    return sorted((r for r in records if isinstance(r, Metric) and r.source == source and r.step is not None), key=lambda metric: metric.step or 0)
 
 
 def off_max(one: Any, other: Any) -> float:
@@ -174,8 +207,9 @@ def table(results: list[dict[str, Any]]) -> Table:
         column.justify = "right"
     for name, label in (("learner", "learner, tokens/s"), ("levanter", "Levanter alone, tokens/s")):
         shown.add_row(label, *(f"{r['tokens_per_s'][name]:,.0f}" for r in results))
-    for name, label in (("ratio", "ratio, median of pairs"), ("ratio_of_the_step", "  of the step alone")):
-        shown.add_row(label, *(f"{r[name]['median']:.3f}" for r in results))
+    shown.add_row("ratio, median of pairs", *(f"{r['ratio']['median']:.3f}" for r in results))
+    shown.add_row("  of all the time, checkpoints too", *(f"{r['ratio_of_all']:.3f}" for r in results))
+    shown.add_row("  of the step alone", *(f"{r['ratio_of_the_step']['median']:.3f}" for r in results))
     for name, label in LABELS.items():
         shown.add_row(f"{label}, ms", *(f"{r['ms'][name]['median']:.1f}" if name in r["ms"] else "" for r in results))
     shown.add_row("losses differ by at most", *(f"{r['loss_off_max']:.1g}" for r in results))

@@ -90,13 +90,11 @@ def made(metric: Metric) -> Made:
     return Made(metric.time_s, metric.values["batcher/waited_for_data_s"], sum(shares))
 
 
-def publishing_s(values: Mapping[str, float]) -> float:
-    """How long the learner did nothing but publish what a step had made: write it, hash it, announce it, and now and then keep its state."""
-    return sum(values[f"learner/{name}_s"] for name in ("export", "hash", "announce", "checkpoint"))
+def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
+    """Steps/s, and shares of the time of learner and server, over the steps behind the first `skipped`.
 
-
-def figures(heard: Heard, skipped: int) -> dict[str, Any]:
-    """Steps/s, and shares of the time of learner and server, over the steps behind the first `skipped`."""
+    A record of a step is of the time when training could go on behind it. Batch k is built when version k - `lookahead` is announced.
+    """
     steps, batches, standing = by_step(heard, "learner/step_s"), by_step(heard, "batcher/waited_for_data_s"), swaps(heard)
     numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)
     window = Interval(steps[numbers[0] - 1].time_s, steps[numbers[-1]].time_s)
@@ -104,8 +102,9 @@ def figures(heard: Heard, skipped: int) -> dict[str, Any]:
     for number in numbers:
         values, begun = steps[number].values, steps[number - 1].time_s
         learner["training"] += values["learner/step_s"]
-        learner["publishing"] += publishing_s(values)
-        for cause, seconds in waiting(Interval(begun, begun + values["learner/idle_s"]), made(batches[number]), standing).items():
+        learner["publishing"] += values["learner/publish_s"]
+        idle, announced = Interval(begun, begun + values["learner/idle_s"]), heard.versions[max(number - lookahead, 0)]
+        for cause, seconds in waiting(idle, made(batches[number]), standing, announced).items():
             learner[cause] += seconds
     total_s = window.end - window.start
     learner["other"] = total_s - sum(learner.values())
@@ -150,7 +149,7 @@ def run_one(name: str, overrides: Sequence[str], steps: int) -> Run:
         if ended.returncode:
             raise SystemExit(f"bench: the run ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}")
         with broker.ensure(broker.home_of(run)) as address:
-            return {"name": name, **figures(gathered(KafkaLog({"bootstrap.servers": address}, run.run)), SKIPPED)}
+            return {"name": name, **figures(gathered(KafkaLog({"bootstrap.servers": address}, run.run)), SKIPPED, run.batcher.lookahead)}
 
 
 def means(runs: Sequence[Run]) -> Run:
@@ -190,7 +189,8 @@ def table(runs: Sequence[Run]) -> str:
 LABELS = {
     "learner": {
         "training": "training",
-        "publishing": "writing and announcing",
+        "publishing": "standing still for a version",
+        "version": "idle, a version is being written",
         "weights": "idle, servers swap weights",
         "share": "idle, blocked on a share",
         "data": "idle, waiting for data",

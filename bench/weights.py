@@ -33,7 +33,7 @@ from streamrl import config, topics
 from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.inference.process import Announcements
 from streamrl.inference.server import MODEL
-from streamrl.learner.process import Trainee
+from streamrl.learner.trainee import Trainee
 from streamrl.learner.training import training
 from streamrl.records import Metric, PolicyVersion, Server
 from streamrl.stream import broker
@@ -58,6 +58,7 @@ def run_file(directory: Path, layers: int, hidden: int) -> RunFile:
             "envs": {"copy-digits": {}},
             "batcher": {"max_seq_len": CONTEXT, "total_token_budget": CONTEXT},
             "model": {"max_seq_len": CONTEXT, "tiny": {"layers": layers, "hidden": hidden}},
+            "learner": {"checkpoint_every": 1_000_000},  # none
             "inference": {"max_model_len": CONTEXT, "heartbeat_s": 0.5, "replicas": 2},
         }
     )
@@ -245,18 +246,19 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
         topics.apply(run, address)
         log = KafkaLog(address, run.run)
         policy = stack.enter_context(training(run))
-        trainee = Trainee(run.learner.name, policy, {}, log.writer("learner-lead", "policy-versions"))
+        trainee = stack.enter_context(Trainee(run.learner.name, policy, {}, log.writer("learner-lead", "policy-versions")))
         announced = Topic(log, "policy-versions", "policy-version")
 
         def update() -> tuple[dict[str, float], PolicyVersion, float]:
             """The next version, as if a step had just made it; what it took, its announcement, and when it began."""
             policy.position = policy.position._replace(version=policy.version + 1, sha256="")
             updated_s = time.time()
-            spent = trainee.announce(None)
+            made = trainee.publish(policy.version - 1)
+            trainee.settle()
             record = announced.until(lambda records: [r for r in records if r.version == policy.version], "an announcement", lambda: None)[0]
-            return spent, record, updated_s
+            return made.spent, record, updated_s
 
-        trainee.announce(None)
+        update()
         agents = None if size == UNSERVED else Agents(run, log, directory, kafka.address)
         if agents:
             stack.callback(agents.stop)

@@ -1,6 +1,6 @@
 """An env from outside: kafka-python, msgpack and HTTP, nothing of streamrl. The policy earns 1 for an even digit.
 
-    python examples/external_env.py BOOTSTRAP RUN ENV GROUPS    # ENV has `replicas: 0` in the run file; the records: docs/records.md"""
+python examples/external_env.py BOOTSTRAP RUN ENV GROUPS    # ENV has `replicas: 0` in the run file; the records: docs/records.md"""
 
 import array
 import json

@@ -73,9 +73,7 @@ def select(
     paid, of_rest = dict.fromkeys(need, 0), dict.fromkeys(left, 0)
     short: dict[str, int] = {}
     total = 0
-    queue = [
-        (-tokens, place, share) for place, (share, tokens) in enumerate(need.items())
-    ]  # who lacks most is first; of equals, the one named first
+    queue = [(-tokens, place, share) for place, (share, tokens) in enumerate(need.items())]  # who lacks most is first; of equals, the one named first
     heapify(queue)
     while queue and -queue[0][0] >= 1:
         _, place, share = heappop(queue)

@@ -40,34 +40,59 @@ def nothing(directory: Path) -> None: ...
 
 
 def save(directory: Path, state: TrainerState[Any], position: Position, keep: int, add: Callable[[Path], None] = nothing) -> None:
-    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises ModelError.
+    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises ModelError."""
+    write(directory, state, position.version, add)
+    if first():
+        complete(directory, position, keep)
+
+
+def write(directory: Path, state: TrainerState[Any], version: int, add: Callable[[Path], None] = nothing) -> None:
+    """Write what a checkpoint of that version consists of, into `directory`, a learner's own. It is none before it is complete. Raises ModelError.
 
     Every process of the learner writes the parts that it has, into the same place. `add`: writes what else belongs to it, into the directory it is
-    given. Those of later versions go too: they belong to a log that is gone.
+    given.
     """
-    final = path_of(directory, position.version)
-    temporary = directory / f"{TEMPORARY}{final.name}"  # a path of its own: TensorStore remembers what it once found under a path
+    temporary = _temporary(directory, version)
     try:
         if first():
             for left in directory.glob(f"{TEMPORARY}*"):
                 shutil.rmtree(left, ignore_errors=True)
             temporary.mkdir(parents=True)
         wait_for_all(temporary.name)
-        levanter.checkpoint.save_checkpoint(state.saveable_state, position.version, str(temporary), is_temporary=False)
+        levanter.checkpoint.save_checkpoint(state.saveable_state, version, str(temporary), is_temporary=False)
         add(temporary)
-        wait_for_all(final.name)
-        if not first():
-            return
+        wait_for_all(path_of(directory, version).name)
+    except (OSError, ValueError) as error:  # ValueError is TensorStore's, with what the operating system said
+        raise _failure(directory, version, error) from None
+
+
+def complete(directory: Path, position: Position, keep: int) -> None:
+    """Make a checkpoint of what has been written: one process does, for all. Delete all but the newest `keep` up to it. Raises ModelError.
+
+    Those of later versions go too: they belong to a log that is gone.
+    """
+    final, temporary = path_of(directory, position.version), _temporary(directory, position.version)
+    try:
         (temporary / POSITION).write_text(json.dumps(position._asdict()))
         _delete(final)
         temporary.rename(final)
-    except (OSError, ValueError) as error:  # ValueError is TensorStore's, with what the operating system said
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise ModelError(f"checkpoint {final} cannot be written ({told(error)}); free some space, or raise learner.checkpoint_every") from None
+    except OSError as error:
+        raise _failure(directory, position.version, error) from None
     kept = [version for version in versions(directory) if version <= position.version][-keep:]
     for version in versions(directory):
         if version not in kept:
             _delete(path_of(directory, version))
+
+
+def _temporary(directory: Path, version: int) -> Path:
+    """A path of its own: TensorStore remembers what it once found under a path."""
+    return directory / f"{TEMPORARY}{path_of(directory, version).name}"
+
+
+def _failure(directory: Path, version: int, error: Exception) -> ModelError:
+    shutil.rmtree(_temporary(directory, version), ignore_errors=True)
+    hint = "free some space, or raise learner.checkpoint_every"
+    return ModelError(f"checkpoint {path_of(directory, version)} cannot be written ({told(error)}); {hint}")
 
 
 def versions(directory: Path) -> list[int]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from streamrl.config import RunFile, TinyModel
 from streamrl.learner.mesh import on_mesh
 from streamrl.learner.model import check_directory
-from streamrl.weights.export import save_weights
+from streamrl.weights.export import save_weights, state_dict
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 ROLES = ("<system>", "<user>", "<assistant>", "<tool>")
@@ -103,7 +103,7 @@ def write_llama(directory: Path, tokenizer: PreTrainedTokenizerFast, tiny: TinyM
     with on_mesh():
         model = LlamaLMHeadModel.init(Axis("vocab", len(tokenizer)), config, key=jax.random.PRNGKey(tiny.seed))
         model = eqx.tree_at(lambda m: m.lm_head.weight, model, replace_fn=lambda weight: weight * HEAD_SCALE)
-        save_weights(model, directory)
+        save_weights(state_dict(model), directory)
     return directory
 
 

@@ -13,23 +13,19 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from streamrl.config import NAME, RunFile, changed
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoints, together
 from streamrl.learner.mesh import keep_compiled
-from streamrl.learner.reading import Taken, announcements, following, until
+from streamrl.learner.reading import announcements, following, until
 from streamrl.learner.recompute import check, recomputed
-from streamrl.learner.reference import reference_of
 from streamrl.learner.together import Place
-from streamrl.learner.training import Start, Training, checkpoint_directory, training
+from streamrl.learner.trainee import Trainee
+from streamrl.learner.training import Start, checkpoint_directory, training
 from streamrl.metrics import Meter
-from streamrl.records import PolicyVersion
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Log, Output, Writer
+from streamrl.stream.log import Log
 from streamrl.stream.watched import ready
-from streamrl.weights.store import Store, every_nth
 
 logger = logging.getLogger(__name__)
 
@@ -69,20 +65,17 @@ def main(
         start = Start(directory, found)
     else:
         start = None if at is None else as_lead(run, log, learner, at)
-    with training(own, start) as policy:
-        trainee = Trainee(learner, policy, announced, writer)
+    with training(own, start) as policy, Trainee(learner, policy, announced, writer, meter) as trainee:
         if found is None:
             trainee.publish(None)  # version 0 is the initial model, announced before training
+            trainee.settle()
         else:
             logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(announced))
         ready(log)
         idle_since = time.monotonic()
-        coming = following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
+        coming = trainee.watched(following(log, own.learner.pooled, policy.position.offset, policy.position.scores))
         for taken in until(stop, coming) if place is None else together.agreed(coming, stop):
-            idle_s = time.monotonic() - idle_since
-            values = trainee.train(taken)
-            if meter is not None:
-                meter.publish({**values, "learner/idle_s": idle_s}, step=taken.batch.number)
+            trainee.train(taken, time.monotonic() - idle_since)
             idle_since = time.monotonic()
     if meter is not None:
         meter.close()
@@ -114,61 +107,3 @@ def as_lead(run: RunFile, log: Log, learner: str, version: int) -> Start:
     with recomputed(run, log, version) as policy:
         policy.save(directory, keep=1)
         return Start(directory, policy.position)
-
-
-@dataclass
-class Trainee:
-    """The policy in training, and what is announced of it."""
-
-    learner: str
-    policy: Training
-    announced: dict[int, str]  # version -> sha256
-    writer: Writer | None  # None: another process of this learner writes
-
-    def __post_init__(self) -> None:
-        self.store = Store(f"{self.policy.run.store}/{self.learner}")
-        self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
-
-    def train(self, taken: Taken) -> dict[str, float]:
-        """One step, and its version. Returns the metrics."""
-        measured, batch = self.policy.step(taken), taken.batch
-        spent, age = self.publish(batch.number), batch.number - batch.oldest_versions
-        values = {**measured, **spent, "batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
-        return {f"learner/{name}": value for name, value in values.items()}
-
-    def publish(self, batch: int | None) -> dict[str, float]:
-        """Announce the policy, trained on `batch`; a version that is announced already must come out the same, and is left alone.
-
-        Returns what it took, by stage.
-        """
-        policy, spent = self.policy, {"export_s": 0.0, "hash_s": 0.0, "announce_s": 0.0}
-        if policy.version in self.announced:
-            check(self.learner, self.announced, policy.version, policy.sha256())
-            logger.info("version %d: trained again, %s as announced", policy.version, policy.position.sha256[:12])
-        else:
-            spent = self.announce(batch)
-        started = time.monotonic()
-        if batch is None or policy.version % policy.run.learner.checkpoint_every == 0:
-            policy.save(self.checkpoints, policy.run.learner.keep_checkpoints)
-        return {**spent, "checkpoint_s": time.monotonic() - started}
-
-    def announce(self, batch: int | None) -> dict[str, float]:
-        """Write the weights; then, in one transaction: the version exists, and the batches up to its own are dealt with. Returns what it took."""
-        policy, pooled = self.policy, self.policy.run.learner.pooled
-        stored, export_s, hash_s = policy.write(self.store)
-        started = time.monotonic()
-        told = {"probe": policy.probe(), "vocab_size": policy.state.model.Vocab.size, "time_s": time.time()}
-        record = PolicyVersion(learner=self.learner, version=policy.version, batch=batch, **told, **stored._asdict())
-        self.announced[policy.version] = stored.sha256
-        if self.writer is not None:
-            places = {("batches", 0): policy.position.offset, **({("scores", 0): policy.position.scores} if pooled else {})}
-            self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
-            self.store.prune(policy.version, policy.run.weights.keep_versions, but=self.awaited())
-        logger.info("version %d: %s", policy.version, stored.sha256[:12])
-        return {"export_s": export_s, "hash_s": hash_s, "announce_s": time.monotonic() - started}
-
-    def awaited(self) -> set[int]:
-        """Versions that others still have to find: the scorers, which make version 0 themselves, and the evaluator."""
-        run, version = self.policy.run, self.policy.version
-        reference = reference_of(run, version) if run.learner.pooled else 0
-        return ({reference} if reference else set[int]()) | every_nth(version, run.weights.keep_versions, run.eval.interval)

@@ -73,7 +73,7 @@ def plant(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progr
         for path in origin(parent).iterdir():
             (run.directory / "model" / path.name).write_bytes(path.read_bytes())
     with recomputed(parent, log, version, progress) as policy:
-        stored = policy.write(Store(f"{run.store}/{run.learner.name}")).stored
+        stored = policy.snapshot().write(Store(f"{run.store}/{run.learner.name}")).stored
         policy.position = policy.position._replace(offset=0, scores=0)  # of the fork's own batches
         policy.save(run.directory / "start", keep=1)
     return stored

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
 from streamrl.learner.reading import Taken
 from streamrl.learner.reference import Reference, fixed, reference_of
-from streamrl.learner.together import first, first_then_others, wait_for_all
+from streamrl.learner.together import first, first_then_others
 from streamrl.learner.update import Updater
 from streamrl.records import Probe, token_dtype
 from streamrl.weights import export
@@ -45,6 +45,33 @@ class Written(NamedTuple):
     stored: Stored
     export_s: float  # from memory to files
     hash_s: float  # until they stand in the store, with their manifest
+
+
+class Snapshot(NamedTuple):
+    """The weights of a version on their own: what is made of them no longer depends on the training, which may go on."""
+
+    position: Position  # its sha256 is not known yet
+    origin: Path  # as of `Training`
+    tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
+    vocab_size: int  # rows of the embedding, which may be padded
+
+    def save(self, directory: Path) -> None:
+        """A directory that starts a server. Raises OSError."""
+        export.save(self.tensors, self.origin, directory)
+
+    def sha256(self) -> str:
+        """What the version is announced as."""
+        with tempfile.TemporaryDirectory() as directory:
+            self.save(Path(directory))
+            return describe(Path(directory)).sha256
+
+    def write(self, store: Store) -> Written:
+        """Put the version into the store. Raises WeightError."""
+        started, name = time.monotonic(), version_name(self.position.version)
+        with store.writing(name, export.size_bytes(self.tensors)) as directory:
+            self.save(directory)
+            exported = time.monotonic()
+        return Written(store.claim(name), exported - started, time.monotonic() - exported)
 
 
 def checkpoint_directory(run: RunFile, learner: str) -> Path:
@@ -118,7 +145,7 @@ class Training:
             self.reference.load(wanted, directory)
         elif wanted == self.version:
             with tempfile.TemporaryDirectory() as exported:  # and loaded, as a scorer does: what is in memory may have its head tied
-                export.save(self.state.model, self.origin, Path(exported))
+                self.snapshot().save(Path(exported))
                 self.reference.load(wanted, Path(exported))
         else:
             held = checkpoints.path_of(start.directory, self.version) / held_name(wanted) if start else None
@@ -127,27 +154,14 @@ class Training:
                 raise ModelError(f"{kept}; set that, or begin at a version that learner.reference.every divides")
             self.reference.load(wanted, held)
 
+    def snapshot(self) -> Snapshot:
+        """The weights as they are now. The processes of a learner come to it together."""
+        return Snapshot(self.position, self.origin, export.state_dict(self.state.model), self.state.model.Vocab.size)
+
     def sha256(self) -> str:
         """What the weights are announced as."""
-        with tempfile.TemporaryDirectory() as directory:
-            export.save(self.state.model, self.origin, Path(directory))
-            self.position = self.position._replace(sha256=describe(Path(directory)).sha256)
+        self.position = self.position._replace(sha256=self.snapshot().sha256())
         return self.position.sha256
-
-    def write(self, store: Store) -> Written:
-        """Put the weights into the store."""
-        started, name = time.monotonic(), version_name(self.version)
-        if first():
-            with store.writing(name, export.size_bytes(self.state.model)) as directory:
-                export.save(self.state.model, self.origin, directory)
-                exported = time.monotonic()
-        else:
-            export.state_dict(self.state.model)  # the parts that this process has, for the one that writes
-            exported = time.monotonic()
-        wait_for_all(name)
-        stored = store.claim(name)
-        self.position = self.position._replace(sha256=stored.sha256)
-        return Written(stored, exported - started, time.monotonic() - exported)
 
     def load(self, start: Start) -> None:
         """Go on from a checkpoint. Raises ModelError."""
@@ -158,14 +172,17 @@ class Training:
         assert self.position.sha256, "exported first"
         checkpoints.save(directory, self.state, self.position, keep, self._add_reference)
 
+    def save_state(self, directory: Path) -> None:
+        """Write all of a checkpoint but the position that makes it one. Raises ModelError."""
+        checkpoints.write(directory, self.state, self.version, self._add_reference)
+
     def _add_reference(self, directory: Path) -> None:
         """To a checkpoint: the reference of its next batch, if that is an earlier version, whose weights may be gone from the store by then."""
         if self.reference is not None and 0 < (version := reference_of(self.run, self.version)) < self.version:
             assert self.reference.version == version, "the batch before had the same"
+            tensors = export.state_dict(self.reference.model)
             if first():
-                export.save(self.reference.model, self.origin, directory / held_name(version))
-            else:
-                export.state_dict(self.reference.model)
+                export.save(tensors, self.origin, directory / held_name(version))
 
     def probe(self) -> Probe:
         """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's logprobs of them."""

@@ -72,7 +72,6 @@ def export_model(run: RunFile, log: Log, version: int | None, directory: Path, p
 
 def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: Report) -> None:
     from streamrl.learner.recompute import recomputed  # JAX, and only now
-    from streamrl.weights.export import save
 
     with recomputed(run, log, version, progress) as policy:
-        save(policy.state.model, policy.origin, directory)
+        policy.snapshot().save(directory)

@@ -10,6 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from haliax.jax_utils import is_jax_array_like
 from haliax.state_dict import flatten_modules_for_export, to_state_dict
@@ -39,26 +40,30 @@ CARRIED = (
 
 @eqx.filter_jit
 def _named(model: Any) -> dict[str, jax.Array]:
-    """Tensors by their Hugging Face names. One program: layers lie stacked, and cutting them one by one takes longer than a small model's writing."""
-    return dict(to_state_dict(flatten_modules_for_export(eqx.filter(model, is_jax_array_like))))
+    """Tensors by their Hugging Face names. One program: layers lie stacked, and cutting them one by one takes longer than a small model's writing.
+
+    Each is a copy, also one that is cut out of nothing: the next step of training takes the memory of the model for its own.
+    """
+    return {name: jnp.copy(tensor) for name, tensor in to_state_dict(flatten_modules_for_export(eqx.filter(model, is_jax_array_like))).items()}
 
 
-def state_dict(model: Any, head: bool = True) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names. The `head` is always among them: on a CPU, vLLM keeps the one it started with when it is missing."""
-    tensors = {name: np.asarray(process_allgather(tensor, tiled=True)) for name, tensor in _named(model).items()}
-    if head and HEAD not in tensors:
-        tensors[HEAD] = tensors[EMBEDDING]
-    return tensors
+def state_dict(model: Any) -> dict[str, np.ndarray]:
+    """Tensors by their Hugging Face names, in memory of their own. The processes of a learner come to it together: each has its part."""
+    return {name: np.asarray(process_allgather(tensor, tiled=True)) for name, tensor in _named(model).items()}
 
 
-def size_bytes(model: Any) -> int:
+def size_bytes(tensors: Mapping[str, np.ndarray]) -> int:
     """About what an export takes: the parameters, without the tokenizer."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(model) if hasattr(leaf, "nbytes"))
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def save_weights(model: Any, directory: Path, head: bool = True) -> None:
-    """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names. Raises OSError."""
-    tensors = state_dict(model, head)
+def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> None:
+    """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names. Raises OSError.
+
+    `head`: it is always among them; on a CPU, vLLM keeps the one it started with when it is missing.
+    """
+    if head and HEAD not in tensors:
+        tensors = {**tensors, HEAD: tensors[EMBEDDING]}
     files = shards({name: tensors[name].nbytes for name in sorted(tensors)})
     at_once(lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}), files)
     if len(files) > 1:
@@ -97,15 +102,18 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
             file.write(np.ascontiguousarray(tensor).data)
 
 
-def save(model: Any, origin: Path, directory: Path) -> None:
-    """Write weights, settings and tokenizer: a directory that starts a server. Raises OSError."""
+def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> None:
+    """Write weights, settings and tokenizer: a directory that starts a server. Raises OSError.
+
+    `tensors`: of `state_dict`. `origin`: the directory that the model was loaded from.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for name in CARRIED:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, directory / name)
     settings = described(json.loads((origin / CONFIG).read_text()))
     (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
-    save_weights(model, directory, head=settings.get("model_type") not in HEADLESS)
+    save_weights(tensors, directory, head=settings.get("model_type") not in HEADLESS)
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:

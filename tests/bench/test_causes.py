@@ -16,14 +16,15 @@ def test_a_batch_waits_for_all_shares_then_for_one():
 
 
 def test_every_second_that_the_learner_waits_has_one_cause():
-    # idle from 100 to 110; the batch was due at 101, had one share by 105, was built at 109; the server swapped from 99 to 102 and from 104 to 106
-    found = waiting(Interval(100, 110), Made(109.0, data_s=4.0, share_s=4.0), [Interval(104, 106), Interval(99, 102)])
-    assert found == {"weights": 2 + 2, "share": 109 - 106, "data": 104 - 102, "log": 1}
+    # idle from 100 to 110; the version was announced at 100.5, the batch was due at 101, had one share by 105, was built at 109; the server swapped
+    # from 99 to 102 and from 104 to 106
+    found = waiting(Interval(100, 110), Made(109.0, data_s=4.0, share_s=4.0), [Interval(104, 106), Interval(99, 102)], 100.5)
+    assert found == {"version": 0.5, "weights": 1.5 + 2, "share": 109 - 106, "data": 104 - 102, "log": 1}
     assert sum(found.values()) == 10
 
 
 def test_a_batch_that_was_there_before_leaves_the_way_only():
-    assert waiting(Interval(100, 100.5), Made(90.0, 5.0, 1.0), []) == {"weights": 0, "share": 0, "data": 0, "log": 0.5}
+    assert waiting(Interval(100, 100.5), Made(90.0, 5.0, 1.0), [], 99.0) == {"version": 0, "weights": 0, "share": 0, "data": 0, "log": 0.5}
 
 
 def test_a_server_that_nobody_asks():

@@ -58,7 +58,7 @@ def says(loaded: Any) -> np.ndarray:
 def through(origins: Path, out: Path, name: str) -> np.ndarray:
     """Write the family's model to `out` as it comes from the learner, and return its logits."""
     loaded = model.load(origins / name, CONTEXT)
-    export.save(loaded, origins / name, out)
+    export.save(export.state_dict(loaded), origins / name, out)
     return says(loaded)
 
 
@@ -67,7 +67,7 @@ def trained(origins: Path, out: Path, name: str) -> np.ndarray:
     with Training(origins / name, learning_rate=1e-3, loss="grpo", kl_coefficient=0.0) as training:
         losses = [training.step(batch())["loss"] for _ in range(4)]
         assert losses[-1] < losses[0], (name, losses)
-        export.save(training.state.model, origins / name, out)
+        export.save(export.state_dict(training.state.model), origins / name, out)
         return says(training.state.model)
 
 

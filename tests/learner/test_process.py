@@ -26,7 +26,7 @@ from streamrl.stream.codec import to_message
 from streamrl.stream.log import Output
 from streamrl.stream.memory import MemoryLog
 from streamrl.weights.manifest import describe
-from streamrl.weights.store import pull
+from streamrl.weights.store import Store, pull
 from tests.build import group
 from tests.data_path import found, publish
 from tests.learner import plain_llama
@@ -200,7 +200,7 @@ def test_what_is_announced_can_be_pulled_and_the_oldest_goes(lived: Lived, tmp_p
     newest = versions(lived.log)[-1]
     directory = pull(newest, lived.run.store, tmp_path / "copy")
     assert describe(directory).sha256 == newest.sha256 and newest.size_bytes == sum(file.size_bytes for file in describe(directory).files)
-    assert process.Store(f"{lived.run.store}/lead").versions() == [2, 3]
+    assert Store(f"{lived.run.store}/lead").versions() == [2, 3]
 
 
 def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Path):
@@ -214,8 +214,8 @@ def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Pat
 
 def test_metrics_come_with_every_step(lived: Lived):
     names = (
-        "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s hash_s announce_s checkpoint_s "
-        "batch_age_mean batch_age_max idle_s"
+        "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s hash_s probe_s announce_s "
+        "checkpoint_s publish_s publish_wait_s batch_age_mean batch_age_max idle_s"
     )
     for number, metric in enumerate(metrics(lived.log)):
         assert metric.step == number and {f"learner/{name}" for name in names.split()} <= set(metric.values)

@@ -18,7 +18,7 @@ from tests.learner.conftest import CONTEXT
 def exported(origin: Path, directory: Path) -> Path:
     """The model of `origin`, through Levanter and out again."""
     with on_mesh():
-        export.save(model.load(origin, CONTEXT), origin, directory)
+        export.save(export.state_dict(model.load(origin, CONTEXT)), origin, directory)
     return directory
 
 
@@ -58,7 +58,7 @@ def test_a_tied_head_is_written_and_read(tiny: Path, tmp_path: Path):
 
 def test_the_size_is_known_beforehand(tiny: Path):
     with on_mesh():
-        size_bytes = export.size_bytes(model.load(tiny, CONTEXT))
+        size_bytes = export.size_bytes(export.state_dict(model.load(tiny, CONTEXT)))
     assert size_bytes == sum(tensor.nbytes for tensor in load_file(tiny / export.WEIGHTS).values())
 
 
@@ -96,5 +96,5 @@ def test_several_files_are_read_as_one_model(tiny: Path, tmp_path: Path, monkeyp
 def test_a_full_disk_is_an_oserror(tiny: Path, tmp_path: Path):
     (tmp_path / export.WEIGHTS).symlink_to("/dev/full")
     with on_mesh(), pytest.raises(OSError, match="No space left on device") as caught:
-        export.save_weights(model.load(tiny, CONTEXT), tmp_path)
+        export.save_weights(export.state_dict(model.load(tiny, CONTEXT)), tmp_path)
     assert caught.value.errno == errno.ENOSPC

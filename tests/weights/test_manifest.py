@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 from pathlib import Path
 
 import pytest
 
 from streamrl.errors import WeightError
-from streamrl.weights.manifest import MANIFEST, File, Manifest, describe, differences, digest, from_bytes, plain, to_bytes
+from streamrl.weights.manifest import MANIFEST, File, Manifest, at_once, describe, differences, digest, from_bytes, plain, to_bytes
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc", FIPS 180-2
 
@@ -53,6 +54,22 @@ def test_differences_name_the_file_and_both_hashes():
     found = [File("c", 3, "cc"), File("b", 1, "xx")]
     assert differences(expected, found) == ["a is missing", "b has 1 bytes with sha256 xx, announced are 2 bytes with sha256 bb"]
     assert differences(expected, expected) == []
+
+
+def test_when_one_fails_the_others_have_ended():
+    done, failed = list[int](), threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0:
+            failed.set()
+            raise OSError("the first")
+        assert failed.wait(60)
+        done.append(item)
+        return item
+
+    with pytest.raises(OSError, match="^the first$"):
+        at_once(work, range(9))
+    assert sorted(done) == list(range(1, 9)) and at_once(work, range(1, 4)) == [1, 2, 3]
 
 
 def test_a_digest_copies_what_it_reads():
