@@ -21,6 +21,7 @@ from rich.table import Table
 from bench import floor
 from bench.lines import Line, Place
 from bench.measure import RESULTS, quantile, spread, write
+from bench.memory import fill_page_cache
 from bench.raw import TOPICS
 from bench.work import LOOKAHEAD, Shape, run_file
 
@@ -29,6 +30,7 @@ HALF_LOAD_S = 8.0
 
 def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory: Path, lookahead: int) -> dict[str, Any]:
     """One configuration: ours and the ceiling in turns, then ours at half load, then the floor."""
+    fill_page_cache(directory)
     with ExitStack() as stack:
         place = Place(directory, stack)
         ours = place.ours("bench", shape, lookahead=lookahead)

@@ -23,6 +23,7 @@ import matplotlib
 
 from bench.lines import Line, Place
 from bench.measure import RESULTS, markdown, spread, write
+from bench.memory import fill_page_cache
 from bench.work import Shape
 from streamrl.errors import StreamrlError
 
@@ -227,11 +228,13 @@ def main() -> None:
     options = parser.parse_args()
     chosen, path, started = options.curve or list(CURVES), RESULTS / "scaling.json", time.monotonic()
     found: dict[str, list[Row]] = json.loads(path.read_text())["curves"] if path.exists() else {}
-    for name in () if options.table else chosen:
-        with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as directory:
-            found[name] = measure(name, CURVES[name], options.rounds, options.seconds, Path(directory))
-        found = {name: found[name] for name in CURVES if name in found}
-        write(path, {"curves": found, "command": f"python -m bench.scaling --rounds {options.rounds} --seconds {options.seconds:g}"})
+    with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as room:
+        for name in () if options.table else chosen:
+            fill_page_cache(Path(room))
+            with tempfile.TemporaryDirectory(dir=room) as directory:
+                found[name] = measure(name, CURVES[name], options.rounds, options.seconds, Path(directory))
+            found = {name: found[name] for name in CURVES if name in found}
+            write(path, {"curves": found, "command": f"python -m bench.scaling --rounds {options.rounds} --seconds {options.seconds:g}"})
     draw(found, PICTURE)
     print(f"\n{table(found)}\n\n{(time.monotonic() - started) / 60:.1f} minutes; drawn: {PICTURE}")
     if failed := [f"{name} {row['point']}" for name in chosen for row in found.get(name, ()) if "failed" in row]:
