@@ -16,8 +16,8 @@ CHUNK_BYTES = 4 << 20
 def fill_page_cache(directory: Path, most_bytes: int = MOST_BYTES) -> int:
     """Have the kernel's page cache take what is free, as on a machine that has run for a while. Returns the bytes read.
 
-    A file of nothing in `directory` is read. Its pages are the first that the kernel gives to somebody else. They go with the file: it has to stay while
-    something is measured.
+    A file of nothing in `directory` is read. Its pages are the first that the kernel gives to somebody else. They go with the file, which has to stay
+    while something is measured.
     """
     size = min(psutil.virtual_memory().free - SPARE_BYTES, most_bytes)
     if size <= 0:

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import RESULTS, quantile, spread, write
+from bench.memory import fill_page_cache
 from streamrl import config, topics
 from streamrl.config import GENERATION, RunFile, server_name
 from streamrl.inference.process import Announcements
@@ -347,6 +348,7 @@ def main() -> None:
     results = [one for one in before if one["size"] not in sizes]
     for size in sizes:
         with tempfile.TemporaryDirectory() as directory:
+            fill_page_cache(Path(directory))
             results += measure(size, Path(directory), given.rounds, given.servers or [1, 2])
     results.sort(key=lambda one: (list(SIZES).index(one["size"]), one["servers"]))
     write(given.out, {"results": results})
