@@ -18,7 +18,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _threads = ThreadPoolExecutor(os.cpu_count(), "files")
-"""Kept: a step of training that has just ended gives its memory back, and for as long as that takes (50 ms) no thread of its process can be begun."""
+"""Kept: begun right behind a step of training, which then gives its memory back, a thread took 50 ms to run (measured)."""
 
 
 class Readable(Protocol):
