@@ -112,7 +112,7 @@ MEASURES = (
     Measure("learner/publish_s", "s", "that training stood still for the version; the rest of its stages goes on beside the next step"),
     Measure("learner/publish_wait_s", "s", "of it, until the version before was announced"),
     Measure("learner/export_s", "s", "to take the version's weights out of the model and write them"),
-    Measure("learner/hash_s", "s", "to hash what was not hashed as it was written, and to put them in their place"),
+    Measure("learner/hash_s", "s", "to hash them"),
     Measure("learner/probe_s", "s", "to compute the version's probe, while its weights are written"),
     Measure("learner/announce_s", "s", "to announce the version"),
     Measure("learner/checkpoint_s", "s", "to write a checkpoint, where it was due"),

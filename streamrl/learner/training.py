@@ -28,7 +28,7 @@ from streamrl.learner.together import first, first_then_others
 from streamrl.learner.update import Updater
 from streamrl.records import Probe, token_dtype
 from streamrl.weights import export
-from streamrl.weights.manifest import File, describe
+from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, Stored, version_name
 
 
@@ -43,8 +43,8 @@ class Written(NamedTuple):
     """Weights in the store."""
 
     stored: Stored
-    export_s: float  # from memory to files, hashed on the way
-    hash_s: float  # what else there is to hash, until they stand in the store, with their manifest
+    export_s: float  # from memory to files
+    hash_s: float  # until they stand in the store, with their manifest
 
 
 class Snapshot(NamedTuple):
@@ -55,20 +55,21 @@ class Snapshot(NamedTuple):
     tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
     vocab_size: int  # rows of the embedding, which may be padded
 
-    def save(self, directory: Path) -> list[File]:
-        """A directory that starts a server. Returns the files of the weights, hashed. Raises OSError."""
-        return export.save(self.tensors, self.origin, directory)
+    def save(self, directory: Path) -> None:
+        """A directory that starts a server. Raises OSError."""
+        export.save(self.tensors, self.origin, directory)
 
     def sha256(self) -> str:
         """What the version is announced as."""
         with tempfile.TemporaryDirectory() as directory:
-            return describe(Path(directory), self.save(Path(directory))).sha256
+            self.save(Path(directory))
+            return describe(Path(directory)).sha256
 
     def write(self, store: Store) -> Written:
         """Put the version into the store. Raises WeightError."""
-        started, name, known = time.monotonic(), version_name(self.position.version), list[File]()
-        with store.writing(name, export.size_bytes(self.tensors), known) as directory:
-            known += self.save(directory)
+        started, name = time.monotonic(), version_name(self.position.version)
+        with store.writing(name, export.size_bytes(self.tensors)) as directory:
+            self.save(directory)
             exported = time.monotonic()
         return Written(store.claim(name), exported - started, time.monotonic() - exported)
 

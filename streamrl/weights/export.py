@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from haliax.jax_utils import is_jax_array_like
 from haliax.state_dict import flatten_modules_for_export, to_state_dict
 from jax.experimental.multihost_utils import process_allgather
 
-from streamrl.weights.manifest import File, at_once, written
+from streamrl.weights.manifest import at_once
 
 WEIGHTS, INDEX, CONFIG, HEAD, EMBEDDING = (
     *("model.safetensors", "model.safetensors.index.json", "config.json"),
@@ -58,20 +57,19 @@ def size_bytes(tensors: Mapping[str, np.ndarray]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> list[File]:
+def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> None:
     """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names. Raises OSError.
 
-    Returns the files, hashed as they were written. `head`: it is always among them; on a CPU, vLLM keeps the one it started with when it is missing.
+    `head`: it is always among them; on a CPU, vLLM keeps the one it started with when it is missing.
     """
     if head and HEAD not in tensors:
         tensors = {**tensors, HEAD: tensors[EMBEDDING]}
     files = shards({name: tensors[name].nbytes for name in sorted(tensors)})
-    found = at_once(lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}), files)
+    at_once(lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}), files)
     if len(files) > 1:
         total = sum(tensor.nbytes for tensor in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": {name: file for file, names in files.items() for name in names}}
         (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
-    return found
 
 
 def shards(sizes: Mapping[str, int]) -> dict[str, list[str]]:
@@ -90,7 +88,7 @@ def shards(sizes: Mapping[str, int]) -> dict[str, list[str]]:
     return {WEIGHTS: cut[0]} if len(cut) == 1 else {f"model-{i:05d}-of-{len(cut):05d}.safetensors": names for i, names in enumerate(cut, 1)}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> File:
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """A safetensors file, as its own library writes it, without the copies in memory that this makes. Raises OSError."""
     described, end = dict[str, Any]({"__metadata__": {"format": "pt"}}), 0
     for name, tensor in tensors.items():
@@ -98,14 +96,16 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> File:
         described[name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": (start, end)}
     header = json.dumps(described, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    data = (np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data for tensor in tensors.values())
-    return written(path, chain([len(header).to_bytes(8, "little") + header], data))
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor).data)
 
 
-def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> list[File]:
+def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> None:
     """Write weights, settings and tokenizer: a directory that starts a server. Raises OSError.
 
-    `tensors`: of `state_dict`. `origin`: the directory that the model was loaded from. Returns the files of the weights, hashed.
+    `tensors`: of `state_dict`. `origin`: the directory that the model was loaded from.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for name in CARRIED:
@@ -113,7 +113,7 @@ def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> li
             shutil.copyfile(origin / name, directory / name)
     settings = described(json.loads((origin / CONFIG).read_text()))
     (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
-    return save_weights(tensors, directory, head=settings.get("model_type") not in HEADLESS)
+    save_weights(tensors, directory, head=settings.get("model_type") not in HEADLESS)
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,24 +45,10 @@ class Manifest(NamedTuple):
         return hashlib.sha256(to_bytes(self)).hexdigest()
 
 
-def describe(directory: Path, known: Iterable[File] = ()) -> Manifest:
-    """The manifest of the files that lie in a directory, itself excepted. `known`: those that were hashed when they were written."""
-    found = {file.name: file for file in known}
+def describe(directory: Path) -> Manifest:
+    """The manifest of the files that lie in a directory, itself excepted."""
     names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
-    return Manifest(tuple(at_once(lambda name: found.get(name) or hashed(directory / name), names)))
-
-
-def written(path: Path, pieces: Iterable[bytes | memoryview]) -> File:
-    """Write a file, and hash it in the same pass. Raises OSError."""
-    state, size_bytes = hashlib.sha256(), 0
-    with path.open("wb") as file:
-        for piece in map(memoryview, pieces):
-            for start in range(0, len(piece), CHUNK_BYTES):
-                chunk = piece[start : start + CHUNK_BYTES]
-                file.write(chunk)
-                state.update(chunk)
-                size_bytes += len(chunk)
-    return File(path.name, size_bytes, state.hexdigest())
+    return Manifest(tuple(at_once(lambda name: hashed(directory / name), names)))
 
 
 def hashed(path: Path) -> File:

@@ -9,7 +9,7 @@ import errno
 import re
 import shutil
 import tempfile
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Container, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -51,17 +51,16 @@ class Store:
         self._fs, self._path = _open(self.root)
 
     @contextmanager
-    def writing(self, name: str, size_bytes: int = 0, known: Sequence[File] = ()) -> Generator[Path]:
+    def writing(self, name: str, size_bytes: int = 0) -> Generator[Path]:
         """A local directory to write `name` into. When the block ends well it stands in the store whole; otherwise nothing of it is left.
 
-        `size_bytes`: what it will take, for the message when the store is full. `known`: files that the block has hashed as it wrote them; it may add
-        to them until its end.
+        `size_bytes`: what it will take, for the message when the store is full.
         """
         temporary = f"{self._path}/{TEMPORARY}{name}"
         try:
             with self._removed_after(temporary), self._scratch(temporary) as directory:
                 yield directory
-                self._finish(directory, temporary, name, known)
+                self._finish(directory, temporary, name)
         except OSError as error:
             raise self._failure(name, size_bytes, error) from None
 
@@ -106,8 +105,8 @@ class Store:
             with tempfile.TemporaryDirectory() as scratch:
                 yield Path(scratch)
 
-    def _finish(self, directory: Path, temporary: str, name: str, known: Sequence[File]) -> None:
-        manifest = describe(directory, known)
+    def _finish(self, directory: Path, temporary: str, name: str) -> None:
+        manifest = describe(directory)
         (directory / MANIFEST).write_bytes(to_bytes(manifest))
         if not _local(self._fs):
             self._fs.put(f"{directory}/", f"{temporary}/", recursive=True)

@@ -20,7 +20,6 @@ from streamrl.learner.training import Training, training
 from streamrl.metrics import Meter
 from streamrl.stream.log import Message, Positions, Writer
 from streamrl.stream.memory import MemoryLog
-from streamrl.weights.manifest import File
 from streamrl.weights.store import Store, pull
 from tests.learner.test_process import PATIENCE_S, a_log, batch, metrics, run_of, versions
 
@@ -43,18 +42,18 @@ class GatedStore(Store):
         super().__init__(root)
         self._gate = gate
 
-    def writing(self, name: str, size_bytes: int = 0, known: Sequence[File] = ()) -> AbstractContextManager[Path]:
+    def writing(self, name: str, size_bytes: int = 0) -> AbstractContextManager[Path]:
         self._gate()
-        return super().writing(name, size_bytes, known)
+        return super().writing(name, size_bytes)
 
 
 class FullStore(Store):
     """For version 1."""
 
-    def writing(self, name: str, size_bytes: int = 0, known: Sequence[File] = ()) -> AbstractContextManager[Path]:
+    def writing(self, name: str, size_bytes: int = 0) -> AbstractContextManager[Path]:
         if name == "v000001":
             raise WeightError(f"the weight store is full: {name}")
-        return super().writing(name, size_bytes, known)
+        return super().writing(name, size_bytes)
 
 
 class GatedWriter:
