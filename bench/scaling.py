@@ -35,7 +35,6 @@ WARM_S = 3.0
 WARM_TIMES = 5  # at most, two at least
 FASTER = 1.1  # is not warm yet
 BATCH_TOKENS = Shape().batch * Shape().rollout_tokens
-ENVS_LOOKAHEAD = 96  # batches: 15 groups of each of 100 envs
 
 FULL_S = 120.0  # at most, until the first batch
 GENTLY = 1_000.0  # rollouts/s, while everything is done for the first time
@@ -59,11 +58,6 @@ def of_length(response: int) -> Shape:
     return Shape(response=response, batch=max(BATCH_TOKENS // (Shape().prompt + response) // group, 1) * group)
 
 
-def of_envs(place: Place, name: str, envs: int) -> Line:
-    """As deep for few as for many, where each has some groups under way."""
-    return place.ours(name, Shape(), envs=envs, lookahead=ENVS_LOOKAHEAD)
-
-
 def plain(shape: Callable[[int], Shape]) -> Callable[[Place, str, int], Line]:
     return lambda place, name, n: place.ours(name, shape(n))
 
@@ -78,7 +72,7 @@ def of_group(rollouts: int) -> Shape:
 
 
 CURVES = {
-    "envs": Curve("envs, the same load in all", (1, 10, 30, 100), of_envs),
+    "envs": Curve("envs, the same load in all", (1, 10, 30, 100), lambda place, name, n: place.ours(name, Shape(), envs=n)),
     "partitions": Curve("partitions of each env's topics", (1, 4, 16), lambda place, name, n: place.ours(name, Shape(), partitions=n)),
     "window": Curve("rollouts that wait in the buffer", (1_000, 10_000, 100_000), plain(of_window), of_window),
     "length": Curve("tokens of a response", (128, 1_024, 8_192, 32_768), plain(of_length), of_length, per_token=True),

@@ -33,7 +33,7 @@ from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output, Writer
 
-TURN_GROUPS = 16  # that an env launches until it is the next one's turn, if it may
+TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may
 LATENCIES = 200_000  # kept; a round has fewer
 
 
