@@ -32,7 +32,7 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 POLL_MESSAGES = 512
-POLL_S = 0.02
+POLL_S = 0.01  # half of it is latency of every part; shorter ones cost transactions
 SNAPSHOT_EVENTS = 5_000  # a restart folds at most so many, and reads the records held
 SNAPSHOT_BYTES = 4_000_000  # of one record
 REPORT_S = 1.0
