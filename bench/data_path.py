@@ -34,17 +34,14 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
     with ExitStack() as stack:
         place = Place(directory, stack)
         ours = place.ours("bench", shape, lookahead=lookahead)
-        ours.run(warm_s)
-        ours.halt()  # empty before and after: what is in the files has come through
+        ours.turn(warm_s)  # empty before and after: what is in the files has come through
         before, done = place.topic_bytes("bench"), ours.count.get()
-        ours.run(seconds)
-        ours.halt()
+        ours.turn(seconds)
         after, done = place.topic_bytes("bench"), ours.count.get() - done
         bytes_per_rollout = {topic: (size - before.get(topic, 0)) / done for topic, size in after.items()}
         hops = {kind: sum(size for topic, size in bytes_per_rollout.items() if topic.partition(".")[0] == kind) for kind in TOPICS}
         raw = place.raw("raw", shape, hops, lookahead)
-        raw.run(max(warm_s / 4, 2))
-        raw.halt()
+        raw.turn(max(warm_s / 4, 2))
 
         own, ceiling = in_turns(ours, raw, rounds, seconds)
         rates = [result["rollouts_per_s"] for result in own]
@@ -83,8 +80,7 @@ def in_turns(ours: Line, raw: Line, rounds: int, seconds: float) -> tuple[list[d
     results: dict[Line, list[dict[str, Any]]] = {raw: [], ours: []}
     for _ in range(rounds):
         for line, done in results.items():
-            done.append(line.run(seconds))
-            line.halt()
+            done.append(line.turn(seconds))
     return results[ours], results[raw]
 
 

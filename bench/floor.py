@@ -49,7 +49,7 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
     """Rollouts/s, and microseconds a rollout by stage."""
     spent: Counter[str] = Counter()
     stages = Stage(buffer.part(run), spent), Stage(batcher.part(run), spent)
-    envs = list(run.envs)
+    (env,) = run.envs
     source, joiner, done, offsets = Source(shape), Joiner(), 0, Counter[str]()
 
     def logged(messages: list[Message]) -> list[Message]:
@@ -80,15 +80,13 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
                     done += len(batch.uids)
                     announce(batch.number + 1)
 
-    def made_of(number: int) -> list[Output]:
-        """A group of the next env."""
-        env = envs[number % len(envs)]
+    def group(number: int) -> list[Output]:
         return [Output(f"rollouts.{env}", r.group_id, r) for r in source.group(env, number, stages[0].state.version)]
 
     announce(0)
     started = time.perf_counter()
     for number in count(0, CHUNK_GROUPS):
-        made = timed(spent, "generator: make", lambda n=number: [r for g in range(n, n + CHUNK_GROUPS) for r in made_of(g)])
+        made = timed(spent, "generator: make", lambda n=number: [r for g in range(n, n + CHUNK_GROUPS) for r in group(g)])
         deliver(stages[0].turn(logged(timed(spent, "generator: encode", lambda o=made: [to_message(output) for output in o]))))
         if (elapsed := time.perf_counter() - started) > seconds:
             break

@@ -37,11 +37,12 @@ from streamrl.learner.trainee import Trainee
 from streamrl.learner.training import training
 from streamrl.learner.update import normalized
 from streamrl.metrics import METRICS, Meter
+from streamrl.orchestrator.report import records
 from streamrl.records import Batch, Metric, ScoredGroup
 from streamrl.stream import broker
-from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.codec import to_message
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output, read
+from streamrl.stream.log import Log, Output
 
 LEAST = 0.9  # of the tokens/s of Levanter alone
 GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
@@ -183,8 +184,8 @@ def against(times: Mapping[str, Sequence[float]], ours: str) -> list[float]:
 
 def measured(log: Log, source: str) -> list[Metric]:
     """What the learner has said of each step."""
-    records = [to_event(message, ("metric",)).record for message in read(log, METRICS, 0, log.start(METRICS, 0))]
-    return sorted((r for r in records if isinstance(r, Metric) and r.source == source and r.step is not None), key=lambda metric: metric.step or 0)
+    said = (record for record, _ in records(log, log.topics(), METRICS, ("metric",)))
+    return sorted((r for r in said if isinstance(r, Metric) and r.source == source and r.step is not None), key=lambda metric: metric.step or 0)
 
 
 def off_max(one: Any, other: Any) -> float:

@@ -152,9 +152,15 @@ class Line:
         if self._alone:
             self._kafka.send_signal(signal.SIGSTOP)
 
-    def run(self, seconds: float, rate: float | None = None) -> dict[str, Any]:
+    def turn(self, seconds: float) -> dict[str, Any]:
+        """`run`; afterwards it is empty, and stands still."""
+        result = self.run(seconds)
+        self.halt()
+        return result
+
+    def run(self, seconds: float) -> dict[str, Any]:
         """Rollouts/s over `seconds`, and the CPU of every station and of the broker, in ms a rollout."""
-        self.go(rate)
+        self.go(None)
         time.sleep(1.0)
         pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._kafka.pid}
         started, before, cpu = time.monotonic(), self.count.get(), {name: cpu_s(pid) for name, pid in pids.items()}

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
 from bench.measure import RESULTS, markdown, quantile, spread, write
 from streamrl import config
 from streamrl.config import RunFile
+from streamrl.orchestrator.report import records
 from streamrl.records import Fate, Metric, PolicyVersion
 from streamrl.stream import broker
-from streamrl.stream.codec import to_event
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, read
+from streamrl.stream.log import Log
 
 Run = dict[str, Any]
 ROOT = Path(__file__).parents[1]
@@ -50,24 +50,19 @@ class Heard(NamedTuple):
 
 def gathered(log: Log) -> Heard:
     heard = Heard([], {}, {})
-    for record in records(log, {"metrics": "metric", "policy-versions": "policy-version", "fates": "fate"}):
-        match record:
-            case Metric():
-                heard.metrics.append(record)
-            case PolicyVersion():
-                heard.versions[record.version] = record.time_s
-            case Fate():
-                heard.fates[record.fate] = heard.fates.get(record.fate, 0) + len(record.uids)
-            case _:
-                pass
+    there = log.topics()
+    for topic, schema in {"metrics": "metric", "policy-versions": "policy-version", "fates": "fate"}.items():
+        for record, _ in records(log, there, topic, (schema,)):
+            match record:
+                case Metric():
+                    heard.metrics.append(record)
+                case PolicyVersion():
+                    heard.versions[record.version] = record.time_s
+                case Fate():
+                    heard.fates[record.fate] = heard.fates.get(record.fate, 0) + len(record.uids)
+                case _:
+                    pass
     return heard
-
-
-def records(log: Log, schemas: Mapping[str, str]) -> Iterator[Any]:
-    for topic, schema in schemas.items():
-        for partition in range(log.topics()[topic]):
-            for message in read(log, topic, partition, log.start(topic, partition)):
-                yield to_event(message, (schema,)).record
 
 
 def by_step(heard: Heard, name: str) -> dict[int, Metric]:

@@ -43,12 +43,12 @@ Row = dict[str, Any]
 
 
 class Curve(NamedTuple):
-    """What is varied, over which values, and the line that stands for one of them."""
+    """What is varied, over which values, and what that makes of the work, and of the line (`Place.ours`)."""
 
     title: str
     points: Sequence[int]
-    line: Callable[[Place, str, int], Line]
     shape: Callable[[int], Shape] = lambda point: Shape()
+    kinds: Callable[[int], dict[str, int]] = lambda point: {}
     per_token: bool = False  # what is to stay the same is tokens/s
 
 
@@ -56,10 +56,6 @@ def of_length(response: int) -> Shape:
     """Batches of as many tokens as the standard ones have."""
     group = Shape().group
     return Shape(response=response, batch=max(BATCH_TOKENS // (Shape().prompt + response) // group, 1) * group)
-
-
-def plain(shape: Callable[[int], Shape]) -> Callable[[Place, str, int], Line]:
-    return lambda place, name, n: place.ours(name, shape(n))
 
 
 def of_window(rollouts: int) -> Shape:
@@ -72,12 +68,12 @@ def of_group(rollouts: int) -> Shape:
 
 
 CURVES = {
-    "envs": Curve("envs, the same load in all", (1, 10, 30, 100), lambda place, name, n: place.ours(name, Shape(), envs=n)),
-    "partitions": Curve("partitions of each env's topics", (1, 4, 16), lambda place, name, n: place.ours(name, Shape(), partitions=n)),
-    "window": Curve("rollouts that wait in the buffer", (1_000, 10_000, 100_000), plain(of_window), of_window),
-    "length": Curve("tokens of a response", (128, 1_024, 8_192, 32_768), plain(of_length), of_length, per_token=True),
-    "group": Curve("rollouts of a group", (2, 8, 16, 64), plain(of_group), of_group),
-    "learners": Curve("learners of the same batches", (1, 2, 4), lambda place, name, n: place.ours(name, Shape(), followers=n - 1)),
+    "envs": Curve("envs, the same load in all", (1, 10, 30, 100), kinds=lambda n: {"envs": n}),
+    "partitions": Curve("partitions of each env's topics", (1, 4, 16), kinds=lambda n: {"partitions": n}),
+    "window": Curve("rollouts that wait in the buffer", (1_000, 10_000, 100_000), of_window),
+    "length": Curve("tokens of a response", (128, 1_024, 8_192, 32_768), of_length, per_token=True),
+    "group": Curve("rollouts of a group", (2, 8, 16, 64), of_group),
+    "learners": Curve("learners of the same batches", (1, 2, 4), kinds=lambda n: {"followers": n - 1}),
 }
 
 
@@ -98,13 +94,13 @@ def measure(name: str, curve: Curve, rounds: int, seconds: float, directory: Pat
         def begin(point: int) -> Row:
             started = time.monotonic()
             place = Place(directory / str(point), stack, alone=True)
-            lines[point] = line = curve.line(place, f"{name}-{point}", point)
+            lines[point] = line = place.ours(f"{name}-{point}", curve.shape(point), **curve.kinds(point))
             fill(line)
             say(name, point, f"its first batch after {time.monotonic() - started:.1f} s")
             return warmed(line)
 
         def turn(point: int) -> Row:
-            results[point].append(halted(lines[point], seconds))
+            results[point].append(lines[point].turn(seconds))
             return results[point][-1]
 
         for point in curve.points:
@@ -131,13 +127,6 @@ def warmed(line: Line) -> Row:
         before, result = result, line.run(WARM_S)
         if result["rollouts_per_s"] < FASTER * before["rollouts_per_s"]:
             break
-    line.halt()
-    return result
-
-
-def halted(line: Line, seconds: float) -> Row:
-    """What it does in that time; afterwards it stands still."""
-    result = line.run(seconds)
     line.halt()
     return result
 

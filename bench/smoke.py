@@ -32,11 +32,9 @@ def measure() -> float:
         fill_page_cache(Path(directory))
         place = Place(Path(directory), stack)
         ours = place.ours("bench", shape)
-        ours.run(WARM_S)
-        ours.halt()
+        ours.turn(WARM_S)
         raw = place.raw("raw", shape, HOPS)
-        raw.run(WARM_S / 4)
-        raw.halt()
+        raw.turn(WARM_S / 4)
         own, ceiling = in_turns(ours, raw, ROUNDS, ROUND_S)
     for name, results in (("ours", own), ("plain Kafka", ceiling)):
         print(f"{name}: {', '.join(format(result['rollouts_per_s'], ',.0f') for result in results)} rollouts/s")

@@ -102,7 +102,7 @@ def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartiti
     books = [(topic, p) for topic in BOOKS for p in range(there.get(topic, 0))]
     data = [(topic, p) for topic, count in sorted(there.items()) if topic.partition(".")[0] in DATA for p in range(count)]
     ends = {where: log.end(*where) for where in (*books, *data)}  # data last: whatever a fate points at is read before it
-    starts = {where: log.start(*where) for where in ends}
+    starts = log.starts(ends)
     board.total = sum(end - starts[where] for where, end in ends.items())
     versions = [message for where in books if where[0] == VERSIONS for message in read(log, *where, starts[where], ends[where])]
     with board.lock:

@@ -33,7 +33,7 @@ from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.journal import newest
 from streamrl.stream.log import Log, Message, Output, TopicPartition, Undecodable, Writer, read
 from streamrl.stream.watched import ready
-from streamrl.stream.worker import partitions
+from streamrl.stream.worker import starts
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ def filtered(name: str, settings: config.Env, env: Env | Leads) -> Visits | None
 
 async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) -> None:
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
-    positions = {(topic, p): log.start(topic, p) for topic in CONSUMES if topic != "visits" for p in range(partitions(log, topic))}
+    positions = starts(log, [topic for topic in CONSUMES if topic != "visits"])
     if me.visits:
         positions |= recall(me, log)
     reader = log.reader(positions)
@@ -262,9 +262,10 @@ async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) 
 def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
     """Hear all visits there are, before any problem is chosen. Where the next ones will be."""
     topic = f"visits.{me.name}"
-    ends = {(topic, p): log.end(topic, p) for p in range(partitions(log, topic))}
-    for where, end in ends.items():
-        me.hear(list(read(log, *where, log.start(*where), end)))
+    begins = starts(log, [topic])
+    ends = log.ends(begins)
+    for where, start in begins.items():
+        me.hear(list(read(log, *where, start, ends[where])))
     return ends
 
 

@@ -21,7 +21,7 @@ from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Log, Reader
 from streamrl.stream.watched import ready, show
-from streamrl.stream.worker import partitions
+from streamrl.stream.worker import starts
 from streamrl.weights.store import Store
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ async def _follow(examiner: Examiner, log: Log) -> None:
     run, announced = examiner.run, dict[int, PolicyVersion]()
     store, every = Store(f"{run.store}/{run.learner.name}"), run.eval.interval
     done = _done(run, log)
-    reader = log.reader({("policy-versions", p): log.start("policy-versions", p) for p in range(partitions(log, "policy-versions"))})
+    reader = log.reader(starts(log, ["policy-versions"]))
     logger.info("evaluates %s every %d versions of learner %r", ", ".join(run.eval.envs), every, run.learner.name)
     reporting = asyncio.create_task(_report(examiner, announced))
     ready(log)

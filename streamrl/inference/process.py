@@ -23,7 +23,7 @@ from streamrl.records import PolicyVersion, Server
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.log import Log, Output
 from streamrl.stream.watched import ready, show
-from streamrl.stream.worker import partitions
+from streamrl.stream.worker import starts
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ class Announcements:
 
     def __init__(self, log: Log, learner: str) -> None:
         self._learner, self._newest = learner, None
-        starts = {("policy-versions", p): log.start("policy-versions", p) for p in range(partitions(log, "policy-versions"))}
-        self._reader = log.reader(starts)
-        ends = {where: log.end(*where) for where in starts}
+        begins = starts(log, ["policy-versions"])
+        self._reader = log.reader(begins)
+        ends = log.ends(begins)
         while any(self._reader.position(*where) < end for where, end in ends.items()):  # a late joiner takes the latest only
             self.newest(POLL_S)
 

@@ -33,7 +33,7 @@ from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output
 from streamrl.stream.watched import ready
-from streamrl.stream.worker import partitions
+from streamrl.stream.worker import starts
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +129,8 @@ class Parts:
 def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts: Parts | None = None) -> Verdict:
     """Follow the run's topics, keep its parts running, show it, until it is over or `stop` is set."""
     seen = view(run, time.time())
-    starts = {(topic, p): log.start(topic, p) for topic in TOPICS for p in range(partitions(log, topic))}
-    reader, history = log.reader(starts), log.ends(starts)
+    begins = starts(log, TOPICS)
+    reader, history = log.reader(begins), log.ends(begins)
     meter, measured_s, shown_s, lines_said = Meter(log, "orchestrator"), 0.0, 0.0, queue.SimpleQueue[str]()
     try:
         with running.running(Place(run, lines_said.put, seen.since_s)) as sinks:
