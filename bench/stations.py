@@ -32,6 +32,7 @@ from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.housekeeping import settle_in
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Output, Writer
+from streamrl.stream.worker import REPORT_S
 
 TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may
 LATENCIES = 200_000  # kept; a round has fewer
@@ -140,17 +141,17 @@ def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders,
     writer = log.writer("learner-lead") if leads else None
     joiner = Joiner()
     latencies: list[float] | None = None  # not noted before the first report
-    reader = log.reader({("batches", 0): log.start("batches", 0)})
+    reader, marked_s = log.reader({("batches", 0): log.start("batches", 0)}), 0.0
 
-    def announce(version: int, offset: int) -> None:
+    def announce(version: int) -> None:
         if writer is None:
             return
         batch = version - 1 if version else None
         made = {"uri": "", "size_bytes": 0, "sha256": "", "batch": batch, "time_s": time.time(), "vocab_size": vocab_size}
         record = PolicyVersion(learner=run.learner.name, version=version, **made)
-        writer.commit([to_message(Output("policy-versions", run.learner.name, record))], {("batches", 0): offset})
+        writer.commit([to_message(Output("policy-versions", run.learner.name, record))])
 
-    announce(0, 0)
+    announce(0)
     while not orders.over.is_set():
         if orders.values.pop("report", None):
             print(json.dumps({"latencies_s": latencies or []}), flush=True)
@@ -167,7 +168,10 @@ def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders,
                 now = time.time()
                 latencies += [now - made_s(uid) for uid in batch.uids]
             count.add(len(batch.uids))
-            announce(batch.number + 1, message.offset + 1)
+            announce(batch.number + 1)
+            if writer is not None and time.monotonic() - marked_s >= REPORT_S:
+                writer.mark({("batches", 0): message.offset + 1}, wait=False)
+                marked_s = time.monotonic()
 
 
 def main(role: str, path: str) -> None:

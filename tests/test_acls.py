@@ -114,10 +114,18 @@ def people(secure: Secure) -> People:
     return made
 
 
-def write(people: People, role: str, identity: str, *names: str, positions: dict[tuple[str, int], int] | None = None) -> int:
+def write(people: People, role: str, identity: str, *names: str) -> int:
     writer: KafkaWriter = people.log(role).writer(identity)
     try:
-        return writer.commit([Message(name, b"key", b"value") for name in names], positions)
+        return writer.commit([Message(name, b"key", b"value") for name in names])
+    finally:
+        writer.close()
+
+
+def mark(people: People, role: str, identity: str, position: tuple[str, int]) -> None:
+    writer = people.log(role).writer(identity)
+    try:
+        writer.mark({position: 0})
     finally:
         writer.close()
 
@@ -188,9 +196,10 @@ def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
 def test_nobody_can_be_somebody_else(people: People):
     with pytest.raises(AccessDenied, match=people.refused("env-a", f"write as transactional id {people.run.run}.buffer")):
         people.log("env-a").writer("buffer")
-    with pytest.raises(AccessDenied, match=people.refused("env-a", f"commit positions as group {people.run.run}.env-a-0")):
-        write(people, "env-a", "env-a-0", "rollouts.a", positions={("servers", 0): 0})
-    assert write(people, "learner", "learner-another", "policy-versions", positions={("batches", 0): 0}) == 0
+    with pytest.raises(AccessDenied, match=people.refused("env-a", f"mark positions as group {people.run.run}.env-a-0")):
+        mark(people, "env-a", "env-a-0", ("servers", 0))
+    assert write(people, "learner", "learner-another", "policy-versions") == 0
+    mark(people, "learner", "learner-another", ("batches", 0))
 
 
 def test_the_inference_agent_announces_nothing(people: People):

@@ -128,14 +128,15 @@ class Trainee:
         version.written = version.snapshot.write(self.store)
 
     def _announce(self, version: Version) -> None:
-        """In one transaction: the version exists, and the batches up to its own are dealt with."""
+        """The version exists, and with it the batches up to its own are dealt with."""
         started, run, snapshot, position = time.monotonic(), self.policy.run, version.snapshot, version.snapshot.position
         assert self.writer is not None and version.written is not None, "written before"
         told = {"probe": version.probe, "vocab_size": snapshot.vocab_size, "time_s": time.time()}
         stored = version.written.stored
         record = PolicyVersion(learner=self.learner, version=version.number, batch=version.batch, **told, **stored._asdict())
         places = {("batches", 0): position.offset, **({("scores", 0): position.scores} if run.learner.pooled else {})}
-        self.writer.commit([to_message(Output("policy-versions", self.learner, record))], places)
+        self.writer.commit([to_message(Output("policy-versions", self.learner, record))])
+        self.writer.mark(places)
         self.announced[version.number] = stored.sha256
         self.store.prune(version.number, run.weights.keep_versions, but=self._awaited(version.number))
         version.spent["announce_s"] = time.monotonic() - started

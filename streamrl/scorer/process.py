@@ -61,7 +61,8 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             logprobs = score(updater, reference, batch)
             assert reference.version is not None
             pieces = split(batch, logprobs, identity, reference.version)
-            writer.commit([to_message(Output("scores", str(batch.number), piece)) for piece in pieces], {("batches", 0): offset})
+            writer.commit([to_message(Output("scores", str(batch.number), piece)) for piece in pieces])
+            writer.mark({("batches", 0): offset})
             meter.publish(measured(batch, reference.version, begun - idle_since, time.monotonic() - begun), step=batch.number)
             idle_since = time.monotonic()
     meter.close()

@@ -268,14 +268,14 @@ class KafkaWriter:
         self._prefix, self._identity, self._settings, self._address = prefix, identity, settings, str(settings.get("bootstrap.servers"))
         name = prefix + identity
         self._producer = Producer({**settings, **PRODUCER, **TRANSACTIONAL, "transactional.id": name})
-        # Only for its group's metadata: positions are committed under the part's name, where ordinary lag tools look.
+        # Positions are marked under the part's name, where ordinary lag tools look. In a transaction they would cost two requests and a marker.
         self._group = Consumer({**settings, **CONSUMER, "group.id": name})
         try:
             again(lambda: self._producer.init_transactions(CALL_TIMEOUT_S), self._address)
         except AccessDenied:
             raise denied(settings, f"write as transactional id {name}") from None
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
+    def commit(self, messages: Sequence[Message]) -> int:
         last, undelivered = [-1], list[KafkaError]()
         try:
             self._producer.begin_transaction()
@@ -283,13 +283,31 @@ class KafkaWriter:
                 produce(self._producer, self._prefix, message)
             for message in messages[-1:]:  # asked for every message, a report would cost more than the message
                 produce(self._producer, self._prefix, message, partial(_note, last, undelivered))
-            if positions:
-                where = [TopicPartition(self._prefix + t, p, offset) for (t, p), offset in positions.items()]
-                bounded(partial(self._producer.send_offsets_to_transaction, where, self._group.consumer_group_metadata(), CALL_TIMEOUT_S))
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:
             self._fail([exception.args[0], *undelivered], {message.topic for message in messages})
         return last[0]
+
+    def mark(self, positions: Positions, wait: bool = True) -> None:
+        where = [TopicPartition(self._prefix + t, p, offset) for (t, p), offset in positions.items()]
+        if not where:
+            return
+        if not wait:
+            self._group.commit(offsets=where, asynchronous=True)
+            return
+        try:
+            again(partial(self._mark, where), self._address)
+        except AccessDenied:
+            raise denied(self._settings, f"mark positions as group {self._prefix}{self._identity}") from None
+
+    def _mark(self, where: list[TopicPartition]) -> None:
+        try:
+            bounded(partial(self._group.commit, offsets=where, asynchronous=False))
+        except KafkaException:
+            refusal = self._group.poll(0)  # of who coordinates the group: that is said here only, and the call waits on
+            if refusal is not None and (error := refusal.error()) is not None:
+                raise KafkaException(error) from None
+            raise
 
     def close(self) -> None:
         self._group.close()
@@ -299,8 +317,6 @@ class KafkaWriter:
         if KafkaError.TOPIC_AUTHORIZATION_FAILED in codes:
             names = [self._prefix + topic for topic in sorted(topics)]
             raise denied(self._settings, f"write to topic {' or '.join(unwritable(self._settings, names) or names)}")
-        if KafkaError.GROUP_AUTHORIZATION_FAILED in codes:
-            raise denied(self._settings, f"commit positions as group {self._prefix}{self._identity}")
         if error.code() in _FENCED:
             raise Fenced(f"{self._identity}: another process with this identity has taken over; stop one of the two")
         if missing := self._missing(topics):
@@ -455,14 +471,14 @@ def bounded(call: Callable[[], object], limit_s: float = CALL_TIMEOUT_S + 0.5) -
     """Make a call that does not always keep its own time limit; raises KafkaException when it has not returned after `limit_s`, and leaves it to
     itself: its process is to end.
 
-    After the death of a broker librdkafka may stay in `send_offsets_to_transaction` for minutes, whatever time-out it is given (its issue 5456).
+    After the death of a broker librdkafka may look for who coordinates a group for minutes, whatever time-out it is given (its issue 5456).
     """
-    failed: list[KafkaException] = []
+    failed: list[KafkaException | RuntimeError] = []
 
     def make() -> None:
         try:
             call()
-        except KafkaException as exception:
+        except (KafkaException, RuntimeError) as exception:  # the second: it was left to itself, and its client is closed
             failed.append(exception)
 
     thread = threading.Thread(target=make, daemon=True)

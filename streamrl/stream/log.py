@@ -85,10 +85,17 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
-        """Write all messages and the input positions in one transaction, or raise and leave nothing. Returns the offset of the last message.
+    def commit(self, messages: Sequence[Message]) -> int:
+        """Write all messages in one transaction, or raise and leave nothing. Returns the offset of the last message.
 
         Raises `Fenced` when another process has taken this identity, `TransactionFailed` for anything else; either way the process ends.
+        """
+        ...
+
+    def mark(self, positions: Positions, wait: bool = True) -> None:
+        """Say under this name how far inputs are taken, for whoever looks at lag (`Log.committed`). No part goes on by it: its journal knows better.
+
+        Not part of any transaction. Not waited for, it may be lost without anybody's noticing.
         """
         ...
 
@@ -146,7 +153,7 @@ class Log(Protocol):
     def plain_writer(self) -> PlainWriter: ...
 
     def committed(self, identity: str) -> dict[TopicPartition, int]:
-        """The input positions last committed by the writer of that name."""
+        """The input positions that the writer of that name has marked last."""
         ...
 
     def close(self) -> None: ...

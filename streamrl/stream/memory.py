@@ -70,13 +70,16 @@ class MemoryLog:
             self._lock.notify_all()
             return offsets
 
-    def commit(self, identity: str, epoch: int, messages: Sequence[Message], positions: Positions) -> int:
+    def commit(self, identity: str, epoch: int, messages: Sequence[Message]) -> int:
         with self._lock:
             if self._epochs[identity] != epoch:
                 raise Fenced(f"{identity}: another process with this identity has taken over; stop one of the two")
             offsets = self.append(messages, marker=True)
-            self._positions.setdefault(identity, {}).update(positions)
             return offsets[-1] if offsets else -1
+
+    def mark(self, identity: str, positions: Positions) -> None:
+        with self._lock:
+            self._positions.setdefault(identity, {}).update(positions)
 
     def take(self, where: TopicPartition, start: int, count: int) -> tuple[list[Message], int]:
         """Up to `count` messages from `start`, and the position behind them."""
@@ -141,8 +144,11 @@ class MemoryWriter:
     def __init__(self, log: MemoryLog, identity: str, epoch: int) -> None:
         self._log, self._identity, self._epoch = log, identity, epoch
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
-        return self._log.commit(self._identity, self._epoch, messages, positions or {})
+    def commit(self, messages: Sequence[Message]) -> int:
+        return self._log.commit(self._identity, self._epoch, messages)
+
+    def mark(self, positions: Positions, wait: bool = True) -> None:
+        self._log.mark(self._identity, positions)
 
     def close(self) -> None: ...
 

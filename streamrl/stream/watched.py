@@ -234,11 +234,14 @@ class WatchedWriter:
     def __init__(self, watched: Watched, writer: Writer) -> None:
         self._watched, self._writer = watched, writer
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
+    def commit(self, messages: Sequence[Message]) -> int:
         before = self._watched.clock()
-        offset = self._writer.commit(messages, positions)
+        offset = self._writer.commit(messages)
         self._watched.settled(messages, self._watched.clock() - before)
         return offset
+
+    def mark(self, positions: Positions, wait: bool = True) -> None:
+        self._writer.mark(positions, wait)
 
     def close(self) -> None:
         self._writer.close()

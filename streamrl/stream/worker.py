@@ -1,6 +1,6 @@
 """The one loop of every part: poll, decode, step, one transaction. Facts enter `step` as arguments: a journal entry is enough to run a turn again.
 
-A turn's outputs, its journal entry and its input positions commit or abort together. A part that starts folds its journal, outputs thrown
+A turn's outputs and its journal entry, which names its inputs, commit or abort together. A part that starts folds its journal, outputs thrown
 away, and is where it was. A transaction that fails ends the process (`errors.TransactionFailed`); the supervisor starts the next one.
 """
 
@@ -23,7 +23,7 @@ from streamrl.stream.breaker import Breaker
 from streamrl.stream.codec import digest, to_event, to_message
 from streamrl.stream.dead_letters import TOPIC, Letter, letter_of, reject
 from streamrl.stream.journal import Tape, entries, newest, slices_of
-from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, Undecodable
+from streamrl.stream.log import Event, Log, Message, Output, Positions, TopicPartition, Undecodable, Writer
 from streamrl.stream.snapshots import freeze, thaw
 from streamrl.stream.watched import ready
 
@@ -32,7 +32,7 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 POLL_MESSAGES = 512
-POLL_S = 0.01  # half of it is latency of every part; shorter ones cost transactions
+POLL_S = 0.015  # half of it is latency of every part; shorter ones cost transactions
 SNAPSHOT_EVENTS = 5_000  # a restart folds at most so many, and reads the records held
 SNAPSHOT_BYTES = 4_000_000  # of one record
 REPORT_S = 1.0
@@ -81,7 +81,8 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     fold.positions = {**starts(log, part.inputs), **fold.positions}
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
-    tally, breaker = Tally(), Breaker(part.max_invalid_frac)
+    tally, breaker, marked = Tally(), Breaker(part.max_invalid_frac), dict(fold.positions)
+    writer.mark(marked)  # its last life may have ended before it could
     for message in fold.metrics:  # its last life may have ended between that transaction and these
         meter.send(message)
     ready(log)
@@ -99,7 +100,8 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
                 tally.count(len(messages), time.monotonic() - before)
             if tally.elapsed_s >= REPORT_S:
                 meter.publish({**gauges(part, fold.state, tally, clock()), **breaker.gauges(clock())})
-                tally = Tally()
+                tally, marked = Tally(), mark(writer, fold.positions, marked)
+        mark(writer, fold.positions, marked, wait=True)
     finally:
         reader.close()
         writer.close()
@@ -113,7 +115,14 @@ class Turned(NamedTuple):
     letters: list[Letter]  # what it put aside, in the transaction
 
 
-def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[..., int]) -> Turned:
+def mark(writer: Writer, positions: Positions, marked: Positions, wait: bool = False) -> dict[TopicPartition, int]:
+    """Mark the positions that are not marked yet. Returns those that are marked now."""
+    if moved := {where: offset for where, offset in positions.items() if marked.get(where) != offset}:
+        writer.mark(moved, wait)
+    return dict(positions)
+
+
+def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[[Sequence[Message]], int]) -> Turned:
     """One turn: fold the messages in and commit what comes of it."""
     slices = slices_of(messages, fold.positions)
     events = [to_event(message, part.inputs[message.topic]) for message in messages]
@@ -132,7 +141,7 @@ def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s
         config=to_json(part.config) if changed else "",
     )
     journal = [to_message(Output(f"journal.{part.name}", part.name, record)) for record in (*snapshots, entry)]
-    offset = commit([*outputs, *journal], fold.positions)
+    offset = commit([*outputs, *journal])
     if snapshots:  # only now it is known where it lies, right before the entry: the next one says so
         fold.snapshot_offset, fold.events_since_snapshot = offset - len(snapshots), 0
     return Turned(metrics, [letter for message in outputs if message.topic.startswith(TOPIC) and (letter := letter_of(message))])

@@ -54,7 +54,8 @@ def publish(learner: str, writer: Writer, announced: dict[int, str], here: Check
             raise ModelError(f"version {version} was announced as {announced[version][:12]} and now is {weights[:12]}")
         return
     record = PolicyVersion(learner=learner, version=version, uri="", size_bytes=0, sha256=weights, batch=version - 1 if version else None)
-    writer.commit([to_message(Output("policy-versions", learner, record))], {("batches", 0): here.offset})
+    writer.commit([to_message(Output("policy-versions", learner, record))])
+    writer.mark({("batches", 0): here.offset})
     announced[version] = weights
 
 

@@ -60,9 +60,12 @@ class GatedWriter:
     def __init__(self, writer: Writer, gate: Gate) -> None:
         self._writer, self._gate = writer, gate
 
-    def commit(self, messages: Sequence[Message], positions: Positions | None = None) -> int:
+    def commit(self, messages: Sequence[Message]) -> int:
         self._gate()
-        return self._writer.commit(messages, positions)
+        return self._writer.commit(messages)
+
+    def mark(self, positions: Positions, wait: bool = True) -> None:
+        self._writer.mark(positions, wait)
 
     def close(self) -> None: ...
 

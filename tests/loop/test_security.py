@@ -104,7 +104,8 @@ def learn(run: Run, server: Stub, command_lines: set[str]) -> None:
     for version in itertools.count():
         batch = version - 1 if version else None
         record = PolicyVersion(learner="lead", version=version, uri="x", size_bytes=1, sha256="0", batch=batch, time_s=time.time())
-        writer.commit([to_message(Output("policy-versions", "lead", record))], {("batches", 0): version})
+        writer.commit([to_message(Output("policy-versions", "lead", record))])
+        writer.mark({("batches", 0): version})
         serve(version)
         while version not in {b.number for b in batches(learner)} and run.processes["orchestrator"].poll() is None:
             command_lines |= set(all_command_lines())

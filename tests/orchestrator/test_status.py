@@ -28,9 +28,11 @@ def test_lag_counts_records_and_not_markers():
     for key in (b"a", b"b", b"c"):
         groups.commit([Message("groups.copy", key, b"x", partition=1)])  # offsets 0, 2, 4; a marker behind each
     assert lag(log, "batcher") is None
-    batcher.commit([Message("batches", b"0", b"x")], {("groups.copy", 0): 0, ("groups.copy", 1): 1})
+    batcher.commit([Message("batches", b"0", b"x")])
+    batcher.mark({("groups.copy", 0): 0, ("groups.copy", 1): 1})
     assert lag(log, "batcher") == 2
-    batcher.commit([Message("batches", b"1", b"x")], {("groups.copy", 1): 5})
+    batcher.commit([Message("batches", b"1", b"x")])
+    batcher.mark({("groups.copy", 1): 5})
     assert lag(log, "batcher") == 0
 
 

@@ -62,7 +62,8 @@ def publish(run: RunFile, writer: Writer, announced: dict[int, str], here: Check
             opened.write(known.weights(here.weights))
     stored, batch = store.claim(name), here.version - 1 if here.version else None
     record = PolicyVersion(learner=run.learner.name, version=here.version, batch=batch, time_s=time.time(), **stored._asdict())
-    writer.commit([to_message(Output("policy-versions", run.learner.name, record))], {("batches", 0): here.offset})
+    writer.commit([to_message(Output("policy-versions", run.learner.name, record))])
+    writer.mark({("batches", 0): here.offset})
     announced[here.version] = stored.sha256
     store.prune(here.version, run.weights.keep_versions)
 

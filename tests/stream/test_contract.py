@@ -134,11 +134,22 @@ def test_one_key_goes_to_one_partition(open_recording: Open):
     assert where[0] | where[1] == {f"g{i}".encode() for i in range(7)} and not where[0] & where[1]
 
 
-def test_positions_commit_with_the_outputs(open_log: Open):
-    log = open_log()
-    log.writer("a").commit([message("k", "v", "out")], {("in", 0): 3, ("in", 1): 0})
+def test_marked_positions_show(open_log: Open):
+    writer = open_log().writer("a")
+    writer.mark({})
+    assert open_log().committed("a") == {}
+    writer.mark({("in", 0): 3, ("in", 1): 0})
     assert open_log().committed("a") == {("in", 0): 3, ("in", 1): 0}
+    writer.mark({("in", 1): 2}, wait=False)
+    wait(lambda: open_log().committed("a") == {("in", 0): 3, ("in", 1): 2})
     assert open_log().committed("b") == {}
+
+
+def wait(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_second_writer_of_the_same_name_fences_the_first(open_log: Open):
@@ -146,9 +157,9 @@ def test_a_second_writer_of_the_same_name_fences_the_first(open_log: Open):
     first.commit([message("k", "1", "out")])
     second = open_log().writer("a")
     with pytest.raises(Fenced, match="a: another process"):
-        first.commit([message("k", "zombie", "out")], {("in", 0): 9})
+        first.commit([message("k", "zombie", "out")])
     second.commit([message("k", "2", "out")])
-    assert values(open_log(), 2) == ["1", "2"] and open_log().committed("a") == {}
+    assert values(open_log(), 2) == ["1", "2"]
 
 
 def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_recording: Open):

@@ -7,7 +7,7 @@ records; and so is the schedule, that is which records each turn takes. A life a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -66,9 +66,9 @@ def live(log: MemoryLog, part: Part[Any, Any], schedule: Schedule, die_at: int =
         alive()
         return result
 
-    def commit(messages: Sequence[Message], positions: Mapping[TopicPartition, int]) -> int:
+    def commit(messages: Sequence[Message]) -> int:
         alive()
-        offset = writer.commit(messages, positions)
+        offset = writer.commit(messages)
         alive()
         return offset
 

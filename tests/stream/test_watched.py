@@ -41,7 +41,9 @@ def messages(topic: str, count: int, partition: int = 0) -> list[Message]:
 
 
 def test_it_is_the_log_that_it_watches(log: Watched, memory: MemoryLog):
-    log.writer("a").commit(messages("out", 2), {("in", 0): 5})
+    writer = log.writer("a")
+    writer.commit(messages("out", 2))
+    writer.mark({("in", 0): 5})
     assert log.topics() == memory.topics() and log.committed("a") == {("in", 0): 5}
     assert (log.start("out", 0), log.end("out", 0), log.ends([("in", 1)])) == (0, 3, {("in", 1): 0})
     assert log.starts([("out", 0)]) == {("out", 0): 0}
