@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.work import Shape, Source, made_s
+from bench.work import Shape, Source, age_ms
 from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
 from streamrl.config import RunFile
@@ -165,8 +165,7 @@ def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders,
             arrays = expand(batch)
             assert np.count_nonzero(arrays.segment_ids) == int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
             if latencies is not None and len(latencies) < LATENCIES:
-                now = time.time()
-                latencies += [now - made_s(uid) for uid in batch.uids]
+                latencies += [age_ms(uid) / 1000 for uid in batch.uids]
             count.add(len(batch.uids))
             announce(batch.number + 1)
             if writer is not None and time.monotonic() - marked_s >= REPORT_S:

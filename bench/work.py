@@ -135,14 +135,14 @@ class Source:
 
     def group(self, env: str, number: int, version: int) -> list[Rollout]:
         """The rollouts of problem `number` of an env, sampled by `version`; the name of each ends in the time it was made."""
-        group_id, made = f"{env}-{number}", time.time_ns()
+        group_id, made = f"{env}-{number}", clock_ms()
         if version != self._version:
             self._version, self._answers = version, self.answers(version)
         return [
             Rollout(
                 environment=env,
                 problem_id=str(number),
-                rollout_uid=f"{group_id}-{i}-{made}",
+                rollout_uid=f"{group_id}-{i}-{made:x}",
                 turns=[self._asked[number % VARIANTS], self._answers[(number + i) % VARIANTS]],
                 group_id=group_id,
                 producer=f"{env}-0",
@@ -155,6 +155,11 @@ class Source:
         ]
 
 
-def made_s(uid: str) -> float:
-    """When a rollout was made, in seconds since the epoch."""
-    return int(uid.rpartition("-")[2]) / 1e9
+def clock_ms() -> int:
+    """One clock for all processes of this machine."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def age_ms(uid: str) -> int:
+    """How long ago a rollout was made."""
+    return clock_ms() - int(uid.rpartition("-")[2], 16)

@@ -74,6 +74,11 @@ class Pool(msgspec.Struct):
     def usable_tokens(self) -> int:
         return self.tokens - sum([held.tokens for held in self.ahead]) if self.ahead else self.tokens
 
+    def offer(self, env: str, number: int) -> Candidate | None:
+        """Newest first: by the version of the oldest token, then by arrival."""
+        place = len(self.groups) - 1 - number
+        return Candidate(env, place, self.groups[place].tokens) if place >= 0 else None
+
     def leave(self, queue: list[Held], place: int) -> Held:
         """Take the group at `place` of one of the two lists out."""
         held = queue.pop(place)
@@ -133,6 +138,7 @@ class Fold:
             pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + held.tokens
             pool.tokens += held.tokens
             pool.rollouts += held.rollouts
+            self.expire(pool)
 
     def usable(self, held: Held) -> ScoredGroup:
         """The rollouts of a group that fit into a row."""
@@ -140,10 +146,10 @@ class Fold:
         return without(group, fitting(group, self.config.max_seq_len))
 
     def build_all(self, before: int | None = None) -> None:
-        """Expire what the next batch cannot take, and build every batch whose version is announced; of those, the ones `before` a number."""
-        self.expire()
+        """Build every batch whose version is announced, of those the ones `before` a number, and expire what the one behind it cannot take."""
         while self.due() and self.state.next_batch != before and self.build():
-            self.expire()
+            for pool in self.state.pools.values():
+                self.expire(pool)
 
     def due(self) -> bool:
         """Is the version announced that the next batch waits for?"""
@@ -151,17 +157,19 @@ class Fold:
 
     def say_short(self) -> None:
         """Note what the next batch lacks where it is far from full; of one that is nearly full, `build` has noted it."""
-        if self.due() and self.far_from_full():
-            self.note_shortage(self.shortage())
+        if self.due() and self.far_from_full(supply := self.supply()):
+            self.note_shortage(self.shortage(supply))
 
-    def far_from_full(self) -> bool:
+    def supply(self) -> dict[str, int]:
+        """Tokens that may be used, by env."""
+        return {env: pool.usable_tokens for env, pool in self.state.pools.items()}
+
+    def far_from_full(self, supply: Mapping[str, int]) -> bool:
         """Is there so much less than a batch that some share surely lacks a token? Asked at every group."""
-        supply = sum([pool.usable_tokens for pool in self.state.pools.values()])
-        return supply + len(self.config.fractions) + 2 < self.config.total_token_budget + sum(self.state.balance.values())
+        return sum(supply.values()) + len(self.config.fractions) + 2 < self.config.total_token_budget + sum(self.state.balance.values())
 
-    def shortage(self) -> dict[str, int]:
+    def shortage(self, supply: Mapping[str, int]) -> dict[str, int]:
         config, due = self.config, self.fractions(self.state.next_batch)
-        supply = {env: pool.usable_tokens for env, pool in self.state.pools.items()}
         return shortage(supply, due, self.balance(due), config.total_token_budget, config.spill)
 
     def say_demand(self) -> None:
@@ -182,12 +190,11 @@ class Fold:
         envs = config.fractions
         return {env: math.fsum(count * (share.get(env, 0.0) + share[REST] / len(envs)) for count, share in coming) for env in envs}
 
-    def expire(self) -> None:
+    def expire(self, pool: Pool) -> None:
         """Drop the groups that the next batch can no longer take."""
-        for pool in self.state.pools.values():
-            for queue in (pool.groups, pool.ahead):
-                while queue and not fresh(self.state.next_batch, queue[0].oldest, self.config.max_age):
-                    self.end("expired", self.usable(pool.leave(queue, 0)))
+        for queue in (pool.groups, pool.ahead):
+            while queue and not fresh(self.state.next_batch, queue[0].oldest, self.config.max_age):
+                self.end("expired", self.usable(pool.leave(queue, 0)))
 
     def fractions(self, batch: int) -> dict[str, float]:
         """What each env is to have of a batch, as far as can be said now."""
@@ -200,16 +207,15 @@ class Fold:
 
     def build(self) -> bool:
         """Try to build the next batch. False when a share is short: the batch waits."""
-        config, state = self.config, self.state
-        if self.far_from_full():  # by how much, it is enough to say once a step
+        config, state, supply = self.config, self.state, self.supply()
+        if self.far_from_full(supply):  # by how much, it is enough to say once a step
             return False
-        if short := self.shortage():
+        if short := self.shortage(supply):
             self.note_shortage(short)
             return False
         due = self.fractions(state.next_batch)
         balance = self.balance(due)
-        supply = {env: self.candidates(env, pool) for env, pool in state.pools.items()}
-        selection = select(supply, due, balance, config.total_token_budget, config.spill)
+        selection = select(supply, lambda env, n: state.pools[env].offer(env, n), due, balance, config.total_token_budget, config.spill)
         self.note_shortage(selection.short)
         if selection.short or not selection.chosen:
             return False
@@ -234,16 +240,6 @@ class Fold:
             state.progress = learned(config.curriculum, state.progress, batch)
         self.outputs.append(Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=values)))
         return True
-
-    def candidates(self, env: str, pool: Pool) -> list[Candidate]:
-        """Newest first: by the version of the oldest token, then by arrival. Two batches' worth: no more can matter to this one."""
-        found, tokens = list[Candidate](), 0
-        for place in range(len(pool.groups) - 1, -1, -1):
-            found.append(Candidate(env, place, pool.groups[place].tokens))
-            tokens += found[-1].tokens
-            if tokens >= 2 * self.config.total_token_budget:
-                break
-        return found
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""

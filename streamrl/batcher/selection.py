@@ -6,7 +6,7 @@ shares hold over the run although groups have any size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ class Candidate(NamedTuple):
     env: str
     place: int  # in its env's pool
     tokens: int
+
+
+Offer = Callable[[str, int], Candidate | None]  # an env's group number n, the newest is 0; None: it has no more
 
 
 class Selection(NamedTuple):
@@ -58,19 +61,16 @@ def waits_for(short: Mapping[str, int], fractions: Mapping[str, float]) -> str:
 
 
 def select(
-    supply: Mapping[str, Sequence[Candidate]], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool
+    supply: Mapping[str, int], offer: Offer, fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool
 ) -> Selection:
     """Take groups, always for the share that lacks most tokens, until the next one would not fit in `budget` tokens.
 
-    `supply`: each env's candidates, newest first. `balance`: tokens carried over, by share. With `spill`, what an env cannot supply is taken from the
-    others; without, its share is `short` and the batch has to wait.
+    `supply`: tokens of each env, `offer`: its groups. `balance`: tokens carried over, by share. With `spill`, what an env cannot supply is taken from
+    the others; without, its share is `short` and the batch has to wait.
     """
-    need = needs(fractions, balance, budget)
-    coming = {env: iter(candidates) for env, candidates in supply.items()}
-    heads = {env: next(candidates, None) for env, candidates in coming.items()}
-    left = {env: sum(c.tokens for c in candidates) for env, candidates in supply.items()}
+    need, left = needs(fractions, balance, budget), dict(supply)
     chosen: list[Candidate] = []
-    paid, of_rest = dict.fromkeys(need, 0), dict.fromkeys(left, 0)
+    paid, of_rest, taken = dict.fromkeys(need, 0), dict.fromkeys(left, 0), dict.fromkeys(left, 0)
     short: dict[str, int] = {}
     total = 0
     queue = [(-tokens, place, share) for place, (share, tokens) in enumerate(need.items())]  # who lacks most is first; of equals, the one named first
@@ -79,7 +79,7 @@ def select(
         _, place, share = heappop(queue)
         lacking = need[share] - paid[share]
         env = share or spare(left, {e: need[e] - paid[e] for e in need}, of_rest)
-        head = heads.get(env)
+        head = offer(env, taken[env]) if env in taken else None
         if head is None:
             if spill and share != REST:
                 need[REST] += lacking
@@ -92,7 +92,7 @@ def select(
             break
         else:
             chosen.append(head)
-            heads[env] = next(coming[env], None)
+            taken[env] += 1
             left[env] -= head.tokens
             paid[share] += head.tokens
             of_rest[env] += 0 if share else head.tokens

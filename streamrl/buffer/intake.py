@@ -30,12 +30,16 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
     if not TEMPERATURES[0] <= rollout.temperature <= TEMPERATURES[1]:
         return f"temperature {rollout.temperature:g} is not within {TEMPERATURES[0]:g} and {TEMPERATURES[1]:g}"
     for turn in rollout.turns:
-        if vocab_size and turn.tokens is not None and len(turn.tokens) and int(turn.tokens.max()) >= vocab_size:
-            return f"token id {int(turn.tokens.max())} is not in the policy's vocabulary of {vocab_size}"
+        if vocab_size and turn.tokens is not None and len(turn.tokens) and (largest := _largest(turn.tokens)) >= vocab_size:
+            return f"token id {largest} is not in the policy's vocabulary of {vocab_size}"
         how = turn.inference_metadata
         if how is not None and turn.logprobs is not None and (how.top_p < 1 or how.top_k > 0):
             return f"sampled with top_p {how.top_p} and top_k {how.top_k}: the learner reproduces temperature only; sample with top_p 1 and top_k -1"
     return ""
+
+
+def _largest(tokens: np.ndarray) -> int:
+    return int(tokens[tokens.argmax()])  # a third of the time that max takes, at every rollout
 
 
 def _rewards(rollout: Rollout) -> list[float]:

@@ -160,8 +160,9 @@ def test_of_a_batch_that_is_far_from_full_some_share_is_short():
         config = replace(CONFIG, fractions=fractions, total_token_budget=40, spill=random.random() < 0.5)
         pools = {env: Pool(tokens=random.randint(0, 60 // len(envs))) for env in envs}
         at_work = Fold(config, State(version=0, pools=pools, balance=balance), 0.0)
-        far += at_work.far_from_full()
-        assert at_work.shortage() or not at_work.far_from_full()
+        supply = at_work.supply()
+        far += at_work.far_from_full(supply)
+        assert at_work.shortage(supply) or not at_work.far_from_full(supply)
     assert 100 < far < 450  # of both there are enough
 
 

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import random
 
-from streamrl.batcher.selection import DATA, REST, Candidate, carry, select, shares, shortage, waits_for
+from streamrl.batcher.selection import DATA, REST, Candidate, Offer, carry, select, shares, shortage, waits_for
 
 
-def supply(**sizes: list[int]) -> dict[str, list[Candidate]]:
-    return {env: [Candidate(env, i, size) for i, size in enumerate(tokens)] for env, tokens in sizes.items()}
+def supply(**sizes: list[int]) -> tuple[dict[str, int], Offer]:
+    """Tokens and groups of envs, whose newest group is the first."""
+
+    def offer(env: str, number: int) -> Candidate | None:
+        return Candidate(env, number, sizes[env][number]) if number < len(sizes[env]) else None
+
+    return {env: sum(tokens) for env, tokens in sizes.items()}, offer
 
 
 def test_what_the_fractions_leave_is_the_rest():
@@ -16,13 +21,13 @@ def test_what_the_fractions_leave_is_the_rest():
 
 def test_the_share_that_lacks_most_takes_next():
     # budget 40: a is due 30, b 10. a takes until both lack 10; a comes first among equals
-    out = select(supply(a=[10] * 9, b=[10] * 9), {"a": 0.75, "b": 0.25}, {}, 40, spill=False)
+    out = select(*supply(a=[10] * 9, b=[10] * 9), {"a": 0.75, "b": 0.25}, {}, 40, spill=False)
     assert [(c.env, c.place) for c in out.chosen] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
     assert out.paid == {"a": 30, "b": 10, REST: 0} and out.short == {}
 
 
 def test_a_shortage_blocks_and_names_what_is_missing():
-    out = select(supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=False)
+    out = select(*supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=False)
     assert out.short == {"a": 10}
 
 
@@ -47,27 +52,27 @@ def test_what_is_lacking_is_known_without_selecting():
 
 
 def test_spill_lets_the_others_fill_in():
-    out = select(supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=True)
+    out = select(*supply(a=[10], b=[10] * 9), {"a": 0.5, "b": 0.5}, {}, 40, spill=True)
     assert out.short == {} and [c.env for c in out.chosen].count("b") == 3
     assert carry({"a": 0.5, "b": 0.5}, {}, out.paid, spill=True) == {"a": 0, "b": 0, REST: 0}
 
 
 def test_the_rest_goes_by_availability():
-    out = select(supply(a=[10], b=[10, 10, 10]), {"a": 0.25}, {}, 40, spill=False)
+    out = select(*supply(a=[10], b=[10, 10, 10]), {"a": 0.25}, {}, 40, spill=False)
     assert sorted(c.env for c in out.chosen) == ["a", "b", "b", "b"]
 
 
 def test_the_rest_takes_evenly_and_leaves_everybody_his_own_share():
     # budget 60, a is due 30: two of its five groups are spare. The rest, 30, takes in turn: from a, b, c
-    out = select(supply(a=[10] * 5, b=[10] * 9, c=[10]), {"a": 0.5}, {}, 60, spill=False)
+    out = select(*supply(a=[10] * 5, b=[10] * 9, c=[10]), {"a": 0.5}, {}, 60, spill=False)
     assert sorted(c.env for c in out.chosen) == ["a", "a", "a", "a", "b", "c"] and out.short == {}
     # nothing of a is spare now: the rest lacks a group rather than a's share
-    assert select(supply(a=[10] * 3, b=[10, 10]), {"a": 0.5}, {}, 60, spill=False).short == {REST: 10}
+    assert select(*supply(a=[10] * 3, b=[10, 10]), {"a": 0.5}, {}, 60, spill=False).short == {REST: 10}
 
 
 def test_a_group_that_would_not_fit_ends_the_batch_and_the_balance_makes_up_for_it():
     fractions = {"a": 0.5, "b": 0.5}
-    out = select(supply(a=[15, 15], b=[15, 15]), fractions, {}, 40, spill=False)
+    out = select(*supply(a=[15, 15], b=[15, 15]), fractions, {}, 40, spill=False)
     assert [c.env for c in out.chosen] == ["a", "b"] and out.short == {}  # a third would make 45
     assert carry(fractions, {}, {"a": 30, "b": 15, REST: 0}, spill=False) == {"a": -7.5, "b": 7.5, REST: 0.0}
 
@@ -81,7 +86,7 @@ def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
     while batches < 50:
         for env, rate in (("fast", 10), ("slow", 1)):
             pools[env] += [rng.randint(50, 400) for _ in range(rate)] if sum(pools[env]) < 20_000 else []
-        out = select(supply(**pools), fractions, balance, 10_000, spill=False)
+        out = select(*supply(**pools), fractions, balance, 10_000, spill=False)
         if out.short:
             continue
         batches += 1
@@ -104,4 +109,4 @@ def test_nothing_that_can_be_selected_is_called_short():
         fractions, spill = {"a": 0.3, "b": rng.choice([0.2, 0.7])}, rng.random() < 0.5
         tokens = {env: sum(sizes) for env, sizes in groups.items()}
         if shortage(tokens, fractions, {}, 100, spill):
-            assert select(supply(**groups), fractions, {}, 100, spill).short
+            assert select(*supply(**groups), fractions, {}, 100, spill).short
