@@ -41,7 +41,7 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
         bytes_per_rollout = {topic: (size - before.get(topic, 0)) / done for topic, size in after.items()}
         hops = {kind: sum(size for topic, size in bytes_per_rollout.items() if topic.partition(".")[0] == kind) for kind in TOPICS}
         raw = place.raw("raw", shape, hops, lookahead)
-        raw.turn(max(warm_s / 4, 2))
+        raw.turn(max(warm_s / 8, 2))
 
         own, ceiling = in_turns(ours, raw, rounds, seconds)
         rates = [result["rollouts_per_s"] for result in own]
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of a round, after a second to get going")
-    parser.add_argument("--warm", type=float, default=30.0, help="seconds before the first round: the JVM needs some hundred thousand records")
+    parser.add_argument("--warm", type=float, default=60.0, help="seconds before the first round: the JVM needs half a million records")
     parser.add_argument("--vocab-size", type=int, action="append", help="may be repeated: a column each; default 50,000 and 150,000")
     parser.add_argument("--batch", type=int, default=Shape().batch, help="rollouts")
     parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help="batches: how deep the pipeline is")

@@ -21,7 +21,7 @@ from bench.work import Shape
 
 RECORDED = RESULTS / "smoke.json"
 ENOUGH = 0.6  # of the recorded ratio: what a busy machine does to it is less than that
-WARM_S, ROUNDS, ROUND_S = 12.0, 3, 3.0
+WARM_S, ROUNDS, ROUND_S = 20.0, 3, 3.0
 HOPS = {"rollouts": 7_320.0, "groups": 6_300.0, "batches": 6_290.0}  # bytes a rollout, as `make bench` measures them
 
 
@@ -34,7 +34,7 @@ def measure() -> float:
         ours = place.ours("bench", shape)
         ours.turn(WARM_S)
         raw = place.raw("raw", shape, HOPS)
-        raw.turn(WARM_S / 4)
+        raw.turn(WARM_S / 8)
         own, ceiling = in_turns(ours, raw, ROUNDS, ROUND_S)
     for name, results in (("ours", own), ("plain Kafka", ceiling)):
         print(f"{name}: {', '.join(format(result['rollouts_per_s'], ',.0f') for result in results)} rollouts/s")
