@@ -31,7 +31,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # the backend has to be chosen first
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
-WARM_S = 3.0
+WARM_S = 6.0
 WARM_TIMES = 5  # at most, two at least
 FASTER = 1.1  # is not warm yet
 BATCH_TOKENS = Shape().batch * Shape().rollout_tokens

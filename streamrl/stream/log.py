@@ -95,7 +95,7 @@ class Writer(Protocol):
     def mark(self, positions: Positions, wait: bool = True) -> None:
         """Say under this name how far inputs are taken, for whoever looks at lag (`Log.committed`). No part goes on by it: its journal knows better.
 
-        Not part of any transaction. Not waited for, it may be lost without anybody's noticing.
+        Not part of any transaction. Not waited for, it may be lost without anybody's noticing; `close` sends what is left.
         """
         ...
 

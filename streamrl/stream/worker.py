@@ -101,7 +101,7 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
             if tally.elapsed_s >= REPORT_S:
                 meter.publish({**gauges(part, fold.state, tally, clock()), **breaker.gauges(clock())})
                 tally, marked = Tally(), mark(writer, fold.positions, marked)
-        mark(writer, fold.positions, marked, wait=True)
+        mark(writer, fold.positions, marked)
     finally:
         reader.close()
         writer.close()
@@ -115,10 +115,10 @@ class Turned(NamedTuple):
     letters: list[Letter]  # what it put aside, in the transaction
 
 
-def mark(writer: Writer, positions: Positions, marked: Positions, wait: bool = False) -> dict[TopicPartition, int]:
+def mark(writer: Writer, positions: Positions, marked: Positions) -> dict[TopicPartition, int]:
     """Mark the positions that are not marked yet. Returns those that are marked now."""
     if moved := {where: offset for where, offset in positions.items() if marked.get(where) != offset}:
-        writer.mark(moved, wait)
+        writer.mark(moved, wait=False)
     return dict(positions)
 
 
