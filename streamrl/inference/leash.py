@@ -21,6 +21,9 @@ POLL_S = 0.1
 
 def hold(command: list[str], grace_s: float) -> int:
     """Run `command` in a session of its own until it ends or stdin does; nothing of that session is left when this returns."""
+    if hasattr(os, "SCHED_OTHER"):  # a server answers at once, however its agent is scheduled
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         while child.poll() is None and not _owner_is_gone():
