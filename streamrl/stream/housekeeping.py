@@ -18,8 +18,8 @@ def settle_in() -> None:
 
     Messages and records have no cycles: reference counts free them, and a collection only walks over what is held. A message of 200 KB or more would
     otherwise be mapped anew each time, and its pages touched for the first time cost more than the copying (measured: encoding a batch of 128
-    rollouts 6 us a rollout instead of 0.3). Where there is no glibc that does nothing. A process that does not interrupt others when a message comes for
-    it costs them and itself less of the processor's cache (measured, two cores shared with the broker: a tenth of everybody's CPU, and no latency).
+    rollouts 6 us a rollout instead of 0.3). Where there is no glibc that does nothing. A process that does not interrupt others when a message comes
+    for it costs them and itself less of the processor's cache (measured, two cores shared with the broker: a tenth of everybody's CPU, no latency).
     """
     gc.collect()
     gc.freeze()
