@@ -93,7 +93,8 @@ class Writer(Protocol):
         ...
 
     def mark(self, positions: Positions, wait: bool = True) -> None:
-        """Say under this name how far inputs are taken, for whoever looks at lag (`Log.committed`). No part goes on by it: its journal knows better.
+        """Say under this name how far inputs are taken, for whoever looks at lag (`Log.committed`). Nobody goes on by their own: a journal, or a
+        checkpoint, knows better. Whoever begins by somebody else's does more than it has to when it is old, and no harm.
 
         Not part of any transaction. Not waited for, it may be lost without anybody's noticing; `close` sends what is left.
         """

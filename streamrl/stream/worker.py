@@ -82,7 +82,7 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
     tally, breaker, marked = Tally(), Breaker(part.max_invalid_frac), dict(fold.positions)
-    writer.mark(marked)  # its last life may have ended before it could
+    writer.mark(marked)  # its last life may have ended before it could; and a part that may not says so before it is ready
     for message in fold.metrics:  # its last life may have ended between that transaction and these
         meter.send(message)
     ready(log)

@@ -174,6 +174,14 @@ def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
     assert not psutil.pid_exists(orphan) or not alive(psutil.Process(orphan))
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel has no such policy")
+def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
+    command = [sys.executable, leash.__file__, "1", sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
+    settle = "from streamrl.stream.housekeeping import settle_in; settle_in(); import subprocess, sys; "
+    held = "subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
+    assert int(subprocess.check_output([sys.executable, "-c", settle + held, *command])) == os.SCHED_OTHER
+
+
 def wait_for(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 10.0) -> T:
     deadline = time.monotonic() + timeout_s
     while not enough(seen := look()) and time.monotonic() < deadline:

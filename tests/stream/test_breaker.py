@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from streamrl.stream.log import Message
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.worker import restore, run
 from tests.stream.test_worker import TOPICS, number, part
+from tests.waiting import until
 
 
 def letters(topic: str, count: int, cause: str = "broken") -> list[Letter]:
@@ -72,21 +72,14 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(monkeyp
         thread.start()
         for message in rubbish(12):
             source.send(message)
-        wait(lambda: "a sends rubbish and is not read for 30 s" in caplog.text)
-        wait(lambda: log.committed("adder")["a", 0] == 12)
+        until(lambda: "a sends rubbish and is not read for 30 s" in caplog.text)
+        until(lambda: log.committed("adder")["a", 0] == 12)
         for message in (*rubbish(5), *(number("b", i) for i in range(5))):
             source.send(message)
-        wait(lambda: log.committed("adder")["b", 0] == 5)
+        until(lambda: log.committed("adder")["b", 0] == 5)
         assert log.committed("adder")["a", 0] == 12
         now[0] += 31
-        wait(lambda: log.committed("adder")["a", 0] == 17)
+        until(lambda: log.committed("adder")["a", 0] == 17)
         stop.set()
         thread.join(5)
     assert restore(log, me)[0].positions["a", 0] == 17  # a restart folds what was taken, and asks no breaker
-
-
-def wait(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -17,6 +17,7 @@ from streamrl.stream.log import Log, Message, Positions, Reader, TopicPartition,
 from streamrl.stream.memory import MemoryLog, MemoryPlainWriter, MemoryWriter
 from tests.data_path import RUN
 from tests.kafka import make_topics
+from tests.waiting import until
 
 TOPICS = {"in": 2, "out": 1}
 Open = Callable[[], Log]
@@ -141,15 +142,8 @@ def test_marked_positions_show(open_log: Open):
     writer.mark({("in", 0): 3, ("in", 1): 0})
     assert open_log().committed("a") == {("in", 0): 3, ("in", 1): 0}
     writer.mark({("in", 1): 2}, wait=False)
-    wait(lambda: open_log().committed("a") == {("in", 0): 3, ("in", 1): 2})
+    until(lambda: open_log().committed("a") == {("in", 0): 3, ("in", 1): 2})
     assert open_log().committed("b") == {}
-
-
-def wait(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_second_writer_of_the_same_name_fences_the_first(open_log: Open):
