@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.stream.codec import digest, to_event
+from streamrl.stream.codec import digest
 from streamrl.stream.snapshots import freeze
 from streamrl.stream.worker import Part, apply
 from tests.inputs import busy, log_of, real_parts, schedule_of
@@ -226,9 +226,8 @@ def run_through(log: Any, part: Part[Any, Any], seed: int) -> tuple[list[str], b
         for where, count in turn:
             more, positions[where] = log.take(where, positions.get(where, 0), count)
             messages += more
-        events = [to_event(message, part.inputs[message.topic]) for message in messages]
         with watching() as offences:
-            state, outputs, metrics = apply(part, part.config, state, events, float(number))
+            state, outputs, metrics = apply(part, part.config, state, messages, float(number))
             part.paused(part.config, state)
         called += offences
         total.update(digest([*outputs, *metrics]) + freeze(state))

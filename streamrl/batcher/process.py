@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 
 import msgspec
@@ -23,7 +23,7 @@ CONSUMES = ("groups", "policy-versions")
 PRODUCES = ("batches", "demand", "fates", "dead-letters", "metrics", "journal")
 
 
-def step(config: Config, state: State, events: Sequence[Event], time_s: float, before: int | None = None) -> tuple[State, list[Output]]:
+def step(config: Config, state: State, events: Iterable[Event], time_s: float, before: int | None = None) -> tuple[State, list[Output]]:
     """Fold the events in, one by one: how a poll was cut does not matter, but for the demand, which is said once a step.
 
     `before`: build no batch of this number or a later one (a fork looks at what such a batch was made of).

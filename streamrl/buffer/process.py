@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,7 +49,7 @@ class Config:
         )
 
 
-def step(config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
+def step(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
     """Fold the events in, one by one: how a poll was cut does not matter."""
     fold = Fold(config.rules, state)
     for event in events:

@@ -7,7 +7,7 @@ them before the version is heard: the first batch is then chosen from the same g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from streamrl.batcher import pool
@@ -59,7 +59,7 @@ class Cut:
     balance: dict[str, float] = field(default_factory=dict[str, float])
     held: list[Group] = field(default_factory=list[Group])  # in the order it held them
 
-    def step(self, config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
+    def step(self, config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
         """The batcher's step, one event at a time, up to the one with which it makes the batch."""
         for event in events:
             if self.batch is not None:

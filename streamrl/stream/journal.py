@@ -64,12 +64,8 @@ class Tape:
     records_read: int = 0
     _open: dict[TopicPartition, tuple[Reader, list[Message]]] = field(default_factory=dict[Any, Any])
 
-    def slice(self, part: Slice) -> list[Event]:
-        """The events of a slice. Raises InputGone when they are not all there any more."""
-        return [to_event(message, self.schemas[part.topic]) for message in self.messages(part)]
-
     def messages(self, part: Slice) -> list[Message]:
-        """The same as they lie in the log."""
+        """Those of a slice, as they lie in the log. Raises InputGone when they are not all there any more."""
         messages = list(self._between((part.topic, part.partition), part.start, part.end - 1))
         if len(messages) != part.count:
             where = f"{part.topic}[{part.partition}] {part.start} to {part.end}"

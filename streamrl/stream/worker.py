@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -53,7 +53,7 @@ class Part(Generic[C, S]):
     inputs: Mapping[str, tuple[str, ...]]  # topic -> schemas it may carry
     config: C  # frozen, of plain values; goes into the journal as JSON
     initial: Callable[[], S]
-    step: Callable[[C, S, Sequence[Event], float], tuple[S, list[Output]]]  # (config, state, events, time_s); may use up the state it is given
+    step: Callable[[C, S, Iterable[Event], float], tuple[S, list[Output]]]  # (config, state, events, time_s); may use up the state it is given
     paused: Callable[[C, S], frozenset[str]] = lambda config, state: frozenset()  # topics to take nothing from for now
     report: Callable[[C, S, float], Report] = lambda config, state, time_s: Report({})  # never part of the outputs
     snapshot_events: int = SNAPSHOT_EVENTS
@@ -125,11 +125,10 @@ def mark(writer: Writer, positions: Positions, marked: Positions) -> dict[TopicP
 def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s: float, commit: Callable[[Sequence[Message]], int]) -> Turned:
     """One turn: fold the messages in and commit what comes of it."""
     slices = slices_of(messages, fold.positions)
-    events = [to_event(message, part.inputs[message.topic]) for message in messages]
-    fold.state, outputs, metrics = apply(part, part.config, fold.state, events, time_s)
+    fold.state, outputs, metrics = apply(part, part.config, fold.state, messages, time_s)
     changed, fold.config = part.config != fold.config, part.config
     fold.sequence += 1
-    fold.events_since_snapshot += len(events)
+    fold.events_since_snapshot += len(messages)
     snapshots = snapshot(fold) if fold.events_since_snapshot >= part.snapshot_events else []
     entry = JournalEntry(
         sequence=fold.sequence,
@@ -147,17 +146,22 @@ def turn(part: Part[C, S], fold: Fold[C, S], messages: Sequence[Message], time_s
     return Turned(metrics, [letter for message in outputs if message.topic.startswith(TOPIC) and (letter := letter_of(message))])
 
 
-def apply(part: Part[C, S], config: C, state: S, events: Sequence[Event], time_s: float) -> tuple[S, list[Message], list[Message]]:
+def apply(part: Part[C, S], config: C, state: S, messages: Iterable[Message], time_s: float) -> tuple[S, list[Message], list[Message]]:
     """`step` over what can be read; what cannot be read is put aside. Returns (state, outputs, metrics)."""
-    good, rejected = list[Event](), list[Output]()
-    for event in events:
-        if isinstance(event.record, Undecodable):
-            rejected += reject(event, event.record.cause)
-        elif event.record is None:  # inputs of parts are never compacted: a null record means nothing there
-            rejected += reject(event, "the record is empty")
-        else:
-            good.append(event)
-    state, outputs = part.step(config, state, good, time_s)
+    rejected = list[Output]()
+
+    def readable() -> Iterator[Event]:
+        """Each is decoded when its turn comes: what it touches is still in the processor's cache then."""
+        for message in messages:
+            event = to_event(message, part.inputs[message.topic])
+            if isinstance(event.record, Undecodable):
+                rejected.extend(reject(event, event.record.cause))
+            elif event.record is None:  # inputs of parts are never compacted: a null record means nothing there
+                rejected.extend(reject(event, "the record is empty"))
+            else:
+                yield event
+
+    state, outputs = part.step(config, state, readable(), time_s)
     messages = [to_message(output) for output in (*rejected, *outputs)]
     return state, [m for m in messages if m.topic != METRICS], [m for m in messages if m.topic == METRICS]
 
@@ -207,10 +211,10 @@ def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) 
     if entry.config:
         fold.config = from_json(entry.config, part)
     assert fold.config is not None, "the first entry carries the configuration"
-    events = [event for piece in entry.slices for event in tape.slice(piece)]
-    fold.state, outputs, fold.metrics = apply(part, fold.config, fold.state, events, entry.time_s)
+    messages = [message for piece in entry.slices for message in tape.messages(piece)]
+    fold.state, outputs, fold.metrics = apply(part, fold.config, fold.state, messages, entry.time_s)
     fold.sequence = entry.sequence
-    fold.events_since_snapshot += len(events)
+    fold.events_since_snapshot += len(messages)
     fold.positions.update({(piece.topic, piece.partition): piece.end for piece in entry.slices})
     return outputs
 
