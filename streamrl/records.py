@@ -10,6 +10,7 @@ Arrays are numpy, one-dimensional unless said otherwise. Token arrays hold the s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -188,14 +189,13 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     truncated: Array | None = None  # (n,) uint8; None when none is
 
     def __post_init__(self) -> None:
-        n, total = len(self.uids), int(self.lengths.sum())
-        for name in ("offsets", "lengths", "advantages", "rewards", "temperatures", "oldest_versions", "newest_versions"):
-            check_length(f"group {self.group_id!r}: {name}", getattr(self, name), n)
-        check_length(f"group {self.group_id!r}: tokens", self.tokens, total)
-        check_floats(f"group {self.group_id!r}: policy_logprobs", self.policy_logprobs, total)
-        check_floats(f"group {self.group_id!r}: advantages", self.advantages, n)
+        me, n, total = f"group {self.group_id!r}", len(self.uids), int(self.lengths.sum())
+        check_lengths(me, self, ("offsets", "lengths", "advantages", "rewards", "temperatures", "oldest_versions", "newest_versions"), n)
+        check_lengths(me, self, ("tokens",), total)
+        check_floats(f"{me}: policy_logprobs", self.policy_logprobs, total)
+        check_floats(f"{me}: advantages", self.advantages, n)
         if self.token_advantages is not None:
-            check_floats(f"group {self.group_id!r}: token_advantages", self.token_advantages, total)
+            check_floats(f"{me}: token_advantages", self.token_advantages, total)
 
     @property
     def total_tokens(self) -> int:
@@ -239,19 +239,17 @@ class Batch(Record, frozen=True, kw_only=True):
     oldest_versions: Array  # (n,) int32
 
     def __post_init__(self) -> None:
-        n, g = len(self.uids), len(self.group_ids)
+        me, n, g = f"batch {self.number}", len(self.uids), len(self.group_ids)
         if self.processes < 1 or self.row_count % self.processes:
-            raise ValueError(f"batch {self.number}: {self.row_count} rows cannot be divided among {self.processes} processes")
-        for name in ("groups", "rows", "lengths", "advantages", "rewards", "temperatures", "oldest_versions"):
-            check_length(f"batch {self.number}: {name}", getattr(self, name), n)
-        for name in ("group_environments", "prompt_lengths"):
-            check_length(f"batch {self.number}: {name}", getattr(self, name), g)
-        check_length(f"batch {self.number}: prompts", self.prompts, int(self.prompt_lengths.sum()))
-        check_length(f"batch {self.number}: tokens", self.tokens, int(self.lengths.sum()))
-        check_floats(f"batch {self.number}: policy_logprobs", self.policy_logprobs, len(self.tokens))
-        check_floats(f"batch {self.number}: advantages", self.advantages, n)
+            raise ValueError(f"{me}: {self.row_count} rows cannot be divided among {self.processes} processes")
+        check_lengths(me, self, ("groups", "rows", "lengths", "advantages", "rewards", "temperatures", "oldest_versions"), n)
+        check_lengths(me, self, ("group_environments", "prompt_lengths"), g)
+        check_lengths(me, self, ("prompts",), int(self.prompt_lengths.sum()))
+        check_lengths(me, self, ("tokens",), int(self.lengths.sum()))
+        check_floats(f"{me}: policy_logprobs", self.policy_logprobs, len(self.tokens))
+        check_floats(f"{me}: advantages", self.advantages, n)
         if self.token_advantages is not None:
-            check_floats(f"batch {self.number}: token_advantages", self.token_advantages, len(self.tokens))
+            check_floats(f"{me}: token_advantages", self.token_advantages, len(self.tokens))
 
 
 class Demand(Record, frozen=True, kw_only=True):
@@ -347,7 +345,7 @@ class Fate(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.uids:
-            check_length("fate offsets", self.offsets, len(self.uids))
+            check_lengths("fate", self, ("offsets",), len(self.uids))
         if (self.fate == "batched") != (self.batch is not None):
             raise ValueError(f"fate {self.fate} with batch {self.batch}")
 
@@ -442,8 +440,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         what, p = f"evaluation {self.name!r} of version {self.version}", len(self.problems)
-        for name in ("samples", "passed"):
-            check_length(f"{what}: {name}", getattr(self, name), p)
+        check_lengths(what, self, ("samples", "passed"), p)
         check_floats(f"{what}: rewards", self.rewards, int(self.samples.sum()))
         if (self.passed > self.samples).any():
             raise ValueError(f"{what}: more answers are right than there are")
@@ -493,15 +490,19 @@ def check_depth(value: Any) -> None:
     raise ValueError("nested too deeply")
 
 
-def check_length(what: str, array: Array, length: int) -> None:
-    if array.ndim != 1 or len(array) != length:
-        raise ValueError(f"{what} has shape {list(array.shape)}, expected [{length}]")
+def check_lengths(what: str, record: Record, names: Sequence[str], length: int) -> None:
+    """Each of these arrays of the record is one-dimensional and of that length. `what`: the record, for the message."""
+    for name in names:
+        array = getattr(record, name)
+        if array.ndim != 1 or len(array) != length:
+            raise ValueError(f"{what}: {name} has shape {list(array.shape)}, expected [{length}]")
 
 
 def check_floats(what: str, array: Array, length: int | None) -> None:
     """float32, one-dimensional, finite, and of the length given."""
     if array.dtype != np.float32:
         raise ValueError(f"{what} must be float32, not {array.dtype}")
-    check_length(what, array, array.size if length is None else length)
+    if array.ndim != 1 or length not in (None, len(array)):
+        raise ValueError(f"{what} has shape {list(array.shape)}, expected [{array.size if length is None else length}]")
     if not (math.isfinite(np.vdot(array, array)) or np.isfinite(array).all()):  # the sum of squares is not finite where a value is not, and cheap
         raise ValueError(f"{what}: value {int(np.flatnonzero(~np.isfinite(array))[0])} is not finite")

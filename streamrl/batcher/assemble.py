@@ -33,16 +33,17 @@ def heads(uids: Sequence[str]) -> np.ndarray:
     return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
 
 
-def fitting(group: ScoredGroup, max_seq_len: int) -> np.ndarray:
-    """(n,) bool: which sequences belong to rollouts that fit into rows, all of each. A rollout is trained on as a whole or not at all."""
+def fitting(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGroup | None]:
+    """What of the group fits into rows, and what does not, if anything. A rollout is trained on as a whole or not at all."""
     too_long = totals(group) > max_seq_len
-    return ~np.isin(group.offsets, group.offsets[too_long]) if too_long.any() else ~too_long
+    if not too_long.any():
+        return group, None
+    out = np.isin(group.offsets, group.offsets[too_long])
+    return only(group, ~out), only(group, out)
 
 
-def without(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
+def only(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
     """The group with only the sequences where `keep` (n,) bool is true; advantages stay as they were."""
-    if keep.all():
-        return group
     tokens = np.repeat(keep, group.lengths)
     n_arrays = ("offsets", "lengths", "advantages", "rewards", "temperatures", "oldest_versions", "newest_versions")
     fields = {name: getattr(group, name)[keep] for name in n_arrays}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from streamrl.batcher.admission import admission_named, capacity, grants
 from streamrl.batcher.advantages import stage_named, staged
-from streamrl.batcher.assemble import Division, assemble, fitting, heads, without
+from streamrl.batcher.assemble import Division, assemble, fitting, heads
 from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.parts import split
@@ -123,17 +122,16 @@ class Fold:
         """A group has come: it counts as closed for its env, and waits if there is something to train on."""
         pool = self.state.pools.setdefault(group.environment, Pool())
         pool.closed[group.producer] = pool.closed.get(group.producer, 0) + 1
-        fits = fitting(group, self.config.max_seq_len)
-        if not fits.all():
-            self.end("filtered", without(group, ~fits), cause=f"longer than max_seq_len {self.config.max_seq_len}")
-        usable = without(group, fits)
+        usable, too_long = fitting(group, self.config.max_seq_len)
+        if too_long is not None:
+            self.end("filtered", too_long, cause=f"longer than max_seq_len {self.config.max_seq_len}")
         if usable.total_tokens > self.config.total_token_budget:
             self.end("filtered", usable, cause=f"group larger than total_token_budget {self.config.total_token_budget}")
         elif usable.uids:
             oldest, newest = int(usable.oldest_versions.min()), int(usable.newest_versions.max())
             first = heads(usable.uids)
-            of_newest = int((first & (usable.oldest_versions == newest)).sum())
-            held = Held(event, usable.total_tokens, int(first.sum()), oldest, newest, of_newest)
+            of_newest = int(np.count_nonzero(first & (usable.oldest_versions == newest)))
+            held = Held(event, usable.total_tokens, int(np.count_nonzero(first)), oldest, newest, of_newest)
             self.place(pool, held)
             pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + held.tokens
             pool.tokens += held.tokens
@@ -142,8 +140,7 @@ class Fold:
 
     def usable(self, held: Held) -> ScoredGroup:
         """The rollouts of a group that fit into a row."""
-        group = group_of(held.event)
-        return without(group, fitting(group, self.config.max_seq_len))
+        return fitting(group_of(held.event), self.config.max_seq_len)[0]
 
     def build_all(self, before: int | None = None) -> None:
         """Build every batch whose version is announced, of those the ones `before` a number, and expire what the one behind it cannot take."""
@@ -231,7 +228,7 @@ class Fold:
             pool = state.pools[candidate.env]
             pool.leave(pool.groups, candidate.place)
         state.next_batch += 1
-        values = batch_values(config, batch, before, mixed(groups[: len(taken)]))
+        values = batch_values(config, batch, before, np.concatenate([group.newest_versions for group in groups[: len(taken)]]))
         values |= waiting_values(state.waited)
         state.waited = {}
         if config.curriculum.kind != "none":
@@ -323,22 +320,15 @@ def group_of(event: Event) -> ScoredGroup:
     return event.record
 
 
-def mixed(groups: Sequence[ScoredGroup]) -> Counter[str]:
-    """Rollouts that more than one policy version sampled, by env: they went on across an update."""
-    counts = Counter[str]()
-    for group in groups:
-        counts[group.environment] += int((heads(group.uids) & (group.newest_versions > group.oldest_versions)).sum())
-    return counts
-
-
-def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]], mixed: Mapping[str, int]) -> dict[str, float]:
+def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]], newest_versions: np.ndarray) -> dict[str, float]:
     """The metrics of document 001 that belong to a batch, how well it is filled and divided, and the share of mixed versions.
 
-    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built. `mixed`: rollouts, by env.
+    `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built. `newest_versions`: (n,) int32, as the batch's oldest.
     """
     rollout_envs = batch.group_environments[batch.groups]
     rollout_tokens = batch.prompt_lengths[batch.groups] + batch.lengths
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
+    mixed = first & (newest_versions > batch.oldest_versions)  # rollouts that went on across an update
     filled = total / (batch.row_count * batch.max_seq_len)
     used = dict(zip(batch.environments, np.bincount(rollout_envs[first]).tolist(), strict=True))  # every env that is named has a rollout in it
     used_tokens = dict(zip(batch.environments, np.bincount(rollout_envs, rollout_tokens).tolist(), strict=True))
@@ -351,7 +341,7 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
         "batcher/process_rollouts_min": float(loads(batch, first).min()),
         "batcher/batch_age_mean": float(batch.number - batch.oldest_versions.mean()),
         "batcher/batch_age_max": float(batch.number - batch.oldest_versions.min()),
-        "batcher/mixed_versions_frac": sum(mixed.values()) / int(first.sum()),
+        "batcher/mixed_versions_frac": int(mixed.sum()) / int(first.sum()),
     }
     for env, (rollouts, tokens, on_policy) in held.items():
         values |= {
@@ -366,6 +356,6 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
     for place, env in enumerate(batch.environments):
         mine = first & (rollout_envs == place)
         values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[mine], dtype=np.float64))
-        values[f"batches/{env}/mixed_versions_frac"] = mixed.get(env, 0) / used[env]
+        values[f"batches/{env}/mixed_versions_frac"] = int((mixed & mine).sum()) / used[env]
         values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[mine].mean())
     return values

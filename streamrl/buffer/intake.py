@@ -39,7 +39,7 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
 
 
 def _largest(tokens: np.ndarray) -> int:
-    return int(tokens[tokens.argmax()])  # a third of the time that max takes, at every rollout
+    return tokens.item(tokens.argmax())  # a third of the time that max takes, at every rollout
 
 
 def _rewards(rollout: Rollout) -> list[float]:

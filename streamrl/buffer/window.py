@@ -106,9 +106,9 @@ class Fold:
         window.intake.count(rollout)
         if rollout.misaligned:
             self.outputs += reject(event, rollout.misaligned)
-        elif group_id in state.closed:
-            self.end("filtered", [event], "late for its group")
         if group_id in state.closed:
+            if not rollout.misaligned:
+                self.end("filtered", [event], "late for its group")
             return
         group = window.open.get(group_id)
         if group is None:

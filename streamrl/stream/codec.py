@@ -37,7 +37,7 @@ class DecodeError(ValueError):
 def pack_array(array: np.ndarray) -> bytes:
     """The payload of the extension: [dtype, shape] in MessagePack, then the data."""
     dtype, head = _head(array.dtype, array.shape)
-    return b"".join((head, np.ascontiguousarray(array, dtype).data))
+    return b"".join((head, np.ascontiguousarray(array, dtype)))  # pyright: ignore[reportArgumentType]: a buffer, but in Python 3.11 no stub can say so
 
 
 @lru_cache(4096)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from streamrl.batcher.assemble import assemble, without
+from streamrl.batcher.assemble import assemble, only
 from streamrl.batcher.packing import by_row, by_token, cut, expand, pack, predicted_at
 from tests.build import floats, group
 
@@ -78,7 +78,7 @@ def test_advantages_by_token_stand_where_the_token_is_predicted_beside_groups_th
     batch = assemble([finer, group("b", "gb", sizes=(2,), prompt=1)], 0, 0, row_count=3, max_seq_len=4)
     assert batch is not None and batch.token_advantages is not None and batch.token_advantages.tolist() == [0.5, 2, -2, -1, -1]
     assert expand(batch).advantages.tolist() == [[0, 2, -2, 0], [0, 0.5, 0, 0], [-1, -1, 0, 0]]
-    kept = without(finer, np.array([False, True]))
+    kept = only(finer, np.array([False, True]))
     assert kept.token_advantages is not None and kept.token_advantages.tolist() == [2, -2]
 
 
