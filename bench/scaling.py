@@ -63,8 +63,7 @@ def of_window(rollouts: int) -> Shape:
 
 
 def of_group(rollouts: int) -> Shape:
-    """Batches of four of the largest groups."""
-    return Shape(group=rollouts, batch=256)
+    return Shape(group=rollouts)
 
 
 CURVES = {

@@ -13,7 +13,7 @@ from streamrl.config import RunFile
 from streamrl.records import InferenceMetadata, Rollout, ScoredGroup, Turn, VersionSpan, token_dtype
 
 TRANSACTION_TOKENS = 64 * 8 * (512 + 1024)  # that a generator commits at once: 64 groups of the standard shape
-LOOKAHEAD = 24  # batches: how deep the pipeline is
+LOOKAHEAD = 16  # batches: how deep the pipeline is
 VARIANTS = 64  # different payloads: enough that no cache holds them all
 
 
@@ -24,7 +24,7 @@ class Shape(NamedTuple):
     response: int = 1024
     group: int = 8  # rollouts a problem
     vocab_size: int = 50_000
-    batch: int = 128  # rollouts
+    batch: int = 256  # rollouts
     stragglers: int = 0  # rollouts that wait in the buffer all the time, each for the last one of its group
 
     @property

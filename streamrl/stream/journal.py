@@ -6,8 +6,10 @@ offset is always that of a record, so a hole shows and a reader knows when it is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from streamrl.errors import InputGone
@@ -21,20 +23,15 @@ TAIL = 8  # messages looked at first when the last entry is sought
 SKIP_RECORDS = 2_000  # between two records wanted: rather than read so many for nothing, begin anew behind them
 
 
-def slices_of(messages: Sequence[Message], positions: dict[TopicPartition, int]) -> list[Slice]:
-    """The order taken, run-length encoded. Moves `positions` behind the messages."""
-    runs: list[list[Message]] = []
-    for message in messages:
-        if runs and (runs[-1][-1].topic, runs[-1][-1].partition) == (message.topic, message.partition):
-            runs[-1].append(message)
-        else:
-            runs.append([message])
-    slices: list[Slice] = []
-    for run in runs:
-        where, end = (run[0].topic, run[0].partition), run[-1].offset + 1
-        slices.append(Slice(topic=where[0], partition=where[1], start=positions.get(where, 0), end=end, count=len(run)))
+def noted(messages: Iterable[Message], positions: dict[TopicPartition, int], slices: list[Slice]) -> Iterator[Message]:
+    """The messages, whose order is noted in `slices` as they are taken, run-length encoded. Moves `positions` behind them."""
+    for where, run in groupby(messages, itemgetter(*map(Message._fields.index, ("topic", "partition")))):
+        count = end = 0
+        for message in run:
+            count, end = count + 1, message.offset + 1
+            yield message
+        slices.append(Slice(topic=where[0], partition=where[1], start=positions.get(where, 0), end=end, count=count))
         positions[where] = end
-    return slices
 
 
 def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, Record]]:

@@ -69,6 +69,6 @@ def test_a_late_rollout_completes_its_group_while_another_one_begins():
 
 def test_a_group_may_be_as_old_as_its_last_rollout_is_late(tmp_path: Path):
     # 1,400 rollouts wait in 200 groups that lack one: 200 groups, 12.5 batches of 16, are begun until the last one comes
-    shape = Shape(stragglers=1_400)
+    shape = Shape(batch=128, stragglers=1_400)
     assert shape.straggling_batches == 13 and Shape().straggling_batches == 0
     assert run_file("r", tmp_path, shape, lookahead=2).buffer.max_age == 4 + 13
