@@ -40,7 +40,7 @@ def sequences(rollout: Rollout) -> list[list[Turn]]:
         if turn.fork:
             cut.append([])
         cut[-1].append(turn)
-    return [turns for turns in cut if any(turn.logprobs is not None and turn.logprobs.size for turn in turns)]
+    return [turns for turns in cut if [turn for turn in turns if turn.logprobs is not None and turn.logprobs.size]]
 
 
 def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:

@@ -7,7 +7,7 @@ import math
 import msgspec
 import numpy as np
 
-from streamrl.buffer.groups import generated_tokens, total_tokens
+from streamrl.buffer.groups import generated_tokens
 from streamrl.records import Rollout
 
 REWARD_LIMIT = 1e18  # squares and sums of rewards up to it are finite in float32
@@ -85,7 +85,8 @@ class Intake(msgspec.Struct):
     reward: Moments = msgspec.field(default_factory=Moments)
     rewards: dict[str, Moments] = {}
 
-    def count(self, rollout: Rollout) -> None:
+    def count(self, rollout: Rollout, tokens: int) -> None:
+        """`tokens`: of all its turns."""
         if rollout.misaligned:
             self.misaligned += 1
             return
@@ -93,7 +94,7 @@ class Intake(msgspec.Struct):
             self.failed += 1
             return
         self.rollouts += 1
-        self.tokens += total_tokens(rollout)
+        self.tokens += tokens
         self.generated_tokens += generated_tokens(rollout)
         self.truncated += rollout.truncated
         self.reward.add(rollout.reward)

@@ -66,7 +66,7 @@ def token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> list[
 
 def _earns_early(rollout: Rollout) -> bool:
     """Does a reward fall before its last sampled token?"""
-    if not any(turn.reward or turn.token_rewards is not None for turn in rollout.turns):
+    if not [turn for turn in rollout.turns if turn.reward or turn.token_rewards is not None]:
         return False
     last = int(np.flatnonzero(sampled(rollout.turns))[-1])
     return bool(rewards_on_the_way(rollout.turns)[:last].any())

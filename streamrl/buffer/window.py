@@ -103,7 +103,8 @@ class Fold:
             return
         state.seen[uid] = state.version
         window = state.windows.setdefault(env, Window())
-        window.intake.count(rollout)
+        tokens = groups.total_tokens(rollout)
+        window.intake.count(rollout, tokens)
         if rollout.misaligned:
             self.outputs += reject(event, rollout.misaligned)
         if group_id in state.closed:
@@ -125,7 +126,7 @@ class Fold:
             group.lost += 1
         else:
             group.members.append(event)
-            window.tokens += groups.total_tokens(rollout)
+            window.tokens += tokens
             heard = rollout.newest_policy_version <= state.version
             group.look_at = min(group.look_at, rollout.policy_version + self.rules.max_age if heard else state.version + 1)
         self.settle(env, window, group_id)
