@@ -99,7 +99,8 @@ def expand(batch: Batch) -> RlExample:
         flat.input_ids[first:end] = tokens
         flat.segment_ids[start:end] = count[row]
         flat.position_ids[start:end] = numbers[: end - start]
-        flat.temperatures[start:end] = temperature
+        if temperature != 1:  # as they are from the start
+            flat.temperatures[start:end] = temperature
         skip = 0 if len(prompt) else 1
         predicting = slice(first - 1 + skip, end - 1)
         flat.loss_mask[predicting] = 1 if own_masks is None else own_masks[i][skip:]
