@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from streamrl.stream.codec import decode, to_message
 from streamrl.stream.log import Event, Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.snapshots import freeze
-from streamrl.stream.worker import Fold, Part, restore, run, starts, turn
+from streamrl.stream.worker import PIECE_MESSAGES, TURN_MESSAGES, Fold, Part, ready_in, restore, run, starts, turn
 from tests import life
 
 TOPICS = {"a": 1, "b": 1, "sums": 1, "metrics": 1, "dead-letters.a": 1, "journal.adder": 1}
@@ -30,7 +30,7 @@ class State(msgspec.Struct):
     total: int = 0
 
 
-def step(config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
+def step(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
     outputs: list[Output] = []
     for event in events:
         state.held.append(event)
@@ -122,6 +122,19 @@ def test_a_turn_is_one_transaction_with_its_journal_entry():
     assert log.committed("adder") == {}  # that is for people to look at, once a second: the entries say it
 
 
+@pytest.mark.parametrize(("lying", "taken"), [(70, 70), (2 * TURN_MESSAGES, TURN_MESSAGES)])
+def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
+    log = MemoryLog({"a": 1})
+    source = log.plain_writer()
+    for i in range(lying):
+        source.send(number("a", i))
+    reader, folded, ahead = log.reader({("a", 0): 0}), 0, list[int]()
+    for message in ready_in(reader, reader.poll(PIECE_MESSAGES, 0)):
+        ahead.append(reader.position("a", 0) - message.offset)  # fetched, and not folded in yet
+        folded += 1
+    assert folded == taken == reader.position("a", 0) and max(ahead) == PIECE_MESSAGES
+
+
 @pytest.mark.parametrize("cuts", [[1], [3], [7, 1, 2]])
 @pytest.mark.parametrize("snapshot_events", [1, 4, 1000])
 def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(cuts: list[int], snapshot_events: int):
@@ -172,7 +185,7 @@ def test_settings_may_change_between_two_lives():
 
 
 def test_code_that_gives_other_outputs_is_found_at_restart():
-    def wrong(config: Config, state: State, events: Sequence[Event], time_s: float) -> tuple[State, list[Output]]:
+    def wrong(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
         state, outputs = step(config, state, events, time_s)
         return state, outputs[:0]
 
