@@ -24,7 +24,6 @@ from bench.measure import RESULTS, quantile, spread, write
 from bench.memory import fill_page_cache
 from bench.raw import TOPICS
 from bench.work import LOOKAHEAD, Shape, run_file
-from streamrl.stream.housekeeping import settle_in
 
 HALF_LOAD_S = 8.0
 
@@ -136,7 +135,6 @@ def main() -> None:
     parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help="batches: how deep the pipeline is")
     parser.add_argument("--out", type=Path, default=RESULTS / "latest.json")
     options = parser.parse_args()
-    settle_in()  # for the floor, as parts do
     results: dict[str, dict[str, Any]] = {}
     for vocab_size in options.vocab_size or [50_000, 150_000]:
         with tempfile.TemporaryDirectory() as directory:

@@ -495,7 +495,11 @@ def check_lengths(what: str, record: Record, names: Sequence[str], length: int) 
     for name in names:
         array = getattr(record, name)
         if array.ndim != 1 or len(array) != length:
-            raise ValueError(f"{what}: {name} has shape {list(array.shape)}, expected [{length}]")
+            raise misshapen(f"{what}: {name}", array, length)
+
+
+def misshapen(what: str, array: Array, length: int) -> ValueError:
+    return ValueError(f"{what} has shape {list(array.shape)}, expected [{length}]")
 
 
 def check_floats(what: str, array: Array, length: int | None) -> None:
@@ -503,6 +507,6 @@ def check_floats(what: str, array: Array, length: int | None) -> None:
     if array.dtype != np.float32:
         raise ValueError(f"{what} must be float32, not {array.dtype}")
     if array.ndim != 1 or length not in (None, len(array)):
-        raise ValueError(f"{what} has shape {list(array.shape)}, expected [{array.size if length is None else length}]")
+        raise misshapen(what, array, array.size if length is None else length)
     if not (math.isfinite(np.vdot(array, array)) or np.isfinite(array).all()):  # the sum of squares is not finite where a value is not, and cheap
         raise ValueError(f"{what}: value {int(np.flatnonzero(~np.isfinite(array))[0])} is not finite")

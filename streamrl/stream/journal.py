@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from streamrl.errors import InputGone
@@ -25,7 +25,7 @@ SKIP_RECORDS = 2_000  # between two records wanted: rather than read so many for
 
 def noted(messages: Iterable[Message], positions: dict[TopicPartition, int], slices: list[Slice]) -> Iterator[Message]:
     """The messages, whose order is noted in `slices` as they are taken, run-length encoded. Moves `positions` behind them."""
-    for where, run in groupby(messages, itemgetter(*map(Message._fields.index, ("topic", "partition")))):
+    for where, run in groupby(messages, attrgetter("topic", "partition")):
         count = end = 0
         for message in run:
             count, end = count + 1, message.offset + 1

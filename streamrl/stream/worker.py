@@ -175,8 +175,8 @@ def apply(part: Part[C, S], config: C, state: S, messages: Iterable[Message], ti
                 yield event
 
     state, outputs = part.step(config, state, readable(), time_s)
-    messages = [to_message(output) for output in (*rejected, *outputs)]
-    return state, [m for m in messages if m.topic != METRICS], [m for m in messages if m.topic == METRICS]
+    made = [to_message(output) for output in (*rejected, *outputs)]
+    return state, [m for m in made if m.topic != METRICS], [m for m in made if m.topic == METRICS]
 
 
 def snapshot(fold: Fold[Any, Any]) -> list[Snapshot]:
