@@ -16,7 +16,7 @@ from streamrl.batcher.assemble import Division, assemble, fitting, heads
 from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.parts import split
-from streamrl.batcher.selection import DATA, REST, Candidate, Selection, carry, rebased, select, shares, shortage, waits_for
+from streamrl.batcher.selection import DATA, REST, Candidate, Selection, carry, needs, rebased, select, shares, shortage, waits_for
 from streamrl.buffer.freshness import fresh
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
 from streamrl.stream.log import Event, Output
@@ -106,6 +106,21 @@ class Fold:
     state: State
     time_s: float
     outputs: list[Output] = field(default_factory=list[Output])
+    supply: dict[str, int] = field(default_factory=dict[str, int])  # tokens that may be used, by env
+    owed: dict[str, float] = field(default_factory=dict[str, float])  # tokens that the next batch owes each share: the same until it is built
+    futile: dict[str, int] = field(default_factory=dict[str, int])  # shares that have got nothing since the last attempt (`Selection`), and
+    came_tokens: int = 0  # what the others have got
+    left_out: bool = False  # an attempt, as it would have been futile: what the batch lacks is not noted yet
+
+    def __post_init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """See anew what there is and what is owed. Both are asked at every group, of every env of the run, and seldom change."""
+        self.supply = {env: pool.usable_tokens for env, pool in self.state.pools.items()}
+        due = self.fractions(self.state.next_batch)
+        self.owed = needs(due, self.balance(due), self.config.total_token_budget)
+        self.futile = {}
 
     def hear(self, version: int) -> None:
         """Version `version` is announced: groups that it helped to make may be used."""
@@ -114,6 +129,7 @@ class Fold:
             came, pool.ahead = pool.ahead, []
             for held in came:
                 self.place(pool, held)
+        self.look()
 
     def place(self, pool: Pool, held: Held) -> None:
         insort(pool.ahead if held.newest > self.state.version else pool.groups, held, key=lambda other: other.oldest)
@@ -137,6 +153,9 @@ class Fold:
             pool.tokens += held.tokens
             pool.rollouts += held.rollouts
             self.expire(pool)
+            self.futile.pop(group.environment, None)
+            self.came_tokens += held.tokens
+        self.supply[group.environment] = pool.usable_tokens
 
     def usable(self, held: Held) -> ScoredGroup:
         """The rollouts of a group that fit into a row."""
@@ -147,27 +166,25 @@ class Fold:
         while self.due() and self.state.next_batch != before and self.build():
             for pool in self.state.pools.values():
                 self.expire(pool)
+            self.look()
 
     def due(self) -> bool:
         """Is the version announced that the next batch waits for?"""
         return self.state.version >= max(self.state.next_batch - self.config.lookahead, 0)
 
     def say_short(self) -> None:
-        """Note what the next batch lacks where it is far from full; of one that is nearly full, `build` has noted it."""
-        if self.due() and self.far_from_full(supply := self.supply()):
-            self.note_shortage(self.shortage(supply))
+        """Note what the next batch lacks, where `build` has not: it is far from full, or the last attempts were left out."""
+        if self.due() and self.far_from_full():
+            self.note_shortage(self.shortage())
+        elif self.left_out:
+            self.note_shortage(self.select().short)
 
-    def supply(self) -> dict[str, int]:
-        """Tokens that may be used, by env."""
-        return {env: pool.usable_tokens for env, pool in self.state.pools.items()}
-
-    def far_from_full(self, supply: Mapping[str, int]) -> bool:
+    def far_from_full(self) -> bool:
         """Is there so much less than a batch that some share surely lacks a token? Asked at every group."""
-        return sum(supply.values()) + len(self.config.fractions) + 2 < self.config.total_token_budget + sum(self.state.balance.values())
+        return sum(self.supply.values()) + len(self.config.fractions) + 2 < self.config.total_token_budget + sum(self.state.balance.values())
 
-    def shortage(self, supply: Mapping[str, int]) -> dict[str, int]:
-        config, due = self.config, self.fractions(self.state.next_batch)
-        return shortage(supply, due, self.balance(due), config.total_token_budget, config.spill)
+    def shortage(self) -> dict[str, int]:
+        return shortage(self.supply, self.owed, self.config.total_token_budget, self.config.spill)
 
     def say_demand(self) -> None:
         """Publish the demands that have changed: what the batches that rollouts begun now may be for need (`admission.py`), less what is held."""
@@ -204,16 +221,18 @@ class Fold:
 
     def build(self) -> bool:
         """Try to build the next batch. False when a share is short: the batch waits."""
-        config, state, supply = self.config, self.state, self.supply()
-        if self.far_from_full(supply):  # by how much, it is enough to say once a step
+        config, state = self.config, self.state
+        if self.far_from_full():  # by how much, it is enough to say once a step
             return False
-        if short := self.shortage(supply):
+        if short := self.shortage():
             self.note_shortage(short)
             return False
-        due = self.fractions(state.next_batch)
-        balance = self.balance(due)
-        selection = select(supply, lambda env, n: state.pools[env].offer(env, n), due, balance, config.total_token_budget, config.spill)
+        if next(iter(self.futile.values()), -1) >= self.came_tokens:  # the first may see most come for others
+            self.left_out = True
+            return False
+        selection = self.select()
         self.note_shortage(selection.short)
+        self.futile, self.came_tokens = selection.futile, 0
         if selection.short or not selection.chosen:
             return False
         groups = [self.usable(state.pools[c.env].groups[c.place]) for c in selection.chosen]
@@ -223,7 +242,8 @@ class Fold:
         self.outputs += [Output("batches", str(batch.number), record) for record in split(batch)]
         for group in groups[: len(taken)]:
             self.end("batched", group, batch=batch.number)
-        state.balance = carry(due, balance, paid_by(selection, len(taken)), config.spill)
+        due = self.fractions(state.next_batch)
+        state.balance = carry(due, self.balance(due), paid_by(selection, len(taken)), config.spill)
         for candidate in sorted(taken, key=lambda c: c.place, reverse=True):  # the last of an env's first, so that places stay what they are
             pool = state.pools[candidate.env]
             pool.leave(pool.groups, candidate.place)
@@ -237,6 +257,10 @@ class Fold:
             state.progress = learned(config.curriculum, state.progress, batch)
         self.outputs.append(Output("metrics", "batcher", Metric(source="batcher", time_s=self.time_s, step=batch.number, values=values)))
         return True
+
+    def select(self) -> Selection:
+        pools = self.state.pools
+        return select(self.supply, lambda env, n: pools[env].offer(env, n), self.owed, self.config.total_token_budget, self.config.spill)
 
     def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
@@ -255,7 +279,7 @@ class Fold:
             state.waited[cause] = state.waited.get(cause, 0.0) + max(self.time_s - state.waited_until_s, 0.0)  # a clock may be set back
         elif short:
             state.short_since_s = self.time_s
-        state.short, state.waited_until_s = short, self.time_s
+        state.short, state.waited_until_s, self.left_out = short, self.time_s, False
 
     def want(self, env: str, due_batches: float, owed_tokens: float) -> None:
         """Publish the env's demand if it has changed. What is missing of what the fractions leave is asked of each: any of them may have stopped."""
@@ -330,7 +354,12 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
     mixed = first & (newest_versions > batch.oldest_versions)  # rollouts that went on across an update
     filled = total / (batch.row_count * batch.max_seq_len)
-    used = dict(zip(batch.environments, np.bincount(rollout_envs[first]).tolist(), strict=True))  # every env that is named has a rollout in it
+    counts = np.bincount(rollout_envs[first])  # every env that is named has a rollout in it
+
+    def means(of_each: np.ndarray) -> list[float]:
+        return (np.bincount(rollout_envs[first], of_each[first]) / counts).tolist()
+
+    used = dict(zip(batch.environments, counts.tolist(), strict=True))
     used_tokens = dict(zip(batch.environments, np.bincount(rollout_envs, rollout_tokens).tolist(), strict=True))
     values: dict[str, float] = {
         "batcher/tokens_total": float(total),
@@ -353,9 +382,6 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
             f"batches/{env}/tokens_used": used_tokens.get(env, 0.0),
             f"batches/{env}/frac_used": used_tokens.get(env, 0.0) / total,
         }
-    for place, env in enumerate(batch.environments):
-        mine = first & (rollout_envs == place)
-        values[f"batches/{env}/reward/mean"] = float(np.mean(batch.rewards[mine], dtype=np.float64))
-        values[f"batches/{env}/mixed_versions_frac"] = int((mixed & mine).sum()) / used[env]
-        values[f"batches/{env}/age/mean"] = float(batch.number - batch.oldest_versions[mine].mean())
+    for name, of_each in (("reward/mean", batch.rewards), ("mixed_versions_frac", mixed), ("age/mean", batch.number - batch.oldest_versions)):
+        values |= {f"batches/{env}/{name}": mean for env, mean in zip(batch.environments, means(of_each), strict=True)}
     return values

@@ -29,6 +29,7 @@ class Selection(NamedTuple):
     chosen: list[Candidate]  # in the order taken
     paid: dict[str, int]  # tokens by the share they count against: an env, or REST
     short: dict[str, int]  # tokens that a share lacks; empty: the batch is full
+    futile: dict[str, int]  # of a share that is short: it comes up short again, whatever groups of up to so many tokens come for others
 
 
 def shares(fractions: Mapping[str, float]) -> dict[str, float]:
@@ -41,16 +42,15 @@ def needs(fractions: Mapping[str, float], balance: Mapping[str, float], budget: 
     return {share: fraction * budget + balance.get(share, 0.0) for share, fraction in shares(fractions).items()}
 
 
-def shortage(supply: Mapping[str, int], fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool) -> dict[str, int]:
+def shortage(supply: Mapping[str, int], owed: Mapping[str, float], budget: int, spill: bool) -> dict[str, int]:
     """Tokens each share lacks while there is less than a batch altogether; empty: it is worth selecting. `supply`: tokens of each env."""
     if sum(supply.values()) >= budget:
         return {}
-    need = needs(fractions, balance, budget)
-    lacking = {share: due - supply.get(share, 0) for share, due in need.items() if share != REST}
-    spare_tokens = sum(tokens - max(need.get(env, 0.0), 0.0) for env, tokens in supply.items() if tokens > need.get(env, 0.0))
-    lacking[REST] = need[REST] - spare_tokens
+    lacking = {share: due - supply.get(share, 0) for share, due in owed.items() if share != REST}
+    spare_tokens = sum(tokens - max(owed.get(env, 0.0), 0.0) for env, tokens in supply.items() if tokens > owed.get(env, 0.0))
+    lacking[REST] = owed[REST] - spare_tokens
     if spill:
-        lacking = {REST: need[REST] + sum(max(tokens, 0.0) for share, tokens in lacking.items() if share != REST) - spare_tokens}
+        lacking = {REST: owed[REST] + sum(max(tokens, 0.0) for share, tokens in lacking.items() if share != REST) - spare_tokens}
     return {share: int(tokens) for share, tokens in lacking.items() if tokens >= 1}
 
 
@@ -60,18 +60,20 @@ def waits_for(short: Mapping[str, int], fractions: Mapping[str, float]) -> str:
     return DATA if all(share in short for share in wanted) else max(short, key=lambda share: short[share])
 
 
-def select(
-    supply: Mapping[str, int], offer: Offer, fractions: Mapping[str, float], balance: Mapping[str, float], budget: int, spill: bool
-) -> Selection:
+def select(supply: Mapping[str, int], offer: Offer, owed: Mapping[str, float], budget: int, spill: bool) -> Selection:
     """Take groups, always for the share that lacks most tokens, until the next one would not fit in `budget` tokens.
 
-    `supply`: tokens of each env, `offer`: its groups. `balance`: tokens carried over, by share. With `spill`, what an env cannot supply is taken from
+    `supply`: tokens of each env, `offer`: its groups, `owed`: tokens of each share (`needs`). With `spill`, what an env cannot supply is taken from
     the others; without, its share is `short` and the batch has to wait.
+
+    A share comes up short when it is the one that lacks most. Each env has taken just enough groups by then to lack less; another group of an env,
+    wherever it is in their order, makes that more by its own tokens at most. So while these fit into the budget too, the batch does not end before
+    that share's turn, and trying again is futile. (Not where the fractions leave a rest: whom it takes from changes with every group.)
     """
-    need, left = needs(fractions, balance, budget), dict(supply)
+    need, left = dict(owed), dict(supply)
     chosen: list[Candidate] = []
     paid, of_rest, taken = dict.fromkeys(need, 0), dict.fromkeys(left, 0), dict.fromkeys(left, 0)
-    short: dict[str, int] = {}
+    short, futile = dict[str, int](), dict[str, int]()
     total = 0
     queue = [(-tokens, place, share) for place, (share, tokens) in enumerate(need.items())]  # who lacks most is first; of equals, the one named first
     heapify(queue)
@@ -88,6 +90,8 @@ def select(
                 heapify(queue)
             else:
                 short[share] = int(lacking)
+                if need[REST] < 1:
+                    futile[share] = budget - total
         elif total + head.tokens > budget:
             break
         else:
@@ -98,7 +102,7 @@ def select(
             of_rest[env] += 0 if share else head.tokens
             total += head.tokens
             heappush(queue, (paid[share] - need[share], place, share))
-    return Selection(chosen, paid, short)
+    return Selection(chosen, paid, short, futile)
 
 
 def spare(left: Mapping[str, int], lacking: Mapping[str, float], of_rest: Mapping[str, int]) -> str:
