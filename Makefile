@@ -2,6 +2,8 @@
 #
 # Each step of the set-up leaves a stamp beside what it made and is not done again until its list of versions changes: no network the second time.
 
+# The Python 3.11 of both environments: the first of the path, unless it is named. `make setup PYTHON=/usr/bin/python3.11`
+PYTHONS := $(or $(PYTHON),python3.11 python3 python)
 ENV := .venv
 INFERENCE_ENV := .venv-inference
 UV := $(ENV)/bin/uv
@@ -79,9 +81,9 @@ clean: ## remove what was installed; runs/ stays
 # ---- steps of the set-up --------------------------------------------------------------------------------------------------------------------
 
 $(UV):
-	@python=; for name in python3.11 python3 python; do \
+	@python=; for name in $(PYTHONS); do \
 		if $$name -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then python=$$name; break; fi; done; \
-	if [ -z "$$python" ]; then echo "make: no Python 3.11 found (tried python3.11, python3, python); install it, with its venv module" >&2; exit 1; fi; \
+	if [ -z "$$python" ]; then echo "make: no Python 3.11 found (tried $(PYTHONS)); install it, with its venv module" >&2; exit 1; fi; \
 	$$python -m venv $(ENV)
 	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements/main.txt)"
 
