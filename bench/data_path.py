@@ -29,7 +29,7 @@ HALF_LOAD_S = 8.0
 
 
 def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory: Path, lookahead: int) -> dict[str, Any]:
-    """One configuration: ours and the ceiling in turns, then ours at half load, then the floor."""
+    """One configuration: ours, the ceiling and the ceiling with transactions in turns, then ours at half load, then the floor."""
     fill_page_cache(directory)
     with ExitStack() as stack:
         place = Place(directory, stack)
@@ -41,9 +41,11 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
         bytes_per_rollout = {topic: (size - before.get(topic, 0)) / done for topic, size in after.items()}
         hops = {kind: sum(size for topic, size in bytes_per_rollout.items() if topic.partition(".")[0] == kind) for kind in TOPICS}
         raw = place.raw("raw", shape, hops, lookahead)
-        raw.turn(max(warm_s / 8, 2))
+        exact = place.raw("exact", shape, hops, lookahead, transactions=True)
+        for line in (raw, exact):
+            line.turn(max(warm_s / 8, 2))
 
-        own, ceiling = in_turns(ours, raw, rounds, seconds)
+        own, ceiling, once = in_turns((ours, raw, exact), rounds, seconds)
         rates = [result["rollouts_per_s"] for result in own]
         ours.go(quantile(rates, 0.5) / 2)
         time.sleep(2)
@@ -53,18 +55,20 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
         ours.stations["trainer"].order(report=True)
         latencies = ours.stations["trainer"].answer()["latencies_s"]
         ours.halt()
-        cpu = {name: quantile([result["cpu_ms"][name] for result in own], 0.5) for name in own[0]["cpu_ms"]}
+        cpu = cpu_ms(own)
         peaks = ours.peaks_mb()
     return {
         "shape": {**shape._asdict(), "lookahead": lookahead},
         "rollouts_per_s": spread(rates),
         "raw_rollouts_per_s": spread([result["rollouts_per_s"] for result in ceiling]),
         "ratio_to_raw": ratio(own, ceiling),
+        "transactions_to_raw": ratio(once, ceiling),
         "floor": floor.measure(run_file("floor", directory, shape, lookahead=lookahead), shape, seconds),
         "cpu_ms_per_rollout": cpu,
         "own_cpu_ms_per_rollout": sum(ms for name, ms in cpu.items() if name != "broker"),
         "broker_cpu_ms_per_rollout": cpu["broker"],
-        "raw_cpu_ms_per_rollout": {name: quantile([result["cpu_ms"][name] for result in ceiling], 0.5) for name in ceiling[0]["cpu_ms"]},
+        "raw_cpu_ms_per_rollout": cpu_ms(ceiling),
+        "transactions_cpu_ms_per_rollout": cpu_ms(once),
         "bytes_per_rollout": {**bytes_per_rollout, "all": sum(bytes_per_rollout.values())},
         "latency_ms": {
             "p50": 1000 * quantile(latencies, 0.5),
@@ -75,18 +79,28 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
     }
 
 
-def in_turns(ours: Line, raw: Line, rounds: int, seconds: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def in_turns(lines: Sequence[Line], rounds: int, seconds: float) -> list[list[dict[str, Any]]]:
     """What each did in its rounds; neighbours in time are compared."""
-    results: dict[Line, list[dict[str, Any]]] = {raw: [], ours: []}
+    results: list[list[dict[str, Any]]] = [[] for _ in lines]
     for _ in range(rounds):
-        for line, done in results.items():
+        for line, done in zip(lines, results, strict=True):
             done.append(line.turn(seconds))
-    return results[ours], results[raw]
+    return results
+
+
+def cpu_ms(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """CPU of each process, ms a rollout: the median over the rounds."""
+    return {name: quantile([result["cpu_ms"][name] for result in results], 0.5) for name in results[0]["cpu_ms"]}
 
 
 def ratio(own: Sequence[Mapping[str, Any]], ceiling: Sequence[Mapping[str, Any]]) -> float:
     """The median over the rounds."""
     return quantile([mine["rollouts_per_s"] / theirs["rollouts_per_s"] for mine, theirs in zip(own, ceiling, strict=True)], 0.5)
+
+
+def apart(cpu: Mapping[str, float]) -> str:
+    """The processes of a line together, and the broker."""
+    return f"{sum(ms for name, ms in cpu.items() if name != 'broker'):.3f}, {cpu['broker']:.3f}"
 
 
 def table(results: dict[str, dict[str, Any]]) -> Table:
@@ -102,15 +116,14 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
     row("raw ceiling, median", lambda r: f"{r['raw_rollouts_per_s']['median']:,.0f}")
     row("  min to max", lambda r: f"{r['raw_rollouts_per_s']['min']:,.0f} - {r['raw_rollouts_per_s']['max']:,.0f}")
     row("ours / raw, median of rounds", lambda r: f"{r['ratio_to_raw']:.2f}")
+    row("raw with transactions / raw", lambda r: f"{r['transactions_to_raw']:.2f}")
     row("floor: the stages alone", lambda r: f"{r['floor']['rollouts_per_s']:,.0f}")
     row("CPU of ours, ms a rollout", lambda r: f"{r['own_cpu_ms_per_rollout']:.3f}")
     first = next(iter(results.values()))
     for name in first["cpu_ms_per_rollout"]:
         row(f"  {name}", lambda r, n=name: f"{r['cpu_ms_per_rollout'][n]:.3f}" + ("" if n != "broker" else "  (not in the sum)"))
-    row(
-        "  of raw: its processes, the broker",
-        lambda r: f"{sum(v for k, v in r['raw_cpu_ms_per_rollout'].items() if k != 'broker'):.3f}, {r['raw_cpu_ms_per_rollout']['broker']:.3f}",
-    )
+    for name, key in (("raw", "raw"), ("raw with transactions", "transactions")):
+        row(f"  of {name}: its processes, the broker", lambda r, k=key: apart(r[f"{k}_cpu_ms_per_rollout"]))
     row("bytes a rollout, all topics", lambda r: f"{r['bytes_per_rollout']['all']:,.0f}")
     for topic in sorted(first["bytes_per_rollout"], key=lambda t: -first["bytes_per_rollout"][t]):
         if topic != "all" and first["bytes_per_rollout"][topic] >= 1:

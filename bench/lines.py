@@ -21,7 +21,7 @@ import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.measure import cpu_s, peak_rss_mb
-from bench.raw import TOPICS
+from bench.raw import JOURNAL, TOPICS
 from bench.stations import Count
 from bench.work import LOOKAHEAD, Shape, run_file
 from streamrl import topics
@@ -220,12 +220,12 @@ class Place:
         }
         return self._line(stations, "generator", ["trainer", *followers_named], directory)
 
-    def raw(self, name: str, shape: Shape, hops: dict[str, float], lookahead: int = LOOKAHEAD) -> Line:
-        """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout; and twice as much in flight."""
+    def raw(self, name: str, shape: Shape, hops: dict[str, float], lookahead: int = LOOKAHEAD, transactions: bool = False) -> Line:
+        """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout; and twice as much in flight. `transactions`: see `raw.py`."""
         directory = self._room(name)
         config = {"max.message.bytes": "8388608", "retention.ms": "3600000"}
         admin = AdminClient(self.address)  # kept: its requests end with it
-        for made in admin.create_topics([NewTopic(f"{name}.{topic}", 1, 1, config=config) for topic in TOPICS]).values():
+        for made in admin.create_topics([NewTopic(f"{name}.{topic}", 1, 1, config=config) for topic in (*TOPICS, JOURNAL)]).values():
             made.result()
         sizes = {
             "rollout_bytes": int(hops["rollouts"]),
@@ -236,7 +236,8 @@ class Place:
             "in_flight": 2 * (lookahead + 1) * shape.batch,
         }
         path = directory / "raw.json"
-        path.write_text(json.dumps({"kafka": self.address, "counts": str(directory), "raw": sizes, "raw_prefix": name}))
+        settings = {"kafka": self.address, "counts": str(directory), "raw": sizes, "raw_prefix": name, "raw_transactions": transactions}
+        path.write_text(json.dumps(settings))
         Count(directory / "sink", create=True)
         stations = {role: [*HERE, "bench.raw", role, str(path)] for role in ("sink", "relay", "gather", "source")}
         return self._line(stations, "source", ["source"], directory)

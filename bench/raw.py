@@ -4,6 +4,8 @@
 
 source -> raw.rollouts -> relay -> raw.groups -> gather -> raw.batches -> sink, each a process, with our own client settings. Who stands between hands
 on the bytes that came, as many as ours had on that hop. What is in flight is bounded, as ours is.
+
+With `transactions`: as much in one as ours have, with a record in a journal, and readers that see only what is committed. Still nothing is decided.
 """
 
 from __future__ import annotations
@@ -12,21 +14,26 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from bench.stations import Count, Orders
 from bench.work import VARIANTS
-from streamrl.stream.kafka import COMMON, CONSUMER, PRODUCER
+from streamrl.stream.kafka import CALL_TIMEOUT_S, COMMON, CONSUMER, PRODUCER, START_TIMEOUT_S, TRANSACTIONAL
 
 TOPICS = ("rollouts", "groups", "batches")
+JOURNAL, ENTRY = "journal", bytes(200)
+SOURCE_BATCHES = 2  # that the source writes at once: as many rollouts as ours commits
 MAX_RECORD = 4_000_000
 
 
-def consumer(kafka: dict[str, str], topic: str) -> Consumer:
-    made = Consumer({**COMMON, **kafka, **CONSUMER, "isolation.level": "read_uncommitted", "group.id": "raw"})
+def consumer(kafka: dict[str, str], topic: str, transactions: bool) -> Consumer:
+    isolation = "read_committed" if transactions else "read_uncommitted"
+    made = Consumer({**COMMON, **kafka, **CONSUMER, "isolation.level": isolation, "group.id": "raw"})
     made.assign([TopicPartition(topic, 0, 0)])
     return made
 
@@ -52,52 +59,78 @@ def payloads(size: int) -> list[bytes]:
     return [os.urandom(size) for _ in range(VARIANTS)]
 
 
-def send(producer: Producer, topic: str, value: bytes) -> None:
-    while True:
-        try:
-            producer.produce(topic, value=value, partition=0)
-            return
-        except BufferError:
-            producer.poll(0.01)
+class Sender:
+    """A producer, plain or transactional."""
+
+    def __init__(self, kafka: dict[str, str], prefix: str, role: str, transactions: bool) -> None:
+        own: dict[str, Any] = {**TRANSACTIONAL, "transactional.id": f"{prefix}.{role}"} if transactions else {}
+        self.producer, self._journal, self._transactions = Producer({**COMMON, **kafka, **PRODUCER, **own}), f"{prefix}.{JOURNAL}", transactions
+        if transactions:
+            self.producer.init_transactions(START_TIMEOUT_S)
+
+    @contextmanager
+    def turn(self) -> Generator[None]:
+        """What is sent in it is one transaction, if there are any."""
+        if self._transactions:
+            self.producer.begin_transaction()
+        yield
+        if self._transactions:
+            self.send(self._journal, ENTRY)
+            self.producer.commit_transaction(CALL_TIMEOUT_S)
+        else:
+            self.producer.poll(0)
+
+    def send(self, topic: str, value: bytes) -> None:
+        while True:
+            try:
+                self.producer.produce(topic, value=value, partition=0)
+                return
+            except BufferError:
+                self.producer.poll(0.01)
 
 
 def main(role: str, path: str) -> None:
     settings = json.loads(Path(path).read_text())
-    kafka, sizes, prefix = settings["kafka"], settings["raw"], settings["raw_prefix"]
+    kafka, sizes, prefix, transactions = settings["kafka"], settings["raw"], settings["raw_prefix"], settings["raw_transactions"]
     counts, orders = Path(settings["counts"]), Orders()
-    producer = Producer({**COMMON, **kafka, **PRODUCER})
+    sender = Sender(kafka, prefix, role, transactions)
     rollouts, groups, batches = (f"{prefix}.{topic}" for topic in TOPICS)
     if role == "source":
         count, sunk, values = Count(counts / "source", create=True), Count(counts / "sink"), payloads(sizes["rollout_bytes"])
         while not orders.over.is_set():
             if orders.values.get("rate", 0) == 0 or count.get() - sunk.get() > sizes["in_flight"]:
-                producer.poll(0)
+                sender.producer.poll(0)
                 time.sleep(0.001)
                 continue
-            for number in range(sizes["batch"]):
-                send(producer, rollouts, values[number % VARIANTS])
-            count.add(sizes["batch"])
-            producer.poll(0)
+            with sender.turn():
+                for number in range(SOURCE_BATCHES * sizes["batch"]):
+                    sender.send(rollouts, values[number % VARIANTS])
+            count.add(SOURCE_BATCHES * sizes["batch"])
     elif role == "sink":
-        count, source = Count(counts / "sink"), consumer(kafka, batches)
+        count, source = Count(counts / "sink"), consumer(kafka, batches, transactions)
         pieces, came = -(-sizes["batch_bytes"] // MAX_RECORD), 0
         while not orders.over.is_set():
             came += len(taken(source))
+            for _ in range(came // pieces if transactions else 0):
+                with sender.turn():
+                    pass  # the journal's record stands for the version that a batch gives
             count.add(came // pieces * sizes["batch"])
             came %= pieces
     else:
         topic, out, many = (rollouts, groups, sizes["group"]) if role == "relay" else (groups, batches, sizes["batch"] // sizes["group"])
         size = sizes["group_bytes"] if role == "relay" else sizes["batch_bytes"]
-        source, held = consumer(kafka, topic), list[bytes]()
+        source, held = consumer(kafka, topic, transactions), list[bytes]()
         while not orders.over.is_set():
             held += taken(source)
-            for start in range(0, len(held) - many + 1, many):
-                record = together(held[start : start + many], size)
-                for piece in range(0, size, MAX_RECORD):
-                    send(producer, out, record[piece : piece + MAX_RECORD])
+            if len(held) < many:
+                continue
+            with sender.turn():
+                for start in range(0, len(held) - many + 1, many):
+                    record = together(held[start : start + many], size)
+                    for piece in range(0, size, MAX_RECORD):
+                        sender.send(out, record[piece : piece + MAX_RECORD])
             del held[: len(held) - len(held) % many]
-            producer.poll(0)
-    producer.purge()
+    sender.producer.purge()
 
 
 if __name__ == "__main__":

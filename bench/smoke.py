@@ -35,7 +35,7 @@ def measure() -> float:
         ours.turn(WARM_S)
         raw = place.raw("raw", shape, HOPS)
         raw.turn(WARM_S / 8)
-        own, ceiling = in_turns(ours, raw, ROUNDS, ROUND_S)
+        own, ceiling = in_turns((ours, raw), ROUNDS, ROUND_S)
     for name, results in (("ours", own), ("plain Kafka", ceiling)):
         print(f"{name}: {', '.join(format(result['rollouts_per_s'], ',.0f') for result in results)} rollouts/s")
     return ratio(own, ceiling)
