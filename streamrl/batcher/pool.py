@@ -382,6 +382,9 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
             f"batches/{env}/tokens_used": used_tokens.get(env, 0.0),
             f"batches/{env}/frac_used": used_tokens.get(env, 0.0) / total,
         }
-    for name, of_each in (("reward/mean", batch.rewards), ("mixed_versions_frac", mixed), ("age/mean", batch.number - batch.oldest_versions)):
-        values |= {f"batches/{env}/{name}": mean for env, mean in zip(batch.environments, means(of_each), strict=True)}
+    means_of_envs = means(batch.rewards), means(mixed), means(batch.number - batch.oldest_versions)
+    for env, reward, mixed_frac, age in zip(batch.environments, *means_of_envs, strict=True):
+        values[f"batches/{env}/reward/mean"] = reward
+        values[f"batches/{env}/mixed_versions_frac"] = mixed_frac
+        values[f"batches/{env}/age/mean"] = age
     return values
