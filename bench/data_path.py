@@ -45,7 +45,7 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
         for line in (raw, exact):
             line.turn(max(warm_s / 8, 2))
 
-        own, ceiling, once = in_turns((ours, raw, exact), rounds, seconds)
+        own, ceiling, exact_ceiling = in_turns((ours, raw, exact), rounds, seconds)
         rates = [result["rollouts_per_s"] for result in own]
         ours.go(quantile(rates, 0.5) / 2)
         time.sleep(2)
@@ -62,13 +62,13 @@ def measure(shape: Shape, rounds: int, seconds: float, warm_s: float, directory:
         "rollouts_per_s": spread(rates),
         "raw_rollouts_per_s": spread([result["rollouts_per_s"] for result in ceiling]),
         "ratio_to_raw": ratio(own, ceiling),
-        "transactions_to_raw": ratio(once, ceiling),
+        "transactions_to_raw": ratio(exact_ceiling, ceiling),
         "floor": floor.measure(run_file("floor", directory, shape, lookahead=lookahead), shape, seconds),
         "cpu_ms_per_rollout": cpu,
-        "own_cpu_ms_per_rollout": sum(ms for name, ms in cpu.items() if name != "broker"),
+        "own_cpu_ms_per_rollout": of_processes(cpu),
         "broker_cpu_ms_per_rollout": cpu["broker"],
         "raw_cpu_ms_per_rollout": cpu_ms(ceiling),
-        "transactions_cpu_ms_per_rollout": cpu_ms(once),
+        "transactions_cpu_ms_per_rollout": cpu_ms(exact_ceiling),
         "bytes_per_rollout": {**bytes_per_rollout, "all": sum(bytes_per_rollout.values())},
         "latency_ms": {
             "p50": 1000 * quantile(latencies, 0.5),
@@ -98,9 +98,9 @@ def ratio(own: Sequence[Mapping[str, Any]], ceiling: Sequence[Mapping[str, Any]]
     return quantile([mine["rollouts_per_s"] / theirs["rollouts_per_s"] for mine, theirs in zip(own, ceiling, strict=True)], 0.5)
 
 
-def apart(cpu: Mapping[str, float]) -> str:
-    """The processes of a line together, and the broker."""
-    return f"{sum(ms for name, ms in cpu.items() if name != 'broker'):.3f}, {cpu['broker']:.3f}"
+def of_processes(cpu: Mapping[str, float]) -> float:
+    """All of a line but the broker."""
+    return sum(ms for name, ms in cpu.items() if name != "broker")
 
 
 def table(results: dict[str, dict[str, Any]]) -> Table:
@@ -123,7 +123,7 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
     for name in first["cpu_ms_per_rollout"]:
         row(f"  {name}", lambda r, n=name: f"{r['cpu_ms_per_rollout'][n]:.3f}" + ("" if n != "broker" else "  (not in the sum)"))
     for name, key in (("raw", "raw"), ("raw with transactions", "transactions")):
-        row(f"  of {name}: its processes, the broker", lambda r, k=key: apart(r[f"{k}_cpu_ms_per_rollout"]))
+        row(f"  of {name}: its processes, the broker", lambda r, k=f"{key}_cpu_ms_per_rollout": f"{of_processes(r[k]):.3f}, {r[k]['broker']:.3f}")
     row("bytes a rollout, all topics", lambda r: f"{r['bytes_per_rollout']['all']:,.0f}")
     for topic in sorted(first["bytes_per_rollout"], key=lambda t: -first["bytes_per_rollout"][t]):
         if topic != "all" and first["bytes_per_rollout"][topic] >= 1:

@@ -233,6 +233,7 @@ class Place:
             "batch_bytes": int(hops["batches"] * shape.batch),
             "batch": shape.batch,
             "group": shape.group,
+            "at_once": shape.transaction_groups * shape.group,
             "in_flight": 2 * (lookahead + 1) * shape.batch,
         }
         path = directory / "raw.json"

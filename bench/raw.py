@@ -27,7 +27,6 @@ from streamrl.stream.kafka import CALL_TIMEOUT_S, COMMON, CONSUMER, PRODUCER, ST
 
 TOPICS = ("rollouts", "groups", "batches")
 JOURNAL, ENTRY = "journal", bytes(200)
-SOURCE_BATCHES = 2  # that the source writes at once: as many rollouts as ours commits
 MAX_RECORD = 4_000_000
 
 
@@ -103,15 +102,15 @@ def main(role: str, path: str) -> None:
                 time.sleep(0.001)
                 continue
             with sender.turn():
-                for number in range(SOURCE_BATCHES * sizes["batch"]):
+                for number in range(sizes["at_once"]):
                     sender.send(rollouts, values[number % VARIANTS])
-            count.add(SOURCE_BATCHES * sizes["batch"])
+            count.add(sizes["at_once"])
     elif role == "sink":
         count, source = Count(counts / "sink"), consumer(kafka, batches, transactions)
         pieces, came = -(-sizes["batch_bytes"] // MAX_RECORD), 0
         while not orders.over.is_set():
             came += len(taken(source))
-            for _ in range(came // pieces if transactions else 0):
+            for _ in range(came // pieces):
                 with sender.turn():
                     pass  # the journal's record stands for the version that a batch gives
             count.add(came // pieces * sizes["batch"])

@@ -106,9 +106,9 @@ class Fold:
     state: State
     time_s: float
     outputs: list[Output] = field(default_factory=list[Output])
-    supply: dict[str, int] = field(default_factory=dict[str, int])  # tokens that may be used, by env
-    owed: dict[str, float] = field(default_factory=dict[str, float])  # tokens that the next batch owes each share: the same until it is built
-    futile: dict[str, int] = field(default_factory=dict[str, int])  # shares that have got nothing since the last attempt (`Selection`), and
+    supply: dict[str, int] = field(init=False)  # tokens that may be used, by env
+    owed: dict[str, float] = field(init=False)  # tokens that the next batch owes each share: the same until it is built
+    futile: dict[str, int] = field(init=False)  # shares that have got nothing since the last attempt (`Selection`), and
     came_tokens: int = 0  # what the others have got
     left_out: bool = False  # an attempt, as it would have been futile: what the batch lacks is not noted yet
 
@@ -354,10 +354,11 @@ def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, i
     total, first = int(rollout_tokens.sum()), heads(batch.uids)
     mixed = first & (newest_versions > batch.oldest_versions)  # rollouts that went on across an update
     filled = total / (batch.row_count * batch.max_seq_len)
-    counts = np.bincount(rollout_envs[first])  # every env that is named has a rollout in it
+    envs = rollout_envs[first]
+    counts = np.bincount(envs)  # every env that is named has a rollout in it
 
     def means(of_each: np.ndarray) -> list[float]:
-        return (np.bincount(rollout_envs[first], of_each[first]) / counts).tolist()
+        return (np.bincount(envs, of_each[first]) / counts).tolist()
 
     used = dict(zip(batch.environments, counts.tolist(), strict=True))
     used_tokens = dict(zip(batch.environments, np.bincount(rollout_envs, rollout_tokens).tolist(), strict=True))
