@@ -2,8 +2,10 @@
 #
 # Each step of the set-up leaves a stamp beside what it made and is not done again until its list of versions changes: no network the second time.
 
-# The Python 3.11 of both environments: the first of the path, unless it is named. `make setup PYTHON=/usr/bin/python3.11`
-PYTHONS := $(or $(PYTHON),python3.11 python3 python)
+# The Python 3.11 of both environments, unless it is named (`make setup PYTHON=python3.11`): the system's own before the first of the path, which may be
+# one that was built without profile-guided optimization (docs/performance.md). Debian packs venv apart, so it may have none.
+PYTHONS := $(or $(PYTHON),/usr/bin/python3.11 python3.11 python3 python)
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))
 ENV := .venv
 INFERENCE_ENV := .venv-inference
 UV := $(ENV)/bin/uv
@@ -82,7 +84,7 @@ clean: ## remove what was installed; runs/ stays
 
 $(UV):
 	@python=; for name in $(PYTHONS); do \
-		if $$name -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then python=$$name; break; fi; done; \
+		if $$name -c '$(USABLE)' 2>/dev/null; then python=$$name; break; fi; done; \
 	if [ -z "$$python" ]; then echo "make: no Python 3.11 found (tried $(PYTHONS)); install it, with its venv module" >&2; exit 1; fi; \
 	$$python -m venv $(ENV)
 	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements/main.txt)"

@@ -128,7 +128,6 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
                 seconds += steps(batches[first : first + turn])
         first_model = model.load(policy.origin, run.model.max_seq_len)
         apart, moved = off_max(policy.state.model, plain.state.model), off_max(policy.state.model, first_model)
-    meter.close()
     said = [metric.values for metric in measured(log, identity)]
     times = {"levanter_s": alone, "learner_s": ours, **{name: [values[f"learner/{name}"] for values in said] for name in BESIDE}}
     times["step_s"] = [whole - stood for whole, stood in zip(ours, times["publish_s"], strict=True)]

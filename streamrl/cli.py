@@ -14,7 +14,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +21,7 @@ from click.shell_completion import CompletionItem
 
 from streamrl import __version__
 from streamrl.errors import StreamrlError, TopicMissing
+from streamrl.stopping import stop_on
 
 if TYPE_CHECKING:
     from streamrl.config import RunFile
@@ -712,9 +712,9 @@ def _log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
 def _stop_on_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     """An event that SIGTERM, Ctrl-C and the death of the terminal set, and the signals that came. A second Ctrl-C is a KeyboardInterrupt."""
     _start_logging()
-    stop, caught = threading.Event(), list[int]()
+    caught = list[int]()
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(number: int) -> None:
         if number == signal.SIGINT and number in caught:
             raise KeyboardInterrupt
         if number == signal.SIGHUP:  # nobody reads any more, and a write to a terminal that is gone is an error
@@ -722,10 +722,8 @@ def _stop_on_signals() -> Iterator[tuple[threading.Event, list[int]]]:
             for stream in (0, 1, 2):
                 os.dup2(nowhere, stream)
         caught.append(number)
-        stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, note)
+    stop = stop_on((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), note)
     yield stop, caught
 
 

@@ -123,10 +123,11 @@ class Live:
         client = Client(api_key=KEY)
 
         def listen() -> None:
-            for message in reader.poll(512, 0.0):
-                event = to_event(message, ("server",))
-                if not identities or event.key in identities:
-                    client.heard(event.key, event.record)  # type: ignore[arg-type]
+            """To the end: after two minutes of heartbeats a part of the topic would be a time when a server had not come yet."""
+            while messages := reader.poll(512, 0.0):
+                for event in (to_event(message, ("server",)) for message in messages):
+                    if not identities or event.key in identities:
+                        client.heard(event.key, event.record)  # type: ignore[arg-type]
 
         async def follow() -> None:
             while True:

@@ -46,7 +46,7 @@ OUTSIDE = {
     "levanter": LEARNING,
     "optax": LEARNING,
     "torch": [],
-    "vllm": [],  # runs in an environment of its own, as a program
+    "vllm": ["inference/inside_vllm/*"],  # runs in an environment of its own, as a program, and these in it
     "transformers": ["learner/*", "weights/*", "envs/*", "inference/*"],
     "reasoning_gym": ["envs/*"],
     "verifiers": ["envs/*"],

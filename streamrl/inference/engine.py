@@ -1,6 +1,6 @@
 """Control of a running vLLM over HTTP: swap weights in flight, probe, ask for version and load.
 
-A swap keeps every request and mixes nothing. vLLM freezes (`/pause?mode=keep` returns when no step is under way), loads the weights, takes the new
+A swap keeps every request and mixes nothing. vLLM freezes (`PAUSE` returns when no step is under way), loads the weights, takes the new
 version's name, gives up all KV that the old weights made, running requests' too (`reset_running_requests`: they are put back in the queue with the
 tokens they have), and resumes: their prefix is computed again under the new weights. So a token's logprob is that of the policy its span names given
 the whole prefix, and a client that has not heard of the new version yet finds no old block either: there is none.
@@ -19,7 +19,7 @@ from streamrl.errors import InferenceError
 from streamrl.inference.server import MODEL
 
 SWAP_TIMEOUT_S = 600.0
-CLOCK = "/streamrl/clock"  # of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's
+PAUSE, CLOCK = "/streamrl/pause", "/streamrl/clock"  # of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's
 
 
 class Swap(NamedTuple):
@@ -53,7 +53,7 @@ class Engine:
     def swap(self, directory: Path, version: int) -> Swap:
         """Serve the weights in `directory` as `version`; nothing is dropped. After an error the server is of no use: it may hold half of them."""
         start = time.monotonic()
-        self._post("/pause?mode=keep")
+        self._post(PAUSE)
         paused = time.monotonic()
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
         reloaded = time.monotonic()

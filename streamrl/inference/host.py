@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamrl.config import RunFile
-from streamrl.errors import InferenceError, WeightError
+from streamrl.errors import InferenceError
 from streamrl.inference import server
 from streamrl.inference.engine import Engine, Load, Mismatch, Swap, mismatch
 from streamrl.records import PolicyVersion
@@ -72,7 +72,7 @@ class Host:
         Raises WeightError when the copy is not what was announced: nothing has changed then. Any other StreamrlError is the end of this host.
         """
         start, heard_s = time.monotonic(), time.time() - version.time_s if version.time_s else 0.0
-        directory = self._pull(version)
+        directory = pull(version, self._run.store, self._directory / str(version.version), link=True)
         pulled = time.monotonic()
         swap = self._load(directory, version.version)
         done = time.monotonic()
@@ -102,14 +102,6 @@ class Host:
             self._process.stop()
         if self._engine:
             self._engine.close()
-
-    def _pull(self, version: PolicyVersion) -> Path:
-        destination = self._directory / str(version.version)
-        try:
-            return pull(version, self._run.store, destination)
-        except WeightError:
-            shutil.rmtree(destination, ignore_errors=True)
-            raise
 
     def _load(self, directory: Path, version: int) -> Swap | None:
         if self._engine is not None:

@@ -2,7 +2,8 @@
 
 What the flags are for: `processed_logprobs`, so that a logprob is that of the distribution sampled from (temperature applied); dev mode and
 scale-out, so that weights can be swapped in flight (`engine.py`) and every token's policy version is answered (`client.py`); `generation-config
-vllm`, so that nothing but the request decides how to sample. `inside_vllm/streamrl_guard.py` stands in front of it all.
+vllm`, so that nothing but the request decides how to sample. `inside_vllm/streamrl_guard.py` stands in front of it all. On a CPU, vLLM's
+processes leave it to others while they wait (`inside_vllm/streamrl_waiting.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 MODEL = "policy"  # the name every server answers to
 GUARD, INSIDE = "streamrl_guard.Guard", Path(__file__).parent / "inside_vllm"
+NAP_S = "0.0001"
 GRACE_S = 5.0  # between asking vLLM to end and ending it
 KEEP_ALIVE_S = 60  # vLLM's own is 5, when clients drop an idle connection too: a request sent just then is lost, and its server under suspicion
 START_S = 1800.0  # a large model may take long to load; a vLLM that dies is noticed at once
@@ -158,6 +160,7 @@ def environment(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default every server binds itself to the same cores
         "OMP_NUM_THREADS": str(threads),  # the learner and the log need the others
         "OMP_WAIT_POLICY": "passive",  # threads that spin between two kernels starve everybody else
+        "STREAMRL_NAP_S": NAP_S,  # and so do processes (`inside_vllm/streamrl_waiting.py`)
     }
     return {**taste, **given, **needed, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib)}
 

@@ -77,10 +77,6 @@ def main(
         for taken in until(stop, coming) if place is None else together.agreed(coming, stop):
             trainee.train(taken, time.monotonic() - idle_since)
             idle_since = time.monotonic()
-    if meter is not None:
-        meter.close()
-    if writer is not None:
-        writer.close()
 
 
 def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[str]) -> RunFile:

@@ -50,7 +50,8 @@ class Version:
 
 @dataclass
 class Trainee:
-    """To be used in a `with`: its end waits for the version under way. With no `writer` another process of this learner does all but the training."""
+    """To be used in a `with`: its end waits for the version under way, and closes writer and meter. With no `writer` another process of this learner
+    does all but the training."""
 
     learner: str
     policy: Training
@@ -68,8 +69,13 @@ class Trainee:
 
     def __exit__(self, cause: type[BaseException] | None, *_: object) -> None:
         self._beside.close()
-        if cause is None:
-            self._beside.check()
+        try:
+            if cause is None:
+                self._beside.check()
+        finally:
+            for mine in (self.writer, self.meter):
+                if mine is not None:
+                    mine.close()
 
     def train(self, taken: Taken, idle_s: float) -> None:
         """One step, after a wait of `idle_s`, and its version. Raises what the version before has failed of."""

@@ -10,6 +10,7 @@ import logging
 import tempfile
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
     updater = Updater(run.learner, run.batcher.rows)
     logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
     ready(log)
-    with updater.meshed():
+    with closing(writer), closing(meter), updater.meshed():
         reference, idle_since = None, time.monotonic()
         for batch, offset in batches(log, start, stop):
             if batch.number % workers != worker or scored.has(batch.number):
@@ -65,8 +66,6 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             writer.mark({("batches", 0): offset})
             meter.publish(measured(batch, reference.version, begun - idle_since, time.monotonic() - begun), step=batch.number)
             idle_since = time.monotonic()
-    meter.close()
-    writer.close()
 
 
 def check(run: RunFile, worker: int) -> None:
@@ -98,7 +97,7 @@ def provided(run: RunFile, log: Log, reference: Reference, number: int, stop: th
     if announced is None:
         return False
     with tempfile.TemporaryDirectory() as copied:
-        reference.load(wanted, pull(announced, run.store, Path(copied) / "reference"))
+        reference.load(wanted, pull(announced, run.store, Path(copied) / "reference", link=True))
     logger.info("from batch %d on the reference is version %d", number, wanted)
     return True
 

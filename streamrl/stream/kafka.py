@@ -9,6 +9,7 @@ double the throughput. Crash-only: a transactional call that fails once ends the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -19,7 +20,17 @@ from typing import Any, NoReturn, TypeVar, cast
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 
-from streamrl.errors import AccessDenied, BrokerError, BrokerUnreachable, ConfigError, Fenced, InputGone, TopicMissing, TransactionFailed
+from streamrl.errors import (
+    AccessDenied,
+    BrokerError,
+    BrokerUnreachable,
+    ConfigError,
+    Fenced,
+    InputGone,
+    StreamrlError,
+    TopicMissing,
+    TransactionFailed,
+)
 from streamrl.stream.log import Log, Message, Positions
 from streamrl.stream.log import TopicPartition as Where
 from streamrl.stream.offsets import Step
@@ -30,6 +41,8 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 3.0  # of one call to the broker; the process leaves, or the call is made again
 IMPORT_TIMEOUT_S = 30.0  # for calls of an import: it writes as fast as the broker takes it
 SETTLE_TIMEOUT_S = 15.0  # an open transaction is aborted after 10 s
+MARK_POLL_S = 0.005  # librdkafka tells of an answer when the look for it is over
+LEAVE_S = 1.0  # for the last mark to arrive, when a part ends
 START_TIMEOUT_S = 10.0  # for calls at start, made again until then: a broker may still be recovering
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024 + 65_536  # what topics take, and what a dead letter says of a record that is as large as that
 
@@ -269,7 +282,9 @@ class KafkaWriter:
         name = prefix + identity
         self._producer = Producer({**settings, **PRODUCER, **TRANSACTIONAL, "transactional.id": name})
         # Positions are marked under the part's name, where ordinary lag tools look. In a transaction they would cost two requests and a marker.
-        self._group = Consumer({**settings, **CONSUMER, "group.id": name})
+        answers: list[KafkaError | None] = []
+        self._answers, self._unanswered = answers, 0
+        self._group = Consumer({**settings, **CONSUMER, "group.id": name, "on_commit": lambda error, _: answers.append(error)})
         try:
             again(lambda: self._producer.init_transactions(CALL_TIMEOUT_S), self._address)
         except AccessDenied:
@@ -293,24 +308,51 @@ class KafkaWriter:
         if not where:
             return
         if not wait:
-            self._group.commit(offsets=where, asynchronous=True)
+            self._hear(0.0)  # the answers before it: they are kept until somebody takes them
+            self._send(where)
             return
         try:
             again(partial(self._mark, where), self._address)
         except AccessDenied:
+            self.close()
             raise denied(self._settings, f"mark positions as group {self._prefix}{self._identity}") from None
-
-    def _mark(self, where: list[TopicPartition]) -> None:
-        try:
-            bounded(partial(self._group.commit, offsets=where, asynchronous=False))
-        except KafkaException:
-            refusal = self._group.poll(0)  # of who coordinates the group: that is said here only, and the call waits on
-            if refusal is not None and (error := refusal.error()) is not None:
-                raise KafkaException(error) from None
+        except StreamrlError:
+            self.close()  # whoever has this writer may drop it now, with marks unanswered
             raise
 
+    def _mark(self, where: list[TopicPartition]) -> None:
+        """Send, and wait until all is answered. librdkafka's own waiting commit has no time limit: it looks for who coordinates a group for minutes
+        (its issue 5456), waits for a broker that is silent (3740), and nobody else may use the client meanwhile."""
+        self._send(where)
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+        while self._unanswered:
+            if (error := self._hear(MARK_POLL_S)) is not None:
+                raise KafkaException(error)
+            if time.monotonic() >= deadline:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {CALL_TIMEOUT_S:.0f} s"))
+
+    def _send(self, where: list[TopicPartition]) -> None:
+        self._group.commit(offsets=where, asynchronous=True)
+        self._unanswered += 1
+
+    def _hear(self, timeout_s: float) -> KafkaError | None:
+        """Take what has been answered to marks. Returns what the last answer objects to, or what is known of who coordinates the group."""
+        said = self._group.poll(timeout_s)
+        answers = self._answers[:]
+        self._answers.clear()
+        self._unanswered -= len(answers)
+        return said.error() if said is not None else answers[-1] if answers else None
+
     def close(self) -> None:
-        self._group.close()
+        """Let what is marked arrive, if the broker takes it. With a silent one its client waits without end when it is closed (librdkafka 3740), and
+        for most of a minute when it is dropped."""
+        leaving = threading.Thread(target=self._leave, daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_S)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(KafkaException):  # a position that is not marked is marked by the next life
+            self._group.close()
 
     def _fail(self, errors: Sequence[KafkaError], topics: Collection[str]) -> NoReturn:
         error, codes = errors[0], {error.code() for error in errors}
@@ -465,29 +507,6 @@ def again(call: Callable[[], T], address: str, timeout_s: float = START_TIMEOUT_
                 ) from None
             logger.debug("%s: %s: again", address, error.str())
             time.sleep(0.05)
-
-
-def bounded(call: Callable[[], object], limit_s: float = CALL_TIMEOUT_S + 0.5) -> None:
-    """Make a call that does not always keep its own time limit; raises KafkaException when it has not returned after `limit_s`, and leaves it to
-    itself: its process is to end.
-
-    After the death of a broker librdkafka may look for who coordinates a group for minutes, whatever time-out it is given (its issue 5456).
-    """
-    failed: list[KafkaException | RuntimeError] = []
-
-    def make() -> None:
-        try:
-            call()
-        except (KafkaException, RuntimeError) as exception:  # the second: it was left to itself, and its client is closed
-            failed.append(exception)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {limit_s:.1f} s"))
-    if failed:
-        raise failed[0]
 
 
 def denied(settings: Mapping[str, Any], what: str) -> AccessDenied:

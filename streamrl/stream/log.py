@@ -96,7 +96,8 @@ class Writer(Protocol):
         """Say under this name how far inputs are taken, for whoever looks at lag (`Log.committed`). Nobody goes on by their own: a journal, or a
         checkpoint, knows better. Whoever begins by somebody else's does more than it has to when it is old, and no harm.
 
-        Not part of any transaction. Not waited for, it may be lost without anybody's noticing; `close` sends what is left.
+        Not part of any transaction. Waited for, it is taken, or the writer is closed: raises AccessDenied, BrokerUnreachable. Not waited for, it may
+        be lost without anybody's noticing; `close` lets what is left arrive, where the log takes it at once.
         """
         ...
 

@@ -22,7 +22,7 @@ WEIGHTS, INDEX, CONFIG, HEAD, EMBEDDING = (
     *("model.safetensors", "model.safetensors.index.json", "config.json"),
     *("lm_head.weight", "model.embed_tokens.weight"),
 )
-SHARDS, SHARD_BYTES = 8, 32 << 20  # files that a large model is at most, and what each has at least
+SHARDS, SHARD_BYTES = 8, 16 << 20  # files that a large model is at most, and what each has at least
 DTYPES = {"float32": "F32"}  # a policy is trained in this
 HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
 CARRIED = (

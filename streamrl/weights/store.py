@@ -6,8 +6,10 @@ Nothing is trusted because of its name: what is pulled is hashed against the ann
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Container, Generator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from fsspec.core import url_to_fs
 
 from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
-from streamrl.weights.manifest import MANIFEST, File, Manifest, at_once, describe, differences, digest, from_bytes, plain, to_bytes
+from streamrl.weights.manifest import MANIFEST, File, Manifest, at_once, describe, differences, digest, from_bytes, hashed, plain, to_bytes
 
 TEMPORARY = ".tmp-"
 VERSION_NAME = re.compile(r"v(\d{6,})")
@@ -123,10 +125,11 @@ class Store:
         return WeightError(f"{name} could not be written to the weight store {self.root}: {cause}; set weights.store to a place that can be written")
 
 
-def pull(version: PolicyVersion, store_root: str, destination: Path) -> Path:
+def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool = False) -> Path:
     """Copy an announced version to `destination` and verify it on the way. Raises WeightError, and leaves nothing, if it is not what was announced.
 
-    `store_root`: the configured store; a URI outside it is refused, whatever it says.
+    `store_root`: the configured store; a URI outside it is refused, whatever it says. `link`: for who only reads it: files of this user on the same
+    file system are not copied, but get another name there, which stays when the store deletes its own.
     """
     where = f"version {version.version} at {version.uri}"
     fs, path = _open(inside(version.uri, store_root))
@@ -139,7 +142,7 @@ def pull(version: PolicyVersion, store_root: str, destination: Path) -> Path:
     shutil.rmtree(destination, ignore_errors=True)
     try:
         destination.mkdir(parents=True)
-        _raise_if(differences(manifest.files, files_in(fs, path, manifest, destination)), where)
+        _raise_if(differences(manifest.files, files_in(fs, path, manifest, destination, link)), where)
         (destination / MANIFEST).write_bytes(to_bytes(manifest))
     except OSError as error:
         shutil.rmtree(destination, ignore_errors=True)
@@ -169,15 +172,20 @@ def read_manifest(fs: fsspec.AbstractFileSystem, path: str) -> Manifest:
         raise WeightError(f"{where} cannot be read: {error.strerror or error}") from None
 
 
-def files_in(fs: fsspec.AbstractFileSystem, path: str, manifest: Manifest, copy_to: Path | None = None) -> list[File]:
-    """What really lies there under the names of the manifest, hashed in one pass, and copied in the same one; several files at a time."""
-    found = at_once(lambda file: _read(fs, f"{path}/{file.name}", copy_to), manifest.files)
+def files_in(fs: fsspec.AbstractFileSystem, path: str, manifest: Manifest, copy_to: Path | None = None, link: bool = False) -> list[File]:
+    """What really lies there under the names of the manifest, hashed in one pass, and copied in the same one; several files at a time.
+
+    `link`: where `_linked` can, instead of copying.
+    """
+    found = at_once(lambda file: _read(fs, f"{path}/{file.name}", copy_to, link), manifest.files)
     return [file for file in found if file is not None]
 
 
-def _read(fs: fsspec.AbstractFileSystem, source: str, copy_to: Path | None) -> File | None:
+def _read(fs: fsspec.AbstractFileSystem, source: str, copy_to: Path | None, link: bool) -> File | None:
     name = source.rpartition("/")[2]
     try:
+        if link and copy_to is not None and _local(fs) and _linked(Path(source), copy_to / name):
+            return hashed(copy_to / name)
         with fs.open(source, "rb") as opened:
             if copy_to is None:
                 return File(name, *digest(cast(Any, opened)))
@@ -185,6 +193,19 @@ def _read(fs: fsspec.AbstractFileSystem, source: str, copy_to: Path | None) -> F
                 return File(name, *digest(cast(Any, opened), copy))
     except FileNotFoundError:
         return None
+
+
+def _linked(source: Path, destination: Path) -> bool:
+    """Give a file another name. False, and nothing is there, where that cannot be, or where others than this user may write to it, hashed or not."""
+    try:
+        os.link(source, destination, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # another file system, or one that has no links, or somebody else's file
+        return False
+    found = destination.lstat()
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return True
+    destination.unlink()
+    return False
 
 
 def _refuse_links(path: Path, root: Path, where: str) -> None:

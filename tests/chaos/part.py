@@ -16,6 +16,7 @@ from streamrl.buffer import process as buffer
 from streamrl.cli import LOG_FORMAT
 from streamrl.config import RunFile
 from streamrl.errors import StreamrlError
+from streamrl.stopping import stop_on
 from streamrl.stream import broker, worker
 from streamrl.stream.log import Log
 from tests.chaos import env, learner
@@ -45,8 +46,7 @@ if __name__ == "__main__":
     file, mine, kind = sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    stopped = stop_on([signal.SIGTERM])
     try:
         loaded = config.load(file)
         note = note_of(loaded, mine)

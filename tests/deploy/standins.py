@@ -19,6 +19,7 @@ from streamrl.health import serving
 from streamrl.metric_names import MEASURES
 from streamrl.metrics import Meter
 from streamrl.records import Server
+from streamrl.stopping import stop_on
 from streamrl.stream import broker
 from streamrl.stream.codec import to_message
 from streamrl.stream.kafka import KafkaLog
@@ -61,11 +62,11 @@ def main(run: RunFile, stop: threading.Event) -> None:
             threads += [threading.Thread(target=measure, args=(log, source, prefix, stop)), threading.Thread(target=act, args=(log,))]
         for thread in threads:
             thread.start()
+        while not stop.wait(EVERY_S):  # a `join` has no time limit, and this thread would not hear of a signal
+            pass
         for thread in threads:
             thread.join()
 
 
 if __name__ == "__main__":
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    main(config.load(sys.argv[1]), stopped)
+    main(config.load(sys.argv[1]), stop_on([signal.SIGTERM]))

@@ -20,7 +20,7 @@ def stub() -> Iterator[Stub]:
 def test_a_swap_empties_the_cache_between_the_new_weights_and_the_next_token(stub: Stub):
     timing = Engine(stub.url).swap(Path("/weights/7"), 7)
     assert stub.asked == [
-        ("/pause?mode=keep", None),
+        ("/streamrl/pause", None),
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/weights/7"}}),
         ("/update_weight_version", {"new_version": "7"}),
         ("/reset_prefix_cache?reset_running_requests=true", None),
@@ -38,7 +38,7 @@ def test_a_cache_that_is_not_given_up_is_an_error_and_nothing_resumes(stub: Stub
 
 def test_a_refused_reload_ends_the_swap(stub: Stub):
     stub.mode = "broken"
-    with pytest.raises(InferenceError, match="refuses /pause.*500.*EngineCore encountered an issue"):
+    with pytest.raises(InferenceError, match="refuses /streamrl/pause.*500.*EngineCore encountered an issue"):
         Engine(stub.url).swap(Path("/weights/7"), 7)
     assert len(stub.asked) == 1
 
@@ -76,7 +76,7 @@ def test_a_server_with_a_key_obeys_an_engine_that_has_it():
     with Stub("a", key="a-key-of-the-run") as stub:
         Engine(stub.url, "a-key-of-the-run").swap(Path("/weights/7"), 7)
         assert len(stub.asked) == 5
-        with pytest.raises(InferenceError, match="refuses /pause.*: 401 .*API key") as caught:
+        with pytest.raises(InferenceError, match="refuses /streamrl/pause.*: 401 .*API key") as caught:
             Engine(stub.url, "hunter2").swap(Path("/weights/8"), 8)
         assert len(stub.asked) == 5 and "hunter2" not in str(caught.value)
 

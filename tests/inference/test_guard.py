@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,17 +107,26 @@ async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await guard({"type": "http", "path": path, "headers": [(b"authorization", b"Bearer " + key)]}, None, send)  # type: ignore[arg-type]
+        scope = {"type": "http", "path": path, "headers": [(b"authorization", b"Bearer " + key)], "app": SimpleNamespace(state=state)}
+        await guard(scope, None, send)  # type: ignore[arg-type]
         return sent
 
-    guard = Guard(behind)
+    async def paused(**how: Any) -> None:
+        assert how == {"mode": "keep", "clear_cache": True}
+        inside.append((guard._clock.asked, guard._clock.paused))
+
+    async def cleared() -> None: ...
+
+    engine = SimpleNamespace(renderer=SimpleNamespace(clear_mm_cache_async=cleared), engine_core=SimpleNamespace(pause_scheduler_async=paused))
+    state, guard = SimpleNamespace(engine_client=engine), Guard(behind)
     for path, key in (("/inference/v1/generate", SAMPLER), ("/inference/v1/generate", AGENT), ("/v1/models", SAMPLER)):
         await answered(path, key)
-    await answered("/pause", AGENT)
+    assert (await answered("/streamrl/pause", AGENT))[0]["status"] == 200
     await answered("/inference/v1/generate", SAMPLER)
     await answered("/resume", AGENT)
     assert inside == [(1, False), (0, False), (0, False), (0, True), (1, True), (0, True)] and not guard._clock.paused
     _, body = await answered("/streamrl/clock", AGENT)
     assert set(json.loads(body["body"])) == {"asked_s", "paused_s", "idle_s"}
-    await answered("/streamrl/clock", SAMPLER)
-    assert len(inside) == 6  # refused, and not passed on
+    for path in ("/streamrl/clock", "/streamrl/pause"):
+        assert (await answered(path, SAMPLER))[0]["status"] == 401
+    assert len(inside) == 6 and not guard._clock.paused  # refused, and not passed on

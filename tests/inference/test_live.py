@@ -21,6 +21,7 @@ import pytest
 from streamrl.config import Env
 from streamrl.errors import InferenceError
 from streamrl.inference.client import Client, Sampled, SamplingFailed
+from streamrl.inference.server import NAP_S
 from streamrl.records import PolicyVersion
 from streamrl.weights.export import WEIGHTS
 from tests.live import KEY, START_S, Live, vllm_processes
@@ -167,6 +168,12 @@ def test_its_keys_are_in_no_command_line_and_no_log_and_it_listens_on_loopback_o
     assert logs and not any(key in text for key in keys for text in logs)
     listening = {connection.laddr for process in family for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN}
     assert listening and {address.ip for address in listening} <= {"127.0.0.1", "::1"}, listening
+
+
+def test_every_process_of_vllm_sleeps_while_it_waits_for_another(live: Live):
+    lines = [line for path in (live.run.directory / "logs").iterdir() for line in path.read_text(errors="replace").splitlines()]
+    said = [line for line in lines if f"who waits for another process sleeps, {NAP_S} s at a time" in line]
+    assert [process for process in ("EngineCore", "Worker") if not any(process in line for line in said)] == [], lines[-50:]
 
 
 async def test_the_end_of_the_context(live: Live):

@@ -41,13 +41,17 @@ def test_the_command_line():
     assert "--enforce-eager" not in server.command(settings, GPU, Path("/models/7"), "127.0.0.1", 8000)
 
 
+WISHES = {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "STREAMRL_NAP_S": "0", "HF_HUB_OFFLINE": "0"}
+
+
 def test_the_environment():
-    on_cpu = server.environment(Inference(kv_cache_gib=2), CPU, NONE, {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "HF_HUB_OFFLINE": "0"}, cores=4)
+    on_cpu = server.environment(Inference(kv_cache_gib=2), CPU, NONE, WISHES, cores=4)
     assert on_cpu["VLLM_SERVER_DEV_MODE"] == "1" and on_cpu["HF_HUB_OFFLINE"] == "1" and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert on_cpu["OMP_NUM_THREADS"] == "2" and on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and on_cpu["PATH"] == "/bin"
-    assert on_cpu["OMP_WAIT_POLICY"] == "active"  # the user's own wish
+    assert on_cpu["OMP_WAIT_POLICY"] == "active" and on_cpu["STREAMRL_NAP_S"] == "0"  # the user's own wish
+    assert float(server.environment(Inference(), CPU, NONE, {})["STREAMRL_NAP_S"]) > 0
     assert float(on_cpu["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) >= 10 * 5.0  # s: clients drop an idle connection long before
-    assert not any("CPU" in name or "OMP" in name for name in server.environment(Inference(), GPU, NONE, {}))
+    assert not any("CPU" in name or "OMP" in name or "NAP" in name for name in server.environment(Inference(), GPU, NONE, {}))
 
 
 def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: pytest.MonkeyPatch):
@@ -59,7 +63,8 @@ def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: py
     assert given["STREAMRL_AGENT_KEY"] == "the agent's" and given["STREAMRL_API_KEY"] == "hunter2"
     assert "VLLM_API_KEY" not in given, "vLLM's own check knows one key only, and guards less"
     assert given["PYTHONPATH"] == f"{server.INSIDE}{os.pathsep}/mine"
-    assert [path.name for path in server.INSIDE.glob("*.py")] == ["streamrl_guard.py"], "nothing there is to shadow a module of vLLM's"
+    there = sorted(path.name for path in server.INSIDE.glob("*.*"))
+    assert there == ["streamrl_guard.py", "streamrl_waiting-1.dist-info", "streamrl_waiting.py"], "nothing there is to shadow a module of vLLM's"
 
 
 def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: pytest.MonkeyPatch):

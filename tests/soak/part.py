@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,12 +32,12 @@ def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
 
     from streamrl import cli, config
     from streamrl.errors import StreamrlError
+    from streamrl.stopping import stop_on
     from streamrl.stream import broker
     from streamrl.stream.kafka import KafkaLog
 
     logging.basicConfig(level=logging.INFO, format=cli.LOG_FORMAT, stream=sys.stderr)
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    stopped = stop_on([signal.SIGTERM])
     try:
         run = config.load(file)
         main(run, KafkaLog(broker.settings(run), run.run), stopped, *arguments)

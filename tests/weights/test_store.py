@@ -49,6 +49,14 @@ def write(store: Store, version: int, files: dict[str, bytes] = WEIGHTS) -> Stor
     return store.claim(version_name(version))
 
 
+def mine_alone(store: Store) -> Stored:
+    """Version 1, of files that this user alone may write to, whatever it gives others by default."""
+    stored = write(store, 1)
+    for path in Path(store.root.removeprefix("file://"), version_name(1)).iterdir():
+        path.chmod(0o644)
+    return stored
+
+
 def announced(stored: Stored, version: int = 1) -> PolicyVersion:
     return PolicyVersion(learner="lead", version=version, **stored._asdict())
 
@@ -58,10 +66,11 @@ def files_below(root: str) -> list[str]:
     return sorted(name[len(path) :].lstrip("/") for name in fs.find(path))
 
 
-def test_what_is_written_can_be_pulled(root: str, tmp_path: Path):
+@pytest.mark.parametrize("link", [False, True])
+def test_what_is_written_can_be_pulled(root: str, link: bool, tmp_path: Path):
     stored = write(Store(f"{root}/lead"), 1)
     assert stored.uri == f"{root}/lead/v000001" and stored.size_bytes == SIZE
-    there = pull(announced(stored), root, tmp_path / "copy")
+    there = pull(announced(stored), root, tmp_path / "copy", link)
     assert there == tmp_path / "copy" and {p.name: p.read_bytes() for p in there.iterdir() if p.name != MANIFEST} == WEIGHTS
     assert describe(there).sha256 == stored.sha256
 
@@ -195,6 +204,7 @@ def name_another(name: str) -> Any:
     return spoil
 
 
+@pytest.mark.parametrize("pulled", ["copied", "linked"])
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -214,13 +224,60 @@ def name_another(name: str) -> Any:
         (name_another("a/../../../../secret"), "which is not a plain file name"),
     ],
 )
-def test_a_spoilt_version_is_refused(tmp_path: Path, spoil: Any, says: str):
+def test_a_spoilt_version_is_refused(tmp_path: Path, spoil: Any, says: str, pulled: str):
     root = f"file://{tmp_path}/store"
-    stored = write(Store(f"{root}/lead"), 1)
+    stored = mine_alone(Store(f"{root}/lead"))
     spoil(tmp_path / "store" / "lead" / "v000001")
     with pytest.raises(WeightError, match=says):
-        pull(announced(stored), root, tmp_path / "copy")
+        pull(announced(stored), root, tmp_path / "copy", link=pulled == "linked")
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_who_only_reads_gets_another_name_of_the_same_files(link: bool, tmp_path: Path):
+    store = Store(f"file://{tmp_path}/store")
+    there = pull(announced(mine_alone(store)), store.root, tmp_path / "copy", link)
+    assert {name: (there / name).samefile(tmp_path / "store" / "v000001" / name) for name in WEIGHTS} == dict.fromkeys(WEIGHTS, link)
+    store.prune(newest=9, keep=1)
+    assert store.versions() == [] and {name: (there / name).read_bytes() for name in WEIGHTS} == WEIGHTS
+
+
+def somebody_elses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+
+
+def another_file_system(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path, monkeypatch: path.chmod(0o664),
+        lambda path, monkeypatch: path.chmod(0o646),
+        somebody_elses,
+        another_file_system,
+    ],
+    ids=["the group may write", "all may write", "somebody else's", "another file system"],
+)
+def test_a_file_that_others_may_change_or_that_cannot_be_linked_is_copied(spoil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store(f"file://{tmp_path}/store")
+    stored, kept = mine_alone(store), tmp_path / "store" / "v000001" / "model.safetensors"
+    spoil(kept, monkeypatch)
+    there = pull(announced(stored), store.root, tmp_path / "copy", link=True)
+    assert not (there / kept.name).samefile(kept) and (there / kept.name).read_bytes() == WEIGHTS[kept.name]
+
+
+def test_a_link_that_took_the_place_of_a_file_after_the_look_is_not_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store(f"file://{tmp_path}/store")
+    stored = mine_alone(store)
+    link(tmp_path / "store" / "v000001")
+    monkeypatch.setattr("streamrl.weights.store._refuse_links", lambda *_: None)
+    there = pull(announced(stored), store.root, tmp_path / "copy", link=True)
+    assert not (there / "config.json").is_symlink() and (there / "config.json").read_bytes() == WEIGHTS["config.json"]
 
 
 def test_only_what_was_announced_is_copied(tmp_path: Path):

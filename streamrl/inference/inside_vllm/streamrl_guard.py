@@ -4,6 +4,7 @@
   which has made up a key for this one server. vLLM would do it for whoever reaches the port, with or without a key of its own.
 - Sampling, and what goes with it, is for whoever sends the run's API key; for everybody when the run has none. It gives no control.
 - `/health` says yes or no to everybody.
+- `PAUSE` stops vLLM for its agent as soon as no step is under way. (vLLM's own then sleeps for 20 ms, so that clients have what was sampled.)
 - `CLOCK` answers its agent how long somebody has waited for tokens, how long it was paused, and how long nobody asked (`Clock`).
 
 vLLM's Python has no streamrl, so: standard library only, found by PYTHONPATH, hence the long name and the directory of its own. The keys are in the
@@ -31,8 +32,8 @@ SAMPLING = {
     *("/inference/v1/generate", "/tokenize", "/detokenize", "/metrics"),
 }
 ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"}
-PAUSE, RESUME, CLOCK = "/pause", "/resume", "/streamrl/clock"
-REFUSED = b'{"error": {"message": "this server does that for nobody who does not send the right API key", "code": 401}}'
+PAUSE, RESUME, CLOCK = "/streamrl/pause", "/resume", "/streamrl/clock"
+REFUSED = {"error": {"message": "this server does that for nobody who does not send the right API key", "code": 401}}
 
 
 class Clock:
@@ -63,13 +64,17 @@ class Guard:
         if self._may(path, sent):
             agents = _has(sent, self._agent)
             if agents and path == CLOCK:
-                await self._tell(send)
+                self._clock.turn(time.monotonic())
+                await _answer(send, 200, self._clock.spent)
                 return
             with self._counted(path, agents):
-                await self._app(scope, receive, send)
+                if agents and path == PAUSE:
+                    await _pause(scope["app"].state.engine_client)
+                    await _answer(send, 200, {})
+                else:
+                    await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
-            await send({"type": "http.response.body", "body": REFUSED})
+            await _answer(send, 401, REFUSED)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
@@ -83,15 +88,21 @@ class Guard:
         finally:
             self._clock.turn(time.monotonic(), asked=-asks, paused=False if path == RESUME else None)
 
-    async def _tell(self, send: Send) -> None:
-        self._clock.turn(time.monotonic())
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
-        await send({"type": "http.response.body", "body": json.dumps(self._clock.spent).encode()})
-
     def _may(self, path: str, sent: list[bytes]) -> bool:
         if path in OPEN or _has(sent, self._agent):
             return True
         return path in SAMPLING and (not self._sampler or _has(sent, self._sampler))
+
+
+async def _pause(engine: Any) -> None:
+    """What `pause_generation(mode="keep")` of vLLM's AsyncLLM does before it sleeps: requests stay, and nothing is sampled."""
+    await engine.renderer.clear_mm_cache_async()
+    await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+
+
+async def _answer(send: Send, status: int, body: Any) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
 def _has(sent: list[bytes], key: str) -> bool:
