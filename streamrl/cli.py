@@ -519,13 +519,12 @@ def env(run: str, name: str | None, replica: int) -> None:
 
 @cli.command()
 @run_argument
-@click.option("--env", "envs", multiple=True, metavar="NAME", help="Serve only this env; may be repeated. Default: all.")
 @shows_metrics
-def buffer(run: str, envs: tuple[str, ...]) -> None:
+def buffer(run: str) -> None:
     """Turn rollouts into scored groups."""
     from streamrl.buffer.process import main
 
-    _be(run, lambda settings: "-".join(("buffer", *envs)), main, envs)
+    _be(run, lambda settings: "buffer", main)
 
 
 @cli.command()

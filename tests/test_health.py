@@ -195,7 +195,6 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFil
     [
         (["env", "FILE", "copy", "--replica", "2"], "env-copy-2"),
         (["buffer", "FILE"], "buffer"),
-        (["buffer", "FILE", "--env", "copy"], "buffer-copy"),
         (["batcher", "FILE"], "batcher"),
         (["scorer", "FILE", "--worker", "1"], "scorer-1"),
         (["learner", "FILE"], "learner-lead"),

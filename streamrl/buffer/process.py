@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,6 @@ from streamrl.buffer.advantages import advantage_named
 from streamrl.buffer.freshness import FUTURE_VERSIONS, furthest
 from streamrl.buffer.window import Fold, Rules, State
 from streamrl.config import RunFile
-from streamrl.errors import ConfigError
 from streamrl.records import PolicyVersion, Rollout
 from streamrl.stream import worker
 from streamrl.stream.log import Event, Log, Output
@@ -80,13 +79,11 @@ def report(config: Config, state: State, time_s: float) -> Report:
     return Report({**values, "buffer/version": float(state.version)}, tuple(warnings))
 
 
-def part(run: RunFile, envs: Sequence[str] = ()) -> Part[Config, State]:
-    """The buffer of all envs of the run, or of some: then it has a name, and a journal, of its own."""
-    if unknown := [env for env in envs if env not in run.envs]:
-        raise ConfigError(f"buffer: the run has no env {unknown[0]!r}; it has {', '.join(run.envs)}")
-    chosen, rules = tuple(envs) or tuple(run.envs), run.buffer
+def part(run: RunFile) -> Part[Config, State]:
+    """The buffer of all envs of the run."""
+    rules = run.buffer
     config = Config(
-        envs=chosen,
+        envs=tuple(run.envs),
         learner=run.learner.name,
         group_size=rules.group_size,
         min_group_size=rules.min_group_size,
@@ -98,9 +95,9 @@ def part(run: RunFile, envs: Sequence[str] = ()) -> Part[Config, State]:
         ahead=furthest(run.batcher.lookahead),
         begins_at=run.fork.version if run.fork else -1,
     )
-    inputs = {**{f"rollouts.{env}": ("rollout",) for env in chosen}, "policy-versions": ("policy-version",)}
-    return Part("-".join(("buffer", *envs)), inputs, config, State, step, paused, report, max_invalid_frac=rules.max_invalid_frac)
+    inputs = {**{f"rollouts.{env}": ("rollout",) for env in run.envs}, "policy-versions": ("policy-version",)}
+    return Part("buffer", inputs, config, State, step, paused, report, max_invalid_frac=rules.max_invalid_frac)
 
 
-def main(run: RunFile, log: Log, stop: threading.Event, envs: Sequence[str] = ()) -> None:
-    worker.run(log, part(run, envs), stop)
+def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    worker.run(log, part(run), stop)

@@ -162,7 +162,11 @@ def _with_rewards(turns: Sequence[Turn], earned: Linear) -> list[Turn]:
             continue
         tokens = earned.token_rewards[own]
         rest = earned.reward - (0.0 if tokens is None else float(tokens.sum(dtype="f8")))
-        given = {"rewards": earned.turns[own], "token_rewards": tokens, "reward": rest if alone else earned.turn_rewards[own] or None}
+        given = {
+            "rewards": earned.totals if alone and tokens is None else earned.turns[own],
+            "token_rewards": tokens,
+            "reward": rest if alone else earned.turn_rewards[own] or None,
+        }
         found.append(structs.replace(turn, **given))
         own += 1
     return found

@@ -54,6 +54,7 @@ def test_tokens_logprobs_and_versions_are_those_of_the_server():
     assert answer.tokens is not None and answer.tokens.tolist() == [8, 11, 2] and np.array_equal(answer.logprobs, floats(-0.1, -0.2, -0.3))  # type: ignore[arg-type]
     assert (made.policy_version, made.newest_policy_version, made.temperature, made.truncated) == (3, 5, 0.7, False)
     assert (made.reward, made.rewards, answer.reward, made.metadata) == (1.5, {"digits": 0.5, "finished": 1.0}, 1.5, {"level": "easy"})
+    assert answer.rewards == made.rewards
     how = answer.inference_metadata
     assert how is not None and (how.server, how.temperature, how.finish_reason, how.latency_s) == ("inference-0", 0.7, "stop", 0.5)
     assert prompt.timestamp is not None and answer.timestamp == pytest.approx(prompt.timestamp + 0.5)
