@@ -24,11 +24,12 @@ from confluent_kafka.admin import AdminClient
 
 from streamrl.stream import broker as local
 from streamrl.stream.broker import Setup
+from tests.waiting import patience
 
 VARIABLE = "STREAMRL_TEST_BROKER"
 KINDS = ("local", "container")
 ROOT = Path(__file__).parents[1]
-PULL_AND_START_S = 600.0
+PULL_AND_START_S = patience(600.0)
 # Of docker-compose.yml's Kafka: where it listens and where its data lie are another machine's.
 PLACES = ("listeners", "advertised.listeners", "listener.security.protocol.map", "controller.quorum.voters", "log.dirs", "node.id")
 
@@ -114,7 +115,7 @@ def _wait(address: str) -> None:
     deadline, admin = time.monotonic() + PULL_AND_START_S, AdminClient({"bootstrap.servers": address, "log_level": 0})
     while True:
         try:
-            admin.list_topics(timeout=5)
+            admin.list_topics(timeout=patience(5))
             return
         except KafkaException as error:
             if time.monotonic() > deadline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.log import Log, Output, read
 from streamrl.stream.worker import Part
 from tests.build import rollout
+from tests.waiting import patience, until
 
 RUN = config.parse(
     {
@@ -49,7 +49,7 @@ def running(log: Log, run: RunFile = RUN) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(patience(20))
 
 
 def publish(log: Log, *outputs: Output) -> None:
@@ -81,22 +81,18 @@ def found(log: Log, topic: str, schema: str) -> list[Record]:
     return [event.record for event in events if isinstance(event.record, Record)]
 
 
-def wait_for_batches(log: Log, count: int, timeout_s: float = 20.0) -> list[Batch]:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        batches = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
-        if len(batches) >= count:
-            return batches
-        time.sleep(0.02)
-    raise AssertionError(f"{count} batches did not come within {timeout_s} s")
+def wait_for_batches(log: Log, count: int, timeout_s: float = 60.0) -> list[Batch]:
+    def batches() -> list[Batch] | None:
+        come = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
+        return come if len(come) >= count else None
+
+    return until(batches, timeout_s, f"{count} batches") or []
 
 
-def wait_until_heard(log: Log, timeout_s: float = 20.0) -> None:
+def wait_until_heard(log: Log, timeout_s: float = 60.0) -> None:
     """Until the buffer has read all policy versions."""
-    where, deadline = ("policy-versions", 0), time.monotonic() + timeout_s
-    while log.committed("buffer").get(where, 0) < log.end(*where):
-        assert time.monotonic() < deadline, "the buffer has not heard of the version"
-        time.sleep(0.02)
+    where = ("policy-versions", 0)
+    until(lambda: log.committed("buffer").get(where, 0) >= log.end(*where), timeout_s, "the buffer has not heard of the version")
 
 
 def play(log: Log, batches: int = 4, run: RunFile = RUN) -> list[Batch]:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.waiting import patience
+
 
 def make_topics(address: str, topics: Mapping[str, int]) -> None:
     admin = AdminClient({"bootstrap.servers": address})  # kept: its requests end with it
     futures = admin.create_topics([NewTopic(name, n, 1) for name, n in topics.items()])
     for future in futures.values():
-        future.result(timeout=20)
+        future.result(timeout=patience(60))

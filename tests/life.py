@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from tests.waiting import patience
+
 PATIENCE_S = 60.0
 LOOK_S = 0.01
 
@@ -22,12 +24,12 @@ def live(main: Callable[[threading.Event], object], until: Callable[[], bool], t
 
     thread = threading.Thread(target=target)
     thread.start()
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while thread.is_alive() and not until() and time.monotonic() < deadline:
         time.sleep(LOOK_S)
     stop.set()
     before = time.monotonic()
-    thread.join(PATIENCE_S)
+    thread.join(patience(PATIENCE_S))
     assert not thread.is_alive()
     if errors:
         raise errors[0]

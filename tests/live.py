@@ -29,6 +29,7 @@ from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
 from streamrl.weights.export import WEIGHTS
 from streamrl.weights.store import Store, version_name
+from tests.waiting import patience
 
 CONTEXT = 256  # tokens
 EOS = 2  # of the tiny tokenizer
@@ -106,7 +107,7 @@ class Live:
 
     def until(self, identity: str, wanted: Callable[[Server], bool], timeout_s: float = 30.0) -> Server:
         """Wait for a record of that server."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         while time.monotonic() < deadline:
             record = self.servers().get(identity)
             if record is not None and wanted(record):
@@ -150,7 +151,7 @@ class Live:
         for _, stop in self._agents:
             stop.set()
         for thread, _ in self._agents:
-            thread.join(60)
+            thread.join(patience(60))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 from streamrl.stream.distribution import FILES
 from tests import brokers
 from tests.brokers import ROOT, VARIABLE
+from tests.waiting import patience
 
 
 def contract(directory: Path, kind: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,7 @@ def contract(directory: Path, kind: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, VARIABLE: kind, "DOCKER_HOST": f"unix://{directory}/docker.sock", "HOME": str(directory)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q", f"--basetemp={directory}/temp"]
     tests = "tests/stream/test_contract.py"
-    return subprocess.run([*command, "-k", "kafka", tests], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    return subprocess.run([*command, "-k", "kafka", tests], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=patience(300))
 
 
 def test_a_container_is_chosen_and_without_docker_the_tests_end_with_one_line_that_says_so(tmp_path: Path):

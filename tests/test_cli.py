@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from streamrl import cli as command_line
 from streamrl.cli import cli
 from streamrl.errors import BrokerUnreachable
+from tests.waiting import patience
 
 RUN = "run: r\nenvs: {copy-digits: {}}\n"
 
@@ -24,7 +25,7 @@ def run_file(tmp_path: Path, run_name: str) -> Path:
 
 def streamrl(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "streamrl.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience(120), env={**os.environ, **environment})
 
 
 def test_help_imports_nothing_heavy():
@@ -102,7 +103,7 @@ def test_topics_are_made_once_and_a_part_leaves_when_asked(run_file: Path, broke
         while "ready" not in part.stderr.readline():
             assert part.poll() is None
         part.send_signal(sent)
-        assert part.wait(20) == code
+        assert part.wait(patience(20)) == code
 
 
 def test_unexpected_errors_are_one_line_with_their_place(monkeypatch: pytest.MonkeyPatch):

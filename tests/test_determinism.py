@@ -35,6 +35,7 @@ from streamrl.stream.codec import digest
 from streamrl.stream.snapshots import freeze
 from streamrl.stream.worker import Part, apply
 from tests.inputs import busy, log_of, real_parts, schedule_of
+from tests.waiting import patience
 
 PACKAGE = Path(__file__).parents[1] / "streamrl"
 ROOTS = [(f"streamrl.{room}.process", name) for room in ("buffer", "batcher") for name in ("step", "paused")] + [("streamrl.stream.worker", "apply")]
@@ -301,7 +302,8 @@ def in_processes(altered: bool) -> set[str]:
     found: set[str] = set()
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent, env=environment, timeout=120)
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, env=environment, timeout=patience(120))
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     return found

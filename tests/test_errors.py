@@ -12,6 +12,7 @@ import yaml
 
 from streamrl import config, topics
 from streamrl.errors import BrokerUnreachable, ConfigError, ModelError, TopicMissing
+from tests.waiting import patience
 
 ENVS = {"copy-digits": {"fraction": 0.5}, "mine": {"kind": "nowhere.py:Mine"}}
 
@@ -26,7 +27,7 @@ def fails(*arguments: object, kafka: str = "", timeout_s: float = 90) -> tuple[i
     """(exit code, the one line on stderr)"""
     environment = {**os.environ, "STREAMRL_LOG": "ERROR", **({"STREAMRL_KAFKA": kafka} if kafka else {})}
     command = [sys.executable, "-m", "streamrl.cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout_s)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=patience(timeout_s))
     lines = [line for line in done.stderr.splitlines() if line.startswith("streamrl: ")]
     assert len(lines) == 1 and "Traceback" not in done.stderr, done.stderr
     return done.returncode, lines[0]

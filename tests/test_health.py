@@ -6,10 +6,9 @@ import contextlib
 import json
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from streamrl.stream.memory import MemoryLog
 from streamrl.stream.watched import Watched, ready, show
 from tests import data_path
 from tests.life import live
+from tests.waiting import patience, until
 
 TOPICS = {"in": 1, "metrics": 1}
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunFile:
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=patience(30)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -49,19 +49,11 @@ def get(url: str) -> tuple[int, str]:
 
 def noted(run: RunFile, part: str, paths: int = 1) -> list[str]:
     """The URLs that Prometheus is told of."""
-    file, deadline = run.directory.parent / ".targets" / f"small.{part}.json", time.monotonic() + 60
-    while not file.exists() or len(entries := json.loads(file.read_text())) < paths:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    file = run.directory.parent / ".targets" / f"small.{part}.json"
+    until(lambda: file.exists() and len(json.loads(file.read_text())) >= paths)
+    entries = json.loads(file.read_text())
     assert all(entry["labels"]["run"] == "small" and entry["labels"]["part"] == part for entry in entries)
     return [f"http://{entry['targets'][0]}{entry['labels'].get('__metrics_path__', '/metrics')}" for entry in entries]
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def samples(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -129,7 +121,7 @@ def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile):
         turning.start()
         until(lambda: get(f"{base}/livez")[0] == 200)
         stop.set()
-        turning.join(20)
+        turning.join(patience(20))
 
 
 def test_a_part_may_have_a_page_of_its_own(run: RunFile):

@@ -19,6 +19,7 @@ from streamrl.replay.archive import export
 from streamrl.stream.memory import MemoryLog
 from tests.data_path import RUN, TOPICS, play
 from tests.test_layers import CORE
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[1]
 UV = uv.find_uv_bin()
@@ -67,7 +68,7 @@ def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(*command: object, cwd: Path | None = None) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, cwd=cwd)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=patience(300), cwd=cwd)
     assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -138,7 +139,7 @@ def test_a_recorded_run_is_replayed_and_audited(empty: Path):
 def test_a_type_checker_sees_the_types(empty: Path):
     (empty / "uses.py").write_text(USES)
     pyright = [str(Path(sys.executable).parent / "pyright"), "--pythonpath", str(empty / "env" / "bin" / "python"), "--outputjson", "uses.py"]
-    said = json.loads(subprocess.run(pyright, capture_output=True, text=True, timeout=300, cwd=empty).stdout)["generalDiagnostics"]
+    said = json.loads(subprocess.run(pyright, capture_output=True, text=True, timeout=patience(300), cwd=empty).stdout)["generalDiagnostics"]
     assert [entry["message"] for entry in said if entry["severity"] == "information"] == [
         'Type of "run.learner.learning_rate" is "float"',
         'Type of "Rollout.turns" is "list[Turn]"',

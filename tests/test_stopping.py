@@ -7,10 +7,13 @@ import sys
 
 import pytest
 
-LIMIT_S = 60.0
+from tests.waiting import patience
+
+LIMIT_S = patience(60.0)
 BEGIN = """
 import signal
 from streamrl.stopping import stop_on
+from tests.waiting import patience
 
 noted = []
 stop = stop_on([signal.SIGTERM, signal.SIGINT], noted.append)

@@ -1,13 +1,26 @@
-"""Until something is so."""
+"""How long a test waits, and for what: for an event, never for a time. A limit is what a wait that fails costs, so it may be ample."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+FACTOR = float(os.environ.get("STREAMRL_PATIENCE") or 1)  # of a machine that is slow or busy
 
 
-def until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def patience(seconds: float) -> float:
+    """The limit that a wait of `seconds` on an idle machine has on this one."""
+    return seconds * FACTOR
+
+
+def until(true: Callable[[], T], limit_s: float = 30.0, otherwise: Callable[[], object] | str = "it did not come", every_s: float = 0.02) -> T:
+    """Waits until `true()` is, and returns what it gave. Fails with what `otherwise` says after `patience(limit_s)`."""
+    deadline = time.monotonic() + patience(limit_s)
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not within {patience(limit_s):g} s: {otherwise() if callable(otherwise) else otherwise}"
+        time.sleep(every_s)
+    return found

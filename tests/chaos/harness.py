@@ -26,11 +26,12 @@ from streamrl.stream.kafka import KafkaLog
 from tests.chaos import known
 from tests.chaos.part import note_of
 from tests.chaos.plan import Kill
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 TICK_S = 0.02
 BACKOFF_S = 0.3  # after an end that nobody planned
-PATIENCE_S = 40.0  # for whatever must come
+PATIENCE_S = 120.0  # for whatever must come
 LOOKS_S = 0.02  # on average between two looks whether a victim is where it is to be hit
 HALT_S = 5.0  # until SIGSTOP has worked
 QUIET_S = 2.0  # without a commit: the run has come to rest
@@ -103,7 +104,7 @@ class Harness:
             time.sleep(min(left, TICK_S))
 
     def until(self, true: Callable[[], object], what: str, limit_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + patience(limit_s)
         while True:
             self.tick()
             if true():
@@ -111,7 +112,7 @@ class Harness:
             if time.monotonic() > deadline:
                 self.ask_where()
                 lines = "; ".join(f"{name}: {self.supervisor.last_line(name)}" for name in self._wanted if self.supervisor.has(name))
-                raise Stuck(f"within {limit_s:.0f} s it did not come to this: {what} ({lines})")
+                raise Stuck(f"within {patience(limit_s):.0f} s it did not come to this: {what} ({lines})")
             time.sleep(TICK_S)
 
     def ask_where(self) -> None:
@@ -148,7 +149,7 @@ class Harness:
 
     def kill_part(self, kill: Kill, draw: Random) -> None:
         """Make it stand still, look where it is, and kill it, or let it go on and look again."""
-        name, deadline = kill.part, time.monotonic() + PATIENCE_S
+        name, deadline = kill.part, time.monotonic() + patience(PATIENCE_S)
         while time.monotonic() < deadline:
             if self.supervisor.observe()[name].running and halt(pid := self.supervisor.pid(name)):
                 if self.commits(name) and (self.notes[name].open or not kill.inside):
@@ -223,12 +224,12 @@ class Harness:
 def halt(pid: int) -> bool:
     """SIGSTOP, and wait until it stands. False when it has ended by itself."""
     os.kill(pid, signal.SIGSTOP)  # it has not been waited for, so the number is still its own
-    deadline = time.monotonic() + HALT_S
+    deadline = time.monotonic() + patience(HALT_S)
     while (state := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
         if state == "Z":
             return False
         if time.monotonic() > deadline:
-            raise Stuck(f"process {pid} does not stand still {HALT_S:.0f} s after SIGSTOP but is in state {state}")
+            raise Stuck(f"process {pid} does not stand still {patience(HALT_S):.0f} s after SIGSTOP but is in state {state}")
         time.sleep(0.0002)
     return True
 

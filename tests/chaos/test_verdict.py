@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from streamrl.stream.log import Log, Message, Output, TopicPartition, read
 from streamrl.stream.memory import MemoryLog
 from tests.chaos import known, part
 from tests.chaos.verdict import Verdict, verdict
+from tests.waiting import patience, until
 
 BATCHES = 4
 
@@ -42,23 +42,16 @@ def recording(run: RunFile) -> MemoryLog:
         for name in names:
             stops[name].set()
         for name in names:
-            threads[name].join(20)
+            threads[name].join(patience(20))
             assert not threads[name].is_alive(), name
 
     for thread in threads.values():
         thread.start()
-    wait_until(lambda: count("policy-versions") > BATCHES)
+    until(lambda: count("policy-versions") > BATCHES)
     end(*(stops.keys() - {"learner"}))
-    wait_until(lambda: count("policy-versions") > count("batches"))
+    until(lambda: count("policy-versions") > count("batches"))
     end("learner")
     return log
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from typing import Literal
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.waiting import patience
+
 QUIET = (  # nothing of its own goes anywhere
     "--headless=new",
     "--no-sandbox",
@@ -20,7 +22,7 @@ QUIET = (  # nothing of its own goes anywhere
     "--disable-sync",
 )
 DESKTOP, PHONE = (1280, 900), (390, 844)
-PATIENCE_MS = 60_000.0
+PATIENCE_MS = patience(60_000.0)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from streamrl.stream.log import Log, Output
 from tests.build import floats, rollout, tokens
 from tests.dashboard.browser import PATIENCE_MS, PHONE, chromium, page_of
 from tests.data_path import RUN, announce, publish, running, wait_for_batches, wait_until_heard
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("<pad>", "1", "2", "one", "two", "three")
@@ -86,7 +87,7 @@ def dashboard(run: RunFile, broker: str) -> Iterator[str]:
         yield process.stdout.readline().strip()
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(patience(60)) == 0
 
 
 def points(page: Page) -> int:

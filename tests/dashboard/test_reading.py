@@ -20,6 +20,7 @@ from streamrl.stream.memory import MemoryLog
 from tests.build import rollout
 from tests.data_path import RUN, TOPICS, parts, play, publish
 from tests.life import live
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,9 @@ def test_what_comes_later_is_followed(recording: MemoryLog):
     board = Board(new(RUN))
 
     def come(stop: threading.Event) -> None:
-        board.caught_up.wait(20)
+        board.caught_up.wait(patience(20))
         publish(log, *[_output(i) for i in range(3)])
-        assert stop.wait(60)
+        assert stop.wait(patience(60))
 
     log = MemoryLog(TOPICS)
     play(log, 1)

@@ -19,6 +19,7 @@ from tests.build import rollout
 from tests.dashboard.made import RUN
 from tests.data_path import announce, publish
 from tests.life import live
+from tests.waiting import patience
 
 TOPICS = dict.fromkeys(("policy-versions", "fates", "metrics", "rollouts.copy", "batches"), 1)
 EVIL = "<script>alert(1)</script>"
@@ -136,7 +137,7 @@ def test_it_serves_live_changes_and_ends_when_told():
     def watch() -> None:
         while not said:
             assert not stopped.wait(0.01)
-        with httpx.Client(timeout=60) as client, client.stream("GET", f"{said[0]}api/events") as stream:
+        with httpx.Client(timeout=patience(60)) as client, client.stream("GET", f"{said[0]}api/events") as stream:
             for line in stream.iter_lines():
                 if line.startswith("data: ") and '"newest":' in line:
                     seen.append(line)
@@ -152,5 +153,5 @@ def test_it_serves_live_changes_and_ends_when_told():
         live(lambda stop: server.serve(RUN, lambda: nullcontext(log), stop, port=0, say=said.append), done.is_set)
     finally:
         stopped.set()
-        watcher.join(60)
+        watcher.join(patience(60))
     assert not watcher.is_alive() and '"newest":0,' in seen[0]

@@ -26,12 +26,13 @@ from streamrl.stream.codec import to_event
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import read
 from tests import brokers
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "/var/lib/streamrl"  # of the images
 KEY = "a-key-for-the-composed-servers"
 PATIENCE_S = 300.0
-END_S = 60.0
+END_S = patience(60.0)
 
 
 def resolved(*profiles: str, **environment: str) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def resolved(*profiles: str, **environment: str) -> dict[str, Any]:
     options = [word for profile in profiles for word in ("--profile", profile)]
     given = {**os.environ, "STREAMRL_INFERENCE_KEY": KEY, **environment}
     command = ["docker-compose", *options, "-f", "docker-compose.yml", "config"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=given, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=given, timeout=patience(PATIENCE_S))
     if done.returncode:
         raise ValueError(done.stderr.strip())
     file: dict[str, Any] = yaml.safe_load(done.stdout)
@@ -76,17 +77,18 @@ class Composed:
     def carry_out(self, name: str) -> int:
         """Start a service that ends by itself, and wait for it. Returns its exit code."""
         self.start(name)
-        return self.processes.pop(name).wait(PATIENCE_S)
+        return self.processes.pop(name).wait(patience(PATIENCE_S))
 
     def healthy(self, name: str) -> bool:
         """What its health check says."""
         kind, *command = self.services[name]["healthcheck"]["test"]
         assert kind == "CMD"
         here = [self._mapped(name, word) for word in command]
-        return subprocess.run(here, capture_output=True, cwd=self._home(name), env=self._environment(name), timeout=PATIENCE_S).returncode == 0
+        limit_s = patience(PATIENCE_S)
+        return subprocess.run(here, capture_output=True, cwd=self._home(name), env=self._environment(name), timeout=limit_s).returncode == 0
 
     def until(self, true: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         while not true():
             ended = {name: process.returncode for name, process in self.processes.items() if process.poll() is not None}
             assert not ended, f"{ended} while waiting for {what}:\n{self.said()}"

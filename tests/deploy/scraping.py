@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from streamrl.config import RunFile
+from tests.waiting import patience
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
@@ -27,7 +28,7 @@ class Prometheus:
         self.url = url
 
     def get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}", timeout=patience(30)) as answer:
             return json.load(answer)
 
     def query(self, expression: str) -> list[Any]:
@@ -36,7 +37,7 @@ class Prometheus:
 
     def until_answered(self, expressions: list[str], alive: subprocess.Popen[bytes] | None = None, within_s: float = PATIENCE_S) -> None:
         """Every expression has data, each at some moment: what has none after a while is named."""
-        deadline, left = time.monotonic() + within_s, list(expressions)
+        deadline, left = time.monotonic() + patience(within_s), list(expressions)
         while left := [expression for expression in left if not self.query(expression)]:
             assert alive is None or alive.poll() is None, f"the run ended; no data yet for {left}"
             assert time.monotonic() < deadline, f"no data for {left}"
@@ -60,14 +61,14 @@ def prometheus(run: RunFile, directory: Path) -> Iterator[Prometheus]:
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            started, deadline = Prometheus(f"http://{address}"), time.monotonic() + PATIENCE_S
+            started, deadline = Prometheus(f"http://{address}"), time.monotonic() + patience(PATIENCE_S)
             while not answers(started):
                 assert process.poll() is None and time.monotonic() < deadline, (directory / "prometheus.log").read_text()
                 time.sleep(0.1)
             yield started
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(patience(60))
 
 
 def answers(server: Prometheus) -> bool:
@@ -89,7 +90,7 @@ def all_expressions(run: str) -> list[str]:
 
 def check_rules(server: Prometheus) -> None:
     """Every alert is loaded, and its expression is one that this Prometheus evaluates."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     while True:
         rules = [rule for group in server.get("/api/v1/rules")["data"]["groups"] for rule in group["rules"]]
         if {rule["health"] for rule in rules} == {"ok"}:

@@ -24,6 +24,7 @@ from streamrl.stream.log import Output
 from tests.deploy.commands import check_command
 from tests.deploy.composed import KEY, PATIENCE_S, ROOT, Composed, composed, resolved
 from tests.inference.stub import Stub
+from tests.waiting import patience
 
 PROFILES = ("cpu", "gpu", "scorer", "evaluator")
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
@@ -112,10 +113,10 @@ def test_the_gpu_locks_agree_with_the_others_on_what_both_have():
 
 def test_hadolint_finds_nothing_and_would():
     hadolint = Path(sys.executable).parent / "hadolint"
-    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=patience(PATIENCE_S))
     assert done.returncode == 0, done.stdout
     spoilt = DOCKERFILE.read_text().replace("USER 10001:10001", "USER root").replace("pip install --no-cache-dir", "pip install")
-    done = subprocess.run([hadolint, "-"], input=spoilt, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run([hadolint, "-"], input=spoilt, capture_output=True, text=True, timeout=patience(PATIENCE_S))
     assert {"DL3002", "DL3042"} <= set(re.findall(r"DL\d+", done.stdout))
 
 

@@ -18,6 +18,7 @@ from streamrl.metric_names import MEASURES
 from tests.chaos import known
 from tests.deploy.scraping import DASHBOARDS, DEPLOY, all_expressions, check_rules, prometheus
 from tests.loop.runs import ROOT, live
+from tests.waiting import patience
 
 FOREIGN = re.compile(r"process_\w+|vllm:\w+")
 STREAMRL = [sys.executable, "-m", "streamrl.cli"]
@@ -44,7 +45,7 @@ def parts(broker: str, run_name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         for process in processes.values():
             process.terminate()
         for process in processes.values():
-            process.wait(60)
+            process.wait(patience(60))
 
 
 def test_every_query_has_data_and_every_alert_is_taken(parts: tuple[Path, dict[str, subprocess.Popen[bytes]]], tmp_path: Path):

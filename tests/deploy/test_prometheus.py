@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from streamrl.metric_names import MEASURES
+from tests.waiting import patience
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "prometheus"
 RULES: dict[str, dict[str, Any]] = {
@@ -22,7 +23,7 @@ OTHERS = {"up"}  # metrics that Prometheus makes itself
 
 
 def promtool(*arguments: str, cwd: Path = DIRECTORY) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, cwd=cwd, timeout=120)
+    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, cwd=cwd, timeout=patience(120))
 
 
 @pytest.mark.parametrize("file", ["prometheus.yml", "prometheus-compose.yml"])

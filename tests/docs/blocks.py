@@ -26,6 +26,7 @@ from markdown_it import MarkdownIt
 
 from streamrl import config
 from streamrl.cli import cli
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))]
@@ -38,7 +39,7 @@ TAGS = {
     "network": "something from the internet",
 }
 SAYS = re.compile(r"<!--\s*(needs|file|exit):\s*(.+?)\s*-->")
-LIMIT_S = 120.0
+LIMIT_S = patience(120.0)
 
 
 class Block(NamedTuple):

@@ -15,6 +15,7 @@ from streamrl.config import RunFile
 from tests.docs import blocks as pages
 from tests.docs import run as runs
 from tests.docs.blocks import PAGES, RUNNERS, TAGS, Block, all_blocks, blocks
+from tests.waiting import patience
 
 TAGGED = {"live run": 12, "learner": 8, "torch": 1, "cluster": 5, "minutes": 2}  # how many blocks have which tag: change it with the pages
 
@@ -23,12 +24,12 @@ TAGGED = {"live run": 12, "learner": 8, "torch": 1, "cluster": 5, "minutes": 2} 
 def quickstart(broker: str) -> Iterator[RunFile]:
     """The run that the pages speak of, on the tests' broker; it, and what pages make of it, is gone afterwards."""
     run, admin = runs.make(broker), AdminClient({"bootstrap.servers": broker})
-    before = set(admin.list_topics(timeout=20).topics)
+    before = set(admin.list_topics(timeout=patience(20)).topics)
     of_others = {topic for topic in before if not topic.startswith(f"{run.run}.")}
     yield run
-    made = sorted(set(admin.list_topics(timeout=20).topics) - of_others - {"__consumer_offsets", "__transaction_state"})
+    made = sorted(set(admin.list_topics(timeout=patience(20)).topics) - of_others - {"__consumer_offsets", "__transaction_state"})
     for future in admin.delete_topics(made).values():
-        future.result(timeout=20)
+        future.result(timeout=patience(20))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 from streamrl.stream import broker
 from tests.docs.blocks import PAGES, ROOT, Block, all_blocks, blocks, commands
 from tests.loop.runs import Live, live, quickstart
+from tests.waiting import patience
 
 TUTORIAL = "docs/tutorial.md"
 LIMIT_S = 500.0
@@ -65,10 +66,10 @@ def test_the_parts_started_by_hand_are_a_run(tmp_path: Path):
     with live(tmp_path, settings) as run:
         shutil.copy(run.file, tmp_path / "RUN.yaml")
         parts = [start(command.words, run, tmp_path) for command in commands(block)]
-        assert parts[-1].wait(LIMIT_S) == 0, said(tmp_path)
+        assert parts[-1].wait(patience(LIMIT_S)) == 0, said(tmp_path)
         for part in reversed(parts):  # the broker last: the others tell it that they go
             part.terminate()
-            assert part.wait(LIMIT_S) == 0, said(tmp_path)
+            assert part.wait(patience(LIMIT_S)) == 0, said(tmp_path)
         run.nothing_left()
         assert run.report()["steps"] >= 3
 
@@ -82,7 +83,7 @@ def start(words: list[str], run: Live, directory: Path) -> subprocess.Popen[byte
     if words[1] == "broker":
         run.until(lambda: made.poll() is not None or broker.running(broker.home_of(run.run)) is not None, "the broker answers", LIMIT_S)
     if words[1] == "topics":
-        assert made.wait(LIMIT_S) == 0, said(directory)
+        assert made.wait(patience(LIMIT_S)) == 0, said(directory)
     return made
 
 
@@ -105,5 +106,5 @@ def follow(block: Block, run: Live, directory: Path, done: list[str]) -> None:
 
 def execute(block: Block, words: list[str], own: dict[str, str], run: Live, directory: Path) -> None:
     environment = {**run.environment, **own, "PYTHONPATH": os.pathsep.join(filter(None, (own.get("PYTHONPATH"), str(ROOT))))}
-    ended = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    ended = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=patience(LIMIT_S))
     assert ended.returncode == block.exit, f"{block}: {words[2:]}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"

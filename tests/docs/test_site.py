@@ -21,6 +21,7 @@ from docs.hooks import commands, settings, site
 from streamrl.cli import cli
 from streamrl.config import RunFile, Section
 from tests.docs.blocks import PAGES, ROOT
+from tests.waiting import patience
 
 FETCHED = re.compile(r"""<(script|img|iframe|source|link)\b[^>]*?\b(?:src|srcset|href)=["']?(?:https?:)?//""")  # what a browser would load
 
@@ -30,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(directory)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(300))
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     return directory
 

@@ -17,6 +17,7 @@ import pytest
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.bounded import Bounded, Gone
 from streamrl.envs.math_verify import MathVerify
+from tests.waiting import patience
 
 HERE = "tests.envs.test_bounded"
 
@@ -114,7 +115,7 @@ def test_it_dies_with_its_owner_in_mid_call():
     pid = int(owner.stdout.readline())
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

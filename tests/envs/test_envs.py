@@ -14,6 +14,7 @@ from reasoning_gym.factory import DATASETS
 from streamrl.envs.base import SHIPPED, Answer, make
 from streamrl.envs.reasoning_gym import CHUNK
 from streamrl.errors import ConfigError
+from tests.waiting import patience
 
 GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 FILE = Path(__file__).parents[2] / "examples" / "three-digits.jsonl"
@@ -101,7 +102,7 @@ def test_another_process_poses_the_same_problems():
             cwd=root,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patience(60),
             check=True,
         ).stdout
         for seed in ("1", "2")

@@ -17,6 +17,7 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Message, Output, read
 from tests.inference.stub import Stub
 from tests.kafka import make_topics
+from tests.waiting import patience
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "external_env.py"
 PARTITIONS = 3
@@ -85,7 +86,7 @@ def test_what_it_has_on_its_way_stays_within_what_is_wanted_and_a_silent_server_
         ended = threading.Timer(60, script.kill)
         ended.start()
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + patience(30)
             while len(published(log)) < 4 and time.monotonic() < deadline:
                 time.sleep(0.1)
             time.sleep(5)  # twice what it takes to look again

@@ -16,6 +16,7 @@ from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
 from tests.data_path import publish
 from tests.inference.stub import Stub
+from tests.waiting import patience
 
 GROUP = 2  # rollouts
 LATER_S = 600.0  # their last sign of life lies so far ahead: nobody is silent for as long as a test takes
@@ -75,11 +76,11 @@ class Running:
 
     def __exit__(self, *raised: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(patience(60))
         assert not self._thread.is_alive() and self._errors == []
 
     def until(self, true: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         while not true():
             assert time.monotonic() < deadline and self._thread.is_alive(), self._errors
             time.sleep(0.01)

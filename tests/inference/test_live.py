@@ -25,6 +25,7 @@ from streamrl.inference.server import NAP_S
 from streamrl.records import PolicyVersion
 from streamrl.weights.export import WEIGHTS
 from tests.live import KEY, START_S, Live, vllm_processes
+from tests.waiting import patience
 
 T = TypeVar("T")
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
@@ -148,7 +149,7 @@ async def test_a_server_samples_for_those_who_send_its_key_and_obeys_its_agent_o
     body = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}, "new_version": "666", "messages": question(0), "max_tokens": 1}
 
     def answers(routes: list[tuple[str, str]], headers: dict[str, str]) -> set[int]:
-        return {httpx.request(method, record.url + path, json=body, headers=headers, timeout=30).status_code for method, path in routes}
+        return {httpx.request(method, record.url + path, json=body, headers=headers, timeout=patience(30)).status_code for method, path in routes}
 
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
         assert answers(SAMPLING, headers) == {401} and answers(CONTROL, headers) == {401}
@@ -233,7 +234,7 @@ def test_vllm_dies_with_an_agent_that_is_killed(live: Live, tmp_path: Path):
 
 
 def until(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 20.0) -> T:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while not enough(seen := look()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return seen

@@ -18,6 +18,7 @@ from streamrl.records import Metric, PolicyVersion, Server
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
+from tests.waiting import patience
 
 RUN = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": {"heartbeat_s": 0.05, "probe_tolerance": 1e-3}})
 
@@ -101,7 +102,7 @@ class Agent:
         return found
 
     def until(self, wanted: Callable[[Server], bool]) -> Server:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + patience(30)
         while time.monotonic() < deadline:
             records = self.records()
             if records and (last := records[-1]) is not None and wanted(last):
@@ -116,7 +117,7 @@ def agent() -> Iterator[Agent]:
     yield made
     made.stop.set()
     if made.thread.is_alive():
-        made.thread.join(5)
+        made.thread.join(patience(30))
 
 
 def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Agent):
@@ -187,7 +188,7 @@ def test_vllm_that_dies_ends_the_agent(agent: Agent):
     agent.thread.start()
     agent.until(lambda s: s.state == "ready")
     Host.made.ended = True
-    agent.thread.join(5)
+    agent.thread.join(patience(30))
     assert isinstance(agent.error, InferenceError) and "inference-1 died while serving version 0: RuntimeError: out of memory" in str(agent.error)
     last = agent.records()[-1]
     assert last is not None and last.state == "error" and last.error == str(agent.error)
@@ -200,7 +201,7 @@ def test_vllm_that_says_nothing_for_too_long_ends_the_agent(agent: Agent, monkey
     agent.thread.start()
     agent.until(lambda s: s.state == "ready")
     Host.silent = True
-    agent.thread.join(5)
+    agent.thread.join(patience(30))
     assert isinstance(agent.error, InferenceError) and "does not answer /metrics" in str(agent.error)
 
 
@@ -209,7 +210,7 @@ def test_it_leaves_with_a_tombstone(agent: Agent):
     agent.thread.start()
     agent.until(lambda s: s.state == "ready")
     agent.stop.set()
-    agent.thread.join(5)
+    agent.thread.join(patience(30))
     assert agent.error is None and agent.records()[-1] is None and Host.made.stopped
 
 

@@ -19,6 +19,7 @@ from streamrl.config import Inference
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.inference import leash, server
 from streamrl.inference.server import Installation, Keys
+from tests.waiting import patience
 
 T = TypeVar("T")
 VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
@@ -175,7 +176,7 @@ def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
     held = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert held.stdout is not None
     orphan = int(held.stdout.readline())
-    assert held.wait(10) == 3
+    assert held.wait(patience(10)) == 3
     assert not psutil.pid_exists(orphan) or not alive(psutil.Process(orphan))
 
 
@@ -188,7 +189,7 @@ def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
 
 
 def wait_for(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 10.0) -> T:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience(timeout_s)
     while not enough(seen := look()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return seen

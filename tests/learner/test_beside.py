@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamrl.learner.beside import Beside
+from tests.waiting import patience
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_it_is_done_in_order_in_one_other_thread(beside: Beside):
 
 def test_nobody_waits_before_asking_for_it(beside: Beside):
     may = threading.Event()
-    beside.do(lambda: may.wait(60))
+    beside.do(lambda: may.wait(patience(60)))
     beside.check()
     may.set()
     beside.settle()

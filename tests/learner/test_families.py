@@ -23,6 +23,7 @@ from streamrl.weights import export
 from tests.learner.plain_llama import log_softmax
 from tests.learner.plain_transformers import CONTEXT, TOKENS, VARIANTS
 from tests.learner.test_update import Training, batch
+from tests.waiting import patience
 
 TORCH = str(Inference().interpreter)  # has torch and transformers 5; the learner has neither
 SOME = ("gemma2",)  # caps, scale, wide heads and no head at all: the one that differs most
@@ -37,7 +38,7 @@ def _mesh() -> Iterator[None]:
 
 def plain(*arguments: object) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([TORCH, str(PLAIN), *map(str, arguments)], capture_output=True, text=True, timeout=1200, env=environment)
+    done = subprocess.run([TORCH, str(PLAIN), *map(str, arguments)], capture_output=True, text=True, timeout=patience(1200), env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -18,9 +18,10 @@ from streamrl.batcher.assemble import WHOLE, Division
 from streamrl.config import TinyModel
 from streamrl.learner.initial import write_tiny
 from tests.learner.gradients import CONTEXT, divided, gradient
+from tests.waiting import patience
 
 TOLERANCE = 1e-6
-PATIENCE_S = 300.0
+PATIENCE_S = patience(300.0)
 ROOT = Path(__file__).parents[2]
 
 

@@ -30,8 +30,9 @@ from streamrl.weights.store import Store, pull
 from tests.build import group
 from tests.data_path import found, publish
 from tests.learner import plain_llama
+from tests.waiting import patience
 
-PATIENCE_S = 90.0  # for anything that a learner does: it compiles, and the machine may be busy
+PATIENCE_S = patience(180.0)  # for anything that a learner does: it compiles, and the machine may be busy
 COMPILED = "/jax/core/compile/backend_compile_duration"  # recorded for a program from the persistent cache, too
 
 

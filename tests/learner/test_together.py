@@ -33,9 +33,10 @@ from streamrl.stream.log import Output, read
 from streamrl.weights.export import WEIGHTS, state_dict
 from streamrl.weights.store import pull
 from tests.build import group
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300.0
+PATIENCE_S = patience(300.0)
 ALL = ["--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
 TOLERANCE = 1e-4  # of weights after four steps: Adam's first steps are as large for a small gradient as for a large one
 

@@ -23,6 +23,7 @@ from streamrl.stream import broker
 from streamrl.stream.codec import to_event
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import read
+from tests.waiting import patience
 
 MARK = "STREAMRL_TEST_MARK"  # in the environment of everything that a run starts
 ROOT = Path(__file__).parents[2]
@@ -53,14 +54,14 @@ class Live:
         return {**os.environ, MARK: self.mark}
 
     def command(self, *arguments: str, timeout_s: float = 60.0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*STREAMRL, *arguments], capture_output=True, text=True, cwd=cwd, env=self.environment, timeout=timeout_s)
+        return subprocess.run([*STREAMRL, *arguments], capture_output=True, text=True, cwd=cwd, env=self.environment, timeout=patience(timeout_s))
 
     def wait(self, timeout_s: float) -> int:
         assert self.process is not None
-        return self.process.wait(timeout_s)
+        return self.process.wait(patience(timeout_s))
 
     def until(self, true: Callable[[], bool], what: str, timeout_s: float = 240.0) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         while not true():
             assert self.process is None or self.process.poll() is None, f"the run ended while waiting for {what}:\n{self.said()}"
             assert time.monotonic() < deadline, f"{what} did not come within {timeout_s:.0f} s:\n{self.said()}"
@@ -120,7 +121,7 @@ class Live:
         return json.loads((self.run.directory / "report.json").read_text())
 
     def nothing_left(self, timeout_s: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patience(timeout_s)
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.2)
         assert [command_line(p)[:8] for p in self.processes()] == []
@@ -130,7 +131,7 @@ class Live:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         if self.process is not None:
-            self.process.wait(20)
+            self.process.wait(patience(20))
 
 
 def any_part(run: Live, part: str, old: int) -> bool:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from streamrl.stream.log import Message, Output
 from tests.build import rollout
 from tests.data_path import announce, wait_for_batches
 from tests.rubbish import KIND, KINDS, LARGE, SCHEMA, bad
+from tests.waiting import patience, until
 
 ROUNDS, BAD_A_ROUND, GROUPS = 10, 1000, 40  # 40 groups of 2 rollouts of 5 tokens an env are its half of a batch of 800 tokens
 SETTINGS = {
@@ -55,7 +55,7 @@ def parts(path: Path, broker: str) -> Iterator[dict[str, psutil.Popen]]:
     finally:
         for process in started.values():
             process.terminate()
-            process.wait(20)
+            process.wait(patience(20))
 
 
 ROLES = ("buffer", "batcher")
@@ -127,10 +127,10 @@ def test_ten_thousand_malformed_records_stop_nobody(broker: str, run: tuple[RunF
 
 
 def wait_until_taken(log: KafkaLog, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while any(log.committed("buffer").get(("rollouts.copy", p), 0) < log.end("rollouts.copy", p) for p in range(2)):
-        assert time.monotonic() < deadline, f"{log.committed('buffer')}"
-        time.sleep(0.1)
+    def taken() -> bool:
+        return all(log.committed("buffer").get(("rollouts.copy", p), 0) >= log.end("rollouts.copy", p) for p in range(2))
+
+    until(taken, timeout_s, lambda: log.committed("buffer"))
 
 
 def test_a_source_of_rubbish_is_left_alone_and_the_command_line_shows_and_puts_back(broker: str, run: tuple[RunFile, Path]):
@@ -141,16 +141,17 @@ def test_a_source_of_rubbish_is_left_alone_and_the_command_line_shows_and_puts_b
         announce(log, 0)
         send(log, [bad("too far ahead", n, random) for n in range(1500)])
         said = path.with_suffix(".buffer.log")
-        wait_for(lambda: "rollouts.copy sends rubbish and is not read for 30 s" in said.read_text())
+        until(lambda: "rollouts.copy sends rubbish and is not read for 30 s" in said.read_text())
         send(log, [bad("too far ahead", n, random) for n in range(2000, 4000)])
         send(log, good(0, 0))
-        wait_for(lambda: log.end("groups.add", 0) + log.end("groups.add", 1) > 0)  # the other env goes on
+        until(lambda: log.end("groups.add", 0) + log.end("groups.add", 1) > 0)  # the other env goes on
         taken = sum(1 for _ in letters(log, "rollouts.copy"))
         assert 1000 <= taken <= 1500 + 512
 
     def streamrl(*arguments: str) -> str:
         environment = {**os.environ, "STREAMRL_KAFKA": broker, "COLUMNS": "160"}
-        done = subprocess.run([sys.executable, "-m", "streamrl.cli", *arguments], capture_output=True, text=True, timeout=60, env=environment)
+        command = [sys.executable, "-m", "streamrl.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -161,10 +162,3 @@ def test_a_source_of_rubbish_is_left_alone_and_the_command_line_shows_and_puts_b
     assert "nothing to put back" in streamrl("dead-letters", "retry", str(path), str(first))
     assert f"{taken - 1:,} records put back" in streamrl("dead-letters", "retry", str(path), "--all")
     assert "nothing to put back" in streamrl("dead-letters", "retry", str(path), "rollouts.copy")
-
-
-def wait_for(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

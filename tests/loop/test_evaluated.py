@@ -20,6 +20,7 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import read
 from tests.loop.runs import ROOT, Live, live
 from tests.parity import learner_logprobs
+from tests.waiting import patience
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -46,7 +47,7 @@ def topic(run: Live, name: str) -> list[Record]:
 def by_transformers(directory: Path, sequences: list[np.ndarray]) -> list[np.ndarray]:
     asked = json.dumps([[int(token) for token in ids] for ids in sequences])
     command, environment = [str(Inference().interpreter), "-c", SCORES, str(directory)], {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=patience(300), env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return [np.array(json.loads(line)) for line in done.stdout.splitlines()]
 

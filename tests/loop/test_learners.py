@@ -11,6 +11,7 @@ from streamrl.records import Batch, PolicyVersion, Server
 from streamrl.replay.audit import audit
 from streamrl.replay.show import parts_of
 from tests.loop.runs import ROOT, STREAMRL, Live, live, quickstart
+from tests.waiting import patience
 
 AT = 2
 SETTINGS = {**quickstart(), "orchestrator": {}, "learner": {"learning_rate": 1.0e-3, "checkpoint_every": 2, "keep_checkpoints": 100}}
@@ -39,7 +40,7 @@ def test_a_second_learner_joins_a_live_run(tmp_path: Path):
         run.until(caught_up, f"version {AT + 4} of the second learner", 240)
         run.advances(2, "of the lead, beside it", 120)
         second.terminate()
-        assert second.wait(60) == 0, (tmp_path / "second.log").read_text()
+        assert second.wait(patience(60)) == 0, (tmp_path / "second.log").read_text()
         run.advances(1, "of the lead, without it", 120)
 
         lead, other = announced(run, "lead"), announced(run, "second")

@@ -14,6 +14,7 @@ from streamrl.records import Fate, PolicyVersion, Rollout
 from streamrl.weights.store import pull
 from tests.loop.runs import ROOT, Live, any_part, live
 from tests.parity import learner_logprobs
+from tests.waiting import patience
 
 OUTSIDE = "outside"
 LENGTH = 256
@@ -64,7 +65,7 @@ def test_every_env_is_trained_on(run: Live, env: str):
 def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys(run: Live, tmp_path: Path):
     address = run.log().address
     command = [sys.executable, str(ROOT / "examples" / "external_env.py"), address, run.run.run, OUTSIDE, "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr
     run.until(lambda: trained(run, OUTSIDE) > 0, "rollouts from outside in a batch", 120)
     rollouts = [
@@ -88,7 +89,7 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
 def test_a_part_that_is_stopped_is_started_again_and_the_loop_goes_on(run: Live, part: str):
     before = run.part(part)
     before.terminate()
-    before.wait(30)
+    before.wait(patience(30))
     run.until(lambda: any_part(run, part, before.pid), f"another process of {part}", 60)
     run.advances(3, f"after {part} was stopped", 240)
 

@@ -20,6 +20,7 @@ from streamrl.stream import broker
 from streamrl.stream.kafka import KafkaLog
 from tests.docs.blocks import blocks, commands
 from tests.loop.runs import Live, any_part, command_line, live, quickstart
+from tests.waiting import patience
 
 KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learner")  # the learner last: by then it has a checkpoint
 
@@ -126,6 +127,7 @@ def follow_the_pages(run: Live, directory: Path) -> None:
     assert {command: done.stderr for command, done in said.items() if done.returncode} == {}
     assert "balanced" in said["audit quickstart"].stdout and "versions identical" in said["replay hotter --weights"].stdout
     (script,) = [block for block in there if block.language == "python"]
-    changed = subprocess.run([sys.executable, "-c", script.text], capture_output=True, text=True, timeout=100, cwd=directory, env=run.environment)
+    command = [sys.executable, "-c", script.text]
+    changed = subprocess.run(command, capture_output=True, text=True, timeout=patience(100), cwd=directory, env=run.environment)
     assert changed.returncode == script.exit == 1, changed
     assert re.search(r"groups\.[a-z-]+\[0\]@\d+: advantages\[0\]: recorded .*, replayed ", changed.stdout), changed

@@ -28,6 +28,7 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Output, read
 from tests.inference.stub import Stub
 from tests.secure import Secure
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4
@@ -78,7 +79,7 @@ class Run:
 
     def command(self, role: str, *arguments: str, secret: str | None = None) -> subprocess.CompletedProcess[str]:
         command, environment = [sys.executable, "-m", "streamrl.cli", *arguments, str(self.file)], self.environment(role, secret)
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=patience(60))
 
     def said(self) -> str:
         last = {role: (self.directory / f"{role}.log").read_text()[-800:] for role in self.processes}
@@ -88,14 +89,14 @@ class Run:
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
-            process.wait(20)
+            process.wait(patience(20))
 
 
 def learn(run: Run, server: Stub, command_lines: set[str]) -> None:
     """Play the learner and the inference agent until the orchestrator has seen enough. Every version is served as soon as it is announced."""
     learner, agent = run.log("learner"), run.log("inference").plain_writer()
     writer = learner.writer("learner-lead")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
 
     def serve(version: int) -> None:
         server.spans = (str(version), str(version))
@@ -167,7 +168,7 @@ def test_a_run_in_which_everybody_has_only_what_is_needed_and_no_secret_is_left_
         for role in PARTS:
             run.start(role)
         learn(run, server, command_lines)
-    assert run.processes["orchestrator"].wait(30) == 0, run.said()
+    assert run.processes["orchestrator"].wait(patience(30)) == 0, run.said()
     run.close()
     assert (run.settings.directory / "report.json").exists()
     made = batches(run.log("auditor"))

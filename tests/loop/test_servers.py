@@ -25,6 +25,7 @@ from streamrl.stream.codec import to_event
 from streamrl.stream.log import read
 from tests.live import vllm_processes
 from tests.loop.runs import ROOT, STREAMRL, Live, live
+from tests.waiting import patience
 
 ENV = "guess-number"
 START_S = 400.0  # of vLLM, on a machine that does much else
@@ -49,7 +50,7 @@ def test_servers_join_leave_and_die_in_mid_request_and_no_rollout_is_lost_or_dou
         end_s = time.time()
         kill_s = kill_in_mid_request(run, "inference-1")
         guest.terminate()
-        assert guest.wait(60) == 0 and servers(run)["inference-2"] is None
+        assert guest.wait(patience(60)) == 0 and servers(run)["inference-2"] is None
         run.advances(2, "after inference-2 has left", START_S)
         run.until(lambda: alive(run, "inference-1", kill_s), "another life of inference-1", START_S)
         assert run.process is not None

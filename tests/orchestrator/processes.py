@@ -6,6 +6,8 @@ import time
 
 import psutil
 
+from tests.waiting import patience
+
 MARK = "STREAMRL_TEST_MARK"
 
 
@@ -22,7 +24,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def left_after(mark: str, limit_s: float) -> list[psutil.Process]:
     """Those that are still there after `limit_s`; sooner when none is."""
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + patience(limit_s)
     while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from streamrl.orchestrator.supervisor import last_line
 from streamrl.records import Demand, Server
 from tests.orchestrator.processes import MARK, left_after, marked
 from tests.orchestrator.sinks import stories
+from tests.waiting import patience, until
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = [sys.executable, "-m", "tests.orchestrator.stage"]
@@ -49,14 +48,7 @@ def run_file(tmp_path: Path) -> Path:
 
 def streamrl(mark: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, MARK: mark}
-    return subprocess.run([*STAGE, *map(str, arguments)], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def wait_for(true: Callable[[], object], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, "took too long"
-        time.sleep(0.05)
+    return subprocess.run([*STAGE, *map(str, arguments)], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=patience(120))
 
 
 def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
@@ -132,7 +124,7 @@ def test_nothing_is_left_behind(end: str, run_file: Path, mark: str):
     command = [*STAGE, "up", str(run_file), "--set", "orchestrator.target=null"]
     pid, master = terminal(command, {**os.environ, MARK: mark, "TERM": "xterm"})
     logs = run_file.parent / "runs" / "staged" / "logs"
-    wait_for(lambda: all(last_line(logs / f"{part}.log") for part in PARTS))
+    until(lambda: all(last_line(logs / f"{part}.log") for part in PARTS))
     assert len(marked(mark)) >= 2 * len(PARTS) + 3  # each with a child, the broker with its Java, and the orchestrator
     if end != "terminal dies":
         threading.Thread(target=read_all, args=[master], daemon=True).start()

@@ -2,15 +2,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streamrl.orchestrator.supervisor import Supervisor, last_line
 from tests.orchestrator.processes import MARK, left_after, marked
+from tests.waiting import until
 
 PYTHON = [sys.executable, "-c"]
 SLEEP = [*PYTHON, "import time; print('up', flush=True); time.sleep(600)"]
@@ -30,17 +30,10 @@ def supervisor(tmp_path: Path, mark: str) -> Iterator[Supervisor]:
     made.close(limit_s=1.0)
 
 
-def wait_for(true: Callable[[], object], limit_s: float = 10.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, "took too long"
-        time.sleep(0.02)
-
-
 def test_a_part_runs_and_its_log_is_appended_to(supervisor: Supervisor):
     for _ in range(2):
         supervisor.start("a", [*PYTHON, "import sys; print('out'); sys.exit('err')"])
-        wait_for(lambda: not supervisor.observe()["a"].running)
+        until(lambda: not supervisor.observe()["a"].running)
     assert supervisor.log_path("a").read_text() == "out\nerr\nout\nerr\n"
     assert [end.exit_code for end in supervisor.observe()["a"].ends] == [1, 1]
     assert supervisor.last_line("a") == "err"
@@ -50,24 +43,24 @@ def test_an_end_is_noticed_once_and_by_its_signal(supervisor: Supervisor):
     supervisor.start("a", SLEEP)
     assert supervisor.observe()["a"].running
     os.kill(supervisor.pid("a"), signal.SIGKILL)
-    wait_for(lambda: not supervisor.observe()["a"].running)
+    until(lambda: not supervisor.observe()["a"].running)
     assert [end.exit_code for end in supervisor.observe()["a"].ends] == [-9]
 
 
 def test_what_a_part_has_started_ends_with_it(supervisor: Supervisor, mark: str):
     supervisor.start("a", PARENT)
-    wait_for(lambda: len(marked(mark)) == 2)
+    until(lambda: len(marked(mark)) == 2)
     os.kill(supervisor.pid("a"), signal.SIGKILL)
-    wait_for(lambda: not supervisor.observe()["a"].running)
+    until(lambda: not supervisor.observe()["a"].running)
     assert left_after(mark, 5.0) == []
 
 
 def test_stop_ends_those_that_listen_and_those_that_do_not(supervisor: Supervisor, mark: str):
     for name, command in (("env-a-0", SLEEP), ("learner", DEAF), ("buffer", PARENT)):
         supervisor.start(name, command)
-    wait_for(lambda: all(supervisor.last_line(name) == "up" for name in ("env-a-0", "learner", "buffer")))
+    until(lambda: all(supervisor.last_line(name) == "up" for name in ("env-a-0", "learner", "buffer")))
     supervisor.stop_all(but=("env-a-0",), limit_s=0.5)
-    wait_for(lambda: [process.pid for process in marked(mark)] == [supervisor.pid("env-a-0")])
+    until(lambda: [process.pid for process in marked(mark)] == [supervisor.pid("env-a-0")])
     supervisor.stop_all(limit_s=0.5)
     assert left_after(mark, 5.0) == [] and supervisor.observe() == {}
 
@@ -75,7 +68,7 @@ def test_stop_ends_those_that_listen_and_those_that_do_not(supervisor: Superviso
 def test_what_has_left_its_part_behind_is_found_too(supervisor: Supervisor, mark: str):
     runaway = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
     supervisor.start("a", [*PYTHON, runaway])
-    wait_for(lambda: not supervisor.observe()["a"].running)
+    until(lambda: not supervisor.observe()["a"].running)
     assert len(marked(mark)) == 1
     supervisor.close()
     assert left_after(mark, 5.0) == []
@@ -92,7 +85,7 @@ supervisor.start("parent", {PARENT!r})
 time.sleep(600)
 """
     owner = subprocess.Popen([*PYTHON, script], env={**os.environ, MARK: mark})
-    wait_for(lambda: all(last_line(tmp_path / f"{name}.log") == "up" for name in ("deaf", "parent")))
+    until(lambda: all(last_line(tmp_path / f"{name}.log") == "up" for name in ("deaf", "parent")))
     assert len(marked(mark)) == 5  # with the child of one, and the guardian
     owner.kill()
     owner.wait()

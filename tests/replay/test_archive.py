@@ -26,6 +26,7 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from tests.data_path import RUN, TOPICS, parts, play, publish
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +225,7 @@ def test_an_import_that_fails_leaves_nothing(broker: str, run_name: str, tmp_pat
 def streamrl(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "streamrl.cli", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, cwd=tmp_path)
+        return subprocess.run(command, capture_output=True, text=True, timeout=patience(120), env={**os.environ, **environment}, cwd=tmp_path)
 
     return run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from streamrl.stream.files import FileLog
 from streamrl.stream.log import Log
 from streamrl.stream.memory import MemoryLog
 from tests.data_path import RUN, TOPICS, announce, parts, running, send_groups
+from tests.waiting import until
 
 SHORT, LONG = 50, 200  # batches, of 20 rollouts; by then the uids that the buffer remembers are as many as they ever are
 
@@ -30,10 +30,7 @@ def recorded(directory: Path, batches: int) -> FileLog:
             announce(log, version)
             for env in RUN.envs:
                 send_groups(log, env, range(version * 5, version * 5 + 5), version)
-            deadline = time.monotonic() + 20
-            while log.end("batches", 0) < 2 * (version + 1):  # a batch and its marker
-                assert time.monotonic() < deadline, f"batch {version} does not come"
-                time.sleep(0.002)
+            until(lambda version=version: log.end("batches", 0) >= 2 * (version + 1), 60, f"batch {version} does not come", 0.002)  # with its marker
     for env in RUN.envs:
         send_groups(log, env, range(batches * 5, batches * 10), batches)
     return export(log, RUN, directory)

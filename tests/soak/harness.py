@@ -28,6 +28,7 @@ from tests.soak.learner import noted
 from tests.soak.memory import Sample
 from tests.soak.part import CLOCK
 from tests.soak.pauses import Incident
+from tests.waiting import patience
 
 PATIENCE_S = 120.0  # for whatever must come
 SAMPLES = 400  # of each process, over the whole time, at least 0.5 s and at most 5 s apart
@@ -92,12 +93,12 @@ class Soak:
             time.sleep(TICK_S * 5)
 
     def until(self, true: Callable[[], object], what: str, limit_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + patience(limit_s)
         while not true():
             self.tick()
             if time.monotonic() > deadline:
                 lines = "; ".join(f"{name}: {self.supervisor.last_line(name)}" for name in self._wanted if self.supervisor.has(name))
-                raise Stuck(f"within {limit_s:.0f} s it did not come to this: {what} ({lines})")
+                raise Stuck(f"within {patience(limit_s):.0f} s it did not come to this: {what} ({lines})")
             time.sleep(TICK_S * 5)
 
     def sample(self) -> None:

@@ -14,7 +14,7 @@ from streamrl.stream.log import Message
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.worker import restore, run
 from tests.stream.test_worker import TOPICS, number, part
-from tests.waiting import until
+from tests.waiting import patience, until
 
 
 def letters(topic: str, count: int, cause: str = "broken") -> list[Letter]:
@@ -81,5 +81,5 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(monkeyp
         now[0] += 31
         until(lambda: log.committed("adder")["a", 0] == 17)
         stop.set()
-        thread.join(5)
+        thread.join(patience(30))
     assert restore(log, me)[0].positions["a", 0] == 17  # a restart folds what was taken, and asks no breaker

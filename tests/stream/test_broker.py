@@ -24,6 +24,7 @@ from streamrl.config import RunFile
 from streamrl.errors import BrokerError, BrokerUnreachable, ConfigError, PortTaken, StreamrlError
 from streamrl.stream import broker, distribution
 from tests.kafka import make_topics
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def run_in(directory: Path, **kafka: str) -> RunFile:
 
 
 def wait_for(what: Callable[[], object], limit_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + patience(limit_s)
     while not what():
         if time.monotonic() > deadline:
             return False
@@ -64,7 +65,7 @@ def wait_for(what: Callable[[], object], limit_s: float = 20.0) -> bool:
 
 
 def topics_at(address: str) -> set[str]:
-    return set(AdminClient({"bootstrap.servers": address}).list_topics(timeout=10).topics)
+    return set(AdminClient({"bootstrap.servers": address}).list_topics(timeout=patience(10)).topics)
 
 
 def found_on(directory: Path) -> broker.Broker:
@@ -116,7 +117,7 @@ def test_two_commands_at_once_start_one(directory: Path):
     def use() -> None:
         with broker.ensure(directory) as address:
             addresses.append(address)
-            both_in.wait(30)
+            both_in.wait(patience(30))
 
     threads = [threading.Thread(target=use) for _ in range(2)]
     for thread in threads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -88,21 +87,25 @@ def message(key: str, value: str, topic: str = "in", **fields: object) -> Messag
 
 def drain(reader: Reader, count: int) -> list[Message]:
     found: list[Message] = []
-    for _ in range(200):
-        found += reader.poll(count - len(found), 0.05)
-        if len(found) >= count:
-            break
+
+    def enough() -> bool:
+        found.extend(reader.poll(count - len(found), 0.05))
+        return len(found) >= count
+
+    until(enough, otherwise=f"{count} messages")
     return found
 
 
 def settled(log: Log, count: int, topic: str = "out", partition: int = 0) -> list[Message]:
     """What lies in a partition, once `count` messages show: a transaction does so a moment after its commit."""
-    for _ in range(200):
-        messages = list(read(log, topic, partition, 0))
-        if len(messages) >= count:
-            return messages
-        time.sleep(0.02)
-    raise AssertionError(f"{topic}[{partition}] never showed {count} messages")
+    messages: list[Message] = []
+
+    def shown() -> bool:
+        messages[:] = read(log, topic, partition, 0)
+        return len(messages) >= count
+
+    until(shown, otherwise=f"{topic}[{partition}] never showed {count} messages")
+    return messages
 
 
 def values(log: Log, count: int) -> list[str]:

@@ -22,8 +22,9 @@ from streamrl.errors import BrokerError, Fenced
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Message, read
 from tests.data_path import announce, found, send_groups
+from tests.waiting import patience, until
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -60,20 +61,13 @@ def start(tmp_path: Path, run: RunFile) -> Iterator[Callable[[], Buffer]]:
 
     def start() -> Buffer:
         started.append(Buffer(tmp_path, f"buffer-{len(started)}"))
-        until(lambda: "ready after" in started[-1].said(), started[-1].said)
+        until(lambda: "ready after" in started[-1].said(), otherwise=started[-1].said)
         return started[-1]
 
     yield start
     for buffer in started:
         buffer.process.kill()
         buffer.process.wait()
-
-
-def until(true: Callable[[], object], otherwise: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.05)
 
 
 def groups(log: KafkaLog) -> list[str]:
@@ -84,16 +78,16 @@ def test_a_second_process_fences_the_first_which_says_so_and_ends_with_a_code_of
     first = start()
     announce(log, 0)
     send_groups(log, "copy", range(3), 0)
-    until(lambda: len(groups(log)) == 3, first.said)
+    until(lambda: len(groups(log)) == 3, otherwise=first.said)
     second = start()
     assert first.process.poll() is None, "it learns of the other one when it next writes"
     send_groups(log, "copy", range(3, 6), 0)
-    assert first.process.wait(LIMIT_S) == Fenced.exit_code == 76
+    assert first.process.wait(patience(LIMIT_S)) == Fenced.exit_code == 76
     assert first.said().splitlines()[-1] == "streamrl: buffer: another process with this identity has taken over; stop one of the two"
-    until(lambda: len(groups(log)) == 6, second.said)
+    until(lambda: len(groups(log)) == 6, otherwise=second.said)
     assert sorted(groups(log)) == [f"copy-{number}" for number in range(6)]
     second.process.terminate()
-    assert second.process.wait(LIMIT_S) == 0
+    assert second.process.wait(patience(LIMIT_S)) == 0
 
 
 def test_another_client_sees_how_far_a_part_has_read_and_how_much_is_left(log: KafkaLog, run: RunFile, broker: str, start: Callable[[], Buffer]):
@@ -101,7 +95,7 @@ def test_another_client_sees_how_far_a_part_has_read_and_how_much_is_left(log: K
     buffer = start()
     announce(log, 0)
     send_groups(log, "copy", range(4), 0)
-    until(lambda: len(groups(log)) == 4, buffer.said)
+    until(lambda: len(groups(log)) == 4, otherwise=buffer.said)
     admin = KafkaAdminClient(bootstrap_servers=broker)
     rollouts, versions = Where(f"{run.run}.rollouts.copy", 0), Where(f"{run.run}.policy-versions", 0)
 
@@ -110,13 +104,13 @@ def test_another_client_sees_how_far_a_part_has_read_and_how_much_is_left(log: K
         ends = admin.list_partition_offsets(dict.fromkeys(committed, -1))  # -1: latest
         return {where: ends[where].offset - there.offset for where, there in committed.items()}
 
-    until(lambda: lags() == {rollouts: 0, versions: 0}, lags)
+    until(lambda: lags() == {rollouts: 0, versions: 0}, otherwise=lags)
     buffer.process.terminate()
-    assert buffer.process.wait(LIMIT_S) == 0
+    assert buffer.process.wait(patience(LIMIT_S)) == 0
     send_groups(log, "copy", range(4, 7), 0)
     assert lags() == {rollouts: 6, versions: 0}
     start()
-    until(lambda: lags() == {rollouts: 0, versions: 0}, lags)
+    until(lambda: lags() == {rollouts: 0, versions: 0}, otherwise=lags)
     admin.close()
 
 

@@ -13,9 +13,10 @@ import pytest
 from streamrl.stream import broker
 from streamrl.stream.broker import Broker
 from tests.kafka import make_topics
+from tests.waiting import patience
 
-PATIENCE_S = 120.0
-LEAVES_S = 30.0  # librdkafka lets a client go after 45 s
+PATIENCE_S = patience(120.0)
+LEAVES_S = patience(30.0)  # librdkafka lets a client go after 45 s
 PART = """
 import sys
 

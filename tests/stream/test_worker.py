@@ -17,6 +17,7 @@ from streamrl.stream.memory import MemoryLog
 from streamrl.stream.snapshots import freeze
 from streamrl.stream.worker import PIECE_MESSAGES, TURN_MESSAGES, Fold, Part, ready_in, restore, run, starts, turn
 from tests import life
+from tests.waiting import patience
 
 TOPICS = {"a": 1, "b": 1, "sums": 1, "metrics": 1, "dead-letters.a": 1, "journal.adder": 1}
 
@@ -211,7 +212,7 @@ def test_run_follows_its_inputs_until_it_is_told_to_stop():
     thread.start()
     log.writer("source").commit([number("a", 40), number("b", 2)])
     reader = log.reader({("sums", 0): 0})
-    assert reader.poll(1, 5.0)
+    assert reader.poll(1, patience(30))
     stop.set()
-    thread.join(5)
+    thread.join(patience(30))
     assert not thread.is_alive() and sums(log)[0].wanted_tokens == 0 + 1 + 40

@@ -9,6 +9,7 @@ import pytest
 
 from streamrl.errors import WeightError
 from streamrl.weights.manifest import MANIFEST, File, Manifest, at_once, describe, differences, digest, from_bytes, plain, to_bytes
+from tests.waiting import patience
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc", FIPS 180-2
 
@@ -63,7 +64,7 @@ def test_when_one_fails_the_others_have_ended():
         if item == 0:
             failed.set()
             raise OSError("the first")
-        assert failed.wait(60)
+        assert failed.wait(patience(60))
         done.append(item)
         return item
 
