@@ -346,6 +346,7 @@ class KafkaWriter:
     def close(self) -> None:
         """Let what is marked arrive, if the broker takes it. With a silent one its client waits without end when it is closed (librdkafka 3740), and
         for most of a minute when it is dropped."""
+        self._producer.purge()  # of a failed transaction: the next producer of this identity aborts it
         leaving = threading.Thread(target=self._leave, daemon=True)
         leaving.start()
         leaving.join(LEAVE_S)

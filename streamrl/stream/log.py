@@ -1,7 +1,8 @@
 """What a part knows of the log: messages by topic, partition and offset; one way in, one way out.
 
 Topics are named without the run (`rollouts.copy-digits`); the log that is handed to a part adds it. `kafka.py` is the log on a broker, `memory.py`
-the same in one process; tests/stream/test_contract.py holds both to this page.
+the same in one process; tests/stream/test_contract.py holds both to this page. A part whose outputs cannot be computed again (an env, the learner)
+writes through `retrying.RetryingWriter`, which finds out whether a failed transaction was committed, and commits it again if not.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Writer(Protocol):
     def commit(self, messages: Sequence[Message]) -> int:
         """Write all messages in one transaction, or raise and leave nothing. Returns the offset of the last message.
 
-        Raises `Fenced` when another process has taken this identity, `TransactionFailed` for anything else; either way the process ends.
+        Raises `Fenced` when another process has taken this identity or the broker has ended the transaction because it stood still for too long,
+        `TransactionFailed` for anything else. The writer is of no use afterwards (`retrying.py` opens another).
         """
         ...
 

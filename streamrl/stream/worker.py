@@ -25,6 +25,7 @@ from streamrl.stream.codec import digest, to_event, to_message
 from streamrl.stream.dead_letters import TOPIC, Letter, letter_of, reject
 from streamrl.stream.journal import Tape, entries, newest, noted
 from streamrl.stream.log import Event, Log, Message, Output, Positions, Reader, TopicPartition, Undecodable, Writer
+from streamrl.stream.retrying import RetryingWriter
 from streamrl.stream.snapshots import freeze, thaw
 from streamrl.stream.watched import ready
 
@@ -78,7 +79,8 @@ class Fold(Generic[C, S]):
 def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], float] = time.time) -> None:
     """Be that part until `stop` is set."""
     started = time.monotonic()
-    writer = log.writer(part.name, f"journal.{part.name}")  # first: it fences an earlier instance and ends what that left open
+    # First of all: the writer fences an earlier instance and ends what that left open. A fold is computed again, not retried.
+    writer = RetryingWriter(log, part.name, f"journal.{part.name}", patience_s=0.0)
     fold, records_read = restore(log, part)
     fold.positions = {**starts(log, part.inputs), **fold.positions}
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
