@@ -1,11 +1,13 @@
 """Where every rollout of a run ended, from its topics alone: published = the sum of the fates + in flight, exact, by env and policy version.
 
 A fate belongs to one record of `rollouts.<env>`, by partition and offset. A record without one is in flight if its part still holds it, or has not
-read it yet; otherwise it is lost. Memory is a few bytes a rollout: tables by offset, no records.
+read it yet; otherwise it is lost. Where retention has deleted the record or the fate, neither can be said: such rollouts are counted as gone, beside
+the sum. Memory is a few bytes a rollout: tables by offset, no records.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ import numpy as np
 from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, ScoredGroup
 from streamrl.replay.progress import Report, silent
 from streamrl.stream.codec import to_event
-from streamrl.stream.log import Event, Log, read
+from streamrl.stream.log import Event, Log, Message, read
 from streamrl.stream.worker import Part, restore
 
 KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
@@ -31,21 +33,25 @@ Where = tuple[str, int]  # env, partition
 class Ledger:
     """One partition of rollouts: what is known of each offset."""
 
+    start: int  # retention has deleted what lies below
     exists: np.ndarray  # (end,) bool
     versions: np.ndarray  # (end,) int32: policy version of the oldest token; -1 unreadable
     fates: np.ndarray  # (end,) uint8: how many fates point here
     kind: np.ndarray  # (end,) int8: index into KINDS of the last one; -1 none
     batch: np.ndarray  # (end,) int32: batched into; -1
     held: np.ndarray  # (end,) bool: a part still has it
+    early: np.ndarray  # (end,) bool: published before the oldest fate that retention has left, so its own may be deleted
 
     @classmethod
-    def empty(cls, end: int) -> Ledger:
+    def empty(cls, start: int, end: int) -> Ledger:
         return cls(
+            start,
             np.zeros(end, bool),
             np.full(end, -1, np.int32),
             np.zeros(end, np.uint8),
             np.full(end, -1, np.int8),
             np.full(end, -1, np.int32),
+            np.zeros(end, bool),
             np.zeros(end, bool),
         )
 
@@ -65,6 +71,7 @@ class Audit:
     lost: int = 0  # no fate, and nobody has it
     twice: int = 0  # more than one fate
     astray: int = 0  # fates that point at no record
+    gone: int = 0  # retention has deleted the rollout, or the fate of one that nobody holds; not part of `published`
     problems: list[str] = field(default_factory=list[str])
 
     @property
@@ -108,14 +115,17 @@ class Reading:
         return sum(end - start for start, end in self.bounds.values())
 
     def events(self, topic: str, schemas: tuple[str, ...]) -> Iterator[Event]:
+        return (to_event(message, schemas) for message in self.messages(topic))
+
+    def messages(self, topic: str) -> Iterator[Message]:
         """All of one topic, partition by partition."""
         for (name, partition), (start, end) in self.bounds.items():
             if name != topic:
                 continue
-            for index, event in enumerate(events(self.log, topic, partition, schemas, start, end)):
+            for index, message in enumerate(read(self.log, topic, partition, start, end)):
                 if index % EVERY == 0:
-                    self.report(self.done + event.offset - start, self.total)
-                yield event
+                    self.report(self.done + message.offset - start, self.total)
+                yield message
             self.done += end - start
 
 
@@ -123,12 +133,15 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
     """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher: what they hold is in flight."""
     rollouts = [f"rollouts.{env}" for env in envs]
     reading = Reading.of(log, rollouts, progress)
-    ledgers = {(t.partition(".")[2], p): Ledger.empty(end) for (t, p), (_, end) in reading.bounds.items() if t in rollouts}
+    ledgers = {(t.partition(".")[2], p): Ledger.empty(start, end) for (t, p), (start, end) in reading.bounds.items() if t in rollouts}
     result = Audit()
-    for event in chain.from_iterable(reading.events(topic, ("rollout",)) for topic in rollouts):
-        ledger = ledgers[event.topic.partition(".")[2], event.partition]
-        ledger.exists[event.offset] = True
-        ledger.versions[event.offset] = event.record.policy_version if isinstance(event.record, Rollout) else -1
+    fates_from_s = oldest_s(log, "fates")
+    for message in chain.from_iterable(reading.messages(topic) for topic in rollouts):
+        record = to_event(message, ("rollout",)).record
+        ledger = ledgers[message.topic.partition(".")[2], message.partition]
+        ledger.exists[message.offset] = True
+        ledger.versions[message.offset] = record.policy_version if isinstance(record, Rollout) else -1
+        ledger.early[message.offset] = message.timestamp_s < fates_from_s
     for part in parts:
         mark_held(log, ledgers, part)
     reading.add(["policy-versions", "fates", "batches"])  # only now: what was held, in a run that goes on, is held still or has its fate by then
@@ -149,11 +162,24 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
     return result
 
 
+def oldest_s(log: Log, topic: str) -> float:
+    """Time of the oldest record that retention has left of a topic, in seconds since the epoch; -inf where it has deleted none."""
+    found = -math.inf
+    for partition in range(log.topics().get(topic, 0)):
+        if start := log.start(topic, partition):
+            first = next(read(log, topic, partition, start), None)
+            found = max(found, math.inf if first is None else first.timestamp_s)
+    return found
+
+
 def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> None:
     """Note a fate at each record it belongs to; those of rollouts that have come since the rollouts were read are not of this account."""
     ledger = ledgers.get((fate.environment, fate.partition))
     for index, offset in enumerate(fate.offsets.tolist()):
         if ledger is not None and len(ledger.exists) <= offset < log.end(f"rollouts.{fate.environment}", fate.partition):
+            continue
+        if ledger is not None and 0 <= offset < ledger.start:
+            result.gone += 1
             continue
         if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
             result.astray += 1
@@ -206,7 +232,9 @@ def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int)
     """Count one partition, and name what nobody accounts for."""
     env, partition = where
     without = ledger.exists & (ledger.fates == 0)
-    lost = without & ~ledger.held
+    gone = without & ~ledger.held & ledger.early
+    lost = without & ~ledger.held & ~gone
+    result.gone += int(gone.sum())
     states = {name: ledger.exists & (ledger.kind == i) for i, name in enumerate(KINDS)} | {"in flight": without & ledger.held, "lost": lost}
     for name, mask in states.items():
         for version, count in zip(*np.unique(ledger.versions[mask], return_counts=True), strict=True):
@@ -219,8 +247,8 @@ def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int)
     result.trained += int((batched & (ledger.batch < announced)).sum())
     result.lost += int(lost.sum())
     for offset in np.flatnonzero(lost)[:NAMED].tolist():
-        (event,) = events(log, f"rollouts.{env}", partition, ("rollout",), offset, offset + 1)
-        uid = event.record.rollout_uid if isinstance(event.record, Rollout) else "an unreadable record"
+        event = next(events(log, f"rollouts.{env}", partition, ("rollout",), offset, offset + 1), None)
+        uid = event.record.rollout_uid if event and isinstance(event.record, Rollout) else "an unreadable record"
         result.add(f"{uid} at rollouts.{env}[{partition}]@{offset} has no fate, and no part holds it")
 
 

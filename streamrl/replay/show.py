@@ -39,6 +39,8 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
     console.print(f"wasted (expired): {result.total('expired') / max(published, 1):.1%}")
     sums = " + ".join(f"{result.total(name):,} {name}" for name in COLUMNS if result.total(name))
     console.print(f"published {published:,} = {sums or 0}: " + ("balanced" if result.balanced else "[bold red]does not balance[/]"))
+    if result.gone:
+        console.print(f"{result.gone:,} more are gone by retention, which has deleted them or their fates")
     for problem in result.problems:
         console.print(f"  {problem}", style="red", highlight=False)
     if (more := result.lost + result.twice + result.astray - len(result.problems)) > 0:

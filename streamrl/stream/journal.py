@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from streamrl.errors import InputGone
 from streamrl.records import Record, Slice
 from streamrl.stream.codec import decode, to_event
-from streamrl.stream.log import Event, Log, Message, Reader, TopicPartition, read
+from streamrl.stream.log import Event, Log, Message, Progress, Reader, TopicPartition, read
 from streamrl.stream.snapshots import Reference
 
 R = TypeVar("R", bound=Record)
@@ -97,11 +97,12 @@ class Tape:
         if where not in self._open:
             self._open[where] = self.log.reader({where: start}), []
         reader, buffer = self._open[where]
+        progress = Progress(reader, where, last + 1)
         while True:
             while not buffer:
                 if reader.position(*where) > last:
                     return
-                buffer.extend(reversed(reader.poll(500, 0.02)))
+                buffer.extend(reversed(progress.poll()))
             message = buffer[-1]
             if message.offset > last:
                 return

@@ -7,10 +7,16 @@ writes through `retrying.RetryingWriter`, which finds out whether a failed trans
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from streamrl.errors import BrokerUnreachable
 from streamrl.records import Record
+
+STALLED_S = 30.0  # a read whose end is known gives up after so long without a record
+POLL_S = 0.02
+LONGEST_POLL_S = 1.0  # of one poll: what is longer was spent elsewhere
 
 TopicPartition = tuple[str, int]
 Positions = Mapping[TopicPartition, int]  # the next offset to read
@@ -166,15 +172,17 @@ class Log(Protocol):
 def read(log: Log, topic: str, partition: int, start: int, end: int | None = None) -> Iterator[Message]:
     """The committed messages of one partition with start <= offset < end (default: all there are now), then stop.
 
-    Behind a last message lie transaction markers that no reader sees; so the end is reached by a message or by the reader's position.
+    Behind a last message lie transaction markers that no reader sees; so the end is reached by a message or by the reader's position. Raises
+    BrokerUnreachable when nothing comes for `STALLED_S`.
     """
     last = log.end(topic, partition) if end is None else end
     if start >= last:
         return
     reader = log.reader({(topic, partition): start})
     try:
+        progress = Progress(reader, (topic, partition), last)
         while True:
-            messages = reader.poll(500, 0.02)
+            messages = progress.poll()
             for message in messages:
                 if message.offset >= last:
                     return
@@ -183,3 +191,30 @@ def read(log: Log, topic: str, partition: int, start: int, end: int | None = Non
                 return
     finally:
         reader.close()
+
+
+class Progress:
+    """Polls one partition up to an offset, and gives up when the log stands still, so that no command waits for ever for a broker that is gone."""
+
+    def __init__(self, reader: Reader, where: TopicPartition, last: int) -> None:
+        self._reader = reader
+        self._where = where
+        self._last = last
+        self._position = reader.position(*where)
+        self._idle_s = 0.0
+
+    def poll(self) -> list[Message]:
+        """The next messages. Raises BrokerUnreachable when the position has not moved for `STALLED_S`."""
+        began_s = time.monotonic()
+        messages = self._reader.poll(500, POLL_S)
+        position = self._reader.position(*self._where)
+        if messages or position > self._position:
+            self._position = position
+            self._idle_s = 0.0
+            return messages
+        self._idle_s += min(time.monotonic() - began_s, LONGEST_POLL_S)  # a process that was stopped meanwhile has not waited for the broker
+        if self._idle_s >= STALLED_S:
+            topic, partition = self._where
+            stands = f"{topic}[{partition}]: nothing has come for {STALLED_S:.0f} s at offset {position} of {self._last}"
+            raise BrokerUnreachable(f"{stands}; is the broker up? Ask again when it is")
+        return messages

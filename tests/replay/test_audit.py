@@ -5,6 +5,7 @@ import pytest
 
 from streamrl.records import Fate
 from streamrl.replay.audit import Audit, audit
+from streamrl.stream.codec import to_event
 from streamrl.stream.log import Message, Output
 from streamrl.stream.memory import MemoryLog
 from tests.data_path import RUN, TOPICS, parts, play, publish
@@ -68,6 +69,37 @@ def test_rubbish_is_accounted_for_too():
     play(log)
     result = account(log)
     assert result.balanced and result.counts["copy", -1] == {"invalid": 1}
+
+
+class Retained(MemoryLog):
+    """A log in memory whose beginning is deleted, as retention does it."""
+
+    def __init__(self, source: MemoryLog, starts: dict[tuple[str, int], int]) -> None:
+        self.__dict__ = dict(source.__dict__)
+        self._starts = starts
+
+    def start(self, topic: str, partition: int) -> int:
+        return max(super().start(topic, partition), self._starts.get((topic, partition), 0))
+
+
+def test_rollouts_that_retention_has_deleted_are_gone_and_neither_astray_nor_lost(recording: MemoryLog):
+    kept = Retained(recording, {("rollouts.copy", 0): 4})
+    before, after = account(recording), account(kept)
+    deleted = sum(message is not None for message in recording._partitions["rollouts.copy", 0][:4])
+    assert after.balanced and after.problems == []
+    assert (after.published, after.gone) == (before.published - deleted, deleted)
+
+
+def test_rollouts_whose_fates_retention_has_deleted_are_gone_and_not_lost(recording: MemoryLog):
+    there = recording._partitions["fates", 0]
+    last = max(offset for offset, message in enumerate(there) if message is not None)
+    result = account(Retained(recording, {("fates", 0): last}))
+    left = there[last]
+    assert left is not None
+    (kept,) = [event.record for event in [to_event(left, ("fate",))] if isinstance(event.record, Fate)]
+    assert result.balanced and result.total("in flight") == account(recording).total("in flight")
+    assert result.published == len(kept.offsets) + result.total("in flight")
+    assert result.gone == account(recording).published - result.published
 
 
 def _rollout_outputs(group: str) -> list[Output]:
