@@ -12,7 +12,7 @@ UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file.
 PROGRAMS := chromium prometheus docker-compose
-EXTRAS := --extra learner --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
+EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
 .PHONY: help setup quickstart check docs test test-all chaos soak bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help
@@ -67,15 +67,21 @@ bench-loop: setup ## where the time of learner and servers goes in a live run, a
 bench-learner: setup ## the learner against Levanter alone, steps in turns: bench/README.md
 	$(ENV)/bin/python -m bench.learner
 
+# A list for each environment that something installs: the sources' (main), those of the images (deploy/docker/Dockerfile), vLLM's. Every file in them
+# has its hash, and nothing else is installed.
+COMPILE = $(UV) pip compile --quiet --python-version 3.11 --no-annotate --generate-hashes --custom-compile-command "make lock"
+OURS = $(COMPILE) --prerelease if-necessary-or-explicit
+AS_MAIN = $(OURS) --constraint requirements/main.txt pyproject.toml --extra s3
+
 lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit stay)
-	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \
-		pyproject.toml $(EXTRAS) -o requirements/main.txt
-	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		--override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
-	$(UV) pip compile --quiet --python-version 3.11 --prerelease if-necessary-or-explicit --no-annotate --custom-compile-command "make lock" \
-		--constraint requirements/main.txt pyproject.toml --extra learner --extra gpu -o requirements/learner-gpu.txt
-	$(UV) pip compile --quiet --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
-		requirements/inference-gpu.in -o requirements/inference-gpu.txt
+	$(OURS) pyproject.toml $(EXTRAS) -o requirements/main.txt
+	awk '/^[a-z]/ { ours = /^uv==/ } /^#/ || ours' requirements/main.txt > requirements/uv.txt
+	$(AS_MAIN) -o requirements/core.txt
+	$(AS_MAIN) --extra envs -o requirements/envs.txt
+	$(AS_MAIN) --extra learner -o requirements/learner.txt
+	$(AS_MAIN) --extra learner --extra gpu -o requirements/learner-gpu.txt
+	$(COMPILE) --override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
+	$(COMPILE) requirements/inference-gpu.in -o requirements/inference-gpu.txt
 
 clean: ## remove what was installed; runs/ stays
 	rm -rf $(ENV) $(INFERENCE_ENV) .streamrl build dist .pytest_cache .ruff_cache
@@ -87,10 +93,10 @@ $(UV):
 		if $$name -c '$(USABLE)' 2>/dev/null; then python=$$name; break; fi; done; \
 	if [ -z "$$python" ]; then echo "make: no Python 3.11 found (tried $(PYTHONS)); install it, with its venv module" >&2; exit 1; fi; \
 	$$python -m venv $(ENV)
-	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements/main.txt)"
+	$(ENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
 
 $(ENV)/.synced: requirements/main.txt | $(UV)
-	$(UV) pip sync --quiet --compile-bytecode --python $(ENV)/bin/python $<
+	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(ENV)/bin/python $<
 	@touch $@
 
 $(ENV)/.installed: pyproject.toml $(ENV)/.synced
@@ -99,7 +105,7 @@ $(ENV)/.installed: pyproject.toml $(ENV)/.synced
 
 $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	@test -x $(INFERENCE_ENV)/bin/python || $(ENV)/bin/python -m venv --without-pip $(INFERENCE_ENV)
-	$(UV) pip sync --quiet --compile-bytecode --python $(INFERENCE_ENV)/bin/python $<
+	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(INFERENCE_ENV)/bin/python $<
 	@touch $@
 
 .streamrl/.kafka: streamrl/stream/broker_files/jars.txt | $(ENV)/.installed

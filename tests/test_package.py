@@ -99,9 +99,9 @@ def test_every_module_of_the_core_is_imported(empty: Path):
 
 
 def test_what_an_extra_brings_is_named_where_it_is_missing(empty: Path):
-    refused = subprocess.run([empty / "env" / "bin" / "streamrl", "eval", "run.yaml", "--list"], capture_output=True, text=True, cwd=empty)
+    refused = subprocess.run([empty / "env" / "bin" / "streamrl", "learner", "run.yaml"], capture_output=True, text=True, cwd=empty)
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert "is not installed: pip install 'streamrl[envs]'" in refused.stderr
+    assert "is not installed: pip install 'streamrl[learner]'" in refused.stderr
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(EXTRAS.values()) <= extras.keys()
 

@@ -91,8 +91,8 @@ def test_the_images_are_targets_of_the_dockerfile_and_have_a_user_without_rights
 
 def test_the_images_install_from_lock_files_that_are_there_and_in_the_build_context():
     text, ignored = DOCKERFILE.read_text(), (ROOT / ".dockerignore").read_text().splitlines()
-    locks = set(re.findall(r"requirements/[\w-]+\.txt", text))
-    assert locks == {f"requirements/{name}.txt" for name in ("main", "inference", "learner-gpu", "inference-gpu")}
+    locks = set(re.findall(r"requirements/[\w-]+\.txt", text)) | {f"requirements/{name}.txt" for name in ("core", "envs")}  # by an argument
+    assert locks == {f"requirements/{name}.txt" for name in ("uv", "main", "core", "envs", "learner", "inference", "learner-gpu", "inference-gpu")}
     assert all((ROOT / lock).is_file() for lock in locks)
     copied = {word.strip("/") for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()}
     assert ignored[1] == "*" and copied == {line[1:] for line in ignored if line.startswith("!")}
