@@ -18,6 +18,7 @@ from streamrl.stream.kafka import KafkaLog, KafkaWriter
 from streamrl.stream.log import Message
 from streamrl.stream.worker import partitions
 from tests.secure import Secure, make_certificates
+from tests.waiting import until
 
 ENVS = {"a": {"replicas": 2}, "out": {"replicas": 0}}
 DEAD = "dead-letters"
@@ -152,7 +153,7 @@ def test_an_env_does_its_work(people: People):
     plain.flush()
     plain.close()
     reader = log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "servers", "journal.env-a-0")})
-    assert [message.topic for _ in range(20) for message in reader.poll(10, 0.1)] == ["journal.env-a-0"]
+    assert [message.topic for message in until(lambda: reader.poll(10, 0.1))] == ["journal.env-a-0"]
     reader.close()
 
 
@@ -171,8 +172,7 @@ def test_an_env_cannot_read_what_is_not_its_business(people: People, topic: str)
 def test_it_cannot_read_what_it_may_write(people: People, topic: str):
     reader = people.log("env-a").reader({(topic, 0): 0})
     with pytest.raises(AccessDenied, match=people.refused("env-a", f"read topic {people.run.run}.{topic}")):
-        for _ in range(50):
-            reader.poll(10, 0.1)
+        until(lambda: reader.poll(10, 0.1))
     reader.close()
 
 

@@ -17,7 +17,7 @@ import pytest
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.bounded import Bounded, Gone
 from streamrl.envs.math_verify import MathVerify
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 HERE = "tests.envs.test_bounded"
 
@@ -59,14 +59,14 @@ async def test_it_answers_and_keeps_its_process():
 async def test_a_call_that_hangs_is_over_in_time_stalls_nobody_and_the_next_one_works():
     async with bounded("sleep", timeout_s=1.0) as function:
         assert await function(0) == "awake"
-        ticks, started = 0, time.monotonic()
-        hanging = asyncio.create_task(function(60))
+        ticks = 0
+        hanging = asyncio.create_task(function(3600))
         while not hanging.done():
             await asyncio.sleep(0.05)
             ticks += 1
         with pytest.raises(Gone, match="took longer than 1 s"):
             await hanging
-        assert time.monotonic() - started < 5 and ticks >= 10  # others went on meanwhile
+        assert ticks >= 3  # others went on meanwhile
         assert await function(0) == "awake"
 
 
@@ -115,10 +115,7 @@ def test_it_dies_with_its_owner_in_mid_call():
     pid = int(owner.stdout.readline())
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    deadline = time.monotonic() + patience(10)
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 EQUAL = [("\\frac{1}{2}", "so it is $0.5$"), ("1/2", "\\boxed{\\frac{2}{4}}"), ("42", "The answer is 42."), ("$x^2+2x+1$", "$(x+1)^2$")]
@@ -138,18 +135,17 @@ PATHOLOGICAL = "$" + "9^{" * 6 + "9" + "}" * 6 + "$"
 
 
 async def test_math_verify_on_pathological_latex_earns_nothing_stalls_nobody_and_goes_on(caplog: pytest.LogCaptureFixture):
-    verify = MathVerify(timeout_s=3.0, key="gt_answer")
+    verify = MathVerify(timeout_s=patience(3.0), key="gt_answer")
     problem = Problem([], {"gt_answer": "42"})
     try:
         assert await verify(problem, Answer("$\\frac{84}{2}$", True), {}) == 1.0
-        ticks, started = 0, time.monotonic()
+        ticks = 0
         judging = asyncio.create_task(verify(problem, Answer(PATHOLOGICAL, True), {}))
         while not judging.done():
             await asyncio.sleep(0.05)
             ticks += 1
-        took_s = time.monotonic() - started
-        assert await judging == 0.0 and took_s < 10 and ticks >= 0.5 * took_s / 0.05
-        assert "took longer than 3 s" in caplog.text or "MemoryError" in caplog.text
+        assert await judging == 0.0 and ticks >= 3
+        assert f"took longer than {patience(3.0):g} s" in caplog.text or "MemoryError" in caplog.text
         assert await verify(problem, Answer("42", True), {}) == 1.0
     finally:
         await verify.close()

@@ -17,7 +17,7 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Message, Output, read
 from tests.inference.stub import Stub
 from tests.kafka import make_topics
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "external_env.py"
 PARTITIONS = 3
@@ -56,7 +56,7 @@ def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: Ka
         environment = {**os.environ, "STREAMRL_INFERENCE_KEY": stub.key}
         command = [sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"]
         script = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        ended = threading.Timer(60, script.kill)
+        ended = threading.Timer(patience(60), script.kill)
         ended.start()
         try:
             time.sleep(3)
@@ -83,12 +83,10 @@ def test_what_it_has_on_its_way_stays_within_what_is_wanted_and_a_silent_server_
         tell(log, *(Output("servers", s.name, s.record(heartbeat_s=time.time() - age)) for s, age in ((silent, 60), (stub, -60))))
         wants(log, 30)  # a group is 4 x (6 + 3) = 36 tokens: one, and no other before it is closed
         script = subprocess.Popen([sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"], stderr=subprocess.PIPE, text=True)
-        ended = threading.Timer(60, script.kill)
+        ended = threading.Timer(patience(60), script.kill)
         ended.start()
         try:
-            deadline = time.monotonic() + patience(30)
-            while len(published(log)) < 4 and time.monotonic() < deadline:
-                time.sleep(0.1)
+            until(lambda: len(published(log)) >= 4)
             time.sleep(5)  # twice what it takes to look again
             assert script.poll() is None and len(published(log)) == 4
             wants(log, 30, closed=8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import time
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from streamrl.envs import limits, sandbox
 from streamrl.envs.sandbox import Outcome
+from tests.waiting import until
 
 
 def run(program: str, *tests: str, timeout_s: float = 10.0, memory_mib: int = 256) -> Outcome:
@@ -30,10 +30,9 @@ def test_a_program_that_fails_passes_nothing(program: str, says: str):
     assert outcome.end == "error" and outcome.passed == [False] and says in outcome.output
 
 
-@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(3600)"])
 def test_time_is_limited_at_work_and_asleep(program: str):
-    started = time.monotonic()
-    assert run(program, "pass", timeout_s=1.0).end == "time" and time.monotonic() - started < 5
+    assert run(program, "pass", timeout_s=1.0).end == "time"
 
 
 def test_memory_is_limited():
@@ -131,8 +130,7 @@ def test_the_filter_by_hand():
 def test_nothing_of_it_is_left():
     async def cancelled() -> None:
         running = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
-        await asyncio.sleep(0.5)
-        assert children()
+        await asyncio.to_thread(until, children)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

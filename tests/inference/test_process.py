@@ -18,7 +18,7 @@ from streamrl.records import Metric, PolicyVersion, Server
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 RUN = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": {"heartbeat_s": 0.05, "probe_tolerance": 1e-3}})
 
@@ -145,7 +145,7 @@ def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Ag
 def test_it_beats_while_it_waits_for_the_first_version(agent: Agent):
     agent.thread.start()
     agent.until(lambda s: s.state == "starting")
-    time.sleep(0.3)
+    until(lambda: len(agent.records()) >= 3)
     beats = [r.heartbeat_s for r in agent.records() if r is not None]
     assert len(beats) >= 3 and beats == sorted(beats)
 

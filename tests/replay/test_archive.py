@@ -138,7 +138,7 @@ def on_broker(broker: str, name: str, partitions: int = 1) -> tuple[RunFile, Kaf
 def settled(log: KafkaLog) -> None:
     """Markers may come after a transaction has ended: wait until none does."""
     before = bounds(log)
-    while time.sleep(0.3) or bounds(log) != before:
+    while time.sleep(patience(0.3)) or bounds(log) != before:
         before = bounds(log)
 
 

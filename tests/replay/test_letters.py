@@ -17,6 +17,7 @@ from streamrl.stream.log import Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from tests.build import rollout
 from tests.data_path import RUN, TOPICS, announce, parts, play, running, wait_until_heard
+from tests.waiting import patience, until
 
 
 def send(log: MemoryLog, *messages: Message) -> None:
@@ -86,10 +87,7 @@ def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_bala
 
 def wait_for_group(log: MemoryLog, name: str) -> None:
     reader = log.reader({("groups.copy", 0): 0})
-    for _ in range(1000):
-        if any(message.key == name.encode() for message in reader.poll(100, 0.02)):
-            return
-    raise AssertionError(f"group {name} did not come")
+    until(lambda: any(message.key == name.encode() for message in reader.poll(100, 0.02)), otherwise=f"group {name}")
 
 
 def test_each_is_put_back_once_for_ever(recording: MemoryLog):
@@ -106,7 +104,7 @@ def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
     retry(recording, ["rollouts.add"], lambda letter: letter.cause == "the record is empty")
     reader = recording.reader({("dead-letters.rollouts.add", 0): recording.end("dead-letters.rollouts.add", 0)})
     with running(recording):
-        assert reader.poll(1, 10.0)
+        assert reader.poll(1, patience(30))
     row = table(recording)["rollouts.add", "the record is empty"]
     assert (row.letters, row.retried) == (2, 1) and row.last.offset > row.first.offset
     assert audit(recording, list(RUN.envs), "lead", parts()).balanced

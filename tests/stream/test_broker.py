@@ -385,7 +385,5 @@ def test_the_cache_is_the_nearest_one_above_or_the_one_named(tmp_path: Path, mon
 def test_sigterm_is_enough(directory: Path):
     """A broker that nobody's `stop` reaches ends on an ordinary SIGTERM, in time."""
     found = broker.start(directory, die_with_parent=False)
-    started = time.monotonic()
     os.kill(found.process.pid, signal.SIGTERM)
-    found.process.wait(broker.STOP_LIMIT_S)
-    assert time.monotonic() - started < broker.STOP_LIMIT_S / 2
+    found.process.wait(patience(broker.STOP_LIMIT_S / 2))

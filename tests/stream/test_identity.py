@@ -152,5 +152,5 @@ time.sleep(600)
     killed = time.monotonic()
     log.writer("living").commit([Message("fates", b"k", b"committed")])
     until(lambda: list(read(log, "fates", 0, 0)))
-    assert 2.0 < time.monotonic() - killed < 13.0  # 10 s, and what the broker takes to notice
+    assert 2.0 < time.monotonic() - killed < 10 + patience(10)  # 10 s, and what the broker takes to notice; its own limit is 60
     assert [message.value for message in read(log, "fates", 0, 0)] == [b"committed"]
