@@ -42,6 +42,7 @@ CALL_TIMEOUT_S = 3.0  # of one call to the broker; the process leaves, or the ca
 IMPORT_TIMEOUT_S = 30.0  # for calls of an import: it writes as fast as the broker takes it
 SETTLE_TIMEOUT_S = 15.0  # an open transaction is aborted after 10 s
 MARK_POLL_S = 0.005  # librdkafka tells of an answer when the look for it is over
+MAX_UNANSWERED = 8  # marks: a broker that is silent is not sent any more of them, and what it would answer takes no memory
 LEAVE_S = 1.0  # for the last mark to arrive, when a part ends
 START_TIMEOUT_S = 10.0  # for calls at start, made again until then: a broker may still be recovering
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024 + 65_536  # what topics take, and what a dead letter says of a record that is as large as that
@@ -240,7 +241,8 @@ class KafkaReader:
         found: list[Message] = []
         raw: Any  # the stubs say that each of its parts may be missing
         for raw in self._consumer.consume(max_messages, timeout_s):
-            topic, partition, offset, error = self._names[raw.topic()], raw.partition(), raw.offset(), raw.error()
+            partition, offset, error = raw.partition(), raw.offset(), raw.error()
+            topic = self._names.get(raw.topic(), "")  # an error of the group has no topic
             if error is None:
                 self._positions[topic, partition] = offset + 1
                 headers = tuple([(name, value or b"") for name, value in raw.headers() or ()])
@@ -303,22 +305,22 @@ class KafkaWriter:
             self._fail([exception.args[0], *undelivered], {message.topic for message in messages})
         return last[0]
 
-    def mark(self, positions: Positions, wait: bool = True) -> None:
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
         where = [TopicPartition(self._prefix + t, p, offset) for (t, p), offset in positions.items()]
         if not where:
-            return
+            return True
         if not wait:
             self._hear(0.0)  # the answers before it: they are kept until somebody takes them
-            self._send(where)
-            return
+            return self._send(where) if self._unanswered < MAX_UNANSWERED else False
         try:
             again(partial(self._mark, where), self._address)
+            return True
         except AccessDenied:
             self.close()
             raise denied(self._settings, f"mark positions as group {self._prefix}{self._identity}") from None
-        except StreamrlError:
-            self.close()  # whoever has this writer may drop it now, with marks unanswered
-            raise
+        except StreamrlError as error:
+            logger.warning("%s: its positions are not shown to lag tools for now: %s", self._identity, error)
+            return False
 
     def _mark(self, where: list[TopicPartition]) -> None:
         """Send, and wait until all is answered. librdkafka's own waiting commit has no time limit: it looks for who coordinates a group for minutes
@@ -331,17 +333,23 @@ class KafkaWriter:
             if time.monotonic() >= deadline:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {CALL_TIMEOUT_S:.0f} s"))
 
-    def _send(self, where: list[TopicPartition]) -> None:
-        self._group.commit(offsets=where, asynchronous=True)
+    def _send(self, where: list[TopicPartition]) -> bool:
+        try:
+            self._group.commit(offsets=where, asynchronous=True)
+        except KafkaException:
+            return False
         self._unanswered += 1
+        return True
 
     def _hear(self, timeout_s: float) -> KafkaError | None:
-        """Take what has been answered to marks. Returns what the last answer objects to, or what is known of who coordinates the group."""
-        said = self._group.poll(timeout_s)
+        """Take all that has been answered to marks. Returns what the last answer objects to, or what is known of who coordinates the group."""
+        error, said = None, self._group.poll(timeout_s)
+        while said is not None:  # each look ends with the first error that it meets
+            error, said = said.error() or error, self._group.poll(0.0)
         answers = self._answers[:]
         self._answers.clear()
         self._unanswered -= len(answers)
-        return said.error() if said is not None else answers[-1] if answers else None
+        return error or (answers[-1] if answers else None)
 
     def close(self) -> None:
         """Let what is marked arrive, if the broker takes it. With a silent one its client waits without end when it is closed (librdkafka 3740), and

@@ -100,12 +100,13 @@ class Writer(Protocol):
         """
         ...
 
-    def mark(self, positions: Positions, wait: bool = True) -> None:
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
         """Say under this name how far inputs are taken, for whoever looks at lag (`Log.committed`). Nobody goes on by their own: a journal, or a
         checkpoint, knows better. Whoever begins by somebody else's does more than it has to when it is old, and no harm.
 
-        Not part of any transaction. Waited for, it is taken, or the writer is closed: raises AccessDenied, BrokerUnreachable. Not waited for, it may
-        be lost without anybody's noticing; `close` lets what is left arrive, where the log takes it at once.
+        Not part of any transaction, and never the end of a part: returns False, with a warning, when the log does not take it for now. Waited for,
+        it raises AccessDenied where this process may not. Not waited for, it may be lost without anybody's noticing; `close` lets what is left
+        arrive, where the log takes it at once.
         """
         ...
 

@@ -147,8 +147,9 @@ class MemoryWriter:
     def commit(self, messages: Sequence[Message]) -> int:
         return self._log.commit(self._identity, self._epoch, messages)
 
-    def mark(self, positions: Positions, wait: bool = True) -> None:
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
         self._log.mark(self._identity, positions)
+        return True
 
     def close(self) -> None: ...
 

@@ -55,9 +55,8 @@ class RetryingWriter:
         self._since = offset + 1
         return offset
 
-    def mark(self, positions: Positions, wait: bool = True) -> None:
-        if self._writer is not None:
-            self._writer.mark(positions, wait)
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.mark(positions, wait) if self._writer is not None else False
 
     def close(self) -> None:
         if self._writer is not None:

@@ -240,8 +240,8 @@ class WatchedWriter:
         self._watched.settled(messages, self._watched.clock() - before)
         return offset
 
-    def mark(self, positions: Positions, wait: bool = True) -> None:
-        self._writer.mark(positions, wait)
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.mark(positions, wait)
 
     def close(self) -> None:
         self._writer.close()

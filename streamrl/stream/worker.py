@@ -85,8 +85,9 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     fold.positions = {**starts(log, part.inputs), **fold.positions}
     reader, meter = log.reader(fold.positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
-    tally, breaker, marked = Tally(), Breaker(part.max_invalid_frac), dict(fold.positions)
-    writer.mark(marked)  # its last life may have ended before it could; and a part that may not says so before it is ready
+    tally, breaker = Tally(), Breaker(part.max_invalid_frac)
+    # Its last life may have ended before it could mark them; and a part that may not says so before it is ready.
+    marked = dict(fold.positions) if writer.mark(fold.positions) else {}
     for message in fold.metrics:  # its last life may have ended between that transaction and these
         meter.send(message)
     ready(log)
@@ -121,9 +122,8 @@ class Turned(NamedTuple):
 
 def mark(writer: Writer, positions: Positions, marked: Positions) -> dict[TopicPartition, int]:
     """Mark the positions that are not marked yet. Returns those that are marked now."""
-    if moved := {where: offset for where, offset in positions.items() if marked.get(where) != offset}:
-        writer.mark(moved, wait=False)
-    return dict(positions)
+    moved = {where: offset for where, offset in positions.items() if marked.get(where) != offset}
+    return dict(positions) if writer.mark(moved, wait=False) else dict(marked)
 
 
 def ready_in(reader: Reader, messages: list[Message]) -> Iterator[Message]:

@@ -111,7 +111,8 @@ class UntransactedWriter:
         self._note.committed()
         return last
 
-    def mark(self, positions: Positions, wait: bool = True) -> None: ...
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
+        return True
 
     def close(self) -> None: ...
 

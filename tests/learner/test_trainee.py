@@ -64,8 +64,8 @@ class GatedWriter:
         self._gate()
         return self._writer.commit(messages)
 
-    def mark(self, positions: Positions, wait: bool = True) -> None:
-        self._writer.mark(positions, wait)
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.mark(positions, wait)
 
     def close(self) -> None: ...
 

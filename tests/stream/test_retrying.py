@@ -49,7 +49,8 @@ class FailingWriter(MemoryWriter):
             raise TransactionFailed(f"a: transaction failed ({how})")
         return offset
 
-    def mark(self, positions: Positions, wait: bool = True) -> None: ...
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
+        return True
 
 
 def entry(value: bytes) -> Message:
