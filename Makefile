@@ -14,7 +14,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos soak bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
+.PHONY: help setup quickstart check docs test test-all chaos soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -45,6 +45,9 @@ chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) 
 
 soak: $(ENV)/.installed .streamrl/.kafka ## 100 producers for SOAK_MINUTES (30) while the broker dies, a disk is full and the clock steps: docs/reliability.md
 	@$(ENV)/bin/python -m tests.soak --minutes $(or $(SOAK_MINUTES),30) --dir $(or $(SOAK_DIR),runs/soak)
+
+attacks: $(ENV)/.installed ## attacks on streamrl's own defences, as this user and, from root, as a plain one: each must fail
+	@$(ENV)/bin/python -m tests.attacks
 
 bench: setup ## the data path against plain Kafka: bench/README.md
 	$(ENV)/bin/python -m bench.data_path

@@ -54,6 +54,7 @@ OUTSIDE = {
 }
 HEAVY = ("jax", "torch", "levanter", "haliax", "equinox", "optax", "vllm", "transformers", "matplotlib", "openai")
 CORE = ("stream", "buffer", "batcher", "orchestrator", "replay")  # rooms that run without JAX and torch; so do the files above the rooms
+RUNS_WHAT_IT_READS = {"envs/cell.py": {"exec"}}  # the inside of the sandbox
 BYTES_THAT_RUN = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
 
@@ -99,7 +100,7 @@ def test_the_core_loads_nothing_heavy(file: str):
 @pytest.mark.parametrize("file", FILES)
 def test_no_bytes_that_run(file: str):
     assert not first_names(file) & BYTES_THAT_RUN
-    assert dangers((PACKAGE / file).read_text()) == []
+    assert set(dangers((PACKAGE / file).read_text())) == RUNS_WHAT_IT_READS.get(file, set())
 
 
 def dangers(source: str) -> list[str]:

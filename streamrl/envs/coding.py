@@ -12,7 +12,7 @@ from asyncio import Semaphore
 from collections.abc import Callable
 from pathlib import Path
 
-from streamrl.envs import sandbox
+from streamrl.envs import limits, sandbox
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.epochs import Epochs, Place
 from streamrl.envs.samples import parsed
@@ -31,10 +31,12 @@ TASKS: dict[str, Callable[[int, int, int], int]] = {  # what f(x) is to be, of x
 class Coding:
     """Rewards: `passed`, the share of the tests; `ran`, that the program ended by itself without an error."""
 
-    def __init__(self, seed: int, file: str = "", timeout_s: float = 5.0, memory_mib: int = 256) -> None:
+    def __init__(self, seed: int, file: str = "", timeout_s: float = 5.0, memory_mib: int = 256, allow_reading: bool = False) -> None:
         if timeout_s <= 0 or memory_mib < 64:
             raise ValueError(f"timeout_s is {timeout_s:g}, memory_mib {memory_mib}; more than 0, and at least 64 for Python itself")
+        limits.require(allow_reading)
         self.seed, self.timeout_s, self.memory_mib = seed, timeout_s, memory_mib
+        self.allow_reading = allow_reading
         self._problems = read(Path(file)) if file else []
         self._epochs = Epochs(seed, len(self._problems)) if file else None
         self._free = Semaphore(os.cpu_count() or 1)  # programs at once: more would only time out
@@ -53,7 +55,7 @@ class Coding:
 
     async def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
         async with self._free:
-            outcome = await sandbox.run(program(answer.text), problem.answer, self.timeout_s, self.memory_mib)
+            outcome = await sandbox.run(program(answer.text), problem.answer, self.timeout_s, self.memory_mib, self.allow_reading)
         return {"passed": sum(outcome.passed) / len(outcome.passed), "ran": float(outcome.end == "ok")}
 
 
