@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from streamrl.credentials import exposed
+from streamrl.credentials import exposed, is_secret
 from streamrl.errors import ConfigError, unknown
+from streamrl.imports import imports_in
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 # What ships under a name, listed here so that a run file is checked without loading it (JAX, for the first two). Tests hold them to the functions.
@@ -31,6 +32,13 @@ ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
+# librdkafka's settings that a run file may have: how a cluster is reached, by whom, in what sizes. None that loads a library or starts a program.
+_KAFKA = re.compile(
+    r"(bootstrap|socket|broker|reconnect|retry|retries|metadata|topic\.metadata|api\.version|client|security|connections|request|fetch|queued|queue|queuing"
+    r"|linger|batch|compression|message|receive|delivery|statistics|max|session|heartbeat|transaction|check|isolation|enable\.ssl)(\.[a-z_.0-9]+)?"
+    r"|metadata\.broker\.list|log_level|debug|sasl\.(mechanisms?|username|password|oauthbearer\.[a-z._]+)"
+    r"|sasl\.kerberos\.(service\.name|principal|keytab)|ssl\.(?!engine|providers)[a-z_.0-9]+"
+)
 RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")  # importance sampling is in them (learner/losses.py)
 
 
@@ -379,6 +387,7 @@ class RunFile(Section):
     run: str  # its name: of its topics, its directory; lowercase letters, digits and '-'
     kafka: dict[str, Any] = {}  # librdkafka settings of an existing cluster, secrets as env:NAME; empty: a local broker in the run's directory
     runs_dir: str = "runs"  # the run's directory is <runs_dir>/<run>
+    imports: list[str] = []  # MODULE:NAME that the run's journals may name besides those in this file, as one that it used before
     envs: dict[str, Env]
     buffer: Buffer = Buffer()
     batcher: Batcher = Batcher()
@@ -531,14 +540,22 @@ class RunFile(Section):
             yield "learner.kl_coefficient is 0: nobody would read what the pool scores; raise it, or set learner.reference.by: none"
 
     def _secret_problems(self) -> Iterator[str]:
-        yield from exposed(self.kafka, "kafka")
-        yield from exposed({"api_key": self.inference.api_key}, "inference")
-        if re.search(r"://[^/]*@", self.weights.store):
-            yield "weights.store: credentials in a URI would show in logs and records; give them as the store's own environment variables"
-        if any(argument.startswith("--api-key") for argument in self.inference.extra_args):
-            yield "inference.extra_args: --api-key would show in the process list; set inference.api_key"
+        yield from exposed(self.model_dump(mode="json"))
+        for argument in self.inference.extra_args:
+            option = argument.partition("=")[0]
+            if option.startswith("-") and is_secret(option):
+                instead = "set inference.api_key" if "api" in option else "set the variable that vLLM has for it"
+                yield f"inference.extra_args: {option} would show in the process list; {instead}"
+        for name in self.kafka:
+            if not _KAFKA.fullmatch(name):
+                yield f"kafka.{name} is not a setting that a run file may have: it loads programs, or has nothing to do with reaching a cluster"
         if not is_loopback(self.inference.host) and not self.inference.api_key:
             yield f"inference.host {self.inference.host} can be reached from other machines: set inference.api_key"
+
+    @property
+    def imported(self) -> frozenset[str]:
+        """MODULE:NAME of everything in this file that stands for Python code."""
+        return frozenset(imports_in(self.model_dump(mode="json", exclude={"kafka"})))
 
     @property
     def directory(self) -> Path:

@@ -6,14 +6,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamrl.errors import ConfigError
 
 PREFIX = "env:"
-BROKER_VARIABLES = "STREAMRL_KAFKA"  # variables whose names begin so are not handed on to vLLM, which has no business with the broker
-_SECRET = re.compile(r"password|passphrase|secret|key\.pem|oauthbearer\.config|api_key")  # of librdkafka's settings and our own
+_SECRET = re.compile(  # in names of librdkafka's settings, our own, envs' and sinks' parameters, options and variables, in any case
+    r"password|passphrase|secret|credential|key\.pem|private[-_.]?key|oauthbearer\.config|(api|access|account|sas|auth)[-_.]?key|(^|[-_.])token$",
+    re.IGNORECASE,
+)
+_AUTHORITY = re.compile(r"://[^/?#\s]*@")  # user:password@host
+_SIGNED = re.compile(r"[?&]((x-amz-|x-goog-)?(sig|signature)|[\w-]*(password|secret|credential|key|token))=", re.IGNORECASE)
+# What a child process that has no business with anybody's secrets is given of this one's variables.
+_HANDED_ON = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|TZ|TMP|TEMP|TMPDIR|TERM|NO_COLOR|VIRTUAL_ENV|CC|CXX|SSL_CERT_FILE|SSL_CERT_DIR"
+    "|LD_LIBRARY_PATH|LD_PRELOAD|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|STREAMRL_HOME|STREAMRL_NAP_S|STREAMRL_SUPERVISOR"
+    "|(LC|XDG|PYTHON|OMP|KMP|GOMP|MKL|OPENBLAS|MALLOC|CUDA|CUBLAS|NVIDIA|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|TRANSFORMERS|VLLM)_?\\w+"
+)
 
 
 def is_secret(name: str) -> bool:
@@ -25,10 +35,20 @@ def is_reference(value: object) -> bool:
     return isinstance(value, str) and value.startswith(PREFIX)
 
 
-def exposed(settings: Mapping[str, Any], where: str) -> list[str]:
-    """What is wrong with settings that are to lie in a file: secrets that stand there themselves. Never says what they are."""
-    bare = [name for name, value in settings.items() if is_secret(name) and value and not is_reference(value)]
-    return [f"{where}.{name}: a secret does not belong in a run file; write {PREFIX}NAME there, and set the variable NAME" for name in bare]
+def exposed(value: object, where: str = "") -> Iterator[str]:
+    """What is wrong with settings that are to lie in a file, however deep: secrets that stand there themselves. Never says what they are."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            path = f"{where}.{name}" if where else str(name)
+            if is_secret(str(name)) and isinstance(inner, str) and inner and not is_reference(inner):
+                yield f"{path}: a secret does not belong in a run file; write {PREFIX}NAME there, and set the variable NAME"
+            else:
+                yield from exposed(inner, path)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from exposed(inner, f"{where}.{index}")
+    elif isinstance(value, str) and (_AUTHORITY.search(value) or _SIGNED.search(value)):
+        yield f"{where}: credentials in a URI would show in logs and records; give them as environment variables of the library that opens it"
 
 
 def reveal(value: str, where: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -43,3 +63,8 @@ def reveal(value: str, where: str, environment: Mapping[str, str] = os.environ) 
 
 def reveal_all(settings: Mapping[str, Any], where: str, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     return {name: reveal(value, f"{where}.{name}", environment) if is_reference(value) else value for name, value in settings.items()}
+
+
+def handed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables for a child process that is to know no secret: those of the system, of Python and of the libraries that compute."""
+    return {name: value for name, value in environment.items() if _HANDED_ON.fullmatch(name) and not is_secret(name)}

@@ -1,9 +1,13 @@
-"""Names in a run file that stand for Python objects: a shipped one, or MODULE:NAME."""
+"""Names in a run file that stand for Python objects: a shipped one, or MODULE:NAME.
+
+A run file is its user's own, and what it names is imported. A journal, an export or another record that names MODULE:NAME is not: what comes from
+outside can only choose among the names that the user's run file has (`RunFile.imported`).
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from streamrl.errors import ConfigError, unknown
@@ -20,3 +24,21 @@ def import_path(path: str, setting: str, shipped: Iterable[str]) -> Any:
         raise ConfigError(f"{setting}: {path!r} cannot be imported ({error}); is the module on PYTHONPATH?") from None
     except AttributeError:
         raise ConfigError(f"{setting}: module {module_name!r} has no {name!r}") from None
+
+
+def is_import(value: object) -> bool:
+    """Is it MODULE:NAME, or FILE.py:NAME? A URI is not."""
+    return isinstance(value, str) and ":" in value and "://" not in value
+
+
+def imports_in(value: object) -> Iterator[str]:
+    """Every MODULE:NAME among plain values, keys included."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from imports_in(key)
+            yield from imports_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from imports_in(inner)
+    elif is_import(value):
+        yield str(value)

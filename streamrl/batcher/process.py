@@ -98,7 +98,7 @@ def part(run: RunFile) -> Part[Config, State]:
         group_tokens={name: run.buffer.group_size * 2 * env.max_tokens for name, env in granting.items()},
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
-    return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report)
+    return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report, imports=run.imported)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:

@@ -96,7 +96,7 @@ def part(run: RunFile) -> Part[Config, State]:
         begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {**{f"rollouts.{env}": ("rollout",) for env in run.envs}, "policy-versions": ("policy-version",)}
-    return Part("buffer", inputs, config, State, step, paused, report, max_invalid_frac=rules.max_invalid_frac)
+    return Part("buffer", inputs, config, State, step, paused, report, imports=run.imported, max_invalid_frac=rules.max_invalid_frac)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:

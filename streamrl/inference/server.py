@@ -26,7 +26,7 @@ from typing import NamedTuple
 import httpx
 
 from streamrl.config import Inference, is_loopback
-from streamrl.credentials import BROKER_VARIABLES, reveal
+from streamrl.credentials import handed_on, reveal
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.inference import leash
 
@@ -147,8 +147,8 @@ def command(settings: Inference, installation: Installation, model: Path, host: 
 def environment(
     settings: Inference, installation: Installation, keys: Keys, base: Mapping[str, str] = os.environ, cores: int | None = None
 ) -> dict[str, str]:
-    """Variables of the server's process; what is set in `base` already wins where it is a matter of taste. The broker's credentials stay here."""
-    given = {name: value for name, value in base.items() if not name.startswith(BROKER_VARIABLES) and name != "VLLM_API_KEY"}
+    """Variables of the server's process; what is set in `base` already wins where it is a matter of taste. Nobody's credentials are among them."""
+    given = handed_on(base)
     needed = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     needed |= {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
     needed |= {"STREAMRL_AGENT_KEY": keys.agent, "STREAMRL_API_KEY": keys.sampler}

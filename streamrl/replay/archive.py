@@ -11,15 +11,18 @@ import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from streamrl import config, topics
 from streamrl.config import RunFile
+from streamrl.credentials import is_reference
 from streamrl.errors import BrokerError, ConfigError, ExportError
+from streamrl.imports import is_import
 from streamrl.records import RunConfig
 from streamrl.replay.progress import Report, silent
-from streamrl.stream.files import FileLog, Manifest, Partition, write_manifest, write_partition
+from streamrl.stream.files import HOLES, FileLog, Manifest, Partition, write_manifest, write_partition
 from streamrl.stream.journal import newest
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Message, TopicPartition, read
@@ -87,13 +90,44 @@ def shareable(run: RunFile) -> dict[str, object]:
 # ---- and back -----------------------------------------------------------------------------------------------------------------------------
 
 
-def run_of(files: FileLog, name: str = "") -> RunFile:
-    """The run file of an export; `name`: of the run that is to be made of it, whose old records no retention shall delete."""
-    run = config.parse(files.manifest.run_file, str(files.directory))
+def run_of(files: FileLog, name: str = "", runs_dir: str = "runs") -> RunFile:
+    """The run file of an export; `name`: of the run that is to be made of it, whose old records no retention shall delete.
+
+    An export may be anybody's. What its run file says of a machine is left out, and so is code that a run of that name in `runs_dir` does not name.
+    """
+    own = Path(runs_dir) / files.manifest.run / "run.yaml"
+    named = config.load(own).imported if config.NAME.fullmatch(files.manifest.run) and own.is_file() else frozenset[str]()
+    run = config.parse({**_foreign(files.manifest.run_file, named), "imports": sorted(named)}, str(files.directory))
     if not name:
         return run
     kept = {**run.topics.model_dump(), "config": {**run.topics.config, "retention.ms": "-1"}}
     return config.parse({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
+
+
+def _foreign(run_file: dict[str, Any], named: frozenset[str]) -> dict[str, Any]:
+    """A run file that somebody else wrote, without what would act here: its cluster, directories, programs, sinks, variables and code not `named`."""
+    sections = {name: inner for name, inner in run_file.items() if name not in ("kafka", "runs_dir", "imports", "metrics")}
+    for section, local in {"inference": ("python", "extra_args", "host", "port", "api_key"), "orchestrator": ("sinks",)}.items():
+        if isinstance(there := sections.get(section), dict):
+            sections[section] = {name: inner for name, inner in there.items() if name not in local}
+    learner = sections.get("learner")
+    if isinstance(learner, dict) and is_import(learner.get("loss")) and learner["loss"] not in named:
+        sections["learner"] = {name: inner for name, inner in learner.items() if name != "correction"}  # which belongs to its loss
+    return _without_code(sections, named)
+
+
+def _without_code(value: Any, named: frozenset[str]) -> Any:
+    """The same settings, but those that name a variable or code of others; a section that is nothing without it goes as a whole."""
+
+    def acts(inner: Any) -> bool:
+        return is_reference(inner) or (is_import(inner) and inner not in named)
+
+    if isinstance(value, dict):
+        rewards = [name for name, inner in value.items() if isinstance(inner, dict) and set(inner) == {"kind", "params"} and acts(inner["kind"])]
+        return {name: _without_code(inner, named) for name, inner in value.items() if not acts(inner) and name not in rewards}
+    if isinstance(value, list):
+        return [_without_code(inner, named) for inner in value if not acts(inner)]
+    return value
 
 
 def restore(files: FileLog, run: RunFile, kafka: dict[str, object], progress: Report = silent) -> None:
@@ -132,6 +166,8 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
 
 def plan(files: FileLog, where: TopicPartition) -> Iterator[Step]:
     start, end = files.start(*where), files.end(*where)
+    if start > HOLES:
+        raise BrokerError(f"{where[0]}[{where[1]}] begins at {start:,}: an import would write as many fillers; replay it from the files instead")
     try:
         yield from steps(where, start, end, read(files, *where, start))
     except ValueError as error:

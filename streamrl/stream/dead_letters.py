@@ -71,12 +71,14 @@ def printable(text: str) -> str:
 
 
 def letter_of(message: Message) -> Letter | None:
-    """The letter that a message of `dead-letters.<topic>` is; None for anything else there, a note that one was put back above all."""
+    """The letter that a message of `dead-letters.<topic>` is; None for anything else: a note that one was put back, a letter of another topic."""
     headers = dict(message.headers)
     try:
         partition, offset = (int(headers[PREFIX + name]) for name in ("partition", "offset"))
         topic, cause = (headers[PREFIX + name].decode() for name in ("topic", "exception.message"))
     except (KeyError, ValueError):
+        return None
+    if message.topic != TOPIC + topic:  # whoever may write letters of one topic may not write to another through whoever puts them back
         return None
     return Letter(topic, partition, offset, cause, message)
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,9 @@ MANIFEST = "manifest.json"
 GROUP_BYTES = 2_000_000  # keys and values of a row group: what a reader holds in memory
 GROUP_ROWS = 8_192
 FILE_BYTES = 256_000_000  # then the next file of a partition begins
+READ_GROUP_BYTES = 64_000_000  # of a row group that is read, unpacked: what is written here has one of GROUP_BYTES and the largest message
+HOLES = 10_000_000  # offsets of a partition without a record: an import writes fillers there
+TOPIC_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 
 
 class File(msgspec.Struct, frozen=True):
@@ -139,6 +143,8 @@ class FileLog:
             raise ExportError(f"{path} is damaged ({error}); export the run again, or take another copy") from None
         if self.manifest.format != FORMAT:
             raise ExportError(f"{path}: format {self.manifest.format} is not {FORMAT}, the one that is read here; use the streamrl that wrote it")
+        for problem in problems(self.manifest):
+            raise ExportError(f"{path} is damaged ({problem}); export the run again, or take another copy")
 
     @property
     def size_bytes(self) -> int:
@@ -182,6 +188,8 @@ class FileLog:
     def open(self, file: File) -> pq.ParquetFile:
         """The file, once it is known to be the one that was written."""
         path = self.directory / file.name
+        if path.is_symlink() or path.parent.is_symlink():
+            raise ExportError(f"{path} is a link, and an export has none; export the run again, or take another copy")
         try:
             if file.name not in self._checked and sha256_of(path) != file.sha256:
                 raise ExportError(
@@ -246,9 +254,29 @@ def row_groups(where: TopicPartition, files: list[File], start: int, opened: Cal
             continue
         with opened(file) as parquet:
             for index in range(parquet.metadata.num_row_groups):
+                if (size := parquet.metadata.row_group(index).total_byte_size) > READ_GROUP_BYTES:
+                    raise ExportError(f"{file.name}: a row group unpacks to {size:,} bytes, more than the {READ_GROUP_BYTES:,} that are read here")
                 if parquet.metadata.row_group(index).column(0).statistics.max >= start:
                     table = parquet.read_row_group(index, RAW.names, use_threads=False)
                     yield [message for message in messages_of(where, table) if message.offset >= start]
+
+
+def problems(manifest: Manifest) -> Iterator[str]:
+    """What `write_partition` would not have written: names that lead elsewhere, records outside of their partition, endless holes."""
+    for topic, partitions in manifest.topics.items():
+        if not TOPIC_NAME.fullmatch(topic):
+            yield f"{topic[:80]!r} is not the name of a topic"
+        for number, partition in enumerate(partitions):
+            following, holes = partition.start, 0
+            for file in partition.files:
+                if file.name != f"{topic}/{number}-{file.first:020d}.parquet":
+                    yield f"{file.name[:80]!r} is not the name of a file of {topic}[{number}]"
+                if not following <= file.first <= file.last < partition.end or not 0 < file.count <= file.last + 1 - file.first:
+                    yield f"{file.name[:80]}: {file.count} records from {file.first} to {file.last} of {partition.start} to {partition.end}"
+                holes += file.last + 1 - following - file.count
+                following = file.last + 1
+            if not 0 <= partition.start <= partition.end or holes + partition.end - following > HOLES:
+                yield f"{topic}[{number}] has {partition.count} records from {partition.start} to {partition.end}"
 
 
 def _check(log: FileLog) -> Log:  # pyright: ignore[reportUnusedFunction]

@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from streamrl.errors import StreamrlError, TopicMissing
+from streamrl.imports import imports_in
 from streamrl.metrics import METRICS, Meter
 from streamrl.records import JournalEntry, Slice, Snapshot
 from streamrl.stream.breaker import Breaker
@@ -60,6 +61,7 @@ class Part(Generic[C, S]):
     paused: Callable[[C, S], frozenset[str]] = lambda config, state: frozenset()  # topics to take nothing from for now
     report: Callable[[C, S, float], Report] = lambda config, state, time_s: Report({})  # never part of the outputs
     snapshot_events: int = SNAPSHOT_EVENTS
+    imports: frozenset[str] = frozenset()  # MODULE:NAME that a configuration in its journal may have: those of the user's own run file
     max_invalid_frac: float = 1.0  # of a topic's records: beyond it the topic is left alone for a while (`breaker.py`); never part of the fold
 
 
@@ -256,6 +258,11 @@ def to_json(config: Any) -> str:
 
 
 def from_json(text: str, part: Part[C, S]) -> C:
+    """The configuration that a journal recorded. Raises StreamrlError where it names code that the user's run file does not."""
+    for name in imports_in(msgspec.json.decode(text)):
+        if name not in part.imports:
+            never = "nothing is imported because a log names it"
+            raise StreamrlError(f"journal.{part.name} names {name!r}, the run file does not, and {never}; is it yours? Add it to `imports` there")
     return msgspec.json.decode(text, type=type(part.config))
 
 

@@ -77,6 +77,7 @@ def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: p
 
 def test_the_brokers_credentials_are_not_handed_on():
     base = {"STREAMRL_KAFKA": "{sasl.password: hunter2}", "STREAMRL_KAFKA_PASSWORD": "hunter2", "STREAMRL_HOME": "/h"}
+    base |= {"AWS_SECRET_ACCESS_KEY": "hunter2", "WANDB_API_KEY": "hunter2", "MY_SASL_PASSWORD": "hunter2"}
     for installation in (CPU, GPU):
         given = server.environment(Inference(), installation, NONE, base)
         assert not any("hunter2" in value for value in given.values()) and given["STREAMRL_HOME"] == "/h"

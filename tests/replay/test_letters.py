@@ -8,11 +8,13 @@ import pytest
 from rich.console import Console
 
 from streamrl.errors import ConfigError, Fenced
+from streamrl.records import PolicyVersion
 from streamrl.replay import letters
 from streamrl.replay.audit import audit
 from streamrl.replay.letters import fields, find, kind_of, retry, table
 from streamrl.replay.show_letters import hex_lines, put_back, show_letter, show_list
 from streamrl.stream.codec import encode, to_message
+from streamrl.stream.dead_letters import PREFIX
 from streamrl.stream.log import Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from tests.build import rollout
@@ -98,6 +100,19 @@ def test_each_is_put_back_once_for_ever(recording: MemoryLog):
         (m.key, m.value) for m in read(recording, "rollouts.copy", 0, 0, 3)
     ]
     assert sum(row.retried for row in table(recording).values()) == 3
+
+
+def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
+    """Whoever may write letters of an env's rollouts would write policy versions through the operator who puts them back."""
+    forged = PolicyVersion(learner="lead", version=1_000_000, uri="s3://mine", size_bytes=1, sha256="0", time_s=1.0)
+    message = to_message(Output("policy-versions", "lead", forged))
+    errors = {"topic": b"policy-versions", "partition": b"0", "offset": b"0", "exception.message": b"too early"}
+    headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
+    before, known = recording.end("policy-versions", 0), sum(row.letters for row in table(recording).values())
+    send(recording, message._replace(topic="dead-letters.rollouts.copy", headers=headers))
+    assert sum(row.letters for row in table(recording).values()) == known
+    assert retry(recording, ["rollouts.copy"], lambda letter: "too early" in letter.cause) == {}
+    assert recording.end("policy-versions", 0) == before
 
 
 def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
