@@ -66,9 +66,9 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
         yield log
         return
     watched = Watched(log, part)
-    pages = Pages(run.run, watched, run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s)
+    pages = Pages(run.run, watched, limit_s(run, part))
     server, over = listen(place(run, at), pages), threading.Event()
-    file = run.directory.parent / TARGETS / f"{run.run}.{part}.json"
+    file = note_of(run, part)
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
         threading.Thread(target=_look, args=(watched, over, file, run.run, server.address), name="lag", daemon=True),
@@ -88,6 +88,16 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
 
 def place(run: RunFile, at: Asked) -> Address:
     return Address(run.metrics.host if at.host is None else at.host, run.metrics.port if at.port is None else at.port)
+
+
+def note_of(run: RunFile, part: str) -> Path:
+    """The file that says where the part listens."""
+    return run.directory.parent / TARGETS / f"{run.run}.{part}.json"
+
+
+def limit_s(run: RunFile, part: str) -> float:
+    """A part whose loop has not turned for so long is not alive."""
+    return run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s
 
 
 def forget(run: RunFile) -> None:

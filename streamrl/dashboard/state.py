@@ -174,10 +174,11 @@ def _book(state: State, message: Message) -> None:
     match event.record:
         case Fate() as fate:
             _end(state, fate, step)
-        case Metric(step=int(number)) as metric:
-            for name, value in metric.values.items():
+        case Metric(step=int(number)):
+            metric = observe.believable(event, state.view.version)
+            for name, value in metric.values.items() if metric else ():
                 if name.startswith(CURVES):
-                    state.curves[name, metric.source][number] = value
+                    state.curves[name, event.key][number] = value
         case JournalEntry() as entry:
             part = message.topic.partition(".")[2]
             for piece in entry.slices:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import gethostname
 from typing import IO
 
 import yaml
@@ -98,8 +99,13 @@ def write_run_file(run: RunFile) -> Path:
 def stop(run: RunFile, limit_s: float = 120.0) -> int:
     """Ask the process that has the run to end it, and wait until it has. Returns its id; StreamrlError when there is none, or it takes long."""
     with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
-        owner, deadline = int(file.read() or 0), time.monotonic() + limit_s
+        owner, host = _owner(file)
+        deadline = time.monotonic() + limit_s
         if owner and _is_held(file):
+            if host and host != gethostname():  # there, the number is another process's
+                raise StreamrlError(
+                    f"run {run.run!r} is run by process {owner} of host {host or 'unknown'}, and this is {gethostname()}; stop it there"
+                )
             os.kill(owner, signal.SIGTERM)
             while _is_held(file):
                 if time.monotonic() > deadline:
@@ -114,6 +120,12 @@ def in_use(run: RunFile) -> bool:
     with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
         return _is_held(file)
     return False
+
+
+def _owner(file: IO[str]) -> tuple[int, str]:
+    """The process that has the run, and the host it runs on."""
+    owner, _, host = file.read().strip().partition(" ")
+    return int(owner or 0), host
 
 
 def _is_held(file: IO[str]) -> bool:
@@ -134,9 +146,11 @@ def _lock(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise StreamrlError(f"the run in {directory} is in use by process {owner}; stop that one first (Ctrl-C, or `kill` it)") from None
+            owner, host = _owner(file)
+            raise StreamrlError(
+                f"the run in {directory} is in use by process {owner} of {host}; stop that one first (Ctrl-C, or `kill` it)"
+            ) from None
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(f"{os.getpid()} {gethostname()}")
         file.flush()
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -268,7 +269,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def clock(seconds: float | None) -> str:
     """75 -> 1:15; an hour and more as 1:00:00."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):  # a record may say so
         return DASH
     minutes, second = divmod(max(0, int(seconds)), 60)
     hours, minute = divmod(minutes, 60)

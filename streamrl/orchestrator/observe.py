@@ -1,15 +1,24 @@
-"""What a run looks like from its topics: a fold over metrics, servers, versions, demand and fates, and the questions asked of it. Pure."""
+"""What a run looks like from its topics: a fold over metrics, servers, versions, demand and fates, and the questions asked of it. Pure.
+
+Every part may write `metrics`, so nothing that decides is taken from there: a run with a target also folds `batches`, and its rewards are theirs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import fmean
 from typing import NamedTuple
 
+import msgspec
+import numpy as np
+
+from streamrl.batcher.parts import Joiner
 from streamrl.config import Orchestrator, RunFile, Target, server_name
-from streamrl.records import Demand, Evaluation, Fate, Metric, PolicyVersion, Server
+from streamrl.records import Batch, BatchPart, Demand, Evaluation, Fate, Metric, PolicyVersion, Server
 from streamrl.stream.log import Event
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
@@ -21,6 +30,12 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "evals": ("evaluation",),  # its answers lie there too, and are passed over
 }
 """What is folded: topic -> schemas."""
+BATCHES: Mapping[str, tuple[str, ...]] = {"batches": ("batch", "batch-part")}
+"""Folded as well where the rewards of batches decide."""
+WRITERS = {"batches": "batcher", "batcher": "batcher", "orchestrator": "orchestrator", "learner": "learner-", "env": "env-"}
+"""First piece of a metric's name -> how the name of the part that measures it begins; pieces that are not here may come from several parts."""
+STEPS_AHEAD = 1_000  # a metric of a later step than so many behind the newest version belongs to no step of this run
+REWARDS_KEPT = 2_000  # batches of an env, where the run is followed; a dashboard keeps all
 
 SILENT_S = 10.0  # a part that has published nothing for so long is called silent
 
@@ -39,7 +54,7 @@ class View:
     learner: str  # whose versions count
     since_s: float = 0.0  # this session began; what is older is history
     version: int = -1  # the newest announced; version n exists once n batches have been trained on
-    version_times_s: dict[int, float] = field(default_factory=dict[int, float])
+    version_s: float = 0.0  # when it was
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
     demand: dict[str, Demand] = field(default_factory=dict[str, Demand])
     fates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict[str, Counter[str]](Counter))  # env -> kind -> rollouts
@@ -50,25 +65,41 @@ class View:
     ready_s: float | None = None  # when the first server of this session was ready
     active_before_s: float = 0.0  # how long earlier sessions had a server
     heard_s: dict[str, float] = field(default_factory=dict[str, float])  # source of metrics -> its last sign of life
+    joiner: Joiner | None = None  # of the records of `batches`, where rewards are taken from there and not from metrics
+    rewards_kept: int = 0  # batches of an env whose reward is kept; 0: all
 
 
 def view(run: RunFile, since_s: float = 0.0) -> View:
     return View(run.learner.name, since_s)
 
 
-def fold(seen: View, events: Iterable[Event]) -> View:
-    """Take events in; what cannot be read and what is not known is passed over: it is others' business."""
+def deciding_view(run: RunFile, since_s: float = 0.0) -> View:
+    """The view that a run is judged by: where it has a target, rewards come from `batches`."""
+    target = run.orchestrator.target
+    kept = max(REWARDS_KEPT, target.batches if target else 0)
+    return View(run.learner.name, since_s, joiner=Joiner() if target else None, rewards_kept=kept)
+
+
+def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> View:
+    """Take events in; what cannot be read and what is not known is passed over: it is others' business.
+
+    `now_s`: the time of this process when they arrived, where they are news; None where they may be history, which is dated by its writers' clocks.
+    """
     for event in events:
         match event.record:
-            case Metric() as metric:
-                _measure(seen, metric)
+            case Metric():
+                if (metric := believable(event, seen.version)) is not None:
+                    _measure(seen, metric)
+            case Batch() | BatchPart() as record if seen.joiner is not None:
+                _earn(seen, seen.joiner, record)
             case Server() as server:
-                _meet(seen, server)
+                _meet(seen, server, now_s)
             case None if event.topic == "servers":
                 seen.servers.pop(event.key, None)
             case PolicyVersion(learner=seen.learner) as version:
-                seen.version = max(seen.version, version.version)
-                seen.version_times_s.setdefault(version.version, version.time_s)
+                if version.version > seen.version:
+                    seen.version = version.version
+                    seen.version_s = version.time_s
             case Demand() as demand:
                 seen.demand[demand.environment] = demand
             case Fate() as fate:
@@ -80,22 +111,71 @@ def fold(seen: View, events: Iterable[Event]) -> View:
     return seen
 
 
+def believable(event: Event, version: int) -> Metric | None:
+    """The metric of an event as far as a record can show that it is one; None for a forged one.
+
+    Its key is its source, its source may measure these names, its values and its time are finite, and its step is near the newest policy version.
+    """
+    metric = event.record
+    if not isinstance(metric, Metric) or event.key != metric.source or not math.isfinite(metric.time_s):
+        return None
+    if metric.step is not None and not 0 <= metric.step <= version + STEPS_AHEAD:
+        return None
+    values = {name: value for name, value in metric.values.items() if math.isfinite(value) and _may_measure(metric.source, name)}
+    return metric if len(values) == len(metric.values) else msgspec.structs.replace(metric, values=values)
+
+
+def _may_measure(source: str, name: str) -> bool:
+    return source.startswith(WRITERS.get(name.partition("/")[0], ""))
+
+
 def _measure(seen: View, metric: Metric) -> None:
     seen.heard_s[metric.source] = max(seen.heard_s.get(metric.source, 0.0), metric.time_s)
     gauges = seen.gauges[metric.source]
     for name, value in metric.values.items():
         gauges[name] = Gauge(value, metric.time_s)
-        if metric.step is not None and name.startswith("batches/") and name.endswith("/reward/mean"):
-            seen.rewards[name.removeprefix("batches/").removesuffix("/reward/mean")][metric.step] = value
+        if seen.joiner is None and metric.step is not None and name.startswith("batches/") and name.endswith("/reward/mean"):
+            _reward(seen, name.removeprefix("batches/").removesuffix("/reward/mean"), metric.step, value)
             seen.batch = max(seen.batch, metric.step)
     if "orchestrator/active_s" in metric.values and metric.time_s < seen.since_s:
         seen.active_before_s = max(seen.active_before_s, metric.values["orchestrator/active_s"])
 
 
-def _meet(seen: View, server: Server) -> None:
+def _earn(seen: View, joiner: Joiner, record: Batch | BatchPart) -> None:
+    try:
+        batch = joiner.add(record)
+    except ValueError:  # reading began in the middle of a batch; its learner says what is wrong with one that is damaged
+        seen.joiner = Joiner()
+        return
+    if batch is not None:
+        seen.batch = max(seen.batch, batch.number)
+        for env, mean in mean_rewards(batch).items():
+            _reward(seen, env, batch.number, mean)
+
+
+def mean_rewards(batch: Batch) -> dict[str, float]:
+    """env -> mean reward of its rollouts in the batch."""
+    of = batch.group_environments[batch.groups]  # (rollouts,) index into environments
+    rewards = {env: batch.rewards[of == index] for index, env in enumerate(batch.environments)}
+    return {env: float(earned.mean(dtype=np.float64)) for env, earned in rewards.items() if len(earned)}
+
+
+def _reward(seen: View, env: str, step: int, value: float) -> None:
+    """Note a batch's reward. The batches of an env are kept in order, so that the last ones are found without sorting."""
+    rewards = seen.rewards[env]
+    is_late = bool(rewards) and step not in rewards and step < next(reversed(rewards))
+    rewards[step] = value
+    if is_late:
+        seen.rewards[env] = dict(sorted(rewards.items()))
+    elif 0 < seen.rewards_kept < len(rewards):
+        del rewards[next(iter(rewards))]
+
+
+def _meet(seen: View, server: Server, now_s: float | None) -> None:
     seen.servers[server.server_id] = server
-    if seen.ready_s is None and server.state == "ready" and server.version >= 0 and server.heartbeat_s >= seen.since_s:
-        seen.ready_s = server.heartbeat_s
+    is_ready = server.state == "ready" and server.version >= 0
+    if seen.ready_s is None and is_ready and (now_s is not None or server.heartbeat_s >= seen.since_s):
+        seen.ready_s = server.heartbeat_s if now_s is None else now_s
 
 
 # ---- questions ------------------------------------------------------------------------------------------------------------------------
@@ -115,8 +195,9 @@ def total(seen: View, name: str, sources: Iterable[str], since_s: float = 0.0) -
 
 def recent_rewards(seen: View, env: str, batches: int) -> list[float]:
     """Mean rewards of the env's last `batches` batches, oldest first."""
-    steps = sorted(seen.rewards.get(env, {}))[-batches:]
-    return [seen.rewards[env][step] for step in steps]
+    rewards = seen.rewards.get(env, {})
+    newest_first = [rewards[step] for step in islice(reversed(rewards), batches)]
+    return newest_first[::-1]
 
 
 def expired_share(seen: View, env: str) -> float | None:

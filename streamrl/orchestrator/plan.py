@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamrl.config import GENERATION, Orchestrator, RunFile, server_name
-from streamrl.errors import AccessDenied, ConfigError, Fenced, ModelError, TransactionFailed
+from streamrl.errors import AccessDenied, BrokerUnreachable, ConfigError, Fenced, ModelError, TransactionFailed
 from streamrl.topics import env_part, scorer_part
 
 BROKER = "broker"
@@ -22,6 +22,9 @@ HOPELESS = {
 }
 """Exit codes after which a restart is of no use, or harmful: two supervisors would fence each other's parts in turn."""
 
+BROKER_GONE = (TransactionFailed.exit_code, BrokerUnreachable.exit_code)
+"""Exit codes of a part that had no broker to work with. An outage may last: such ends do not count against `restart_limit`."""
+
 
 class Desired(NamedTuple):
     """One process that a run is to have."""
@@ -33,7 +36,7 @@ class Desired(NamedTuple):
 class End(NamedTuple):
     """One life of a part is over."""
 
-    time_s: float
+    time_s: float  # by a clock that nobody sets
     lived_s: float
     exit_code: int  # negative: the signal that ended it
 
@@ -44,6 +47,7 @@ class Observed:
 
     running: bool = False
     ends: tuple[End, ...] = ()
+    hangs: str = ""  # why it is to be ended although it runs
 
 
 class Start(NamedTuple):
@@ -57,7 +61,14 @@ class GiveUp(NamedTuple):
     reason: str
 
 
-Action = Start | GiveUp
+class Kill(NamedTuple):
+    """A part that runs and does nothing any more. It is started again once it has ended."""
+
+    name: str
+    reason: str
+
+
+Action = Start | GiveUp | Kill
 
 
 def desired(run: RunFile) -> tuple[Desired, ...]:
@@ -91,22 +102,22 @@ def decide(limits: Orchestrator, parts: Iterable[str], observed: Mapping[str, Ob
     for name in parts:
         part = observed.get(name, Observed())
         if part.running:
-            continue
-        if reason := hopeless(limits, part, time_s):
+            actions += [Kill(name, part.hangs)] if part.hangs else []
+        elif reason := hopeless(limits, part, time_s, () if name == BROKER else BROKER_GONE):
             actions.append(GiveUp(name, reason))
         elif not part.ends or time_s >= part.ends[-1].time_s + backoff(limits, part.ends):
             actions.append(Start(name))
     return actions
 
 
-def hopeless(limits: Orchestrator, part: Observed, time_s: float) -> str:
-    """Why this part is not to be started again; empty when it is."""
+def hopeless(limits: Orchestrator, part: Observed, time_s: float, uncounted: Container[int] = ()) -> str:
+    """Why this part is not to be started again; empty when it is. `uncounted`: exit codes that do not count against the limit."""
     if not part.ends:
         return ""
     last = part.ends[-1]
     if last.exit_code in HOPELESS:
         return HOPELESS[last.exit_code]
-    recent = sum(end.time_s > time_s - limits.restart_window_s for end in part.ends)
+    recent = sum(end.time_s > time_s - limits.restart_window_s and end.exit_code not in uncounted for end in part.ends)
     if recent > limits.restart_limit:
         often = f"ended {recent} times within {limits.restart_window_s:.0f} s, last with {how(last.exit_code)}"
         return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"

@@ -16,30 +16,33 @@ from pathlib import Path
 from typing import get_args
 
 from streamrl import topics
-from streamrl.config import RunFile
+from streamrl.batcher.parts import Joiner
+from streamrl.config import RunFile, Target
 from streamrl.errors import StreamrlError
 from streamrl.health import ANYWHERE, Asked, forget, serving
 from streamrl.metrics import Meter
 from streamrl.orchestrator import directory, report
 from streamrl.orchestrator.display import Display, Frame, PartLine, make_display
-from streamrl.orchestrator.observe import SILENT_S, TOPICS, Verdict, View, active_s, fold, judge, view
-from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Start, decide, desired, how
+from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.observe import BATCHES, SILENT_S, TOPICS, Verdict, View, active_s, believable, deciding_view, fold, judge
+from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Kill, Start, decide, desired, how
 from streamrl.orchestrator.sinks import running
 from streamrl.orchestrator.sinks.base import Place
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.records import FateKind, Metric, RunConfig
+from streamrl.records import FateKind, RunConfig
 from streamrl.stream import broker
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output
+from streamrl.stream.log import Log, Output, read
 from streamrl.stream.watched import ready
 from streamrl.stream.worker import starts
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = tuple(TOPICS)
+CONSUMES = ("metrics", "servers", "policy-versions", "demand", "fates", "evals", "batches")
 PRODUCES = ("config", "metrics")
 
+SCHEMAS = {**TOPICS, **BATCHES}
 POLL_S = 0.2
 SHOW_EVERY_S = 0.5
 MEASURE_EVERY_S = 1.0
@@ -63,8 +66,8 @@ def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = 
                 return INTERRUPTED
             kafka = KafkaLog(broker.settings(run), run.run)
             _prepare_topics(run, kafka, resume, display)
-            with serving(run, kafka, "orchestrator", at) as log:
-                verdict = watch(run, log, stop, display, Parts(run, supervisor))
+            with serving(run, kafka, "orchestrator", at) as log, Liveness(run, part_names(run)) as liveness:
+                verdict = watch(run, log, stop, display, Parts(run, supervisor, liveness))
             supervisor.stop_all(but=(BROKER,))
             _conclude(run, kafka, display, verdict)
             return verdict.exit_code
@@ -89,25 +92,29 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> int:
 class Parts:
     """The run's parts under a supervisor: kept running, and described."""
 
-    def __init__(self, run: RunFile, supervisor: Supervisor) -> None:
-        self._run, self._supervisor = run, supervisor
+    def __init__(self, run: RunFile, supervisor: Supervisor, liveness: Liveness) -> None:
+        self._run, self._supervisor, self._liveness = run, supervisor, liveness
         self._desired = {part.name: part for part in desired(run)}
 
-    def keep(self, display: Display, time_s: float) -> Verdict | None:
-        """Start what is to be started. A part that cannot be kept running is the end of the run."""
-        observed = self._supervisor.observe()
-        for action in decide(self._run.orchestrator, [*self._broker(), *self._desired], observed, time_s):
+    def keep(self, display: Display) -> Verdict | None:
+        """Start what is to be started, and end what hangs. A part that cannot be kept running is the end of the run."""
+        observed = self._supervisor.observe(self._liveness.hanging())
+        for action in decide(self._run.orchestrator, [*self._broker(), *self._desired], observed, time.monotonic()):
             match action:
+                case Kill(name, reason):
+                    display.say(f"{name} is ended, and started again: {reason}")
+                    self._supervisor.kill(name, reason)
                 case Start(name):
                     if ends := observed[name].ends if name in observed else ():
                         display.say(f"{name} ended with {how(ends[-1].exit_code)}, starting it again ({len(ends)}): {self.note(name)}")
+                    self._liveness.begins(name)
                     self._supervisor.start(name, command(self._run, self._desired.get(name) or Desired(BROKER, (BROKER,))))
                 case GiveUp(name, reason):
                     return Verdict(1, f"{name} is given up: {reason}. It said: {self.note(name)} (log: {_shown(self._supervisor.log_path(name))})")
         return None
 
-    def lines(self, time_s: float) -> list[PartLine]:
-        observed = self._supervisor.observe()
+    def lines(self) -> list[PartLine]:
+        observed, time_s = self._supervisor.observe(), time.monotonic()
         return [
             PartLine(
                 name,
@@ -128,18 +135,23 @@ class Parts:
 
 def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts: Parts | None = None) -> Verdict:
     """Follow the run's topics, keep its parts running, show it, until it is over or `stop` is set."""
-    seen = view(run, time.time())
+    began_s, began = time.time(), time.monotonic()
+    seen = deciding_view(run, began_s)
     begins = starts(log, TOPICS)
+    if target := run.orchestrator.target:
+        begins["batches", 0] = batches_begin(log, target)
     reader, history = log.reader(begins), log.ends(begins)
     meter, measured_s, shown_s, lines_said = Meter(log, "orchestrator"), 0.0, 0.0, queue.SimpleQueue[str]()
     try:
         with running.running(Place(run, lines_said.put, seen.since_s)) as sinks:
             while not stop.is_set():
-                events = [to_event(message, TOPICS[message.topic]) for message in reader.poll(2_000, POLL_S)]
-                sinks.take((event.offset, event.record) for event in events if isinstance(event.record, Metric))
-                seen, now = fold(seen, events), time.time()
-                verdict = parts.keep(display, now) if parts else None
-                lines = parts.lines(now) if parts else heard(seen, now)
+                messages = reader.poll(2_000, POLL_S)
+                events = [to_event(message, SCHEMAS[message.topic]) for message in messages]
+                now = began_s + time.monotonic() - began  # a clock that is set while the run is watched decides nothing
+                seen = fold(seen, events, None if history else now)
+                sinks.take((event.offset, metric) for event in events if (metric := believable(event, seen.version)))
+                verdict = parts.keep(display) if parts else None
+                lines = parts.lines() if parts else heard(seen, now)
                 if verdict := verdict or judge(run.orchestrator, seen, now):
                     return verdict
                 history = {where: end for where, end in history.items() if reader.position(*where) < end}
@@ -160,6 +172,21 @@ def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts
         reader.close()
 
 
+def batches_begin(log: Log, target: Target) -> int:
+    """The offset in `batches` from which a run that goes on reads them: there are as many of the target's env as it takes, or all that the log has.
+
+    A batch may be large, so no more of them are read than a verdict needs.
+    """
+    start, end, distance = log.start("batches", 0), log.end("batches", 0), 4 * target.batches
+    while True:
+        begin = max(start, end - distance)
+        seen = View("", joiner=Joiner())
+        fold(seen, (to_event(message, BATCHES["batches"]) for message in read(log, "batches", 0, begin, end)))
+        if begin == start or len(seen.rewards.get(target.env, {})) >= target.batches:
+            return begin
+        distance *= 4
+
+
 def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
     """What the orchestrator measures: how parts and servers are, how far the run is, what became of rollouts, how long there has been a server."""
     values = {f"orchestrator/restarts/{part.name}": float(part.restarts) for part in parts}
@@ -170,7 +197,7 @@ def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, fl
         values[f"orchestrator/server_behind/{name}"] = float(max(0, seen.version - server.version))
         values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)
     if seen.version >= 0:
-        announced_s = max(seen.version_times_s[seen.version], seen.since_s)  # what lies between two sessions was not waiting
+        announced_s = max(seen.version_s, seen.since_s)  # what lies between two sessions was not waiting
         values |= {"orchestrator/version": float(seen.version), "orchestrator/since_version_s": time_s - announced_s}
     if seen.batch >= 0:
         values["orchestrator/batch"] = float(seen.batch)
@@ -186,6 +213,11 @@ def heard(seen: View, time_s: float) -> list[PartLine]:
 
 
 # ---- before and after -----------------------------------------------------------------------------------------------------------------
+
+
+def part_names(run: RunFile) -> dict[str, str]:
+    """Process -> the name of the part that it is."""
+    return {part.name: f"learner-{run.learner.name}" if part.args == ("learner",) else part.name for part in desired(run)}
 
 
 def command(run: RunFile, part: Desired) -> list[str]:

@@ -17,12 +17,13 @@ import numpy as np
 from streamrl import __version__
 from streamrl.batcher.parts import Joiner
 from streamrl.config import RunFile
+from streamrl.orchestrator.observe import believable, mean_rewards
 from streamrl.orchestrator.picture import Curve, draw
 from streamrl.records import Batch, BatchPart, Evaluation, Fate, Metric, PolicyVersion, Record, Server
 from streamrl.stream.broker import VERSION as KAFKA_VERSION
 from streamrl.stream.broker import cluster
 from streamrl.stream.codec import to_event
-from streamrl.stream.log import Log, read
+from streamrl.stream.log import Log, Message, read
 
 EDGE_BATCHES = 20  # reward_mean_first20 and reward_mean_last20
 
@@ -66,9 +67,9 @@ def gather(run: RunFile, log: Log) -> History:
     for record, _ in records(log, there, "servers", ("server",)):
         if isinstance(record, Server):  # what a server was before it left counts
             found.servers[record.server_id] = record.version
-    for record, _ in records(log, there, "metrics", ("metric",)):
-        if isinstance(record, Metric):
-            _metric(found, record)
+    for message in messages(log, there, "metrics"):
+        if (metric := believable(to_event(message, ("metric",)), max(found.versions, default=-1))) is not None:
+            _metric(found, metric)
     for env in run.envs:
         topic = f"rollouts.{env}"
         found.rollouts[env] = sum(1 for p in range(there.get(topic, 0)) for _ in read(log, topic, p, log.start(topic, p)))
@@ -77,19 +78,21 @@ def gather(run: RunFile, log: Log) -> History:
 
 def records(log: Log, there: dict[str, int], topic: str, schemas: tuple[str, ...]) -> Iterator[tuple[Record, float]]:
     """The readable records of a topic, each with the time the log has for it. What cannot be read has a dead letter elsewhere."""
+    for message in messages(log, there, topic):
+        record = to_event(message, schemas).record
+        if isinstance(record, Record):
+            yield record, message.timestamp_s
+
+
+def messages(log: Log, there: dict[str, int], topic: str) -> Iterator[Message]:
     for partition in range(there.get(topic, 0)):
-        for message in read(log, topic, partition, log.start(topic, partition)):
-            record = to_event(message, schemas).record
-            if isinstance(record, Record):
-                yield record, message.timestamp_s
+        yield from read(log, topic, partition, log.start(topic, partition))
 
 
 def _batch(found: History, batch: Batch, time_s: float) -> None:
     found.batches, found.last_batch_s = found.batches + 1, time_s
-    of = batch.group_environments[batch.groups]  # (rollouts,) index into environments
-    for index, env in enumerate(batch.environments):
-        if len(rewards := batch.rewards[of == index]):
-            found.rewards[env].append((batch.number, time_s, float(rewards.mean(dtype=np.float64))))
+    for env, mean in mean_rewards(batch).items():
+        found.rewards[env].append((batch.number, time_s, mean))
 
 
 def _metric(found: History, metric: Metric) -> None:
@@ -100,7 +103,8 @@ def _metric(found: History, metric: Metric) -> None:
         if metric.step is not None and name.startswith("batches/") and name.endswith("/mixed_versions_frac"):
             env = name.removeprefix("batches/").removesuffix("/mixed_versions_frac")
             used = values.get(f"batches/{env}/rollouts_used", 0.0)
-            found.mixed[env][metric.step] = frac * used, used
+            if 0 <= frac <= 1 and 0 <= used < 2**53:
+                found.mixed[env][metric.step] = frac * used, used
     if "orchestrator/active_s" in values:
         found.active.append((metric.time_s, values["orchestrator/active_s"]))
 

@@ -56,19 +56,27 @@ class Supervisor:
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(tied, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True)
         earlier = self._children.get(name)
-        self._children[name] = Child(process, time.time(), earlier.ends if earlier else [])
+        self._children[name] = Child(process, time.monotonic(), earlier.ends if earlier else [])
         logger.info("started %s, process %d", name, process.pid)
 
-    def observe(self) -> dict[str, Observed]:
-        """Every part that was ever started, as it stands; ends are noticed here."""
+    def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, Observed]:
+        """Every part that was ever started, as it stands; ends are noticed here. `hanging`: parts that do nothing any more -> why one thinks so."""
         for name, child in self._children.items():
             self._reap(name, child)
-        return {name: Observed(not child.ended, tuple(child.ends)) for name, child in self._children.items()}
+        reasons = hanging or {}
+        return {name: Observed(not child.ended, tuple(child.ends), reasons.get(name, "")) for name, child in self._children.items()}
+
+    def kill(self, name: str, reason: str) -> None:
+        """SIGKILL to a part and its group: one that hangs does not listen to SIGTERM. `observe` notices the end."""
+        logger.warning("%s, process %d, is killed: %s", name, self.pid(name), reason)
+        self._children[name].process.kill()
+        _kill_group(self.pid(name))
 
     def pid(self, name: str) -> int:
         return self._children[name].process.pid
 
     def started_s(self, name: str) -> float:
+        """By `time.monotonic`, as the times of `End`."""
         return self._children[name].started_s
 
     def log_path(self, name: str) -> Path:
@@ -115,7 +123,7 @@ class Supervisor:
         if code is None or child.ended:
             return
         _kill_group(child.process.pid)
-        now, child.ended = time.time(), True
+        now, child.ended = time.monotonic(), True
         child.ends.append(End(now, now - child.started_s, code))
         logger.warning("%s ended with %s: %s", name, how(code), self.last_line(name))
 

@@ -82,7 +82,7 @@ class Harness:
 
     def tick(self) -> None:
         """Start what is not running, and note who is well again."""
-        observed, now = self.supervisor.observe(), time.time()
+        observed, now = self.supervisor.observe(), time.monotonic()
         for name in self._wanted:
             ends = observed[name].ends if name in observed else ()
             if name in observed and observed[name].running:

@@ -8,7 +8,7 @@ import yaml
 
 from streamrl.config import RunFile, parse
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.orchestrator.directory import find, names, take, with_env
+from streamrl.orchestrator.directory import find, names, stop, take, with_env
 
 
 @pytest.fixture
@@ -90,3 +90,16 @@ def test_a_run_that_was_moved_is_where_its_file_is(run: RunFile, tmp_path: Path)
     moved.parent.mkdir()
     home.rename(moved)
     assert find(str(moved / "run.yaml")).directory == moved
+
+
+def test_a_run_of_another_host_is_stopped_there(run: RunFile, monkeypatch: pytest.MonkeyPatch):
+    """On a shared file system the number in the lock is that of a process of its host; here it may be anybody."""
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, signal: signalled.append(pid))
+    with take(run) as home, (home / ".lock").open("r+") as held:
+        held.truncate(0)
+        held.write("4711 elsewhere")
+        held.flush()
+        with pytest.raises(StreamrlError, match="is run by process 4711 of host elsewhere"):
+            stop(run)
+    assert signalled == []

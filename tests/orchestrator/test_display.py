@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -128,4 +129,4 @@ def test_sparkline():
 
 
 def test_clock():
-    assert [clock(s) for s in (None, 5, 75, 3_600)] == ["–", "0:05", "1:15", "1:00:00"]
+    assert [clock(s) for s in (None, math.inf, math.nan, 5, 75, 3_600)] == ["–", "–", "–", "0:05", "1:15", "1:00:00"]

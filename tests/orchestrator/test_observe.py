@@ -1,10 +1,28 @@
+from hashlib import sha256
+
 import numpy as np
 import pytest
 
 from streamrl.config import RunFile, parse, server_name
-from streamrl.orchestrator.observe import View, active_s, expired_share, fold, judge, latest, reached, recent_rewards, total, view, waiting
-from streamrl.records import Demand, Fate, Metric, PolicyVersion, Record, Server
+from streamrl.orchestrator.observe import (
+    View,
+    active_s,
+    believable,
+    deciding_view,
+    expired_share,
+    fold,
+    judge,
+    latest,
+    reached,
+    recent_rewards,
+    total,
+    view,
+    waiting,
+)
+from streamrl.records import BatchPart, Demand, Fate, Metric, PolicyVersion, Record, Server
+from streamrl.stream.codec import encode
 from streamrl.stream.log import Event, Undecodable
+from tests.orchestrator.actor import batch
 
 
 @pytest.fixture
@@ -22,7 +40,7 @@ def event(topic: str, key: str, record: Record | None) -> Event:
 
 
 def reward(step: int, value: float) -> Event:
-    return metric({"batches/copy/reward/mean": value}, step)
+    return event("batches", str(step), batch(step, {"copy": [value]}))
 
 
 def version(number: int, learner: str = "lead") -> Event:
@@ -36,12 +54,12 @@ def server(state: str = "ready", number: int = 0, heartbeat_s: float = 110.0, er
 
 
 def seen(run: RunFile, *events: Event, since_s: float = 100.0) -> View:
-    return fold(view(run, since_s), events)
+    return fold(deciding_view(run, since_s), events)
 
 
 def test_versions_of_the_lead_learner_count(run: RunFile):
     found = seen(run, version(0), version(2, "other"), version(1))
-    assert (found.version, found.version_times_s) == (1, {0: 100.0, 1: 101.0})
+    assert (found.version, found.version_s) == (1, 101.0)
 
 
 def test_a_server_comes_and_goes(run: RunFile):
@@ -70,7 +88,7 @@ def test_gauges_are_the_newest_and_sums_are_over_the_sources_asked_for(run: RunF
 
 
 def test_what_cannot_be_read_changes_nothing(run: RunFile):
-    assert seen(run, Event("metrics", 0, 0, "x", Undecodable("broken", b"", ()))) == view(run, 100.0)
+    assert fold(view(run), [Event("metrics", 0, 0, "x", Undecodable("broken", b"", ()))]) == view(run)
 
 
 def test_the_target_is_a_mean_over_its_last_batches(run: RunFile):
@@ -82,7 +100,61 @@ def test_the_target_is_a_mean_over_its_last_batches(run: RunFile):
 
 
 def test_a_batch_that_is_heard_of_twice_counts_once(run: RunFile):
-    assert recent_rewards(seen(run, reward(0, 0.1), reward(1, 0.2), reward(1, 0.2)), "copy", 5) == [0.1, 0.2]
+    assert recent_rewards(seen(run, reward(0, 0.1), reward(1, 0.2), reward(1, 0.2)), "copy", 5) == pytest.approx([0.1, 0.2])
+
+
+def test_batches_are_kept_in_order_and_so_many_of_them(run: RunFile):
+    found = seen(run, *(reward(step, step / 8) for step in (1, 2, 4, 3)))
+    assert recent_rewards(found, "copy", 2) == [0.375, 0.5]
+    found.rewards_kept = 3
+    assert list(fold(found, [reward(5, 0.25)]).rewards["copy"]) == [2, 3, 4, 5]  # one goes for one that comes
+    assert list(fold(found, [reward(6, 0.25)]).rewards["copy"]) == [3, 4, 5, 6]
+
+
+def test_metrics_of_whomever_reach_no_target(run: RunFile):
+    forged = [metric({"batches/copy/reward/mean": 1e6}, step) for step in range(20)]
+    assert judge(run.orchestrator, seen(run, *forged), 100.0) is None
+    mixed = [reward(0, 0.5), metric({"batches/copy/reward/mean": -1e6}, 1 << 40), *forged, reward(1, 0.6)]
+    verdict = judge(run.orchestrator, seen(run, *mixed), 100.0)
+    assert verdict is not None and "copy earned 0.550 over its last 2 batches" in verdict.reason
+    assert seen(run, *mixed).batch == 1
+
+
+def test_a_batch_that_is_damaged_or_begins_in_its_middle_is_passed_over(run: RunFile):
+    first, second, third = (
+        BatchPart(number=7, part=i, parts=3, data=data, digest=sha256(encode(batch(7, {"copy": [1.0]}))).digest())
+        for i, data in enumerate((b"", b"", encode(batch(7, {"copy": [1.0]}))))
+    )
+    pieces = [event("batches", "7", piece) for piece in (first, second, third)]
+    assert recent_rewards(seen(run, *pieces[1:], reward(8, 0.5)), "copy", 5) == [0.5]
+    assert recent_rewards(seen(run, *pieces, reward(8, 0.5)), "copy", 5) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("forged", "left"),
+    [
+        (metric({"batcher/blocked_s": 1.0, "batcher/batch_age_mean": float("inf")}), {"batcher/blocked_s"}),
+        (metric({"batcher/blocked_s": float("nan")}), set[str]()),
+        (metric({"batcher/blocked_s": 1.0, "env/rollouts_per_s": 1.0}, source="env-copy-0"), {"env/rollouts_per_s"}),
+        (metric({"orchestrator/active_s": 1e9}, source="env-copy-0"), set[str]()),
+        (metric({"inference/mismatch_tokens": 2.0}, source="inference-0"), {"inference/mismatch_tokens"}),
+        (metric({"batcher/blocked_s": 1.0}, time_s=float("inf")), None),
+        (metric({"batcher/blocked_s": 1.0}, step=1 << 40), None),
+        (metric({"batcher/blocked_s": 1.0}, step=-1), None),
+        (event("metrics", "env-copy-0", Metric(source="batcher", time_s=1.0, values={"batcher/blocked_s": 1.0})), None),
+    ],
+)
+def test_a_metric_is_believed_as_far_as_its_record_shows_that_it_is_one(forged: Event, left: set[str] | None):
+    believed = believable(forged, version=3)
+    assert (believed and set(believed.values)) == left
+
+
+def test_a_server_whose_clock_is_wrong_is_ready_when_it_is_heard(run: RunFile):
+    behind = server(heartbeat_s=-3_600.0)
+    assert seen(run, behind).ready_s is None  # may be of an earlier session
+    found = fold(deciding_view(run, 100.0), [behind], now_s=120.0)
+    assert found.ready_s == 120.0 and judge(run.orchestrator, found, 179.0) is None
+    assert judge(run.orchestrator, found, 180.0) is not None
 
 
 def test_a_run_ends_well_at_its_target(run: RunFile):
@@ -131,7 +203,7 @@ def test_it_waits_for_every_pool_that_an_env_asks():
     assert waiting(run, seen(run, version(0)), 131.0) == both
     other = server("starting", -1, pool="evaluation")
     assert waiting(run, seen(run, version(0), server(), other), 131.0) == "waiting 31 s for inference-evaluation-0; inference-evaluation-1"
-    assert waiting(run, seen(run, version(0), server(), server(pool="evaluation"), reward(0, 0.1)), 131.0) == ""
+    assert waiting(run, seen(run, version(0), server(), server(pool="evaluation"), metric({"batches/copy/reward/mean": 0.1}, 0)), 131.0) == ""
 
 
 def test_demand_is_the_last_word(run: RunFile):

@@ -1,7 +1,7 @@
 import pytest
 
 from streamrl.config import Orchestrator, parse
-from streamrl.orchestrator.plan import End, GiveUp, Observed, Start, backoff, decide, desired, how, stop_order
+from streamrl.orchestrator.plan import End, GiveUp, Kill, Observed, Start, backoff, decide, desired, how, stop_order
 
 LIMITS = Orchestrator(restart_limit=3, restart_window_s=100, backoff_s=0.5)
 
@@ -86,6 +86,19 @@ def test_more_ends_than_the_limit_within_the_window_end_the_run():
     assert isinstance(action, GiveUp)
     assert "4 times within 100 s" in action.reason and "SIGKILL" in action.reason
     assert decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 115.0) == [Start("buffer")]  # the first has left the window
+
+
+def test_a_part_that_hangs_is_ended_and_one_that_runs_is_not():
+    observed = {"env-copy-0": Observed(True, (), "its loop last turned 61 s ago"), "buffer": Observed(True)}
+    assert decide(LIMITS, ["buffer", "env-copy-0"], observed, 0.0) == [Kill("env-copy-0", "its loop last turned 61 s ago")]
+
+
+@pytest.mark.parametrize("code", [75, 3])
+def test_ends_for_want_of_a_broker_do_not_end_the_run_but_its_own_do(code: int):
+    outage = ended(*((float(t), 1.0, code) for t in range(10, 60, 10)))
+    assert decide(LIMITS, ["buffer"], {"buffer": outage}, 61.0) == [Start("buffer")]
+    [action] = decide(LIMITS, ["broker"], {"broker": outage}, 61.0)
+    assert isinstance(action, GiveUp)
 
 
 @pytest.mark.parametrize(("code", "word"), [(76, "identity"), (2, "settings"), (7, "model"), (11, "refuses")])

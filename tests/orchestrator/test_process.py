@@ -14,13 +14,21 @@ from typing import Any
 import pytest
 import yaml
 
+from streamrl.config import Target, parse
+from streamrl.health import note_of
 from streamrl.metric_names import measure
-from streamrl.orchestrator.display import PartLine
+from streamrl.orchestrator import liveness, process
+from streamrl.orchestrator.display import Frame, PartLine
+from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.observe import View
-from streamrl.orchestrator.process import gauges, heard, without_prefix
+from streamrl.orchestrator.process import Parts, batches_begin, gauges, heard, part_names, without_prefix
 from streamrl.orchestrator.sinks import tensorboard
-from streamrl.orchestrator.supervisor import last_line
+from streamrl.orchestrator.supervisor import Supervisor, last_line
 from streamrl.records import Demand, Server
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Output
+from streamrl.stream.memory import MemoryLog
+from tests.orchestrator.actor import batch
 from tests.orchestrator.processes import MARK, left_after, marked
 from tests.orchestrator.sinks import stories
 from tests.waiting import patience, until
@@ -170,6 +178,59 @@ def test_the_words_of_a_log_line():
     assert without_prefix("anything else") == "anything else"
 
 
+LIVES = """
+import http.server, json, pathlib, sys
+class Stands(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(b"buffer: its loop last turned 61 s ago, the limit is 60 s")
+server = http.server.HTTPServer(("127.0.0.1", 0), Stands)
+note = pathlib.Path(sys.argv[1])
+note.parent.mkdir(parents=True, exist_ok=True)
+note.write_text(json.dumps([{"targets": [f"127.0.0.1:{server.server_port}"]}]))
+server.serve_forever()
+"""
+
+
+class Said:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def show(self, frame: Frame) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_part_that_hangs_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}, "orchestrator": {"backoff_s": 0.01}})
+    sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    hangs = [sys.executable, "-c", LIVES, str(note_of(run, "buffer"))]
+    monkeypatch.setattr(process, "command", lambda run, part: hangs if part.name == "buffer" else sleeps)
+    monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
+    said, supervisor = Said(), Supervisor(tmp_path / "logs")
+    try:
+        with Liveness(run, part_names(run)) as asked:
+            parts = Parts(run, supervisor, asked)
+            until(lambda: parts.keep(said) is None and any("starting it again" in line for line in said.lines))
+            lives = {line.name: line.restarts for line in parts.lines()}
+    finally:
+        supervisor.close(limit_s=1.0)
+    assert said.lines[0] == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is 60 s"
+    assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}
+
+
+def test_the_batches_that_a_verdict_needs_are_found_from_the_end():
+    log, target = MemoryLog({"batches": 1}), Target(env="copy", reward=1.0, batches=2)
+    for number in range(40):
+        log.append([to_message(Output("batches", str(number), batch(number, {"copy" if number < 30 else "add": [1.0]})))], marker=True)
+    assert batches_begin(log, target) == 80 - 32  # 8 offsets, a marker behind each record, hold no batch with the env; 32 hold six
+    assert batches_begin(MemoryLog({"batches": 1}), target) == 0
+
+
 def test_parts_that_others_started_are_known_by_their_metrics():
     seen = View("lead", since_s=50.0, heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0})
     assert [(part.name, part.state) for part in heard(seen, 100.0)] == [("batcher", "silent"), ("buffer", "running")]
@@ -179,7 +240,7 @@ def test_what_the_orchestrator_measures_of_a_run():
     fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
     stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
     demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0, closed_groups={})}
-    seen = View("lead", since_s=50.0, version=5, version_times_s={5: 90.0}, servers={"a": fresh, "b": stale}, demand=demand, batch=6)
+    seen = View("lead", since_s=50.0, version=5, version_s=90.0, servers={"a": fresh, "b": stale}, demand=demand, batch=6)
     seen.fates["add"]["expired"] = 3
     values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
     assert [name for name in values if measure(name) is None] == []
@@ -191,4 +252,4 @@ def test_what_the_orchestrator_measures_of_a_run():
 
 
 def test_the_time_between_two_sessions_was_not_waiting():
-    assert gauges(View("lead", since_s=95.0, version=5, version_times_s={5: 10.0}), [], 100.0)["orchestrator/since_version_s"] == 5.0
+    assert gauges(View("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)["orchestrator/since_version_s"] == 5.0

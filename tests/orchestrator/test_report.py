@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,19 @@ def test_the_report_of_a_small_run(run: RunFile, log: MemoryLog):
     assert made["evals"] == {"held": [{"version": 0, **passed}, {"version": 20, **passed}]}
     assert (made["logprob_mismatch_max_abs"], made["logprob_mismatch_tokens"]) == (2e-6, 127)
     assert made["time_to_target_s"] is not None and made["wall_s"] >= made["time_to_target_s"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e308])
+def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, value: float):
+    before = summarise(run, gather(run, log), {})
+    names = ("inference/mismatch_tokens", "inference/mismatch_max_abs", "orchestrator/active_s")
+    if not math.isfinite(value):
+        Meter(log, "inference-0").publish(dict.fromkeys(names, value), step=1)
+    Meter(log, "env-copy-0").publish({"orchestrator/active_s": value, "batches/copy/mixed_versions_frac": value}, step=1)
+    Meter(log, "batcher").publish({"batches/copy/mixed_versions_frac": value, "batches/copy/rollouts_used": value}, step=2)
+    assert summarise(run, gather(run, log), {}) == before
+    Meter(log, "inference-0").publish({"inference/mismatch_tokens": 1e308}, step=1)
+    report.write(run, log)
 
 
 def test_files_and_words(run: RunFile, log: MemoryLog):

@@ -73,7 +73,7 @@ class Soak:
     def tick(self) -> None:
         """Start what is not running, and look at what is."""
         observed = self.supervisor.observe()
-        for action in decide(self.run.orchestrator, self._wanted, observed, time.time()):
+        for action in decide(self.run.orchestrator, self._wanted, observed, time.monotonic()):
             if isinstance(action, GiveUp):
                 raise Stuck(f"{action.name} is not started again: {action.reason}; it said: {self.supervisor.last_line(action.name)}")
             self.supervisor.start(action.name, self._command(action.name))

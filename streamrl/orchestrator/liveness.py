@@ -1,0 +1,90 @@
+"""Do the parts of a run live? Asks each of them at `/livez`, in a thread beside the loop; `plan.py` decides what follows from the answers.
+
+Where a part listens stands in its file beside the runs (`health.py`). One that has not written it yet is starting, and is not judged.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from streamrl.config import RunFile
+from streamrl.health import limit_s, note_of
+
+PERIOD_S = 5.0  # between two questions to the same part
+ANSWER_S = 2.0  # for an answer
+
+
+@dataclass
+class Asked:
+    """What is known of one life of a part."""
+
+    silent_s: float = 0.0  # how long it has not answered, while it was asked
+    hangs: str = ""  # why it is to be ended; empty while it lives
+
+
+class Liveness:
+    """Asks while it is used as a context. `names`: process -> the name that the part has in its file."""
+
+    def __init__(self, run: RunFile, names: Mapping[str, str]) -> None:
+        self._run = run
+        self._names = dict(names)
+        self.lives = {name: Asked() for name in names}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask_all, name="liveness", daemon=True)
+
+    def __enter__(self) -> Liveness:
+        if self._run.metrics.serve:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def begins(self, name: str) -> None:
+        """The part is about to be started: what its last life said, and where it listened, counts no longer."""
+        if name in self.lives:
+            note_of(self._run, self._names[name]).unlink(missing_ok=True)
+            self.lives[name] = Asked()
+
+    def hanging(self) -> dict[str, str]:
+        """Process -> why it is to be ended, for those that hang."""
+        return {name: life.hangs for name, life in self.lives.items() if life.hangs}
+
+    def _ask_all(self) -> None:
+        with httpx.Client(timeout=ANSWER_S, trust_env=False) as client:
+            asked_s = time.monotonic()
+            while not self._over.wait(PERIOD_S):
+                now_s = time.monotonic()
+                since_s, asked_s = min(now_s - asked_s, 2 * PERIOD_S), now_s  # this process may have stood still itself
+                for name, part in self._names.items():
+                    life = self.lives[name]
+                    if address := listening(note_of(self._run, part)):
+                        ask(client, address, life, since_s, limit_s(self._run, part))
+
+
+def listening(note: Path) -> str:
+    """HOST:PORT of a part; empty while it has not noted it."""
+    try:
+        return str(json.loads(note.read_text())[0]["targets"][0])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def ask(client: httpx.Client, address: str, life: Asked, since_s: float, limit_s: float) -> None:
+    """One question, `since_s` after the one before. A part that says that its loop stands hangs; so does one that says nothing for `limit_s`."""
+    try:
+        answer = client.get(f"http://{address}/livez")
+    except (httpx.HTTPError, httpx.InvalidURL):
+        life.silent_s += since_s
+        if life.silent_s > limit_s:
+            life.hangs = f"it has not answered at http://{address}/livez for {life.silent_s:.0f} s, the limit is {limit_s:.0f} s"
+        return
+    life.silent_s = 0.0
+    life.hangs = "" if answer.is_success else " ".join(answer.text.split())[:300]

@@ -1,0 +1,63 @@
+"""What is known of a part from its answers, or their absence, at /livez: of `health.py`, and of a listener that is deaf."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from streamrl.config import RunFile, parse
+from streamrl.health import note_of, serving
+from streamrl.orchestrator.liveness import Asked, Liveness, ask, listening
+from streamrl.orchestrator.process import part_names
+from streamrl.stream.memory import MemoryLog
+from tests.waiting import until
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFile:
+    return parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}, "metrics": {"live_within_s": 0.2}})
+
+
+@pytest.fixture
+def client() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=0.2, trust_env=False) as made:
+        yield made
+
+
+def test_a_part_whose_loop_stands_hangs(run: RunFile, client: httpx.Client):
+    log = MemoryLog({"in": 1})
+    with serving(run, log, "buffer") as watched:
+        until(lambda: listening(note_of(run, "buffer")) != "")
+        reader, life = watched.reader({("in", 0): 0}), Asked()
+
+        def asked() -> str:
+            ask(client, listening(note_of(run, "buffer")), life, 5.0, 60.0)
+            return life.hangs
+
+        reader.poll(1, 0.0)
+        assert asked() == ""
+        until(lambda: asked().startswith("buffer: its loop last turned 0 s ago"))
+        reader.poll(1, 0.0)
+        assert asked() == ""
+
+
+def test_a_part_that_holds_its_interpreter_hangs_after_its_limit(client: httpx.Client):
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address, life = f"127.0.0.1:{deaf.getsockname()[1]}", Asked()
+        ask(client, address, life, 5.0, 8.0)
+        assert life.hangs == ""
+        ask(client, address, life, 5.0, 8.0)
+        assert life.hangs == f"it has not answered at http://{address}/livez for 10 s, the limit is 8 s"
+
+
+def test_a_new_life_is_not_judged_by_the_last_one(run: RunFile):
+    liveness = Liveness(run, part_names(run))
+    note = note_of(run, "learner-lead")
+    note.parent.mkdir(parents=True)
+    note.write_text('[{"targets": ["127.0.0.1:1"]}]')
+    liveness.lives["learner"].hangs = "it hung"
+    assert liveness.hanging() == {"learner": "it hung"} and listening(note) == "127.0.0.1:1"
+    liveness.begins("learner")
+    assert liveness.hanging() == {} and listening(note) == ""
