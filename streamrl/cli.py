@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from streamrl import __version__
-from streamrl.errors import StreamrlError, TopicMissing
+from streamrl.errors import StreamrlError, TopicMissing, escaped
 from streamrl.stopping import stop_on
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Commands(click.Group):
     def _fail(self, ctx: click.Context, line: str, exit_code: int) -> None:
         if ctx.params.get("debug"):
             traceback.print_exc()
-        click.echo(f"streamrl: {line}", err=True)
+        click.echo(f"streamrl: {escaped(line)}", err=True)
         ctx.exit(exit_code)
 
 
@@ -733,6 +733,15 @@ def _start_logging() -> None:
     if level not in logging.getLevelNamesMapping():
         raise click.UsageError(f"STREAMRL_LOG is {level!r}; give one of DEBUG, INFO, WARNING, ERROR")
     logging.basicConfig(level=level, format=LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr)
+
+    class Escaped(logging.Formatter):
+        """A line may quote what others have written."""
+
+        def format(self, record: logging.LogRecord) -> str:
+            return escaped(super().format(record))
+
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(Escaped(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
     for name in QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
 

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from streamrl.credentials import exposed, is_secret
 from streamrl.errors import ConfigError, unknown
 from streamrl.imports import imports_in
+from streamrl.ownership import is_ours
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 # What ships under a name, listed here so that a run file is checked without loading it (JAX, for the first two). Tests hold them to the functions.
@@ -290,9 +291,12 @@ class Inference(Section):
 
     @property
     def interpreter(self) -> Path:
-        """The Python to run vLLM with."""
+        """The Python to run vLLM with. An environment that somebody else may have put here, as below /tmp, is not looked at."""
+        if self.python:
+            return Path(self.python)
         beside = [directory / ".venv-inference" / "bin" / "python" for directory in (Path.cwd(), Path(sys.prefix).parent)]
-        return Path(self.python) if self.python else next((path for path in beside if path.exists()), Path(sys.executable))
+        ours = (path for path in beside if path.exists() and is_ours(path.parents[1]) and is_ours(path.parent))
+        return next(ours, Path(sys.executable))
 
 
 def server_name(pool: str, index: int) -> str:

@@ -82,3 +82,8 @@ def unknown(name: str, shipped: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(names)}; your own: MODULE:NAME"
     return f"{name!r} is not known; {hint}"
+
+
+def escaped(text: str) -> str:
+    """The text with whatever would do something to a terminal written out: control characters, but for line ends and tabs."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from streamrl.config import RunFile
+from streamrl.config import RunFile, is_loopback
 from streamrl.errors import InferenceError, PortTaken
 from streamrl.metric_names import Measure, exposed, measure
 from streamrl.stream.log import Log
@@ -232,7 +232,11 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
-        page = cast(Server, self.server).pages.at(urlsplit(self.path).path)
+        server = cast(Server, self.server)
+        if self._may_ask(server.address.host):
+            page = server.pages.at(urlsplit(self.path).path)
+        else:
+            page = Page(400, b"it is by another name that this address is asked\n")
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
@@ -241,6 +245,13 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     do_HEAD = do_GET
+
+    def _may_ask(self, bound: str) -> bool:
+        """On loopback only by a name of loopback: a web page elsewhere may have its own name point here (DNS rebinding)."""
+        asked = self.headers.get("Host")
+        if asked is None or not is_loopback(bound):
+            return True
+        return is_loopback((urlsplit(f"//{asked}").hostname or "") if asked.isprintable() else "")
 
     def log_message(self, format: str, *args: object) -> None:
         logger.debug(format, *args)

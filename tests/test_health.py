@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> RunFile:
     return data_path.RUN.model_copy(update={"runs_dir": str(tmp_path)})
 
 
-def get(url: str) -> tuple[int, str]:
+def get(url: str | urllib.request.Request) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(url, timeout=patience(30)) as answer:
             return answer.status, answer.read().decode()
@@ -137,6 +137,16 @@ def test_a_part_may_have_a_page_of_its_own(run: RunFile):
         assert get(url) == (503, "vLLM is not up yet\n")
         up.append(True)
         assert get(url) == (200, "vllm:num_requests_running 2.0\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 400), ("localhost.evil.example", 400)]
+)
+def test_a_web_page_whose_name_points_here_reads_nothing(run: RunFile, host: str, status: int):
+    with serving(run, MemoryLog(TOPICS), "buffer"):
+        (url,) = noted(run, "buffer")
+        request = urllib.request.Request(url.replace("/metrics", "/livez"), headers={"Host": host})
+        assert get(request)[0] == status
 
 
 def test_the_command_line_says_where(run: RunFile):

@@ -16,6 +16,7 @@ from streamrl.inference.host import Host
 from streamrl.inference.server import check
 from streamrl.learner.reading import versions
 from streamrl.metrics import Meter
+from streamrl.orchestrator.display import quoted
 from streamrl.records import Evaluation, PolicyVersion
 from streamrl.stream.log import Log
 from streamrl.weights.store import Store
@@ -104,7 +105,7 @@ def table(found: Iterable[Evaluation]) -> Table:
         values = {p.k: interval(p.value, p.low, p.high) for p in evaluation.pass_at}
         reward = interval(evaluation.reward_mean, evaluation.reward_low, evaluation.reward_high)
         counts = (len(evaluation.problems), int(evaluation.samples.sum()), evaluation.repeated)
-        made.add_row(name, str(version), *(values.get(k, "-") for k in ks), reward, *(f"{count:,}" for count in counts))
+        made.add_row(quoted(name), str(version), *(values.get(k, "-") for k in ks), reward, *(f"{count:,}" for count in counts))
     return made
 
 

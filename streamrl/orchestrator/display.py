@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamrl.config import RunFile
+from streamrl.errors import escaped
 from streamrl.orchestrator.observe import SILENT_S, View, expired_share, latest, recent_rewards, total, waiting
 from streamrl.topics import env_part
 
@@ -89,7 +90,7 @@ class PlainDisplay:
             self.say(line(frame))
 
     def say(self, line: str) -> None:
-        print(time.strftime("%H:%M:%S"), line, flush=True)
+        print(time.strftime("%H:%M:%S"), escaped(line), flush=True)
 
     def close(self) -> None: ...
 
@@ -108,7 +109,7 @@ class LiveDisplay:
         self._draw()
 
     def say(self, line: str) -> None:
-        self._events.append(f"{time.strftime('%H:%M:%S')} {line}")
+        self._events.append(f"{time.strftime('%H:%M:%S')} {escaped(line)}")
         self._draw()
 
     def close(self) -> None:
@@ -160,9 +161,9 @@ def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> Rende
     """The frame for a terminal of `width` columns: the most important at the top, where a low one still shows it."""
     rows: list[RenderableType] = [headline(frame), Text(), envs_table(frame, spark_width=min(max(width - 78, 8), 40))]
     if frame.seen.evals:
-        rows += [Text(), Text(evaluated(frame.seen), style="cyan")]
+        rows += [Text(), Text(escaped(evaluated(frame.seen)), style="cyan")]
     if waits := waiting(frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}):
-        rows += [Text(), Text(f"⧖ {waits}", style="yellow")]
+        rows += [Text(), Text(escaped(f"⧖ {waits}"), style="yellow")]
     if frame.seen.servers:
         rows += [Text(), servers_table(frame)]
     if frame.parts:
@@ -220,8 +221,8 @@ def servers_table(frame: Frame) -> Table:
         state = "silent" if frame.time_s - server.heartbeat_s > SILENT_S else server.state
         version = Text(f"v{server.version}" if server.version >= 0 else DASH, style="bold")
         probe = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH
-        where = [server.pool] if pooled else []
-        rows.append([Text(name, style="cyan"), *where, _state(state), version, str(server.in_flight), probe, Text(server.error, style="red")])
+        where = [quoted(server.pool)] if pooled else []
+        rows.append([quoted(name, "cyan"), *where, _state(state), version, str(server.in_flight), probe, quoted(server.error, "red")])
     return _table(("server", *(["pool"] if pooled else []), "state", ">policy", ">in flight", ">logprobs off by", ""), rows)
 
 
@@ -232,7 +233,7 @@ def parts_table(frame: Frame) -> Table:
     rows: list[list[Text | str]] = []
     for part in parts:
         restarts = Text(str(part.restarts), style="yellow" if part.restarts else "bright_black")
-        rows.append([Text(part.name, style="cyan"), _state(part.state), clock(part.for_s), restarts, Text(part.note, style="bright_black")])
+        rows.append([Text(part.name, style="cyan"), _state(part.state), clock(part.for_s), restarts, quoted(part.note, "bright_black")])
     if others := len(frame.parts) - len(parts):
         rows.append([Text(f"{others} others", style="cyan"), _state("running"), "", "", ""])
     return _table(("part", "state", ">for", ">restarts", "last said"), rows)
@@ -247,6 +248,11 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def quoted(text: str, style: str = "") -> Text:
+    """What others have written, as it stands: no markup of rich's, nothing that a terminal obeys."""
+    return Text(escaped(text), style=style)
 
 
 def _state(state: str) -> Text:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamrl.config import RunFile
-from streamrl.orchestrator.display import STATE_STYLES, clock
+from streamrl.orchestrator.display import STATE_STYLES, clock, quoted
 from streamrl.orchestrator.observe import SILENT_S, TOPICS, View, expired_share, fold, latest, view
 from streamrl.orchestrator.plan import desired
 from streamrl.stream import broker
@@ -118,7 +118,7 @@ def _parts(parts: list[PartStatus]) -> Table:
     for part in parts:
         heard = "-" if part.heard_s_ago is None else f"{clock(part.heard_s_ago)} ago"
         table.add_row(
-            part.name,
+            quoted(part.name),
             Text(part.state, style=STATE_STYLES.get(part.state, "")),
             heard,
             str(part.restarts),
@@ -133,7 +133,7 @@ def _servers(seen: View, time_s: float) -> Table:
         state = "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
         off = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else "-"
         shown, said = Text(state, style=STATE_STYLES.get(state, "")), server.error or server.url
-        table.add_row(name, shown, server.pool, str(server.version), str(server.in_flight), off, said)
+        table.add_row(quoted(name), shown, quoted(server.pool), str(server.version), str(server.in_flight), off, quoted(said))
     if not seen.servers:
         table.add_row("none", "", "", "", "", "", "")
     return table
@@ -162,7 +162,7 @@ def _evals(seen: View) -> Table:
     for name, by_version in sorted(seen.evals.items()):
         newest = by_version[max(by_version)]
         passed = ", ".join(f"@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in newest.pass_at)
-        table.add_row(name, str(newest.version), passed, f"{newest.reward_mean:.3f}", str(len(newest.problems)))
+        table.add_row(quoted(name), str(newest.version), passed, f"{newest.reward_mean:.3f}", str(len(newest.problems)))
     return table
 
 

@@ -12,6 +12,7 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import RunFile
 from streamrl.errors import ConfigError
+from streamrl.orchestrator.display import quoted
 from streamrl.replay.audit import KINDS, Audit, audit
 from streamrl.replay.compare import Replayed, replay
 from streamrl.replay.progress import shown
@@ -42,7 +43,7 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
     if result.gone:
         console.print(f"{result.gone:,} more are gone by retention, which has deleted them or their fates")
     for problem in result.problems:
-        console.print(f"  {problem}", style="red", highlight=False)
+        console.print(quoted(f"  {problem}", "red"))
     if (more := result.lost + result.twice + result.astray - len(result.problems)) > 0:
         console.print(f"  and {more:,} more", style="red")
     return 0 if result.balanced else 1
@@ -58,7 +59,7 @@ def account(result: Audit, by_version: bool) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for (env, version), counts in rows.items():
-        table.add_row(env, *([version] if by_version else []), f"{counts.total():,}", *(f"{counts[name]:,}" for name in shown))
+        table.add_row(quoted(env), *([version] if by_version else []), f"{counts.total():,}", *(f"{counts[name]:,}" for name in shown))
     return table
 
 
@@ -90,7 +91,7 @@ def show_replay(run: RunFile, log: Log, only: str | None, step: int | None, cons
         identical.update(result.identical)
         console.print(f"{name}: {result.entries:,} journal entries, {result.events:,} records", highlight=False)
         if result.difference:
-            console.print(f"[bold red]first difference[/] {result.difference}", highlight=False)
+            console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"))
             return 1
         if step is not None:
             console.print(f"[bold]{name} at step {step}[/]")

@@ -25,7 +25,7 @@ def show_list(log: Log, console: Console) -> None:
         return
     table = Table("topic", "cause", "letters", "put back", "first", "last", box=None, header_style="bold")
     for (topic, cause), row in rows.items():
-        table.add_row(topic, Text(cause), f"{row.letters:,}", f"{row.retried:,}", _when(row.first), _when(row.last))
+        table.add_row(Text(topic), Text(printable(cause)), f"{row.letters:,}", f"{row.retried:,}", _when(row.first), _when(row.last))
     console.print(table)
     total = sum(row.letters for row in rows.values())
     console.print(Text(f"{total:,} letters; `streamrl dead-letters show RUN TOPIC[PARTITION]@OFFSET` shows one"))
@@ -37,7 +37,7 @@ def show_letter(log: Log, place: str, console: Console) -> None:
     message, value = letter.message, letter.message.value
     back = (message.partition, message.offset) in letters.retried(log, letter.topic)
     console.print(Text.assemble((str(letter), "bold"), f"  put aside {_time(letter)}{', put back since' if back else ''}"))
-    console.print(Text(letter.cause, style="red"))
+    console.print(Text(printable(letter.cause), style="red"))
     console.print(Text(f"key      {printable(repr(message.key))}"))
     for name, header in message.headers:
         if not name.startswith(PREFIX):

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from streamrl.config import RunFile
 from streamrl.learner.reading import announcements
+from streamrl.orchestrator.display import quoted
 from streamrl.replay.progress import Report, shown, silent
 from streamrl.stream.log import Log
 
@@ -59,6 +60,6 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
         result = compare(announcements(log, run.learner.name), retrained(run, log, first), progress)
     console.print(f"learner {run.learner.name}: {result.identical:,} versions identical", highlight=False)
     if result.difference:
-        console.print(f"[bold red]first difference[/] {result.difference}", highlight=False, soft_wrap=True)
+        console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"), soft_wrap=True)
         return 1
     return 0

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from streamrl.errors import BrokerError
+from streamrl.ownership import is_ours
 
 logger = logging.getLogger(__name__)
 
@@ -54,18 +55,27 @@ def _java_version(program: str) -> int:
 
 
 def cache() -> Path:
-    """Where things are kept that all runs share: STREAMRL_HOME, the nearest .streamrl of this directory and those above, or a new one here."""
+    """Where things are kept that all runs share: STREAMRL_HOME, the nearest .streamrl of this directory and those above, or a new one here.
+
+    Programs are run from there, so the search ends at a directory that others may write to, as /tmp, and their .streamrl is passed over.
+    """
     named = os.environ.get("STREAMRL_HOME")
     if named:
         return Path(named).absolute()
     here = Path.cwd()
-    return next((found for place in (here, *here.parents) if (found := place / ".streamrl").is_dir()), here / ".streamrl")
+    for place in (here, *here.parents):
+        if (found := place / ".streamrl").is_dir() and is_ours(found):
+            return found
+        if not is_ours(place):
+            break
+    return here / ".streamrl"
 
 
 def jars() -> Path:
-    """The directory of Kafka's jars; the first call downloads them (45 MB), later ones need no network. Raises BrokerError."""
+    """The directory of Kafka's jars, by their hashes; the first call downloads them (45 MB), later ones need no network. Raises BrokerError."""
     directory = cache() / f"kafka-{VERSION}"
     if directory.is_dir():
+        _check(directory)
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with locked(directory.parent / ".lock"), tempfile.TemporaryDirectory(dir=directory.parent) as work:
@@ -73,6 +83,18 @@ def jars() -> Path:
             logger.info("downloading Kafka %s to %s", VERSION, directory)
             _download(Path(work)).rename(directory)
     return directory
+
+
+def _check(directory: Path) -> None:
+    """Raises BrokerError unless exactly the jars of jars.txt lie there: all of a directory is on Java's path."""
+    wanted = dict[str, str]()
+    for line in (FILES / "jars.txt").read_text().splitlines():
+        coordinate, sha256 = line.split()
+        _, artifact, version = coordinate.split(":")
+        wanted[f"{artifact}-{version}.jar"] = sha256
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
+    if wrong := sorted(name for name, _ in wanted.items() ^ found.items()):
+        raise BrokerError(f"{directory} is not Kafka {VERSION} as it was downloaded ({wrong[0]} differs); remove it, and it is downloaded again")
 
 
 def _download(work: Path) -> Path:

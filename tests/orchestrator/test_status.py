@@ -81,3 +81,17 @@ def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
         "held         20           @1 0.250 [0.062, 0.750]",
     ):
         assert text in shown, text
+
+
+ATTACK = "[/models/x] cannot be loaded \x1b]0;owned\x07 [link=http://evil]here[/link]"
+
+
+def test_what_a_server_says_is_neither_markup_nor_an_order_to_the_terminal(run: RunFile):
+    record = Server(server_id="inference-0", url="", pool=ATTACK, state="error", error=ATTACK, heartbeat_s=99.0)
+    seen = fold(view(run), [Event("servers", 0, 0, "inference-0", record)])
+    out = io.StringIO()
+    console = Console(file=out, width=400, force_terminal=True, color_system=None)
+    for table in status.tables(run, seen, [], 100.0):
+        console.print(table)
+    assert "[/models/x] cannot be loaded \\x1b]0;owned\\x07" in out.getvalue() and "[link=http://evil]here[/link]" in out.getvalue()
+    assert "\x1b]" not in out.getvalue() and "\x07" not in out.getvalue()

@@ -382,6 +382,35 @@ def test_the_cache_is_the_nearest_one_above_or_the_one_named(tmp_path: Path, mon
     assert distribution.cache() == tmp_path / "named"
 
 
+def test_a_cache_that_others_may_have_planted_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("STREAMRL_HOME")
+    (tmp_path / "shared" / "mine").mkdir(parents=True)
+    (tmp_path / "shared" / ".streamrl").mkdir()
+    monkeypatch.chdir(tmp_path / "shared" / "mine")
+    assert distribution.cache() == tmp_path / "shared" / ".streamrl"
+    (tmp_path / "shared" / ".streamrl").chmod(0o777)
+    assert distribution.cache() == tmp_path / "shared" / "mine" / ".streamrl", "others may write into it"
+    (tmp_path / "shared" / ".streamrl").rmdir()
+    (tmp_path / ".streamrl").mkdir()
+    assert distribution.cache() == tmp_path / ".streamrl"
+    (tmp_path / "shared").chmod(0o1777)
+    assert distribution.cache() == tmp_path / "shared" / "mine" / ".streamrl", "as below /tmp"
+
+
+@pytest.mark.parametrize("planted", ["changed", "more"])
+def test_jars_are_checked_each_time(planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path))
+    monkeypatch.setattr(distribution, "FILES", tmp_path)
+    (tmp_path / "jars.txt").write_text(f"g:a:1 {hashlib.sha256(b'good').hexdigest()}\n")
+    there = tmp_path / f"kafka-{distribution.VERSION}"
+    there.mkdir()
+    (there / "a-1.jar").write_bytes(b"good")
+    assert distribution.jars() == there
+    (there / {"changed": "a-1.jar", "more": "b.jar"}[planted]).write_bytes(b"evil")
+    with pytest.raises(BrokerError, match=r"is not Kafka .* as it was downloaded \((a-1|b).jar differs\); remove it"):
+        distribution.jars()
+
+
 def test_sigterm_is_enough(directory: Path):
     """A broker that nobody's `stop` reaches ends on an ordinary SIGTERM, in time."""
     found = broker.start(directory, die_with_parent=False)
