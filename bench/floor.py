@@ -31,7 +31,7 @@ class Stage:
 
     def turn(self, messages: list[Message]) -> list[Message]:
         name = self.part.name
-        events = timed(self.spent, f"{name}: decode", lambda: [to_event(m, self.part.inputs[m.topic]) for m in messages])
+        events = timed(self.spent, f"{name}: decode", lambda: [to_event(m, self.part.schemas_of(m.topic)) for m in messages])
         self.state, outputs = timed(self.spent, f"{name}: step", lambda: self.part.step(self.part.config, self.state, events, 0.0))
         made = timed(self.spent, f"{name}: encode", lambda: [to_message(output) for output in outputs])
         timed(self.spent, f"{name}: digest", lambda: digest(made))

@@ -373,7 +373,13 @@ class Topics(Section):
     partitions: int = Field(default=1, ge=1)  # of rollouts.<env> and groups.<env>; fixed for a run
     replicas: int = Field(default=1, ge=1)  # copies of each partition
     retention_hours: float = Field(default=168, gt=0)  # records are kept so long, at least
+    on_removed: Literal["stop", "expire"] = "stop"  # a part starts and retention has deleted what it needs: it says so and ends, or expires that
     config: dict[str, str] = {}  # more settings for every topic
+
+    @property
+    def snapshot_s(self) -> float:
+        """How often parts write snapshots at least: after seven eighths of the retention a part that was killed can still start again."""
+        return self.retention_hours * 3600 / 8
 
 
 class Fork(Section):

@@ -361,7 +361,11 @@ class Slice(Record, frozen=True, array_like=True, kw_only=True):
 
 
 class JournalEntry(Record, frozen=True, kw_only=True):
-    """One turn of a part's loop: what it took, in order, and when; enough to run it again."""
+    """One turn of a part's loop: what it took, in order, and when; enough to run it again.
+
+    Where `removed` is not None the part took no records: at its start it brought its state in line with its configuration (`Part.reconcile`), and
+    with what retention had deleted: of each (topic, partition, offset) everything below the offset.
+    """
 
     sequence: int
     time_s: float
@@ -370,6 +374,7 @@ class JournalEntry(Record, frozen=True, kw_only=True):
     output_count: int
     snapshot_offset: int = -1  # where the newest complete snapshot lies in this partition; -1: none
     config: str = ""  # JSON, at the start and at each change
+    removed: list[tuple[str, int, int]] | None = None
 
 
 class Snapshot(Record, frozen=True, kw_only=True):

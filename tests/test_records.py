@@ -131,7 +131,7 @@ def whole() -> dict[str, Record]:
             short["server"], pool="judges", model="judge", error="no copy", in_flight=3, mismatch_max_abs=0.5, mismatch_tokens=63
         ),
         "fate": structs.replace(short["fate"], cause="of its group"),
-        "journal-entry": structs.replace(short["journal-entry"], snapshot_offset=7, config="{}"),
+        "journal-entry": structs.replace(short["journal-entry"], snapshot_offset=7, config="{}", removed=[("rollouts.copy", 0, 3)]),
         "snapshot": structs.replace(short["snapshot"], part=1, parts=3),
         "evaluation": structs.replace(short["evaluation"], top_p=0.75, top_k=20),
     }

@@ -18,8 +18,9 @@ from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, 
 from streamrl.batcher.parts import split
 from streamrl.batcher.selection import DATA, REST, Candidate, Selection, carry, needs, rebased, select, shares, shortage, waits_for
 from streamrl.buffer.freshness import fresh
+from streamrl.buffer.window import LEFT
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
-from streamrl.stream.log import Event, Output
+from streamrl.stream.log import Event, Output, Positions
 
 
 @dataclass(frozen=True)
@@ -305,6 +306,24 @@ class Fold:
             before = {producer: pool.granted.get(producer, 0) for producer in self.config.producers[env]}
             pool.granted = grants(before, pool.closed, math.ceil(wanted_tokens / cost))
         return dict(pool.granted)
+
+    def reconcile(self, removed: Positions) -> None:
+        """Let go of groups that retention has deleted, and of envs that were taken out; what these were owed goes to the others.
+
+        A group that is deleted has no fates: its record named the rollouts, which are older, and so deleted too.
+        """
+        state, envs = self.state, self.config.fractions
+        for env, pool in state.pools.items():
+            for queue in (pool.groups, pool.ahead):
+                for place in reversed(range(len(queue))):
+                    event = queue[place].event
+                    if event.offset < removed.get((event.topic, event.partition), 0):
+                        pool.leave(queue, place)
+                    elif env not in envs:
+                        self.end("filtered", self.usable(pool.leave(queue, place)), cause=LEFT)
+        state.short = {share: tokens for share, tokens in state.short.items() if share in envs or share == REST}
+        state.balance = rebased(self.fractions(state.next_batch), state.balance)
+        self.look()
 
     def on_policy(self, pool: Pool) -> int:
         """Rollouts held that the newest version made."""

@@ -16,7 +16,7 @@ from streamrl.batcher.selection import REST
 from streamrl.config import Fork, RunFile
 from streamrl.records import PolicyVersion, ScoredGroup
 from streamrl.stream import worker
-from streamrl.stream.log import Event, Log, Output
+from streamrl.stream.log import Event, Log, Output, Positions
 from streamrl.stream.worker import Part, Report
 
 CONSUMES = ("groups", "policy-versions")
@@ -40,6 +40,13 @@ def step(config: Config, state: State, events: Iterable[Event], time_s: float, b
         fold.build_all(before)
     fold.say_short()
     fold.say_demand()
+    return state, fold.outputs
+
+
+def reconcile(config: Config, state: State, removed: Positions, time_s: float) -> tuple[State, list[Output]]:
+    """The state under this configuration, without what retention has deleted: everything below the offsets of `removed`."""
+    fold = Fold(config, state, time_s)
+    fold.reconcile(removed)
     return state, fold.outputs
 
 
@@ -98,7 +105,19 @@ def part(run: RunFile) -> Part[Config, State]:
         group_tokens={name: run.buffer.group_size * 2 * env.max_tokens for name, env in granting.items()},
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
-    return Part("batcher", inputs, config, partial(first_state, run.fork), step, paused, report, imports=run.imported)
+    return Part(
+        "batcher",
+        inputs,
+        config,
+        partial(first_state, run.fork),
+        step,
+        paused,
+        report,
+        reconcile,
+        snapshot_s=run.topics.snapshot_s,
+        expires_removed=run.topics.on_removed == "expire",
+        imports=run.imported,
+    )
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:

@@ -13,7 +13,7 @@ from streamrl.buffer.window import Fold, Rules, State
 from streamrl.config import RunFile
 from streamrl.records import PolicyVersion, Rollout
 from streamrl.stream import worker
-from streamrl.stream.log import Event, Log, Output
+from streamrl.stream.log import Event, Log, Output, Positions
 from streamrl.stream.worker import Part, Report
 
 CONSUMES = ("rollouts", "policy-versions")
@@ -62,6 +62,16 @@ def step(config: Config, state: State, events: Iterable[Event], time_s: float) -
     return state, fold.outputs
 
 
+def reconcile(config: Config, state: State, removed: Positions, time_s: float) -> tuple[State, list[Output]]:
+    """The state under this configuration, without what retention has deleted: everything below the offsets of `removed`."""
+    fold = Fold(config.rules, state)
+    for env in list(state.windows):
+        fold.expire_removed(env, removed)
+        if env not in config.envs:
+            fold.leave(env)
+    return state, fold.outputs
+
+
 def paused(config: Config, state: State) -> frozenset[str]:
     """The topic of an env whose window is full is not read on; nor any, before the version that a fork begins with is heard."""
     waiting = config.envs if state.version < config.begins_at else full(config, state)
@@ -96,7 +106,20 @@ def part(run: RunFile) -> Part[Config, State]:
         begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {**{f"rollouts.{env}": ("rollout",) for env in run.envs}, "policy-versions": ("policy-version",)}
-    return Part("buffer", inputs, config, State, step, paused, report, imports=run.imported, max_invalid_frac=rules.max_invalid_frac)
+    return Part(
+        "buffer",
+        inputs,
+        config,
+        State,
+        step,
+        paused,
+        report,
+        reconcile,
+        snapshot_s=run.topics.snapshot_s,
+        expires_removed=run.topics.on_removed == "expire",
+        imports=run.imported,
+        max_invalid_frac=rules.max_invalid_frac,
+    )
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:

@@ -17,7 +17,9 @@ from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.intake import Intake, objection
 from streamrl.records import Fate, FateKind, Metric, Rollout
 from streamrl.stream.dead_letters import reject
-from streamrl.stream.log import Event, Output
+from streamrl.stream.log import Event, Output, Positions
+
+LEFT = "its env was taken out of the run"
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,29 @@ class Fold:
             scored = None
         record = scored or groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
         self.outputs.append(Output(f"groups.{env}", group_id, record))
+
+    def expire_removed(self, env: str, removed: Positions) -> None:
+        """End the members whose records retention has deleted: they lie below these offsets."""
+        window = self.state.windows[env]
+        for group_id, group in list(window.open.items()):
+            gone = [event for event in group.members if event.offset < removed.get((event.topic, event.partition), 0)]
+            if not gone:
+                continue
+            offsets = np.array([event.offset for event in gone], np.int64)
+            cause = "retention has deleted it before it was used"
+            record = Fate(fate="expired", environment=env, partition=group.partition, offsets=offsets, cause=cause)
+            self.outputs.append(Output("fates", group_id, record))
+            group.members = [event for event in group.members if event not in gone]
+            group.lost += len(gone)
+            self.settle(env, window, group_id)
+        window.tokens = sum(groups.total_tokens(rollout) for group in window.open.values() for rollout in group.rollouts)
+
+    def leave(self, env: str) -> None:
+        """The env was taken out of the run: what is held of it ends."""
+        for group_id, group in self.state.windows.pop(env).open.items():
+            self.state.closed[group_id] = self.state.version
+            if group.members:
+                self.end("filtered", group.members, LEFT)
 
     def end(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
         """These rollouts of one group end here."""

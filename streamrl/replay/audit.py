@@ -20,6 +20,7 @@ from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, Sco
 from streamrl.replay.progress import Report, silent
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Event, Log, Message, read
+from streamrl.stream.snapshots import held_events
 from streamrl.stream.worker import Part, restore
 
 KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
@@ -147,8 +148,9 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
     reading.add(["policy-versions", "fates", "batches"])  # only now: what was held, in a run that goes on, is held still or has its fate by then
     versions = [event.record for event in reading.events("policy-versions", ("policy-version",))]
     announced = {r.version: r.batch for r in versions if isinstance(r, PolicyVersion) and r.learner == learner}
+    left_out = {topic for topic in log.topics() if topic.startswith("rollouts.")} - set(rollouts)  # of envs that were taken out of the run
     for event in reading.events("fates", ("fate",)):
-        if isinstance(event.record, Fate):
+        if isinstance(event.record, Fate) and f"rollouts.{event.record.environment}" not in left_out:
             enter(result, ledgers, event.record, log)
     for event in reading.events("batches", ("batch", "batch-part")):
         if isinstance(event.record, Batch):
@@ -211,21 +213,6 @@ def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> N
             held[offsets[offsets < len(held)]] = True  # what has come since the rollouts were read is not of this account
         elif event.topic.startswith("rollouts.") and event.offset < len(ledgers[env, event.partition].held):
             ledgers[env, event.partition].held[event.offset] = True
-
-
-def held_events(value: Any) -> Iterator[Event]:
-    """Every event in a state, wherever it is held."""
-    if isinstance(value, Event):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from held_events(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from held_events(item)
-    elif hasattr(value, "__struct_fields__"):
-        for name in value.__struct_fields__:
-            yield from held_events(getattr(value, name))
 
 
 def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int) -> None:

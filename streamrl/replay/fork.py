@@ -23,7 +23,7 @@ from streamrl.batcher import process as batcher
 from streamrl.batcher.curriculum import learned
 from streamrl.buffer import process as buffer
 from streamrl.config import NAME, Curriculum, Fork, RunFile, changed
-from streamrl.errors import ConfigError, StreamrlError
+from streamrl.errors import ConfigError, InputGone, StreamrlError
 from streamrl.learner.reading import announcements, recorded, versions
 from streamrl.orchestrator.directory import write_run_file
 from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup, Visit
@@ -31,10 +31,10 @@ from streamrl.replay.inheritance import Census, Cut, Group, next_problem
 from streamrl.replay.progress import Report, shown
 from streamrl.stream import broker
 from streamrl.stream.codec import encode, to_event, to_message
-from streamrl.stream.journal import Tape, entries, newest
+from streamrl.stream.journal import Tape, entries, is_gone, newest
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, read
-from streamrl.stream.worker import Fold, Part, refold, turn
+from streamrl.stream.worker import Fold, Part, beginning, refold, starts, turn
 from streamrl.weights.store import Stored
 
 T = TypeVar("T")
@@ -171,9 +171,12 @@ def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
     """The parent's batcher when it made batch `version`, by its journal. Raises StreamrlError when that now leads elsewhere."""
     cut = Cut(version)
     part = replace(batcher.part(parent), step=cut.step)
-    fold, tape = Fold(part.initial()), Tape(old, dict(part.inputs))
-    for _, entry in entries(old, f"journal.{part.name}"):
-        if isinstance(entry, JournalEntry) and cut.batch is None:
+    fold, start, tape = beginning(old, part)
+    if fold.state.next_batch > version:
+        before = f"retention has deleted what batch {version} of run {parent.run} was made of; the first that is there is {fold.state.next_batch}"
+        raise InputGone(f"{before}: fork without --rollouts, or at a later version")
+    for _, entry in entries(old, f"journal.{part.name}", start):
+        if isinstance(entry, JournalEntry) and entry.sequence > fold.sequence and cut.batch is None:
             refold(part, fold, entry, tape)
     tape.close()
     if cut.batch is None:
@@ -209,10 +212,11 @@ def rollouts(old: Log, run: RunFile, groups: Mapping[Group, None]) -> Iterator[M
 def schedule(old: Log, parent: RunFile, groups: Mapping[Group, None], version: int) -> Iterator[Message]:
     """The rollouts of these groups and the versions up to `version`, in the order in which the parent's buffer took them."""
     part = buffer.part(parent)
-    tape = Tape(old, dict(part.inputs))
+    tape, begin = Tape(old, part.schemas_of), starts(old, part.inputs)
     pieces = (piece for _, entry in entries(old, f"journal.{part.name}") if isinstance(entry, JournalEntry) for piece in entry.slices)
-    for message in (message for piece in pieces for message in tape.messages(piece)):
-        record = to_event(message, part.inputs[message.topic]).record
+    there = (piece for piece in pieces if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0)))
+    for message in (message for piece in there for message in tape.messages(piece)):
+        record = to_event(message, part.schemas_of(message.topic)).record
         if isinstance(record, PolicyVersion) and record.learner == parent.learner.name:
             if record.version > version:
                 break

@@ -89,7 +89,8 @@ def show_replay(run: RunFile, log: Log, only: str | None, step: int | None, cons
         with shown(f"replay {name}", Console(stderr=True)) as progress:
             result, fold = replay(log, parts[name], stop, progress)
         identical.update(result.identical)
-        console.print(f"{name}: {result.entries:,} journal entries, {result.events:,} records", highlight=False)
+        since = f" from entry {result.begins_at:,} on, as retention has deleted what came before" if result.begins_at else ""
+        console.print(f"{name}: {result.entries:,} journal entries, {result.events:,} records{since}", highlight=False)
         if result.difference:
             console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"))
             return 1

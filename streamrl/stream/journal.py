@@ -6,7 +6,7 @@ offset is always that of a record, so a hole shows and a reader knows when it is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -20,6 +20,7 @@ from streamrl.stream.snapshots import Reference
 
 R = TypeVar("R", bound=Record)
 TAIL = 8  # messages looked at first when the last entry is sought
+NOTHING_LEFT = 2**63 - 1
 SKIP_RECORDS = 2_000  # between two records wanted: rather than read so many for nothing, begin anew behind them
 
 
@@ -57,7 +58,7 @@ class Tape:
     """Reads slices of inputs again, in the order asked, each partition forward only."""
 
     log: Log
-    schemas: dict[str, tuple[str, ...]]  # by topic
+    schemas_of: Callable[[str], tuple[str, ...]]  # of a topic
     records_read: int = 0
     _open: dict[TopicPartition, tuple[Reader, list[Message]]] = field(default_factory=dict[Any, Any])
 
@@ -70,19 +71,23 @@ class Tape:
         return messages
 
     def fetch(self, references: Collection[Reference]) -> dict[Reference, Event]:
-        """Single records, wherever they lie."""
+        """Single records, wherever they lie. One that retention has deleted comes as an event without a record."""
         found: dict[Reference, Event] = {}
-        for where in sorted({(topic, partition) for topic, partition, _ in references}):
-            for offsets in stretches(sorted(offset for topic, partition, offset in references if (topic, partition) == where)):
+        begin = first_offsets(self.log, {(topic, partition) for topic, partition, _ in references})
+        for topic, partition, offset in references:
+            if offset < begin[topic, partition]:
+                found[topic, partition, offset] = Event(topic, partition, offset, "", None)
+        for where in sorted(begin):
+            there = sorted(offset for topic, partition, offset in references if (topic, partition) == where and offset >= begin[where])
+            for offsets in stretches(there):
                 wanted = set(offsets)
                 for message in self._between(where, offsets[0], offsets[-1]):
                     if message.offset in wanted:
-                        found[*where, message.offset] = to_event(message, self.schemas[where[0]])
+                        found[*where, message.offset] = to_event(message, self.schemas_of(where[0]))
+            if there:
                 self._close(where)
         if missing := set(references) - found.keys():
-            raise InputGone(
-                f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: retention is shorter than the window"
-            )
+            raise InputGone(f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: somebody has removed them")
         return found
 
     def close(self) -> None:
@@ -95,7 +100,7 @@ class Tape:
     def _between(self, where: TopicPartition, start: int, last: int) -> Iterator[Message]:
         """Messages with start <= offset <= last, where `last` is that of a message."""
         if where not in self._open:
-            self._open[where] = self.log.reader({where: start}), []
+            self._open[where] = self.log.reader({where: max(start, self.log.start(*where))}), []
         reader, buffer = self._open[where]
         progress = Progress(reader, where, last + 1)
         while True:
@@ -114,8 +119,22 @@ class Tape:
                 return
 
 
+def first_offsets(log: Log, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """The first offset that each partition still has; of a topic that does not exist any more: NOTHING_LEFT."""
+    there = log.topics()
+    begin = log.starts([where for where in partitions if where[0] in there])
+    return {where: begin.get(where, NOTHING_LEFT) for where in partitions}
+
+
+def is_gone(start: int, begin: int) -> bool:
+    """Has retention deleted records from offset `start` on, where `begin` is the first offset left? A single offset may be a transaction's marker."""
+    return start < begin - 1
+
+
 def stretches(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
     """Ascending offsets, cut where more than SKIP_RECORDS lie between two of them."""
+    if not offsets:
+        return
     start = 0
     for place in range(1, len(offsets)):
         if offsets[place] - offsets[place - 1] > SKIP_RECORDS:

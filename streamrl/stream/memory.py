@@ -18,24 +18,35 @@ class MemoryLog:
     """Topics as lists of messages; `None` in a list is a transaction marker."""
 
     def __init__(self, topics: Mapping[str, int]) -> None:
-        self._partitions: dict[TopicPartition, list[Message | None]] = {(t, p): [] for t, n in topics.items() for p in range(n)}
-        self._counts = dict(topics)
+        self._partitions: dict[TopicPartition, list[Message | None]] = {}
+        self._starts: dict[TopicPartition, int] = {}  # offset of the first message kept, which is the first of the list
+        self._counts: dict[str, int] = {}
+        for topic, count in topics.items():
+            self.add(topic, count)
         self._epochs: dict[str, int] = {}
         self._positions: dict[str, dict[TopicPartition, int]] = {}
         self._lock = threading.Condition()
+
+    def add(self, topic: str, partitions: int) -> None:
+        """Make another topic."""
+        self._counts[topic] = partitions
+        for partition in range(partitions):
+            self._partitions[topic, partition] = []
+            self._starts[topic, partition] = 0
 
     def topics(self) -> dict[str, int]:
         return dict(self._counts)
 
     def start(self, topic: str, partition: int) -> int:
         self._partition(topic, partition)
-        return 0
+        return self._starts[topic, partition]
 
     def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {at: self.start(*at) for at in where}
 
     def end(self, topic: str, partition: int) -> int:
-        return len(self._partition(topic, partition))
+        with self._lock:
+            return len(self._partition(topic, partition)) + self._starts[topic, partition]
 
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {at: self.end(*at) for at in where}
@@ -54,6 +65,14 @@ class MemoryLog:
     def committed(self, identity: str) -> dict[TopicPartition, int]:
         return dict(self._positions.get(identity, {}))
 
+    def delete_before(self, starts: Positions) -> None:
+        """Delete the messages of each partition below an offset, as retention would."""
+        with self._lock:
+            for where, offset in starts.items():
+                if (count := offset - self._starts[where]) > 0:
+                    del self._partition(*where)[:count]
+                    self._starts[where] = offset
+
     def close(self) -> None: ...
 
     def append(self, messages: Sequence[Message], marker: bool) -> list[int]:
@@ -63,8 +82,9 @@ class MemoryLog:
             offsets: list[int] = []
             for message, (topic, partition) in zip(messages, chosen, strict=True):
                 messages_there = self._partitions[topic, partition]
-                offsets.append(len(messages_there))
-                messages_there.append(message._replace(partition=partition, offset=len(messages_there), timestamp_s=time.time()))
+                offset = self._starts[topic, partition] + len(messages_there)
+                offsets.append(offset)
+                messages_there.append(message._replace(partition=partition, offset=offset, timestamp_s=time.time()))
             for where in set(chosen) if marker else ():
                 self._partitions[where].append(None)
             self._lock.notify_all()
@@ -84,12 +104,12 @@ class MemoryLog:
     def take(self, where: TopicPartition, start: int, count: int) -> tuple[list[Message], int]:
         """Up to `count` messages from `start`, and the position behind them."""
         with self._lock:
-            there = self._partition(*where)
-            if start > len(there):
-                raise InputGone(f"{where[0]}[{where[1]}] has no offset {start}; it ends at {len(there)}")
+            there, first = self._partition(*where), self._starts[where]
+            if not first <= start <= first + len(there):
+                raise InputGone(f"{where[0]}[{where[1]}] has no offset {start}; it begins at {first} and ends at {first + len(there)}")
             found: list[Message] = []
-            while start < len(there) and len(found) < count:
-                message = there[start]
+            while start < first + len(there) and len(found) < count:
+                message = there[start - first]
                 start += 1
                 if message is not None:
                     found.append(message)

@@ -6,7 +6,7 @@ back, those records are read again from the log. 10,000 held rollouts are 184 KB
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgpack
@@ -27,15 +27,8 @@ def freeze(state: Any) -> bytes:
 
 def thaw(data: bytes, state_type: type[S], fetch: Fetch) -> S:
     """The state again. All references are collected first and read in one go, then put in their places."""
-    wanted: list[Reference] = []
-
-    def collect(code: int, body: memoryview) -> Any:
-        if code == EVENT:
-            wanted.append(_read(body))
-        return None
-
-    msgspec.msgpack.decode(data, ext_hook=collect)
-    events = fetch(set(wanted)) if wanted else {}
+    wanted = references(data)
+    events = fetch(wanted) if wanted else {}
 
     def place(code: int, body: memoryview) -> Any:
         if code != EVENT:
@@ -43,6 +36,34 @@ def thaw(data: bytes, state_type: type[S], fetch: Fetch) -> S:
         return events[_read(body)]
 
     return msgspec.msgpack.decode(data, type=state_type, ext_hook=place, dec_hook=lambda _, value: value)
+
+
+def references(data: bytes) -> set[Reference]:
+    """Where the records lie that a frozen state holds."""
+    wanted = set[Reference]()
+
+    def collect(code: int, body: memoryview) -> Any:
+        if code == EVENT:
+            wanted.add(_read(body))
+        return None
+
+    msgspec.msgpack.decode(data, ext_hook=collect)
+    return wanted
+
+
+def held_events(value: Any) -> Iterator[Event]:
+    """Every event in a state, wherever it is held."""
+    if isinstance(value, Event):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from held_events(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from held_events(item)
+    elif hasattr(value, "__struct_fields__"):
+        for name in value.__struct_fields__:
+            yield from held_events(getattr(value, name))
 
 
 def _reference(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from streamrl.records import Snapshot
 from streamrl.replay.archive import export, restore, run_of
-from streamrl.replay.audit import KINDS, audit, held_events
+from streamrl.replay.audit import KINDS, audit
 from streamrl.replay.compare import replay
 from streamrl.replay.show import parts_of
 from streamrl.stream import worker
@@ -22,6 +22,7 @@ from streamrl.stream.files import FileLog
 from streamrl.stream.journal import entries
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Message, read
+from streamrl.stream.snapshots import held_events
 from tests.data_path import announce, running, send_groups, wait_for_batches
 
 GROUPS, BATCHES, VERSIONS = 61, 7, 6
