@@ -20,7 +20,7 @@ from rich.text import Text
 
 from streamrl.config import RunFile
 from streamrl.errors import escaped
-from streamrl.orchestrator.observe import SILENT_S, View, expired_share, latest, recent_rewards, total, waiting
+from streamrl.orchestrator.observe import SILENT_S, View, arrival_rate, expired_share, latest, recent_rewards, total, troubles, waiting
 from streamrl.topics import env_part
 
 LINE_EVERY_S = 5.0
@@ -30,6 +30,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_BATCHES = 2_000
 EVENTS_SHOWN = 4
 PARTS_SHOWN = 12
+LEAST_TROUBLES = 0.01  # of an env's rollouts: fewer that failed or were put aside are not worth a line
 DASH = "–"
 STATE_STYLES = {
     "running": "green",
@@ -127,8 +128,9 @@ def line(frame: Frame) -> str:
     run, seen = frame.run, frame.seen
     notes = {part.name: part.note for part in frame.parts}
     waits = waiting(run, seen, frame.time_s, notes)
+    wrong = troubles(seen, LEAST_TROUBLES)
     if seen.batch < 0 and waits:
-        return waits
+        return " | ".join([waits, *wrong])
     rewards = "  ".join(f"{env} {_number(_reward(frame, env), '.3f')}" for env in run.envs)
     pieces = [
         f"step {_step(frame)}",
@@ -144,7 +146,7 @@ def line(frame: Frame) -> str:
     pieces += [evaluated(seen)] if seen.evals else []
     restarts = {part.name: part.restarts for part in frame.parts if part.restarts}
     pieces += [f"restarts: {', '.join(f'{name} {n}' for name, n in restarts.items())}"] if restarts else []
-    return " | ".join(pieces) + (f" | {waits}" if waits else "")
+    return " | ".join([*pieces, *wrong, *([waits] if waits else [])])
 
 
 def evaluated(seen: View) -> str:
@@ -164,6 +166,7 @@ def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> Rende
         rows += [Text(), Text(escaped(evaluated(frame.seen)), style="cyan")]
     if waits := waiting(frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}):
         rows += [Text(), Text(escaped(f"⧖ {waits}"), style="yellow")]
+    rows += [Text(f"⚠ {wrong}", style="yellow", overflow="ellipsis", no_wrap=True) for wrong in troubles(frame.seen, LEAST_TROUBLES)]
     if frame.seen.servers:
         rows += [Text(), servers_table(frame)]
     if frame.parts:
@@ -300,7 +303,9 @@ def _reward(frame: Frame, env: str) -> float | None:
 
 
 def _rate(frame: Frame, env: str) -> float | None:
-    """Rollouts a second of all replicas of the env."""
+    """Rollouts a second of all replicas of the env; of one from outside, those that the buffer reads."""
+    if not frame.run.envs[env].replicas:
+        return arrival_rate(frame.seen, env, frame.time_s)
     sources = [env_part(env, i) for i in range(frame.run.envs[env].replicas)]
     return total(frame.seen, "env/rollouts_per_s", sources, frame.time_s - FRESH_S)
 

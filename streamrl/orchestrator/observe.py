@@ -19,6 +19,7 @@ import numpy as np
 from streamrl.batcher.parts import Joiner
 from streamrl.config import Orchestrator, RunFile, Target, server_name
 from streamrl.records import Batch, BatchPart, Demand, Evaluation, Fate, Metric, PolicyVersion, Server
+from streamrl.stream.dead_letters import printable
 from streamrl.stream.log import Event
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
@@ -36,6 +37,11 @@ WRITERS = {"batches": "batcher", "batcher": "batcher", "orchestrator": "orchestr
 """First piece of a metric's name -> how the name of the part that measures it begins; pieces that are not here may come from several parts."""
 STEPS_AHEAD = 1_000  # a metric of a later step than so many behind the newest version belongs to no step of this run
 REWARDS_KEPT = 2_000  # batches of an env, where the run is followed; a dashboard keeps all
+
+TROUBLES = {"failed": "failed", "invalid": "put aside"}
+"""Fates that say that an env does something wrong -> in words."""
+ARRIVALS = "part/read_records/rollouts."  # what the buffer has read of an env in its life
+ARRIVALS_S = 5.0  # a rate is over so long
 
 SILENT_S = 10.0  # a part that has published nothing for so long is called silent
 
@@ -58,6 +64,10 @@ class View:
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
     demand: dict[str, Demand] = field(default_factory=dict[str, Demand])
     fates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict[str, Counter[str]](Counter))  # env -> kind -> rollouts
+    causes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])  # (env, fate) -> why the last one was failed or invalid
+    arrivals: dict[str, list[Gauge]] = field(
+        default_factory=lambda: defaultdict[str, list[Gauge]](list)
+    )  # env -> rollouts the buffer has read, lately
     gauges: dict[str, dict[str, Gauge]] = field(default_factory=lambda: defaultdict[str, dict[str, Gauge]](dict))  # source -> name -> newest
     rewards: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict[str, dict[int, float]](dict))  # env -> batch -> mean reward
     evals: dict[str, dict[int, Evaluation]] = field(default_factory=lambda: defaultdict[str, dict[int, Evaluation]](dict))  # name -> version
@@ -104,6 +114,8 @@ def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> Vie
                 seen.demand[demand.environment] = demand
             case Fate() as fate:
                 seen.fates[fate.environment][fate.fate] += len(fate.offsets)
+                if fate.fate in TROUBLES:
+                    seen.causes[fate.environment, fate.fate] = fate.cause
             case Evaluation(learner=seen.learner) as evaluation:
                 seen.evals[evaluation.name][evaluation.version] = evaluation
             case _:
@@ -134,11 +146,48 @@ def _measure(seen: View, metric: Metric) -> None:
     gauges = seen.gauges[metric.source]
     for name, value in metric.values.items():
         gauges[name] = Gauge(value, metric.time_s)
+        if name.startswith(ARRIVALS) and metric.source == "buffer":
+            _arrive(seen.arrivals[name.removeprefix(ARRIVALS)], gauges[name])
         if seen.joiner is None and metric.step is not None and name.startswith("batches/") and name.endswith("/reward/mean"):
             _reward(seen, name.removeprefix("batches/").removesuffix("/reward/mean"), metric.step, value)
             seen.batch = max(seen.batch, metric.step)
     if "orchestrator/active_s" in metric.values and metric.time_s < seen.since_s:
         seen.active_before_s = max(seen.active_before_s, metric.values["orchestrator/active_s"])
+
+
+def _arrive(arrivals: list[Gauge], now: Gauge) -> None:
+    """Keep what is needed for a rate and for the time of the last arrival: the counts of the last seconds, and of equal ones the first."""
+    if arrivals and now.value < arrivals[-1].value:  # another life of the buffer
+        arrivals.clear()
+    while len(arrivals) > 1 and arrivals[1].time_s <= now.time_s - ARRIVALS_S:
+        del arrivals[0]
+    if not arrivals or now.value > arrivals[-1].value:
+        arrivals.append(now)
+
+
+def arrival_rate(seen: View, env: str, time_s: float) -> float | None:
+    """Rollouts a second that the buffer has read of the env lately, whoever published them; None when nothing is known of it."""
+    arrivals = seen.arrivals.get(env)
+    if not arrivals:
+        return None
+    first, last = arrivals[0], arrivals[-1]
+    if last is first or time_s - last.time_s > ARRIVALS_S:
+        return 0.0
+    return (last.value - first.value) / max(time_s - first.time_s, 1.0)
+
+
+def troubles(seen: View, least: float = 0.0) -> list[str]:
+    """For each env of whose rollouts more than the share `least` failed or were put aside: how many, and why the last one."""
+    found: list[str] = []
+    for env, fates in seen.fates.items():
+        said = [
+            f"{fates[fate]:,} {words} (last: {printable(seen.causes.get((env, fate), '')) or 'no cause given'})"
+            for fate, words in TROUBLES.items()
+            if fates[fate] > least * fates.total()
+        ]
+        if said:
+            found.append(f"{env}: {', '.join(said)}")
+    return found
 
 
 def _earn(seen: View, joiner: Joiner, record: Batch | BatchPart) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from streamrl.config import RunFile
 from streamrl.orchestrator.display import STATE_STYLES, clock, quoted
-from streamrl.orchestrator.observe import SILENT_S, TOPICS, View, expired_share, fold, latest, view
+from streamrl.orchestrator.observe import SILENT_S, TOPICS, View, expired_share, fold, latest, troubles, view
 from streamrl.orchestrator.plan import desired
 from streamrl.stream import broker
 from streamrl.stream.codec import to_event
@@ -77,7 +77,19 @@ def _behind(log: Log, topic: str, partition: int, position: int) -> int:
 
 def statuses(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: float) -> list[PartStatus]:
     """Every part that the run should have."""
-    return [_status(run, seen, part.name, lags, time_s) for part in desired(run)]
+    outside = [_outside(seen, env, time_s) for env, settings in run.envs.items() if not settings.replicas]
+    return [*(_status(run, seen, part.name, lags, time_s) for part in desired(run)), *outside]
+
+
+def _outside(seen: View, env: str, time_s: float) -> PartStatus:
+    """An env that somebody else runs, by the rollouts that the buffer has read of it."""
+    arrivals = seen.arrivals.get(env)
+    ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
+    return PartStatus(f"{env} (outside)", _state(ago), ago, 0, None)
+
+
+def _state(heard_s_ago: float | None) -> str:
+    return "stopped" if heard_s_ago is None or heard_s_ago > 6 * SILENT_S else "silent" if heard_s_ago > SILENT_S else "running"
 
 
 def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
@@ -91,7 +103,7 @@ def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None],
     if running is not None and time_s - running.time_s < SILENT_S:
         state = "running" if running.value else "back-off"
     else:
-        state = "stopped" if ago is None or ago > 6 * SILENT_S else "silent" if ago > SILENT_S else "running"
+        state = _state(ago)
     restarts = kept.get(f"orchestrator/restarts/{name}")
     return PartStatus(name, state, ago, int(restarts.value) if restarts else 0, lags.get(identity))
 
@@ -102,7 +114,10 @@ def _status(run: RunFile, seen: View, name: str, lags: Mapping[str, int | None],
 def tables(run: RunFile, seen: View, parts: list[PartStatus], time_s: float) -> list[RenderableType]:
     """Everything that is shown, from top to bottom."""
     evals = [Text(), _evals(seen)] if seen.evals else []
-    return [_headline(run, seen, time_s), Text(), _parts(parts), Text(), _servers(seen, time_s), Text(), _envs(run, seen), *evals]
+    wrong = [Text(f"  {said}", style="yellow") for said in troubles(seen)]
+    if any("put aside" in said.plain for said in wrong):
+        wrong.append(Text("  `streamrl dead-letters list RUN` shows what was put aside", style="bright_black"))
+    return [_headline(run, seen, time_s), Text(), _parts(parts), Text(), _servers(seen, time_s), Text(), _envs(run, seen), *wrong, *evals]
 
 
 def _headline(run: RunFile, seen: View, time_s: float) -> Text:
@@ -140,7 +155,7 @@ def _servers(seen: View, time_s: float) -> Table:
 
 
 def _envs(run: RunFile, seen: View) -> Table:
-    table = _table("env", "reward in last batch", "rollouts ended", "expired", "invalid", "window tokens", "held tokens")
+    table = _table("env", "reward in last batch", "rollouts ended", "expired", "failed", "put aside", "window tokens", "held tokens")
     for env in run.envs:
         rewards, fates, expired = seen.rewards.get(env, {}), seen.fates.get(env), expired_share(seen, env)
         window, held = (latest(seen, f"{name}/{env}") for name in ("buffer/window_tokens", "batcher/held_tokens"))
@@ -149,6 +164,7 @@ def _envs(run: RunFile, seen: View) -> Table:
             f"{rewards[max(rewards)]:.3f} (batch {max(rewards)})" if rewards else "-",
             f"{fates.total():,}" if fates else "0",
             "-" if expired is None else f"{100 * expired:.1f} %",
+            f"{fates['failed']:,}" if fates else "0",
             (f"{fates['invalid']:,}" if fates else "0") + (", not read for now" if latest(seen, f"worker/left_alone_s/rollouts.{env}") else ""),
             "-" if window is None else f"{window:,.0f}",
             "-" if held is None else f"{held:,.0f}",

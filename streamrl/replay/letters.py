@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -19,7 +19,7 @@ CHUNK_LETTERS = 500  # put back in one transaction
 CHUNK_BYTES = 4_000_000
 VALUE_CHARS = 100  # shown of a field
 _PLACE = re.compile(r"(.+)\[(\d+)\]@(\d+)")
-_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(\.\d+)?")
+_VARIES = re.compile(r"""(?<!\w)'[^']*'(?!\w)|(?<!\w)"[^"]*"(?!\w)|(?<![\w<])\d+(\.\d+)?(?!\w)""")
 
 
 @dataclass
@@ -51,6 +51,21 @@ def retried(log: Log, topic: str) -> set[tuple[int, int]]:
     """(partition, offset) of the letters that were put back."""
     found = ((message.partition, retried_offset(message)) for message in messages(log, topic))
     return {(partition, offset) for partition, offset in found if offset is not None}
+
+
+_TERMS = {
+    r"Expected `numpy\.ndarray`, got `(\w+)`": rf"expected an array (extension type {ARRAY}), got \1",
+    r"Expected `(\w+)`, got `(\w+)`": r"expected \1, got \2",
+    r"Object missing required field `(\w+)`": r"the field \1 is missing",
+    r" - at `\$\.?([^`]*)`": r", at \1",
+}
+"""How our decoder puts it -> how somebody does who writes another language. Causes in the log stay as they are: a replay compares them."""
+
+
+def in_words(cause: str) -> str:
+    for pattern, words in _TERMS.items():
+        cause = re.sub(pattern, words, cause)
+    return cause
 
 
 def kind_of(cause: str) -> str:
@@ -133,6 +148,40 @@ def fields(value: bytes) -> Iterator[tuple[str, str]]:
             yield "", f"{len(value) - unpacker.tell()} more bytes behind the map"
     except Exception as error:  # whatever it finds wrong with bytes that are known to be wrong
         yield "", f"cannot be read from byte {unpacker.tell()} on ({_short(str(error)) or type(error).__name__})"
+
+
+def faults(value: bytes) -> Iterator[str]:
+    """Every array in a record that cannot be read, as `turns[1].tokens: why`."""
+
+    def unreadable(code: int, data: bytes) -> _Unreadable | None:
+        if code != ARRAY:
+            return _Unreadable(f"extension type {code} is no array, which has {ARRAY}")
+        try:
+            unpack_array(memoryview(data))
+        except ValueError as error:
+            return _Unreadable(str(error))
+        return None
+
+    try:
+        record: Any = msgpack.unpackb(value, unicode_errors="backslashreplace", strict_map_key=False, ext_hook=unreadable)
+    except Exception:  # bytes that are known to be wrong; `fields` says as far as they can be read
+        return
+    yield from _unreadable_at(record, "")
+
+
+class _Unreadable(str):
+    """Stands for an array: why it cannot be read."""
+
+
+def _unreadable_at(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, _Unreadable):
+        yield f"{path}: {value}"
+    elif isinstance(value, dict):
+        for name, inner in cast(dict[Any, Any], value).items():
+            yield from _unreadable_at(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(cast(list[Any], value)):
+            yield from _unreadable_at(inner, f"{path}[{index}]")
 
 
 def _extension(code: int, data: bytes) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from streamrl.errors import ConfigError
@@ -18,15 +18,15 @@ HEX_BYTES = 512  # of a record, shown
 
 
 def show_list(log: Log, console: Console) -> None:
-    """A row for each topic and kind of cause."""
+    """Two lines for each topic and kind of cause: how many, where and when; then the cause, which may be long."""
     rows = letters.table(log)
     if not rows:
         console.print("nothing was put aside")
         return
-    table = Table("topic", "cause", "letters", "put back", "first", "last", box=None, header_style="bold")
     for (topic, cause), row in rows.items():
-        table.add_row(Text(topic), Text(printable(cause)), f"{row.letters:,}", f"{row.retried:,}", _when(row.first), _when(row.last))
-    console.print(table)
+        back = f", {row.retried:,} put back" if row.retried else ""
+        console.print(Text.assemble((topic, "cyan"), f"  {row.letters:,} letters{back}  first {_when(row.first)}  last {_when(row.last)}"))
+        console.print(Padding(Text(printable(letters.in_words(cause))), (0, 0, 0, 4)))
     total = sum(row.letters for row in rows.values())
     console.print(Text(f"{total:,} letters; `streamrl dead-letters show RUN TOPIC[PARTITION]@OFFSET` shows one"))
 
@@ -37,7 +37,9 @@ def show_letter(log: Log, place: str, console: Console) -> None:
     message, value = letter.message, letter.message.value
     back = (message.partition, message.offset) in letters.retried(log, letter.topic)
     console.print(Text.assemble((str(letter), "bold"), f"  put aside {_time(letter)}{', put back since' if back else ''}"))
-    console.print(Text(printable(letter.cause), style="red"))
+    console.print(Text(printable(letters.in_words(letter.cause)), style="red"))
+    for fault in letters.faults(value or b""):
+        console.print(Text(printable(fault), style="red"))
     console.print(Text(f"key      {printable(repr(message.key))}"))
     for name, header in message.headers:
         if not name.startswith(PREFIX):
@@ -79,8 +81,8 @@ def hex_lines(data: bytes) -> Iterator[str]:
         yield f"{start:08x}  {piece.hex(' '):<47}  {''.join(chr(b) if 32 <= b < 127 else '.' for b in piece)}"
 
 
-def _when(letter: Letter) -> Text:
-    return Text(f"[{letter.partition}]@{letter.offset} {_time(letter)}")
+def _when(letter: Letter) -> str:
+    return f"[{letter.partition}]@{letter.offset} {_time(letter)}"
 
 
 def _time(letter: Letter) -> str:

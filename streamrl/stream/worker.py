@@ -23,12 +23,13 @@ import msgspec
 from streamrl.errors import InputGone, StreamrlError, TopicMissing, TransactionFailed
 from streamrl.imports import imports_in
 from streamrl.metrics import METRICS, Meter
-from streamrl.records import JournalEntry, Record, Slice, Snapshot
+from streamrl.records import Fate, JournalEntry, Record, Slice, Snapshot
 from streamrl.stream.breaker import Breaker
 from streamrl.stream.codec import digest, to_event, to_message
 from streamrl.stream.dead_letters import TOPIC, Letter, letter_of, reject
 from streamrl.stream.journal import Tape, entries, first_offsets, is_gone, newest, noted
 from streamrl.stream.log import Event, Log, Message, Output, Positions, Reader, TopicPartition, Undecodable, Writer
+from streamrl.stream.notices import Notices, failures
 from streamrl.stream.retrying import RetryingWriter
 from streamrl.stream.snapshots import freeze, held_events, references, thaw
 from streamrl.stream.watched import ready
@@ -109,7 +110,7 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     fold.positions.update(positions)
     reader, meter = log.reader(positions), Meter(log, part.name)
     logger.info("%s: ready after %.2f s at entry %d, %d records read", part.name, time.monotonic() - started, fold.sequence, records_read)
-    tally, breaker = Tally(), Breaker(part.max_invalid_frac)
+    tally, breaker, notices = Tally(), Breaker(part.max_invalid_frac), Notices()
     # Its last life may have ended before it could mark them; and a part that may not says so before it is ready.
     marked = dict(positions) if writer.mark(positions) else {}
     for message in fold.metrics:  # its last life may have ended between that transaction and these
@@ -125,7 +126,10 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
                     meter.send(message)
                 for sentence in breaker.count(done.taken, done.letters, clock()):
                     logger.warning("%s: %s", part.name, sentence)
+                notices.take(done.failed, done.letters)
                 tally.count(done.taken.total(), time.monotonic() - before)
+            for sentence in notices.due(time.monotonic()):
+                logger.warning("%s: %s", part.name, sentence)
             if tally.elapsed_s >= REPORT_S:
                 meter.publish({**gauges(part, fold.state, tally, clock()), **breaker.gauges(clock())})
                 tally, marked = Tally(), mark(writer, {where: fold.positions[where] for where in begin}, marked)
@@ -210,6 +214,7 @@ class Turned(NamedTuple):
     metrics: list[Message]  # they stay outside the transaction
     letters: list[Letter]  # what it put aside, in the transaction
     taken: Counter[str]  # records, by topic
+    failed: list[Fate]  # of rollouts that their env could not finish
 
 
 def mark(writer: Writer, positions: Positions, marked: Positions) -> dict[TopicPartition, int]:
@@ -236,7 +241,9 @@ def turn(part: Part[C, S], fold: Fold[C, S], messages: Iterable[Message], time_s
     fold.events_since_snapshot += taken.total()
     due_events = max(part.snapshot_events, fold.snapshot_bytes // SNAPSHOT_EVENT_BYTES)
     write_entry(part, fold, time_s, slices, outputs, commit, with_snapshot=fold.events_since_snapshot >= due_events)
-    return Turned(metrics, [letter for message in outputs if message.topic.startswith(TOPIC) and (letter := letter_of(message))], taken)
+    return Turned(
+        metrics, [letter for message in outputs if message.topic.startswith(TOPIC) and (letter := letter_of(message))], taken, failures(outputs)
+    )
 
 
 def write_entry(

@@ -1,13 +1,15 @@
 import io
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from streamrl.config import parse
 from streamrl.orchestrator.display import Frame, LiveDisplay, PartLine, PlainDisplay, clock, line, picture, sparkline
-from streamrl.orchestrator.observe import fold, view
-from streamrl.records import Metric, PolicyVersion, Server
+from streamrl.orchestrator.observe import arrival_rate, fold, view
+from streamrl.records import Fate, Metric, PolicyVersion, Server
 from streamrl.stream.log import Event
 from tests.build import evaluation
 
@@ -130,3 +132,27 @@ def test_sparkline():
 
 def test_clock():
     assert [clock(s) for s in (None, math.inf, math.nan, 5, 75, 3_600)] == ["–", "–", "–", "0:05", "1:15", "1:00:00"]
+
+
+def outside(values: dict[str, float], time_s: float) -> Event:
+    return Event("metrics", 0, 0, "buffer", Metric(source="buffer", time_s=time_s, values=values))
+
+
+def test_what_goes_wrong_with_an_env_is_said_before_the_first_batch_and_after(frame: Frame):
+    failed = Fate(fate="failed", environment="add", partition=0, offsets=np.arange(2_048), cause="the answer has no choices")
+    aside = Fate(fate="invalid", environment="add", partition=0, offsets=np.arange(3), cause="turn logprobs must be float32, not float64")
+    events = [Event("fates", 0, 0, "g", record) for record in (failed, aside)]
+    said = "add: 2,048 failed (last: the answer has no choices)"
+    assert f" | {said}" in line(replace(frame, seen=fold(view(frame.run, 100.0), events)))
+    assert f" | {said}" in line(replace(frame, seen=fold(frame.seen, events)))  # 3 of 2,051 are not worth a line
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(picture(frame, width=160))
+    assert said in console.export_text()
+
+
+def test_the_rate_of_an_env_from_outside_is_what_the_buffer_reads(frame: Frame):
+    run = parse({"run": "r", "envs": {"copy": {}, "add": {"replicas": 0}}})
+    read = "part/read_records/rollouts.add"
+    seen = fold(view(run, 100.0), [outside({read: value}, time_s) for value, time_s in ((900, 99), (10, 150), (30, 156), (50, 158), (50, 160))])
+    assert arrival_rate(seen, "add", 160.0) == (50 - 10) / 10
+    assert arrival_rate(seen, "add", 164.0) == 0.0 and arrival_rate(seen, "copy", 160.0) is None

@@ -1,5 +1,6 @@
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -8,7 +9,7 @@ from streamrl.metrics import Meter
 from streamrl.orchestrator import status
 from streamrl.orchestrator.observe import View, fold, view
 from streamrl.orchestrator.status import lag, look, statuses
-from streamrl.records import Metric, PolicyVersion, Server
+from streamrl.records import Fate, Metric, PolicyVersion, Server
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Event, Message, Output
 from streamrl.stream.memory import MemoryLog
@@ -95,3 +96,20 @@ def test_what_a_server_says_is_neither_markup_nor_an_order_to_the_terminal(run: 
         console.print(table)
     assert "[/models/x] cannot be loaded \\x1b]0;owned\\x07" in out.getvalue() and "[link=http://evil]here[/link]" in out.getvalue()
     assert "\x1b]" not in out.getvalue() and "\x07" not in out.getvalue()
+
+
+def test_an_env_from_outside_is_a_part_and_what_went_wrong_is_shown():
+    run = parse({"run": "r", "envs": {"even": {"replicas": 0}, "odd": {"replicas": 0}}})
+    read = [Metric(source="buffer", time_s=time_s, values={"part/read_records/rollouts.even": value}) for time_s, value in ((90.0, 3.0), (99.0, 3.0))]
+    failed = Fate(fate="failed", environment="even", partition=0, offsets=np.arange(3), cause="no server")
+    aside = Fate(fate="invalid", environment="even", partition=0, offsets=np.arange(1), cause="the record is empty")
+    events = [*(Event("metrics", 0, 0, "buffer", record) for record in read), *(Event("fates", 0, 0, "g", record) for record in (failed, aside))]
+    seen = fold(view(run), events)
+    parts = {part.name: (part.state, part.heard_s_ago) for part in statuses(run, seen, {}, 100.0)}
+    assert (parts["even (outside)"], parts["odd (outside)"]) == (("running", 10.0), ("stopped", None))
+    console = Console(width=160, file=io.StringIO(), record=True)
+    for renderable in status.tables(run, seen, statuses(run, seen, {}, 100.0), 101.0):
+        console.print(renderable)
+    shown = console.export_text()
+    assert "even: 3 failed (last: no server), 1 put aside (last: the record is empty)" in shown
+    assert "`streamrl dead-letters list RUN`" in shown

@@ -11,7 +11,7 @@ from streamrl.errors import ConfigError, Fenced
 from streamrl.records import PolicyVersion
 from streamrl.replay import letters
 from streamrl.replay.audit import audit
-from streamrl.replay.letters import fields, find, kind_of, retry, table
+from streamrl.replay.letters import faults, fields, find, in_words, kind_of, retry, table
 from streamrl.replay.show_letters import hex_lines, put_back, show_letter, show_list
 from streamrl.stream.codec import encode, to_message
 from streamrl.stream.dead_letters import PREFIX
@@ -72,6 +72,37 @@ def test_causes_of_one_kind():
         kind_of("rollout 'g0-1': a reward is not finite") == kind_of("rollout 'it\"s': a reward is not finite") == "rollout …: a reward is not finite"
     )
     assert kind_of("temperature 1.5 of 3") == "temperature … of …"
+    fixed = "rollout: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1: it isn't the policy's"
+    assert kind_of(fixed) == fixed.replace("'<f8'", "…")
+
+
+def test_causes_in_the_words_of_other_languages():
+    assert in_words("rollout: Expected `numpy.ndarray`, got `array` - at `$.turns[...].tokens`") == (
+        "rollout: expected an array (extension type 1), got array, at turns[...].tokens"
+    )
+    assert in_words("rollout: Object missing required field `producer`") == "rollout: the field producer is missing"
+
+
+def test_the_list_is_legible_on_a_narrow_terminal():
+    log = MemoryLog(TOPICS)
+    send(log, *(Message("rollouts.copy", b"g", msgpack.packb({"reward": "x"}), (("schema", b"rollout/1"),)) for _ in range(2)))
+    play(log, 1)
+    out = StringIO()
+    show_list(log, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("rollouts.copy  2 letters  first [0]@0 2") and max(map(len, lines)) <= 80
+    assert lines[2].startswith("    rollout: ")
+
+
+def test_arrays_that_cannot_be_read_are_named_by_their_fields():
+    wide = msgpack.ExtType(1, msgpack.packb(["<f8", [1]]) + bytes(8))
+    long = msgpack.ExtType(1, msgpack.packb(["<u2", [9]]) + bytes(2))
+    record = {"turns": [{"tokens": long}, {"tokens": msgpack.ExtType(1, msgpack.packb(["<u2", [1]]) + bytes(2)), "logprobs": wide}]}
+    assert list(faults(msgpack.packb(record))) == [
+        "turns[0].tokens: array claims shape [9] of uint16 (18 bytes) but carries 2 bytes",
+        "turns[1].logprobs: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1",
+    ]
+    assert list(faults(b"\xc1")) == []
 
 
 def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_balances(recording: MemoryLog):
