@@ -46,7 +46,7 @@ def export(log: Log, run: RunFile, directory: Path, progress: Report = silent) -
     part.mkdir(parents=True)
     try:
         for where, (start, end) in sorted(bounds.items()):
-            messages = counted(read(log, *where, start, end), before - start, total, progress)
+            messages = counted(read(log, *where, start, end, whole=False), before - start, total, progress)
             written[where[0]].append(write_partition(part, where, start, end, messages))
             before += end - start
         write_manifest(part, Manifest(run.run, shareable(as_recorded(log, run)), written))
@@ -169,7 +169,7 @@ def plan(files: FileLog, where: TopicPartition) -> Iterator[Step]:
     if start > HOLES:
         raise BrokerError(f"{where[0]}[{where[1]}] begins at {start:,}: an import would write as many fillers; replay it from the files instead")
     try:
-        yield from steps(where, start, end, read(files, *where, start))
+        yield from steps(where, start, end, read(files, *where, start, whole=False))
     except ValueError as error:
         raise BrokerError(f"{error}; replay it from the files instead") from None
 

@@ -107,15 +107,17 @@ def parse(place: str) -> tuple[str, int, int]:
 def retry(log: Log, among: list[str], chosen: Callable[[Letter], bool]) -> dict[str, int]:
     """Put the chosen letters of these topics back to where they came from, each once for ever. Returns how many, by topic.
 
-    A record put back is a new record at a new offset: the fate of the old one stays. The record and the note that it was put back are one
-    transaction, so that a retry that dies half way leaves nothing half done, and the next goes on behind it.
+    A letter that does not keep all of its record is left alone. A record put back is a new record at a new offset: the fate of the old one stays.
+    The record and the note that it was put back are one transaction, so that a retry that dies half way leaves nothing half done, and the next goes
+    on behind it.
     """
     writer = log.writer(IDENTITY)  # First of all: it fences another retry and ends what that left open. Only now it is known what was put back.
     counts: dict[str, int] = {}
     try:
         for topic in among:
             done = retried(log, topic)
-            wanted = (letter for letter in letters(log, topic) if (letter.message.partition, letter.message.offset) not in done and chosen(letter))
+            left = (letter for letter in letters(log, topic) if (letter.message.partition, letter.message.offset) not in done)
+            wanted = (letter for letter in left if letter.is_whole and chosen(letter))
             for chunk in chunks(wanted):
                 writer.commit([message for letter in chunk for message in put_back(letter)])
                 counts[topic] = counts.get(topic, 0) + len(chunk)

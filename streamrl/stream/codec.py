@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from streamrl.records import RECORDS, Record
+from streamrl.stream.chunks import INCOMPLETE, is_chunk
 from streamrl.stream.log import Event, Message, Output, Undecodable
 
 SCHEMA_HEADER = "schema"
@@ -144,6 +145,8 @@ def to_event(message: Message, schemas: tuple[str, ...]) -> Event:
         return Event(message.topic, message.partition, message.offset, key, None, None, message.headers)
     schema = dict(message.headers).get(SCHEMA_HEADER, b"")
     try:
+        if is_chunk(message):
+            raise DecodeError(INCOMPLETE)
         if not _is_one_of(schema[:60], schemas):  # what is remembered is short
             raise DecodeError(f"schema header is {schema[:60].decode('utf-8', 'replace')!r}, expected {' or '.join(schemas)}")
         record: Record | Undecodable = decode(schema, message.value)

@@ -1,22 +1,31 @@
 """What cannot be used is put aside, never lost: its bytes go to `dead-letters.<topic>` with the cause, and a rollout gets its fate.
 
+Of a record that is larger than a message may be (compressed on its way here, or sent in chunks) the letter keeps the first bytes and the hash of all;
+the record itself stays where it lies until retention deletes it.
+
 Headers are those that Kafka Connect writes, so that ordinary tools show them. A letter that was put back where it came from (`replay/letters.py`) is
 followed by a note in the same topic that says so: a null record whose header names the letter's offset.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from streamrl.records import Fate, Rollout
+from streamrl.stream.chunks import is_chunk, size_of
 from streamrl.stream.log import Event, Message, Output, Undecodable
 
 TOPIC = "dead-letters."  # followed by the topic that the letters come from
 PREFIX = "__connect.errors."
 RETRIED = "streamrl.retried"
+SHA256 = "streamrl.sha256"
 CAUSE_CHARS = 300  # a cause may quote what it complains of
+WHOLE_BYTES = 8 * 1024 * 1024  # a record above it is kept by its first bytes
+HEAD_BYTES = 65_536
 
 
 class Letter(NamedTuple):
@@ -28,6 +37,11 @@ class Letter(NamedTuple):
     cause: str
     message: Message
 
+    @property
+    def is_whole(self) -> bool:
+        """Does it keep all of the record? Otherwise it cannot be put back."""
+        return SHA256 not in dict(self.message.headers)
+
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
@@ -36,16 +50,23 @@ def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Out
     """The dead letter of an event, and its fate if it is a rollout. `cause` says what is wrong with it, in a line."""
     cause = printable(cause)
     raw = event.record if isinstance(event.record, Undecodable) else Undecodable(cause, event.value, event.headers)
+    kept = Message(event.topic, event.key.encode("utf-8", "surrogateescape"), raw.value, raw.headers)
+    whole, said, key = raw.value or b"", cause, event.key
+    if is_chunk(kept):  # without the headers that say so: the letter is none
+        kept = kept._replace(headers=(*kept.headers[2:], (SHA256, _sha256(whole))))
+    if size_of(kept) > WHOLE_BYTES:
+        said = f"{cause}; of its {len(whole):,} bytes the first {HEAD_BYTES:,} are kept"
+        kept, key = kept._replace(value=whole[:HEAD_BYTES], headers=(*bounded(kept.headers), (SHA256, _sha256(whole)))), key[:CAUSE_CHARS]
     errors = {
         "topic": event.topic,
         "partition": str(event.partition),
         "offset": str(event.offset),
         "stage": stage,
         "exception.class.name": "InvalidRecord",
-        "exception.message": cause,
+        "exception.message": said,
     }
-    headers = (*raw.headers, *((PREFIX + name, value.encode()) for name, value in errors.items()))
-    letter = Output(TOPIC + event.topic, event.key, Undecodable(cause, raw.value, headers))
+    headers = (*kept.headers, *((PREFIX + name, text.encode()) for name, text in errors.items()))
+    letter = Output(TOPIC + event.topic, key, Undecodable(cause, kept.value, headers))
     kind, _, environment = event.topic.partition(".")
     if kind != "rollouts":
         return [letter]
@@ -62,6 +83,20 @@ def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Out
         cause=cause,
     )
     return [letter, Output("fates", environment, fate)]
+
+
+def _sha256(value: bytes) -> bytes:
+    return hashlib.sha256(value).hexdigest().encode()
+
+
+def bounded(headers: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    """The first headers, HEAD_BYTES together at most."""
+    left = HEAD_BYTES
+    for name, value in headers:
+        left -= len(name) + len(value)
+        if left < 0:
+            return
+        yield name, value
 
 
 def printable(text: str) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,8 +20,9 @@ import msgspec
 import pyarrow.parquet as pq
 
 from streamrl.errors import ExportError, InputGone, TopicMissing
+from streamrl.stream.chunks import JoiningReader
 from streamrl.stream.columns import RAW, messages_of, schema_of, table_of
-from streamrl.stream.log import Log, Message, PlainWriter, Positions, TopicPartition, Writer
+from streamrl.stream.log import Log, Message, PlainWriter, Positions, Reader, TopicPartition, Writer, read
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -165,8 +167,9 @@ class FileLog:
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {at: self.end(*at) for at in where}
 
-    def reader(self, positions: Positions) -> FileReader:
-        return FileReader(self, positions)
+    def reader(self, positions: Positions, whole: bool = True) -> Reader:
+        reader = FileReader(self, positions)
+        return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
 
     def writer(self, identity: str, memory: str = "") -> Writer:
         self._refuse(identity)

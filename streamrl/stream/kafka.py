@@ -31,7 +31,8 @@ from streamrl.errors import (
     TopicMissing,
     TransactionFailed,
 )
-from streamrl.stream.log import Log, Message, Positions
+from streamrl.stream.chunks import JoiningReader, split
+from streamrl.stream.log import Log, Message, Positions, Reader, read
 from streamrl.stream.log import TopicPartition as Where
 from streamrl.stream.offsets import Step
 
@@ -154,9 +155,10 @@ class KafkaLog:
     def ends(self, where: Collection[Where]) -> dict[Where, int]:
         return self._offsets(where, _LATEST) if where else {}
 
-    def reader(self, positions: Positions) -> KafkaReader:
+    def reader(self, positions: Positions, whole: bool = True) -> Reader:
         self._require({topic for topic, _ in positions})  # librdkafka itself would say so after half a minute
-        return KafkaReader(self._settings, self._prefix, positions)
+        reader = KafkaReader(self._settings, self._prefix, positions)
+        return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
 
     def writer(self, identity: str, memory: str = "") -> KafkaWriter:
         writer = KafkaWriter(self._settings, self._prefix, identity)
@@ -294,6 +296,7 @@ class KafkaWriter:
 
     def commit(self, messages: Sequence[Message]) -> int:
         last, undelivered = [-1], list[KafkaError]()
+        messages = split(messages)
         try:
             self._producer.begin_transaction()
             for message in messages[:-1]:
@@ -393,7 +396,8 @@ class KafkaPlainWriter:
 
     def send(self, message: Message) -> None:
         try:
-            produce(self._producer, self._prefix, message, self._delivered)
+            for piece in split([message]):
+                produce(self._producer, self._prefix, piece, self._delivered)
             self._producer.poll(0)
         except KafkaException as exception:
             self._delivered(exception.args[0], None, message.topic)

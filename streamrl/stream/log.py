@@ -149,8 +149,11 @@ class Log(Protocol):
         """`end` of many partitions, asked at once."""
         ...
 
-    def reader(self, positions: Positions) -> Reader:
-        """A reader of these partitions, each from its offset. An offset that retention has removed raises `InputGone` on poll."""
+    def reader(self, positions: Positions, whole: bool = True) -> Reader:
+        """A reader of these partitions, each from its offset. An offset that retention has removed raises `InputGone` on poll.
+
+        `whole`: records that are larger than a message are joined (`chunks.py`); otherwise their chunks are read as they lie there.
+        """
         ...
 
     def writer(self, identity: str, memory: str = "") -> Writer:
@@ -170,7 +173,7 @@ class Log(Protocol):
     def close(self) -> None: ...
 
 
-def read(log: Log, topic: str, partition: int, start: int, end: int | None = None) -> Iterator[Message]:
+def read(log: Log, topic: str, partition: int, start: int, end: int | None = None, whole: bool = True) -> Iterator[Message]:
     """The committed messages of one partition with start <= offset < end (default: all there are now), then stop.
 
     Behind a last message lie transaction markers that no reader sees; so the end is reached by a message or by the reader's position. Raises
@@ -179,7 +182,7 @@ def read(log: Log, topic: str, partition: int, start: int, end: int | None = Non
     last = log.end(topic, partition) if end is None else end
     if start >= last:
         return
-    reader = log.reader({(topic, partition): start})
+    reader = log.reader({(topic, partition): start}, whole)
     try:
         progress = Progress(reader, (topic, partition), last)
         while True:

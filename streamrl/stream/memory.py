@@ -9,9 +9,11 @@ import threading
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from streamrl.errors import Fenced, InputGone, TopicMissing
-from streamrl.stream.log import Log, Message, Positions, TopicPartition
+from streamrl.stream.chunks import JoiningReader, split
+from streamrl.stream.log import Log, Message, Positions, Reader, TopicPartition, read
 
 
 class MemoryLog:
@@ -51,8 +53,9 @@ class MemoryLog:
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {at: self.end(*at) for at in where}
 
-    def reader(self, positions: Positions) -> MemoryReader:
-        return MemoryReader(self, positions)
+    def reader(self, positions: Positions, whole: bool = True) -> Reader:
+        reader = MemoryReader(self, positions)
+        return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
 
     def writer(self, identity: str, memory: str = "") -> MemoryWriter:
         with self._lock:
@@ -77,6 +80,7 @@ class MemoryLog:
 
     def append(self, messages: Sequence[Message], marker: bool) -> list[int]:
         """All messages, each at the end of its partition; then the markers."""
+        messages = split(messages)
         with self._lock:
             chosen = [self._choose(message) for message in messages]
             offsets: list[int] = []

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from streamrl.records import Fate
+from streamrl.stream.chunks import size_of
 from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.dead_letters import CAUSE_CHARS, letter_of, printable, put_back, reject, retried_offset
+from streamrl.stream.dead_letters import CAUSE_CHARS, HEAD_BYTES, letter_of, printable, put_back, reject, retried_offset
 from streamrl.stream.log import Message, Output
 from tests.build import rollout
 
@@ -63,3 +66,16 @@ def test_a_rollout_that_can_be_read_is_named_by_its_fate():
     record = fate.record
     assert isinstance(record, Fate) and record.uids == ["g0-0"] and record.partition == 1
     assert np.array_equal(record.offsets, [5]) and record.policy_versions is not None and record.policy_versions.tolist() == [3]
+
+
+def test_of_a_record_that_is_larger_than_a_message_a_letter_keeps_the_head_and_the_hash():
+    """Compressed, 20 MB of zeros are a few KB to a broker: as a letter they fit into no message, and their buffer would end at every start."""
+    sent = Message("rollouts.copy", b"k" * 1_000_000, bytes(20_000_000), (("schema", b"rollout/1"), ("long", b"x" * 500_000)), 1, 7)
+    message = letter_message(sent)
+    assert message.value == bytes(HEAD_BYTES) and size_of(message) < HEAD_BYTES + 2_000
+    letter = letter_of(message)
+    assert letter is not None and not letter.is_whole and letter[:3] == ("rollouts.copy", 1, 7)
+    assert letter.cause.endswith("; of its 20,000,000 bytes the first 65,536 are kept")
+    assert dict(message.headers)["streamrl.sha256"] == hashlib.sha256(bytes(20_000_000)).hexdigest().encode()
+    whole = letter_of(letter_message())
+    assert whole is not None and whole.is_whole
