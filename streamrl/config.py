@@ -112,6 +112,7 @@ class Buffer(Section):
     max_invalid_frac: float = Field(default=0.5, ge=0, le=1)  # of the last 1,000 rollouts of an env: beyond it the env is not read for 30 s; 1: never
     advantage: Annotated[str, one_of(*ADVANTAGES)] = "rloo"  # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
     zero_advantage: Literal["keep", "filter"] = "keep"  # a group whose advantages are all 0: train on it, or leave it out (others fill the batch)
+    group_wait_s: float = Field(default=60.0, gt=0)  # without a new rollout: a group closes at its minimum; ten times as long: below it, with nothing
     remember_versions: int = Field(default=16, ge=1)  # how long uids and closed groups are known, in versions
 
 

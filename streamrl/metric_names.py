@@ -64,6 +64,7 @@ MEASURES = (
     Measure("replays/{environment}/new_generated_tokens", "tokens", "of those, sampled"),
     Measure("replays/{environment}/new_failed", "rollouts", "that came in without an answer"),
     Measure("replays/{environment}/new_misaligned", "rollouts", "that came in with tokens that the policy cannot have seen"),
+    Measure("replays/{environment}/suspicious_logprobs", "rollouts", "that came in with 8 tokens or more, all of logprob exactly 0"),
     Measure("replays/{environment}/zero_advantage_groups", "groups", "in which all advantages are 0"),
     Measure("replays/{environment}/frac_truncated", "1", "share of the new rollouts that a limit ended"),
     Measure("replays/{environment}/reward/mean", "reward", "of the new rollouts"),

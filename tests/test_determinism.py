@@ -43,7 +43,7 @@ ROOTS = [(f"streamrl.{room}.process", name) for room in ("buffer", "batcher") fo
 # ---- by its sources -----------------------------------------------------------------------------------------------------------------------
 
 MODULES = ("__future__", "bisect", "collections", "dataclasses", "functools", "hashlib", "heapq", "itertools", "math", "typing")
-MODULES += ("msgpack", "msgspec", "numpy")
+MODULES += ("msgpack", "msgspec", "numpy", "re")
 NOT_THESE = ("numpy.random", "numpy.load", "numpy.save", "numpy.fromfile", "numpy.memmap", "numpy.loadtxt", "numpy.genfromtxt", "numpy.datetime64")
 BUILTINS = {"open", "input", "print", "id", "hash", "eval", "exec", "compile", "__import__", "globals", "locals", "vars", "breakpoint", "object"}
 LEAVES = {("streamrl.imports", "import_path")}  # loads the function that the run file names: code, and the same at every step

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from streamrl.buffer.advantages import advantage_named
 from streamrl.buffer.freshness import FUTURE_VERSIONS, furthest
-from streamrl.buffer.window import Fold, Rules, State
+from streamrl.buffer.window import LOOK_S, Fold, Rules, State, Window, quiet_groups
 from streamrl.config import RunFile
 from streamrl.records import PolicyVersion, Rollout
 from streamrl.stream import worker
@@ -32,6 +32,10 @@ class Config:
     advantage: str
     zero_advantage: Literal["keep", "filter"] = "keep"
     ahead: int = FUTURE_VERSIONS  # versions: a rollout of one that is not heard of yet is held
+    rules_version: int = 0  # 1: what is refused counts as lost of its group, groups do not wait for ever, ids belong to their env, `intake.unsound`
+    group_wait_s: float = 60.0  # without a new rollout: then a group closes with what it has
+    max_seq_len: int = 0  # of the model; 0: not said
+    partitions: int = 0  # of rollouts.<env>; 0: not said
     begins_at: int = -1  # a fork: what was sampled by versions not heard of yet lies there from the start, so it is read only once this one is heard
 
     @property
@@ -45,20 +49,25 @@ class Config:
             advantage_named(self.advantage),
             self.zero_advantage,
             self.ahead,
+            self.rules_version,
+            self.group_wait_s,
+            self.max_seq_len,
+            self.partitions,
         )
 
 
 def step(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
     """Fold the events in, one by one: how a poll was cut does not matter."""
-    fold = Fold(config.rules, state)
+    fold = Fold(config.rules, state, time_s)
     for event in events:
         match event.record:
             case PolicyVersion(learner=config.learner, version=version) as announced if version > state.version:
-                fold.hear(version, announced.vocab_size, time_s)
+                fold.hear(version, announced.vocab_size)
             case Rollout() as rollout:
                 fold.take(event, rollout)
             case _:
                 pass  # another learner's version, or one heard before
+    fold.close_quiet()
     return state, fold.outputs
 
 
@@ -73,20 +82,45 @@ def reconcile(config: Config, state: State, removed: Positions, time_s: float) -
 
 
 def paused(config: Config, state: State) -> frozenset[str]:
-    """The topic of an env whose window is full is not read on; nor any, before the version that a fork begins with is heard."""
+    """No topic is read before the version that a fork begins with is heard. By the rules of version 0, none of an env whose window is full."""
     waiting = config.envs if state.version < config.begins_at else full(config, state)
     return frozenset(f"rollouts.{env}" for env in waiting)
 
 
 def full(config: Config, state: State) -> list[str]:
-    """Envs that have as much open as they may."""
-    return sorted(env for env, window in state.windows.items() if window.tokens >= config.max_window_tokens)
+    """Envs that have as much open as they may; by the rules of version 1 a full window closes its oldest groups instead."""
+    return [] if config.rules_version else sorted(env for env, window in state.windows.items() if window.tokens >= config.max_window_tokens)
 
 
 def report(config: Config, state: State, time_s: float) -> Report:
     values = {f"buffer/window_tokens/{env}": float(window.tokens) for env, window in state.windows.items()}
     warnings = (f"the window of {env} is full of open groups, not reading on; raise buffer.max_window_tokens" for env in full(config, state))
+    warnings = [*warnings, *(warning for env, window in state.windows.items() for warning in complaints(config, env, window, time_s))]
     return Report({**values, "buffer/version": float(state.version)}, tuple(warnings))
+
+
+def due(config: Config, state: State, time_s: float) -> bool:
+    """Has an open group waited for long enough, although nothing comes?"""
+    if not config.rules_version or 0 <= time_s - state.looked_s < LOOK_S:
+        return False
+    return time_s < state.looked_s or any(quiet_groups(config.rules, window, state.version, time_s) for window in state.windows.values())
+
+
+def complaints(config: Config, env: str, window: Window, time_s: float) -> Iterator[str]:
+    """What the producers of an env, or whoever set its rules, should know since the last version."""
+    half_s = config.group_wait_s / 2
+    if config.rules_version and (waiting := [group for group in window.open.values() if 0 <= group.last_s < time_s - half_s]):
+        most = max(len(group.members) + group.lost for group in waiting)
+        yield (
+            f"{len(waiting)} groups of {env} have had no new rollout for {half_s:g} s, with {most} of {config.group_size} at most; they close after "
+            f"{config.group_wait_s:g} s. Does its producer send as many as buffer.group_size? Is it slow? Raise buffer.group_wait_s"
+        )
+    if window.intake.suspicious:
+        yield f"{window.intake.suspicious} rollouts of {env} have logprobs that are all exactly 0; does its client ask for logprobs?"
+    if window.intake.crowded_out:
+        yield f"the window of {env} was full, {window.intake.crowded_out} groups below their minimum were closed; raise buffer.max_window_tokens"
+    if window.intake.unscored:
+        yield f"{env}: {window.intake.unscored}"
 
 
 def part(run: RunFile) -> Part[Config, State]:
@@ -103,6 +137,10 @@ def part(run: RunFile) -> Part[Config, State]:
         advantage=rules.advantage,
         zero_advantage=rules.zero_advantage,
         ahead=furthest(run.batcher.lookahead),
+        rules_version=1,
+        group_wait_s=rules.group_wait_s,
+        max_seq_len=run.model.max_seq_len,
+        partitions=run.topics.partitions,
         begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {**{f"rollouts.{env}": ("rollout",) for env in run.envs}, "policy-versions": ("policy-version",)}
@@ -115,6 +153,7 @@ def part(run: RunFile) -> Part[Config, State]:
         paused,
         report,
         reconcile,
+        due=due,
         snapshot_s=run.topics.snapshot_s,
         expires_removed=run.topics.on_removed == "expire",
         imports=run.imported,

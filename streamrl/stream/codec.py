@@ -121,6 +121,8 @@ def _name_of(schema: bytes | str) -> str:
         raise DecodeError(f"schema {name[:60]!r} is unknown; expected one of {', '.join(RECORDS)}")
     if not (version.isdecimal() and len(version) < 10 and int(version) > 0):
         raise DecodeError(f"schema header {name}/{version[:20]} has no version")
+    if int(version) > VERSION:
+        raise DecodeError(f"schema {name}/{version} is newer than {name}/{VERSION}, which is what this streamrl reads; upgrade its reader")
     return name
 
 

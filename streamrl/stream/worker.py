@@ -57,7 +57,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Part(Generic[C, S]):
-    """A part as the loop sees it. `step`, `paused` and `report` are pure: no clock, no randomness, no files."""
+    """A part as the loop sees it. `step`, `paused`, `due` and `report` are pure: no clock, no randomness, no files."""
 
     name: str  # its identity: one process at a time has it
     inputs: Mapping[str, tuple[str, ...]]  # topic -> schemas it may carry
@@ -69,6 +69,7 @@ class Part(Generic[C, S]):
     reconcile: Callable[[C, S, Positions, float], tuple[S, list[Output]]] = lambda config, state, removed, time_s: (state, [])
     """(config, state, removed, time_s): called at a start where the configuration has changed, or retention has deleted what the part needs (nothing
     is left below these offsets). It lets go, by fates, of what the state holds from there, and from topics that are no input any more."""
+    due: Callable[[C, S, float], bool] = lambda config, state, time_s: False  # is a step without events to be made at this time? Asked once a second
     snapshot_events: int = SNAPSHOT_EVENTS
     snapshot_s: float = SNAPSHOT_S
     expires_removed: bool = False  # whether the part goes on without what retention has deleted; otherwise it ends with InputGone at its start
@@ -119,7 +120,8 @@ def run(log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], f
     try:
         while not stop.is_set():
             reader.pause(part.paused(part.config, fold.state) | breaker.left_alone(clock()))
-            if first := reader.poll(PIECE_MESSAGES, POLL_S):
+            first = reader.poll(PIECE_MESSAGES, POLL_S)
+            if first or (tally.elapsed_s >= REPORT_S and part.due(part.config, fold.state, clock())):
                 before = time.monotonic()
                 done = turn(part, fold, ready_in(reader, first), clock(), writer.commit)
                 for message in done.metrics:

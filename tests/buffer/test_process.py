@@ -182,6 +182,7 @@ def test_the_metrics_of_what_came_in():
         "replays/copy/new_failed": 1,
         "replays/copy/zero_advantage_groups": 0,
         "replays/copy/new_misaligned": 0,
+        "replays/copy/suspicious_logprobs": 0,
         "replays/copy/reward/mean": 0.75,
         "replays/copy/reward/std": 0.25,
         "replays/copy/rewards/exact/mean": 0.75,
