@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from streamrl.credentials import exposed, is_secret
 from streamrl.errors import ConfigError, unknown
@@ -28,10 +28,12 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
 DIVERGENCES = ("k1", "k2", "k3")
 ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
+RELATIVE_ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++-baseline", "maxrl")  # 0 for a rollout without peers
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
+RECORDED = "recorded"  # context of a validation: the run is there already
 GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 # librdkafka's settings that a run file may have: how a cluster is reached, by whom, in what sizes. None that loads a library or starts a program.
 _KAFKA = re.compile(
@@ -421,16 +423,10 @@ class RunFile(Section):
         return value
 
     @model_validator(mode="after")
-    def _works_together(self) -> RunFile:
-        checks = (
-            self._env_problems,
-            self._pool_problems,
-            self._eval_problems,
-            self._curriculum_problems,
-            self._size_problems,
-            self._loss_problems,
-            self._secret_problems,
-        )
+    def _works_together(self, info: ValidationInfo) -> RunFile:
+        checks = [self._env_problems, self._pool_problems, self._eval_problems, self._curriculum_problems, self._secret_problems]
+        if info.context != RECORDED:
+            checks += [self._size_problems, self._loss_problems]
         for problem in (problem for check in checks for problem in check()):
             raise ValueError(problem)
         return self
@@ -511,14 +507,22 @@ class RunFile(Section):
             yield "batcher.eta is set, but batcher.admission is demand, which does not use it; set admission: capacity"
         if buffer.min_group_size > buffer.group_size:
             yield f"buffer.min_group_size {buffer.min_group_size} is larger than buffer.group_size {buffer.group_size}"
+        if buffer.min_group_size == 1 and buffer.advantage in RELATIVE_ADVANTAGES:
+            alone = f"{buffer.advantage} compares the rollouts of a group, so one alone has advantage 0 and only fills the batch"
+            yield f"buffer.min_group_size is 1, and {alone}; set it to 2 or more, or advantage: reinforce++"
         if buffer.remember_versions <= buffer.max_age:
             yield f"buffer.remember_versions {buffer.remember_versions} must exceed buffer.max_age {buffer.max_age}"
-        fractions = [env.fraction for env in self.envs.values()] + [part for stage in batcher.curriculum.stages for part in stage.fractions.values()]
-        share = max(fractions, default=0.0) * budget
-        if buffer.max_window_tokens < share:
-            yield f"buffer.max_window_tokens {buffer.max_window_tokens} is less than an env's share of a batch ({share:.0f} tokens): it would starve"
+        group = f"{buffer.group_size} rollouts of model.max_seq_len {self.model.max_seq_len} tokens"
+        if buffer.max_window_tokens < buffer.group_size * self.model.max_seq_len:
+            yield f"buffer.max_window_tokens {buffer.max_window_tokens} does not hold a group of {group}: it would never be complete"
+        if budget < buffer.min_group_size * 2:
+            yield f"batcher.total_token_budget {budget} holds no group of {buffer.min_group_size} rollouts"
         if batcher.rows * batcher.max_seq_len < budget:
             yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
+        half_row = batcher.max_seq_len // 2 + 1  # no two sequences of so many tokens share a row
+        if self.model.max_seq_len >= half_row and buffer.group_size > batcher.rows and buffer.group_size * half_row <= budget:
+            fits = f"{buffer.group_size} rollouts of {half_row} tokens need a row of {batcher.max_seq_len} each, and there are {batcher.rows}"
+            yield f"batcher.row_count: {fits}: such groups could not be trained on; set it to {buffer.group_size}"
         if batcher.rows % batcher.processes:
             yield f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes {batcher.processes}; give a multiple of it"
         longest = (batcher.processes + buffer.group_size - 1) * self.model.max_seq_len  # if fewer tokens are chosen, a process might go without
@@ -539,6 +543,9 @@ class RunFile(Section):
             yield f"learner.correction.weights: {ratio}; set old_policy: decoupled, or learner.loss: grpo, which has no ratio"
         if correction.weight_min >= correction.weight_max:
             yield f"learner.correction.weight_min {correction.weight_min} must be below weight_max {correction.weight_max}"
+        if learner.loss == "grpo" and correction.weights == "none" and correction.reject == "none" and self.buffer.max_age:
+            how = "set buffer.max_age: 0, or learner.correction.weights: token"
+            yield f"learner.loss: grpo has no ratio, and with buffer.max_age {self.buffer.max_age} it would train on old rollouts uncorrected; {how}"
         least = 1.0 if correction.reject == "geometric" else 0.0
         if correction.reject != "none" and correction.reject_above <= least:
             yield f"learner.correction.reject is {correction.reject}: set reject_above, the limit, above {least:g}"
@@ -622,9 +629,14 @@ def changed(run: RunFile, overrides: Sequence[str]) -> RunFile:
     return parse(data, f"--set {' '.join(overrides)}") if overrides else run
 
 
-def parse(data: dict[str, Any], where: str = "run file") -> RunFile:
+def recorded(data: dict[str, Any], where: str) -> RunFile:
+    """A run file that a run was made with. Sizes and losses that are refused by now must not keep its records from being read."""
+    return parse(data, where, RECORDED)
+
+
+def parse(data: dict[str, Any], where: str = "run file", context: str = "") -> RunFile:
     try:
-        return RunFile.model_validate(data)
+        return RunFile.model_validate(data, context=context)
     except ValidationError as error:
         raise ConfigError(f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
 

@@ -22,7 +22,7 @@ RUN = config.parse(
     {
         "run": "crash",
         "envs": {"copy": {"fraction": 0.5}, "add": {"fraction": 0.25}},
-        "buffer": {"group_size": 2, "min_group_size": 1, "max_age": 2, "remember_versions": 3, "max_window_tokens": 60},
+        "buffer": {"group_size": 2, "min_group_size": 1, "max_age": 2, "remember_versions": 3, "max_window_tokens": 60, "advantage": "reinforce++"},
         "batcher": {"total_token_budget": 20, "max_seq_len": 10, "lookahead": 1},
         "model": {"max_seq_len": 10},
     }

@@ -76,7 +76,10 @@ def test_who_asks_the_reference(override: str, refers: bool, pooled: bool):
         ("batcher.lookahead=3", "need 0 <= lookahead <= max_age"),
         ("buffer.min_group_size=9", "larger than buffer.group_size 8"),
         ("envs.copy-digits.fraction=0.9", "add up to 1.2"),
-        ("buffer.max_window_tokens=100", "it would starve"),
+        ("buffer.max_window_tokens=100", "100 does not hold a group of 8 rollouts of model.max_seq_len 64 tokens"),
+        ("buffer.min_group_size=1", "rloo compares the rollouts of a group, so one alone has advantage 0 and only fills the batch; set it to 2"),
+        ("learner.loss=grpo", "grpo has no ratio, and with buffer.max_age 2 it would train on old rollouts uncorrected; set buffer.max_age: 0, or"),
+        ("batcher={total_token_budget: 6, max_seq_len: 64}", "total_token_budget 6 holds no group of 4 rollouts"),
         ("batcher.row_count=2", "less than total_token_budget"),
         ("model.max_seq_len=128", "could not be packed"),
         ("orchestrator.target.env=nope", "'nope' is not one of the envs: copy-digits, add-digits"),
@@ -115,6 +118,24 @@ def test_who_asks_the_reference(override: str, refers: bool, pooled: bool):
 def test_what_cannot_work_is_named(override: str, says: str):
     with pytest.raises(ConfigError, match=says):
         config.load(QUICKSTART, [override])
+
+
+def test_a_group_that_could_fit_the_budget_and_not_the_rows_is_named():
+    """Twelve answers of 1,025 tokens are 12,300: within the budget, and no two of them fit into one of the ten rows of 2,048."""
+    changes = ["batcher={}", "model.max_seq_len=2048", "inference.max_model_len=2048", "buffer={group_size: 12}"]
+    with pytest.raises(ConfigError, match="12 rollouts of 1025 tokens need a row of 2048 each, and there are 10: .*; set it to 12"):
+        config.load(QUICKSTART, changes)
+    assert config.load(QUICKSTART, [*changes, "batcher.row_count=12"]).batcher.rows == 12
+
+
+@pytest.mark.parametrize("setting", ["min_group_size=1", "max_window_tokens=9"])
+def test_a_run_that_is_there_is_read_although_it_would_be_refused_today(setting: str):
+    data = config.load(QUICKSTART).model_dump(mode="json")
+    name, _, value = setting.partition("=")
+    data["buffer"][name] = int(value)
+    assert getattr(config.recorded(data, "here").buffer, name) == int(value)
+    with pytest.raises(ConfigError):
+        config.parse(data)
 
 
 @pytest.mark.parametrize("setting", ["learner.loss", "learner.kl", "buffer.advantage", "batcher.advantage"])

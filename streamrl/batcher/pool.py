@@ -12,15 +12,20 @@ import numpy as np
 
 from streamrl.batcher.admission import admission_named, capacity, grants
 from streamrl.batcher.advantages import stage_named, staged
-from streamrl.batcher.assemble import Division, assemble, fitting, heads
+from streamrl.batcher.assemble import Division, assemble, fitting, heads, totals
 from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
+from streamrl.batcher.packing import pack
 from streamrl.batcher.parts import split
 from streamrl.batcher.selection import DATA, REST, Candidate, Selection, carry, needs, rebased, select, shares, shortage, waits_for
 from streamrl.buffer.freshness import fresh
 from streamrl.buffer.window import LEFT
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
+from streamrl.stream.dead_letters import text_of
 from streamrl.stream.log import Event, Output, Positions
+
+RECENT_GROUPS = 256  # that the cost of a group is the mean of, about
+FIRST_WAIT_S = 60.0  # for the first group of a producer
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class Config:
     eta: int = 0  # policy versions; for `admission` that asks for it
     producers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # of the envs that are granted their groups one by one
     group_tokens: dict[str, int] = field(default_factory=dict[str, int])  # of those: what a group is thought to cost before the first has come
+    rules_version: int = 0  # 1: a group that fits no rows is filtered at once, grants of the dead are taken back, old groups weigh less
+    group_limits_s: dict[str, float] = field(default_factory=dict[str, float])  # of those: in which a group of a replica that runs comes to its end
+    max_ages: dict[str, int] = field(default_factory=dict[str, int])  # policy versions: of envs that have an age limit of their own
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -69,6 +77,8 @@ class Pool(msgspec.Struct):
     measured_tokens: int = 0  # and what they cost
     closed: dict[str, int] = {}  # groups that came to an end in the buffer, by producer, since the run began
     demand: Demand | None = None  # the last one published
+    away: list[str] = []  # producers whose grants were taken back (`absent`)
+    busy_since_s: dict[str, float] = {}  # by producer with groups open: when the last one ended, or when it was granted the first
 
     @property
     def usable_tokens(self) -> int:
@@ -78,6 +88,12 @@ class Pool(msgspec.Struct):
         """Newest first: by the version of the oldest token, then by arrival."""
         place = len(self.groups) - 1 - number
         return Candidate(env, place, self.groups[place].tokens) if place >= 0 else None
+
+    def forget(self) -> None:
+        """Groups that came long ago weigh less in what a group costs: the mean is over about the last RECENT_GROUPS."""
+        if self.measured >= RECENT_GROUPS:
+            self.measured_tokens = self.measured_tokens * (RECENT_GROUPS - 1) // self.measured
+            self.measured = RECENT_GROUPS - 1
 
     def leave(self, queue: list[Held], place: int) -> Held:
         """Take the group at `place` of one of the two lists out."""
@@ -139,24 +155,40 @@ class Fold:
         """A group has come: it counts as closed for its env, and waits if there is something to train on."""
         pool = self.state.pools.setdefault(group.environment, Pool())
         pool.closed[group.producer] = pool.closed.get(group.producer, 0) + 1
+        pool.busy_since_s.pop(group.producer, None)
         usable, too_long = fitting(group, self.config.max_seq_len)
         if too_long is not None:
             self.end("filtered", too_long, cause=f"longer than max_seq_len {self.config.max_seq_len}")
         if usable.total_tokens > self.config.total_token_budget:
             self.end("filtered", usable, cause=f"group larger than total_token_budget {self.config.total_token_budget}")
+        elif usable.uids and self.config.rules_version and not self.fits_rows(usable):
+            self.end("filtered", usable, cause=self.too_large())
         elif usable.uids:
             oldest, newest = int(usable.oldest_versions.min()), int(usable.newest_versions.max())
             first = heads(usable.uids)
             of_newest = int(np.count_nonzero(first & (usable.oldest_versions == newest)))
             held = Held(event, usable.total_tokens, int(np.count_nonzero(first)), oldest, newest, of_newest)
             self.place(pool, held)
+            if self.config.rules_version:
+                pool.forget()
             pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + held.tokens
             pool.tokens += held.tokens
             pool.rollouts += held.rollouts
-            self.expire(pool)
+            self.expire(group.environment, pool)
             self.futile.pop(group.environment, None)
             self.came_tokens += held.tokens
         self.supply[group.environment] = pool.usable_tokens
+
+    def fits_rows(self, group: ScoredGroup) -> bool:
+        """Do the rows of a batch hold this group, if it is alone in it? Sequences longer than half a row need a row each."""
+        config = self.config
+        if len(group.uids) <= config.row_count:
+            return True
+        lengths = totals(group)
+        return pack(lengths, config.max_seq_len, config.row_count, config.processes, costs_of(lengths, config.balance, config.hidden)) is not None
+
+    def too_large(self) -> str:
+        return f"group does not fit into the {self.config.row_count} rows of {self.config.max_seq_len} tokens of a batch; raise batcher.row_count"
 
     def usable(self, held: Held) -> ScoredGroup:
         """The rollouts of a group that fit into a row."""
@@ -165,8 +197,8 @@ class Fold:
     def build_all(self, before: int | None = None) -> None:
         """Build every batch whose version is announced, of those the ones `before` a number, and expire what the one behind it cannot take."""
         while self.due() and self.state.next_batch != before and self.build():
-            for pool in self.state.pools.values():
-                self.expire(pool)
+            for env, pool in self.state.pools.items():
+                self.expire(env, pool)
             self.look()
 
     def due(self) -> bool:
@@ -190,10 +222,13 @@ class Fold:
     def say_demand(self) -> None:
         """Publish the demands that have changed: what the batches that rollouts begun now may be for need (`admission.py`), less what is held."""
         config, state = self.config, self.state
-        due = self.due_batches(admission_named(config.admission)(state.version, config.lookahead, config.max_age, config.eta))
-        balance = self.balance(self.fractions(state.next_batch))
+        admission, balance = admission_named(config.admission), self.balance(self.fractions(state.next_batch))
+        due = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
         for env in config.fractions:
-            self.want(env, due[env], balance.get(env, 0.0))
+            max_age = config.max_ages.get(env, config.max_age)
+            if max_age not in due:
+                due[max_age] = self.due_batches(admission(state.version, config.lookahead, max_age, config.eta))
+            self.want(env, due[max_age][env], balance.get(env, 0.0))
 
     def due_batches(self, last: int) -> dict[str, float]:
         """What each env is due of the batches up to number `last`: its fractions of them added up, and evenly what the fractions leave."""
@@ -205,10 +240,11 @@ class Fold:
         envs = config.fractions
         return {env: math.fsum(count * (share.get(env, 0.0) + share[REST] / len(envs)) for count, share in coming) for env in envs}
 
-    def expire(self, pool: Pool) -> None:
+    def expire(self, env: str, pool: Pool) -> None:
         """Drop the groups that the next batch can no longer take."""
+        max_age = self.config.max_ages.get(env, self.config.max_age)
         for queue in (pool.groups, pool.ahead):
-            while queue and not fresh(self.state.next_batch, queue[0].oldest, self.config.max_age):
+            while queue and not fresh(self.state.next_batch, queue[0].oldest, max_age):
                 self.end("expired", self.usable(pool.leave(queue, 0)))
 
     def fractions(self, batch: int) -> dict[str, float]:
@@ -221,7 +257,8 @@ class Fold:
         return self.state.balance if self.config.curriculum.kind == "none" else rebased(fractions, self.state.balance)
 
     def build(self) -> bool:
-        """Try to build the next batch. False when a share is short: the batch waits."""
+        """Try to build the next batch. False when a share is short: the batch waits. True when it is built, or when groups
+        that no batch can be made of are gone."""
         config, state = self.config, self.state
         if self.far_from_full():  # by how much, it is enough to say once a step
             return False
@@ -237,7 +274,15 @@ class Fold:
         if selection.short or not selection.chosen:
             return False
         groups = [self.usable(state.pools[c.env].groups[c.place]) for c in selection.chosen]
-        batch = staged(self.assemble(groups), stage_named(config.advantage))
+        packed = self.assemble(groups)
+        if packed is None:
+            return self.drop(selection.chosen[:1], self.too_large())
+        try:
+            batch = staged(packed, stage_named(config.advantage))
+        except MemoryError:
+            raise  # of this process, not of the batch
+        except Exception as error:  # the stage may be anybody's
+            return self.drop(selection.chosen[: len(packed.group_ids)], f"batcher.advantage: {text_of(error)}")
         taken = selection.chosen[: len(batch.group_ids)]
         before = {env: (pool.rollouts, pool.tokens, self.on_policy(pool)) for env, pool in state.pools.items()}
         self.outputs += [Output("batches", str(batch.number), record) for record in split(batch)]
@@ -263,15 +308,22 @@ class Fold:
         pools = self.state.pools
         return select(self.supply, lambda env, n: pools[env].offer(env, n), self.owed, self.config.total_token_budget, self.config.spill)
 
-    def assemble(self, groups: Sequence[ScoredGroup]) -> Batch:
-        """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all."""
+    def drop(self, candidates: Sequence[Candidate], cause: str) -> bool:
+        """Take these groups out: they cannot be trained on."""
+        for candidate in sorted(candidates, key=lambda c: c.place, reverse=True):
+            pool = self.state.pools[candidate.env]
+            self.end("filtered", self.usable(pool.leave(pool.groups, candidate.place)), cause)
+        return True
+
+    def assemble(self, groups: Sequence[ScoredGroup]) -> Batch | None:
+        """The batch of these groups; the last ones chosen stay behind if the rows do not hold them all. None if they do not even hold the first."""
         config = self.config
         division = Division(config.processes, config.balance, config.hidden)
         for count in range(len(groups), 0, -1):
             batch = assemble(groups[:count], self.state.next_batch, self.state.version, config.row_count, config.max_seq_len, division)
             if batch is not None:
                 return batch
-        raise AssertionError("a group within the token budget fits into the rows of a batch")
+        return None
 
     def note_shortage(self, short: dict[str, int]) -> None:
         state = self.state
@@ -304,7 +356,13 @@ class Fold:
         if env in self.config.producers:
             cost = pool.measured_tokens / pool.measured if pool.measured else self.config.group_tokens[env]
             before = {producer: pool.granted.get(producer, 0) for producer in self.config.producers[env]}
-            pool.granted = grants(before, pool.closed, math.ceil(wanted_tokens / cost))
+            pool.away = absent(self.config, env, pool, self.time_s)
+            there = {producer: count for producer, count in before.items() if producer not in pool.away}
+            given = grants(there, pool.closed, math.ceil(wanted_tokens / cost))
+            pool.granted = {producer: given.get(producer, pool.closed.get(producer, 0) + 1) for producer in before}
+            if self.config.rules_version:
+                open_now = [producer for producer, count in pool.granted.items() if count > pool.closed.get(producer, 0)]
+                pool.busy_since_s = {producer: pool.busy_since_s.get(producer, self.time_s) for producer in open_now}
         return dict(pool.granted)
 
     def reconcile(self, removed: Positions) -> None:
@@ -342,6 +400,20 @@ class Fold:
             cause=cause,
         )
         self.outputs.append(Output("fates", group.group_id, record))
+
+
+def absent(config: Config, env: str, pool: Pool, time_s: float) -> list[str]:
+    """Producers that have had groups open for longer than one takes, without an end of any: they do not run, or not any more.
+
+    What they were granted is taken back, but for one group that is not counted: with it a producer that comes, or comes back, says so. One of which
+    nothing has ever come is waited for `FIRST_WAIT_S` only. While there is nobody to give their groups to, nothing is taken back.
+    """
+    limit_s = config.group_limits_s.get(env, math.inf) if config.rules_version else math.inf
+    away = list[str]()
+    for producer, since_s in pool.busy_since_s.items():
+        if time_s - since_s >= (limit_s if producer in pool.closed else min(FIRST_WAIT_S, limit_s)):
+            away.append(producer)
+    return away if len(away) < len(config.producers.get(env, ())) else []
 
 
 def waiting_values(waited: Mapping[str, float]) -> dict[str, float]:

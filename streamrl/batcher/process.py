@@ -11,7 +11,7 @@ import msgspec
 from streamrl.batcher.advantages import STAGE_OF
 from streamrl.batcher.balance import cost_named
 from streamrl.batcher.curriculum import Progress, Rules
-from streamrl.batcher.pool import Config, Fold, State
+from streamrl.batcher.pool import Config, Fold, State, absent
 from streamrl.batcher.selection import REST
 from streamrl.config import Fork, RunFile
 from streamrl.records import PolicyVersion, ScoredGroup
@@ -51,8 +51,15 @@ def reconcile(config: Config, state: State, removed: Positions, time_s: float) -
 
 
 def paused(config: Config, state: State) -> frozenset[str]:
-    """An env of which enough is held is not read on: what comes later is newer."""
-    return frozenset(f"groups.{env}" for env, pool in state.pools.items() if pool.tokens >= config.max_window_tokens)
+    """An env of which enough is held is not read on: what comes later is newer. But for what the next batch lacks, every one is."""
+    held = [env for env, pool in state.pools.items() if pool.tokens >= config.max_window_tokens]
+    return frozenset(f"groups.{env}" for env in held if REST not in state.short and env not in state.short)
+
+
+def due(config: Config, state: State, time_s: float) -> bool:
+    """Is there a producer whose grants are to be taken back, although nothing comes?"""
+    pools = {env: pool for env, pool in state.pools.items() if env in config.producers}
+    return any(absent(config, env, pool, time_s) != pool.away for env, pool in pools.items())
 
 
 def report(config: Config, state: State, time_s: float) -> Report:
@@ -103,6 +110,8 @@ def part(run: RunFile) -> Part[Config, State]:
         eta=run.buffer.max_age if run.batcher.eta < 0 else run.batcher.eta,
         producers={name: [f"{name}-{i}" for i in range(env.replicas)] for name, env in granting.items()},
         group_tokens={name: run.buffer.group_size * 2 * env.max_tokens for name, env in granting.items()},
+        rules_version=1,
+        group_limits_s={name: env.rollout_timeout_s + 2 * env.env_timeout_s for name, env in granting.items()},
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}
     return Part(
@@ -114,6 +123,7 @@ def part(run: RunFile) -> Part[Config, State]:
         paused,
         report,
         reconcile,
+        due=due,
         snapshot_s=run.topics.snapshot_s,
         expires_removed=run.topics.on_removed == "expire",
         imports=run.imported,

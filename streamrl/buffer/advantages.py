@@ -59,8 +59,15 @@ def maxrl(rewards: np.ndarray) -> np.ndarray:
     """Each reward less the group's mean, in units of the mean: A_i = (r_i - mean) / mean. Problems that are seldom solved count for more.
 
     Made for rewards of 0 and 1: there the mean gradient is that of log P(solved), up to its term of order group - 1. `rewards`: (group,)
-    float32. Returns (group,) float32; 0 where the mean is not above 0. MaxRL, arXiv:2602.02710.
+    float32. Returns (group,) float32; 0 where the mean is not above 0, or so near it that it is rounding. MaxRL, arXiv:2602.02710.
     """
+    if not len(rewards) or rewards.astype(np.float64).mean() <= NONE * np.abs(rewards).max():
+        return np.zeros(len(rewards), np.float32)
+    return maxrl_of_version_0(rewards)
+
+
+def maxrl_of_version_0(rewards: np.ndarray) -> np.ndarray:
+    """As runs that began before `rules_version` 1 have it: a mean that is rounding is divided by."""
     exact = rewards.astype(np.float64)
     mean = exact.mean() if len(rewards) else 0.0
     return ((exact - mean) / mean).astype(np.float32) if mean > 0 else np.zeros(len(rewards), np.float32)
@@ -81,6 +88,8 @@ ADVANTAGES: dict[str, Advantage] = {
 }
 
 
-def advantage_named(name: str) -> Advantage:
+def advantage_named(name: str, rules_version: int = 1) -> Advantage:
     """The shipped function of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
+    if name == "maxrl" and not rules_version:
+        return maxrl_of_version_0
     return ADVANTAGES.get(name) or import_path(name, "buffer.advantage", ADVANTAGES)

@@ -46,7 +46,7 @@ class Config:
             self.max_age,
             self.max_window_tokens,
             self.remember_versions,
-            advantage_named(self.advantage),
+            advantage_named(self.advantage, self.rules_version),
             self.zero_advantage,
             self.ahead,
             self.rules_version,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -17,12 +16,11 @@ from streamrl.buffer.freshness import FUTURE_VERSIONS, fresh, last_chance
 from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.intake import Intake, objection, unsound
 from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
-from streamrl.stream.dead_letters import printable, reject
+from streamrl.stream.dead_letters import reject, text_of
 from streamrl.stream.log import Event, Output, Positions
 
 LEFT = "its env was taken out of the run"
 LOOK_S = 1.0  # the open groups are asked so often how long they have waited
-ADDRESS = re.compile("0x[0-9a-fA-F]+")
 PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
 BYTES_PER_TOKEN = 64  # of a window's records, at most: ids and logprobs are 8, and the text of a token about as many
 
@@ -319,8 +317,7 @@ def score(members: Sequence[Event], advantage: Advantage) -> tuple[ScoredGroup |
     except MemoryError:
         raise  # of this process, not of the group
     except Exception as error:
-        what = ADDRESS.sub("0x...", f"{type(error).__name__}: {error}")  # a replay finds other addresses
-        return None, printable(f"the group cannot be scored: {what}")
+        return None, f"the group cannot be scored: {text_of(error)}"
 
 
 def of_env(env: str, name: str) -> str:

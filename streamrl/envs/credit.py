@@ -10,6 +10,8 @@ from msgspec import structs
 
 from streamrl.records import Demand, EnvProgress
 
+RECENT_GROUPS = 256  # that the cost of a group is the mean of, about
+
 
 @dataclass
 class Credit:
@@ -47,7 +49,12 @@ class Credit:
         return self.outstanding < self.capacity
 
     def measured(self, tokens: float) -> None:
-        """A group is complete: so many tokens, prompts included. One that failed says nothing about the size of the others."""
+        """A group is complete: so many tokens, prompts included. One that failed says nothing about the size of the others.
+
+        The mean is over about the last RECENT_GROUPS: answers grow while a policy learns.
+        """
+        if self.complete >= RECENT_GROUPS:
+            self.complete, self.tokens = RECENT_GROUPS - 1, self.tokens * (RECENT_GROUPS - 1) / self.complete
         self.complete, self.tokens = self.complete + 1, self.tokens + tokens
 
 

@@ -77,7 +77,9 @@ def as_recorded(log: Log, run: RunFile) -> RunFile:
         return run
     last = newest(log, "config", RunConfig)
     try:
-        return config.parse({**msgspec.json.decode(last.text), "kafka": {}}) if last else run  # it was recorded without what secrets stood there
+        if last is None:
+            return run
+        return config.recorded({**msgspec.json.decode(last.text), "kafka": {}}, "config")  # it was recorded without what secrets stood there
     except (ConfigError, msgspec.DecodeError):  # written by another version of streamrl
         return run
 
@@ -97,11 +99,11 @@ def run_of(files: FileLog, name: str = "", runs_dir: str = "runs") -> RunFile:
     """
     own = Path(runs_dir) / files.manifest.run / "run.yaml"
     named = config.load(own).imported if config.NAME.fullmatch(files.manifest.run) and own.is_file() else frozenset[str]()
-    run = config.parse({**_foreign(files.manifest.run_file, named), "imports": sorted(named)}, str(files.directory))
+    run = config.recorded({**_foreign(files.manifest.run_file, named), "imports": sorted(named)}, str(files.directory))
     if not name:
         return run
     kept = {**run.topics.model_dump(), "config": {**run.topics.config, "retention.ms": "-1"}}
-    return config.parse({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
+    return config.recorded({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
 
 
 def _foreign(run_file: dict[str, Any], named: frozenset[str]) -> dict[str, Any]:

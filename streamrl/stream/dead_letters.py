@@ -10,6 +10,7 @@ followed by a note in the same topic that says so: a null record whose header na
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ TOPIC = "dead-letters."  # followed by the topic that the letters come from
 PREFIX = "__connect.errors."
 RETRIED = "streamrl.retried"
 SHA256 = "streamrl.sha256"
+ADDRESS = re.compile("0x[0-9a-fA-F]+")
 CAUSE_CHARS = 300  # a cause may quote what it complains of
 WHOLE_BYTES = 8 * 1024 * 1024  # a record above it is kept by its first bytes
 HEAD_BYTES = 65_536
@@ -103,6 +105,11 @@ def printable(text: str) -> str:
     """One line of bounded length that does nothing to a terminal, whatever a sender has put into it."""
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:CAUSE_CHARS])
     return safe + "..." if len(text) > CAUSE_CHARS else safe
+
+
+def text_of(error: Exception) -> str:
+    """Type and text of an exception in one line, without addresses of objects: a replay finds others."""
+    return printable(ADDRESS.sub("0x...", f"{type(error).__name__}: {error}"))
 
 
 def letter_of(message: Message) -> Letter | None:

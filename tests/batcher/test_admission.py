@@ -11,7 +11,7 @@ from msgspec import structs
 from streamrl import config
 from streamrl.batcher.admission import ADMISSIONS, admission_named, by_capacity, by_demand, capacity, grants
 from streamrl.batcher.pool import State
-from streamrl.batcher.process import part, step
+from streamrl.batcher.process import due, part, step
 from streamrl.envs.credit import Credit
 from streamrl.errors import ConfigError
 from streamrl.records import Batch, Demand, Fate
@@ -176,6 +176,65 @@ def test_with_groups_of_any_size_nothing_is_granted_beyond_the_capacity():
                 room = (run.state.version + 2 + 1 - run.state.next_batch) * 40 + run.state.balance.get("copy", 0.0)
                 assert pool.tokens + (open_groups - 1) * cost < room
         assert run.batches >= 30
+
+
+class Replicas(Async):
+    """Of the replicas only some run; time goes on by a second whenever none of them can do anything."""
+
+    def __init__(self, eta: int, replicas: int, running: int) -> None:
+        super().__init__(0, eta, replicas)
+        self.config = replace(self.config, rules_version=1, group_limits_s={"copy": 600.0})
+        self.running, self.time_s = self.credits[:running], 0.0
+
+    def second(self) -> None:
+        self.time_s += 1.0
+        if due(self.config, self.state, self.time_s):
+            self.told([])
+
+    def told(self, events: list[Event]) -> None:
+        for output in step(self.config, self.state, events, self.time_s)[1]:
+            if isinstance(output.record, Demand):
+                for credit in self.credits:
+                    credit.demand = output.record
+            self.batches += isinstance(output.record, Batch)
+
+    def launch(self) -> bool:
+        able = [credit for credit in self.running if credit.allows()]
+        if able:
+            credit = min(able, key=lambda credit: credit.launched)
+            credit.launched, self.launched = credit.launched + 1, self.launched + 1
+            made = group("copy", f"g{self.launched}", version=self.state.version)
+            self.told([group_event(self.launched, structs.replace(made, producer=credit.producer))])
+        return bool(able)
+
+    def until_version(self, last: int, patience_s: float) -> None:
+        for _ in range(100_000):
+            if self.state.version >= last or self.time_s > patience_s:
+                return
+            if self.state.version < self.batches:
+                self.told([version_event(self.state.version + 1)])
+            elif not self.launch():
+                self.second()
+
+
+@pytest.mark.parametrize(("eta", "running"), [(0, 3), (1, 1), (2, 1)])
+def test_what_replicas_that_do_not_run_were_granted_is_taken_back(eta: int, running: int):
+    run = Replicas(eta, 4, running)
+    run.until_version(50, 3600.0)
+    assert run.state.version == 50 and run.time_s <= 61  # of which the first minute is the wait for their first group
+    run.running = run.credits  # they have come
+    run.until_version(80, 3600.0)
+    launched = [credit.launched for credit in run.credits]
+    assert run.state.version == 80 and min(launched) > 5
+
+
+def test_a_replica_that_ran_and_died_is_waited_for_as_long_as_a_group_may_take():
+    run = Replicas(0, 4, 4)
+    run.until_version(10, 3600.0)
+    assert run.time_s == 0
+    run.running = run.credits[:3]
+    run.until_version(50, 3600.0)
+    assert run.state.version == 50 and 600 <= run.time_s <= 602
 
 
 def test_a_run_under_it_replays_bit_for_bit():

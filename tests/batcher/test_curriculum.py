@@ -266,8 +266,6 @@ def test_what_cannot_work_is_named(change: str, says: str):
         config.changed(RUN, [f"batcher.{change}"])
 
 
-def test_a_window_has_to_hold_the_largest_share_of_any_stage_and_fractions_are_said_once():
-    with pytest.raises(ConfigError, match=r"less than an env's share of a batch \(80 tokens\)"):
-        config.changed(RUN, ["buffer.max_window_tokens=79"])
+def test_fractions_are_said_once():
     with pytest.raises(ConfigError, match="envs.add.fraction: batcher.curriculum says the fractions; leave it out"):
         config.changed(RUN, ["envs.add.fraction=0.2"])

@@ -292,3 +292,63 @@ def test_a_rollout_that_forked_counts_once_and_has_one_fate():
 def test_a_rollout_of_which_a_sequence_is_too_long_is_filtered_as_a_whole():
     out = fold([version_event(0), group_event(0, forked("a", (3, 9, 2, 3), (0, 0, 1, 2)))])
     assert [(o.record.fate, o.record.uids) for o in out if isinstance(o.record, Fate)] == [("filtered", ["a-0"])]
+
+
+RULES = replace(CONFIG, rules_version=1)
+
+
+def test_a_group_that_fits_the_budget_and_not_the_rows_is_filtered_when_it_comes():
+    """Four sequences of 6 tokens are 24, and no two of them fit into one of three rows of 10; three of them do."""
+    config = replace(RULES, total_token_budget=24)
+    out = fold(
+        [version_event(0), group_event(0, group(name="wide", sizes=(4, 4, 4, 4))), group_event(1, group(name="fits", sizes=(4, 4, 4)))], config
+    )
+    (fate,) = [o.record for o in out if isinstance(o.record, Fate)]
+    assert (fate.fate, fate.uids[0], fate.cause) == (
+        "filtered",
+        "wide-0",
+        "group does not fit into the 3 rows of 10 tokens of a batch; raise batcher.row_count",
+    )
+
+
+def test_a_group_that_the_rows_cannot_hold_any_more_does_not_end_the_batcher():
+    """It was held when there were more rows; or by the rules of version 0, which look at it only now."""
+    config = replace(CONFIG, total_token_budget=24)
+    out = fold([version_event(0), group_event(0, group(name="wide", sizes=(4, 4, 4, 4))), *arrivals("a", "b", "c")], config)
+    assert fates(out)[0][:2] == ("filtered", "wide") and batches(out) == [["c", "b"]]
+
+
+def stage_that_raises(values: np.ndarray, over: np.ndarray) -> np.ndarray:
+    if 0.25 in over:
+        raise ArithmeticError(f"on {object()}")
+    return values
+
+
+def test_a_stage_that_cannot_do_a_batch_ends_its_groups_and_not_the_batcher():
+    odd = [structs.replace(group(name=name), advantages=np.array([0.25, -0.25], np.float32)) for name in "ab"]
+    config = replace(RULES, advantage=f"{__name__}:stage_that_raises")
+    out = fold([version_event(0), *(group_event(i, g) for i, g in enumerate(odd)), *arrivals("c", "d")], config)
+    assert [(fate, name) for fate, name, _ in fates(out)] == [("filtered", "b"), ("filtered", "a"), ("batched", "d"), ("batched", "c")]
+    causes = {o.record.cause for o in out if isinstance(o.record, Fate)}
+    assert causes == {"", "batcher.advantage: ArithmeticError: on <object object at 0x...>"} and batches(out) == [["d", "c"]]
+
+
+def test_an_env_that_the_next_batch_lacks_is_read_on_although_its_window_is_full():
+    """A budget of 40 and a window of 20: two groups of 10 fill the window, and the batch waits for two more."""
+    config = replace(CONFIG, total_token_budget=40, max_window_tokens=20, row_count=5)
+    for fractions in ({"copy": 1.0}, {"copy": 0.0}):
+        config = replace(config, fractions=fractions)
+        state, out = step(config, State(), [version_event(0), *arrivals("a", "b")], 0.0)
+        assert batches(out) == [] and state.pools["copy"].tokens == 20 and paused(config, state) == frozenset()
+        state, out = step(config, state, arrivals("c", "d"), 0.0)
+        assert len(batches(out)) == 1
+        state, _ = step(config, state, arrivals("e", "f"), 0.0)
+        assert paused(config, state) == {"groups.copy"}  # batch 1 is not due
+
+
+def test_what_a_group_costs_is_what_the_last_few_hundred_have_cost():
+    pool = Pool(measured=100_000, measured_tokens=100_000 * 8)
+    for _ in range(3 * 256):
+        pool.forget()
+        pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + 40
+    assert pool.measured == 256 and 37 < pool.measured_tokens / pool.measured <= 40

@@ -3,7 +3,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from streamrl.buffer.advantages import ADVANTAGES, advantage_named, dr_grpo, grpo, informative, maxrl, reinforce_plus_plus, rloo
+from streamrl.buffer.advantages import ADVANTAGES, advantage_named, dr_grpo, grpo, informative, maxrl, maxrl_of_version_0, reinforce_plus_plus, rloo
 from streamrl.errors import ConfigError
 from tests.build import floats
 
@@ -79,3 +79,11 @@ def test_own_function_by_import_path():
 def test_a_wrong_name_is_explained(name: str, says: str):
     with pytest.raises(ConfigError, match=says):
         advantage_named(name)
+
+
+def test_maxrl_of_a_mean_that_is_rounding_is_nothing():
+    """0.3 - 0.1 - 0.2 is 7e-18 in float64 of float32: a quotient of rounding, not of the problem's difficulty."""
+    for rewards in ([0.3, -0.1, -0.2], [1e18, -1e18, 1e-21], [1e6, -1e6, 0.01]):
+        assert maxrl(np.array(rewards, np.float32)).tolist() == [0.0] * 3
+    np.testing.assert_allclose(maxrl(np.array([1e-9, 0.0, 0.0], np.float32)), [2, -1, -1], rtol=1e-5)
+    assert np.abs(maxrl_of_version_0(np.array([0.3, -0.1, -0.2], np.float32))).max() > 1e6 and advantage_named("maxrl", 0) is maxrl_of_version_0

@@ -40,6 +40,16 @@ def test_the_size_of_a_group_is_measured():
     assert credit.group_tokens == 40
 
 
+def test_a_size_that_changes_is_followed():
+    """A policy whose answers grow from 8 to 40 tokens: after three times as many groups as are remembered, the old ones are forgotten."""
+    credit = Credit("copy-0", 1, 1000.0)
+    for _ in range(100_000):
+        credit.measured(8)
+    for _ in range(3 * 256):
+        credit.measured(40)
+    assert 38 < credit.group_tokens <= 40
+
+
 def test_replica_i_of_n_takes_every_nth_problem():
     counters = [Counter(EnvProgress(producer=f"copy-{i}", next_problem=i), 3) for i in range(3)]
     assert [[counter.take() for _ in range(3)] for counter in counters] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]

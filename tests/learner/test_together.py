@@ -49,7 +49,7 @@ def run_of(directory: Path, name: str) -> RunFile:
             "run": name,
             "runs_dir": str(directory),
             "envs": {"copy": {}},
-            "buffer": {"group_size": 2},
+            "buffer": {"group_size": 2, "max_age": 0},
             "batcher": batcher,
             "model": {"max_seq_len": 16, "tiny": tiny},
             "learner": {"checkpoint_every": 2, "probe_tokens": 8, "loss": "grpo"},

@@ -254,7 +254,7 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
         learner.settings_of(run, "second", None, ("learner.reference.every=1",))
     with pytest.raises(ConfigError, match="^--set learner.reference: the pool"):
         learner.settings_of(made["learner"][0], "second", None, ("learner.reference.by=pool",))
-    assert learner.settings_of(run, "second", None, ("learner.loss=grpo",)).learner.pooled
+    assert learner.settings_of(run, "second", None, ("learner.loss=grpo", "learner.correction.weights=token")).learner.pooled
     with learning(run, log, "second") as life:
         life.until(lambda: len(announcements(log, "second")) == BATCHES + 1)
     assert list(announcements(log, "second").values()) == hashes(log)
