@@ -53,6 +53,7 @@ class OpenGroup(msgspec.Struct):
     members: list[Event] = []
     lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
     look_at: int = 0  # the version that may first change anything about it: a member is old, or heard of; or it has waited too long
+    refused: int = 0  # of the lost ones
     last_s: float = -1.0  # when a rollout was last added to it, or lost; -1: not noted
 
     @property
@@ -129,7 +130,8 @@ class Fold:
             known = self.remembers(state.closed, env, group_id) or self.remembers(state.seen, env, rollout.rollout_uid)
             if rules.version and not known:  # it counts as lost, so that its group can close
                 window = state.windows.setdefault(env, Window())
-                self.opened(window, event, rollout).lost += 1
+                group = self.opened(window, event, rollout)
+                group.lost, group.refused = group.lost + 1, group.refused + 1
                 self.settle(env, window, group_id)
             return
         if self.remembers(state.seen, env, rollout.rollout_uid):
@@ -255,7 +257,8 @@ class Fold:
         members = group.members
         window.lose(group_id, members)
         del window.open[group_id]
-        self.remember(self.state.closed, env, group_id)
+        if group.lost > group.refused:  # one that was refused as a whole may be put back from the dead letters
+            self.remember(self.state.closed, env, group_id)
         scored, cause = None, "group below its minimum size"
         if len(members) >= rules.min_group_size:
             scored, cause = score(members, rules.advantage)

@@ -178,3 +178,12 @@ def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_
     assert all(isinstance(group, ScoredGroup) and len(group.uids) == 4 for group in found(log, "groups.copy", "scored-group"))
     result, _ = replay(log, part)
     assert result.difference == "" and result.identical["groups"] == 2
+
+
+def test_a_group_that_was_refused_as_a_whole_may_be_put_back():
+    """From the dead letters, once the version is announced that was too far ahead."""
+    early = [rollout(sample=i, version=9) for i in range(2)]
+    state, out = fold([version_event(0), *(rollout_event(i, r) for i, r in enumerate(early))])
+    assert groups(out)[0].uids == []
+    _, out = fold([version_event(9), *(rollout_event(2 + i, r) for i, r in enumerate(early))], state=state)
+    assert groups(out)[0].uids == ["g0-0", "g0-1"]

@@ -1,0 +1,237 @@
+"""The loop goes on: envs' accounts, buffer and batcher in one process, whatever becomes of rollouts and versions, under settings that are accepted.
+
+The step functions are the real ones, and so is the account of each replica. Time is a number that goes on by a second whenever nobody can act.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from streamrl import config
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.config import RunFile
+from streamrl.envs.credit import Credit
+from streamrl.errors import ConfigError
+from streamrl.records import Batch, Demand, Fate, Rollout, ScoredGroup
+from streamrl.replay.audit import held_events
+from streamrl.stream.log import Event
+from tests.build import group_event, turns, version_event
+
+BATCHES = 200
+GOOD, UNLIKELY = turns(), turns(logprob=-9999.0)  # 2 + 3 tokens
+
+
+@dataclass(frozen=True)
+class Mishaps:
+    """How often, of 1."""
+
+    failed: float = 0.0
+    refused: float = 0.0  # a rollout
+    unread: float = 0.0  # what cannot be decoded, and what a producer that dies does not send
+    refused_groups: float = 0.0
+    stale: float = 0.0  # a group of one version ago
+    ahead: float = 0.0  # a rollout that claims a version that comes much later
+    version_s: float = 0.0  # that a learner takes for a batch, at most
+
+
+class Chain:
+    """A run of envs that all use the same ids, as envs from outside may."""
+
+    def __init__(self, run: RunFile, mishaps: Mishaps, seed: int, running: int = 9) -> None:
+        self.run, self.mishaps, self.random = run, mishaps, random.Random(seed)
+        self.buffer, self.batcher = buffer.part(run), batcher.part(run)
+        self.state, self.pools = self.buffer.initial(), self.batcher.initial()
+        self.credits: dict[str, list[Credit]] = {}
+        for name, env in run.envs.items():
+            self.credits[name] = [Credit(f"{name}-{i}", env.replicas, 10.0) for i in range(min(env.replicas, running))]
+        self.ways: dict[str, deque[Event]] = {name: deque() for name in run.envs}  # groups that the batcher has not read
+        self.time_s, self.version = 0.0, -1
+        self.numbers = dict.fromkeys(run.envs, 0)
+        self.learnt: deque[tuple[float, int]] = deque([(0.0, 0)])  # (when it is announced, version)
+        self.sent, self.ended = 0, list[tuple[str, int]]()
+
+    def rollout(self, env: str, group: int, sample: int, producer: str, version: int, spoilt: bool) -> Event:
+        chance, rates = self.random.random, self.mishaps
+        failed, refused = chance() < rates.failed, spoilt or chance() < rates.refused
+        record = Rollout(
+            environment=env,
+            problem_id="",
+            rollout_uid=f"{group}-{sample}",
+            group_id=str(group),
+            producer=producer,
+            policy_version=version,
+            newest_policy_version=version + (5 if chance() < rates.ahead else 0),
+            reward=chance(),
+            turns=UNLIKELY if refused else [] if failed else GOOD,
+            failure="server gone" if failed and not refused else "",
+        )
+        self.sent += 1
+        return Event(f"rollouts.{env}", 0, self.sent, str(group), record)
+
+    def launch(self, env: str, credit: Credit) -> None:
+        """A group, as one transaction has it."""
+        credit.launched += 1
+        self.numbers[env] += 1
+        version = max(self.version - (self.random.random() < self.mishaps.stale), 0)
+        spoilt = self.random.random() < self.mishaps.refused_groups
+        number, size = self.numbers[env], self.run.buffer.group_size
+        events = [self.rollout(env, number, i, credit.producer, version, spoilt) for i in range(size)]
+        read = [event for event in events if self.random.random() >= self.mishaps.unread]
+        credit.measured(5.0 * size)
+        self.fold_buffer(read or events[:1])  # of one that sends nothing, nobody knows that it was to
+
+    def fold_buffer(self, events: list[Event]) -> None:
+        self.state, outputs = self.buffer.step(self.buffer.config, self.state, events, self.time_s)
+        for output in outputs:
+            if isinstance(output.record, ScoredGroup):
+                event = group_event(len(self.ways), output.record)
+                self.ways[output.record.environment].append(event)
+        self.note(outputs)
+
+    def fold_batcher(self, events: list[Event]) -> None:
+        self.pools, outputs = self.batcher.step(self.batcher.config, self.pools, events, self.time_s)
+        for output in outputs:
+            if isinstance(output.record, Batch):
+                after_s = self.random.random() * self.mishaps.version_s
+                self.learnt.append((max(self.time_s + after_s, self.learnt[-1][0] if self.learnt else 0.0), output.record.number + 1))
+            elif isinstance(output.record, Demand):
+                for credit in self.credits[output.record.environment]:
+                    credit.demand = output.record
+        self.note(outputs)
+
+    def note(self, outputs: list[Any]) -> None:
+        fates = [output.record for output in outputs if isinstance(output.record, Fate)]
+        self.ended += [(fate.environment, offset) for fate in fates for offset in fate.offsets.tolist()]
+
+    def read_groups(self) -> bool:
+        closed = self.batcher.paused(self.batcher.config, self.pools)
+        events = [way.popleft() for env, way in self.ways.items() if way and f"groups.{env}" not in closed]
+        if events:
+            self.fold_batcher(events)
+        return bool(events)
+
+    def announce(self) -> bool:
+        """The next version: envs know it first, and who hears it next is a matter of luck."""
+        if not self.learnt or self.learnt[0][0] > self.time_s:
+            return False
+        self.version = self.learnt.popleft()[1]
+        for fold in self.random.sample([self.fold_buffer, self.fold_batcher], 2):
+            fold([version_event(self.version)])
+        return True
+
+    def begin(self) -> bool:
+        able = [(env, credit) for env, credits in self.credits.items() for credit in credits if credit.allows()]
+        if able:
+            self.launch(*self.random.choice(able))
+        return bool(able)
+
+    def second(self) -> None:
+        self.time_s += 1.0
+        if self.buffer.due(self.buffer.config, self.state, self.time_s):
+            self.fold_buffer([])
+        if self.batcher.due(self.batcher.config, self.pools, self.time_s):
+            self.fold_batcher([])
+
+    def go(self, batches: int = BATCHES, patience: int = 60_000) -> int:
+        """Returns the number of batches made; stops at that many, or when patience is at its end."""
+        for _ in range(patience):
+            if self.pools.next_batch >= batches:
+                break
+            if not (self.read_groups() or self.announce() or self.begin()):
+                self.second()
+        return self.pools.next_batch
+
+    def balanced(self) -> bool:
+        """Has every rollout one end, or is held?"""
+        held = [(event.topic.partition(".")[2], event.offset) for event in held_events(self.state)]
+        waiting = [event.record for way in self.ways.values() for event in way] + [event.record for event in held_events(self.pools)]
+        held += [(group.environment, offset) for group in waiting if isinstance(group, ScoredGroup) for offset in group.offsets.tolist()]
+        return len(set(self.ended)) == len(self.ended) and len({*self.ended, *held}) == len(self.ended) + len(held)
+
+
+def run_of(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any]) -> RunFile:
+    sizes = {"max_seq_len": 10, "total_token_budget": 20, "row_count": 8}
+    quick = {"rollout_timeout_s": 5.0, "env_timeout_s": 1.0}
+    data = {"run": "r", "envs": {name: {**quick, **env} for name, env in envs.items()}, "model": {"max_seq_len": 5}}
+    return config.parse({**data, "buffer": {"group_wait_s": 2.0, **buffer}, "batcher": {**sizes, **batcher}})
+
+
+ONE = {"copy": {"fraction": 1.0}}
+
+
+SMALL, LARGE = {"group_size": 2, "max_age": 1, "max_window_tokens": 10}, {"total_token_budget": 100, "row_count": 20}
+
+
+@pytest.mark.parametrize(
+    ("envs", "buffer", "batcher", "mishaps"),
+    [
+        (ONE, {"group_size": 4, "max_age": 0}, {}, Mishaps(refused=0.01)),  # one refused of a group: no version can come before it closes
+        (ONE, {"group_size": 4, "max_age": 1}, {}, Mishaps(refused=0.1)),
+        (ONE, {"group_size": 4, "max_age": 2}, {"lookahead": 1}, Mishaps(refused=0.1)),
+        (ONE, {"group_size": 4, "max_age": 1}, {}, Mishaps(refused_groups=0.01)),  # the producer's account
+        (ONE, {"group_size": 4, "max_age": 2}, {"admission": "capacity"}, Mishaps(refused_groups=0.1)),
+        (ONE, {"group_size": 4, "min_group_size": 2, "max_age": 0}, {}, Mishaps(unread=0.3)),  # groups of fewer than group_size
+        (ONE, SMALL, LARGE, Mishaps()),  # a window below a batch
+        ({"copy": {}}, SMALL, LARGE, Mishaps()),
+        (
+            {"copy": {}, "add": {"fraction": 0.5}},
+            {"group_size": 2},
+            {},
+            Mishaps(ahead=0.2),
+        ),  # versions that nobody announces; ids that two envs share
+    ],
+)
+def test_what_stood_still_goes_on(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any], mishaps: Mishaps):
+    chain = Chain(run_of(envs, buffer, batcher), mishaps, seed=1)
+    assert chain.go(100) == 100 and chain.balanced()
+
+
+def test_replicas_that_do_not_run_hold_nothing_up():
+    for rule in ("demand", "capacity"):
+        run = run_of({"copy": {"fraction": 1.0, "replicas": 4}}, {"group_size": 2, "max_age": 1}, {"admission": rule})
+        assert Chain(run, Mishaps(), seed=1, running=1).go() == BATCHES
+
+
+RATE = st.sampled_from([0.0, 0.01, 0.2])
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_under_any_settings_that_are_accepted_and_any_mishaps_the_run_reaches_batch_200(data: st.DataObject):
+    def chosen(name: str, *values: Any) -> Any:
+        return data.draw(st.sampled_from(values), label=name)
+
+    replicas = chosen("replicas", 1, 3)
+    shares = chosen("fractions", (0.0,), (1.0,), (0.5, 0.5), (0.3, 0.0), (0.0, 0.0))
+    size = chosen("group_size", 2, 3, 4)
+    rules = {
+        "group_size": size,
+        "min_group_size": chosen("min_group_size", 2, size),
+        "max_age": chosen("max_age", 0, 1, 3),
+        "max_window_tokens": chosen("max_window_tokens", 20, 40, 1000),
+        "advantage": chosen("advantage", "rloo", "maxrl", "reinforce++"),
+        "zero_advantage": chosen("zero_advantage", "keep", "filter"),
+    }
+    batches = {
+        "total_token_budget": chosen("budget", 20, 33, 60),
+        "lookahead": chosen("lookahead", 0, 1, 2),
+        "on_shortage": chosen("on_shortage", "block", "spill"),
+        "admission": chosen("admission", "demand", "capacity"),
+    }
+    try:
+        envs = {f"env-{i}": {"fraction": share, "replicas": replicas} for i, share in enumerate(shares)}
+        run = run_of(envs, rules, batches)
+    except ConfigError:
+        assume(False)
+        raise
+    rates = {name: data.draw(RATE, label=name) for name in ("failed", "refused", "unread", "refused_groups", "stale", "ahead")}
+    chain = Chain(run, Mishaps(**rates, version_s=chosen("version_s", 0.0, 3.0)), data.draw(st.integers(0, 99), label="seed"), running=2)
+    assert chain.go() == BATCHES and chain.balanced()
