@@ -68,6 +68,8 @@ class Window(msgspec.Struct):
     tokens: int = 0
     intake: Intake = msgspec.field(default_factory=Intake)
     bytes: int = 0  # of the members' records
+    seen: dict[str, int] = {}  # uid -> version heard when it came; in that order, so the oldest come first
+    closed: dict[str, int] = {}  # group -> version heard when it closed
 
     def lose(self, group_id: str, events: Sequence[Event]) -> None:
         """These members have met their end: their group counts them as lost."""
@@ -82,8 +84,8 @@ class State(msgspec.Struct):
     version: int = -1  # newest heard; -1: none yet
     vocab_size: int = 0  # of the policy, as announced; 0: not said
     windows: dict[str, Window] = {}
-    seen: dict[str, int] = {}  # uid -> version heard when it came; in that order, so the oldest come first
-    closed: dict[str, int] = {}  # group -> version heard when it closed
+    seen: dict[str, int] = {}  # by the rules of version 0: as a window's
+    closed: dict[str, int] = {}
     looked_s: float = 0.0  # when the open groups were last asked how long they have waited
 
 
@@ -104,7 +106,7 @@ class Fold:
         """A new policy version: forget what is long over, drop what has become too old, close what could not wait for another."""
         state, horizon = self.state, version - self.rules.remember_versions
         state.version, state.vocab_size = version, vocab_size
-        for memory in (state.seen, state.closed):
+        for memory in (state.seen, state.closed, *(memory for window in state.windows.values() for memory in (window.seen, window.closed))):
             for old in [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]:
                 del memory[old]
         values = dict[str, float]()
@@ -127,23 +129,22 @@ class Fold:
             cause = unsound(event, rollout, rules.max_seq_len, rules.partitions)
         if cause:
             self.outputs += reject(event, cause)
-            known = self.remembers(state.closed, env, group_id) or self.remembers(state.seen, env, rollout.rollout_uid)
-            if rules.version and not known:  # it counts as lost, so that its group can close
+            if rules.version and not (self.is_closed(env, group_id) or self.is_known(env, rollout.rollout_uid)):  # so that its group can close
                 window = state.windows.setdefault(env, Window())
                 group = self.opened(window, event, rollout)
                 group.lost, group.refused = group.lost + 1, group.refused + 1
                 self.settle(env, window, group_id)
             return
-        if self.remembers(state.seen, env, rollout.rollout_uid):
+        if self.is_known(env, rollout.rollout_uid):
             self.end("duplicate", [event])
             return
-        self.remember(state.seen, env, rollout.rollout_uid)
         window = state.windows.setdefault(env, Window())
+        (window.seen if rules.version else state.seen)[rollout.rollout_uid] = state.version
         tokens = groups.total_tokens(rollout)
         window.intake.count(rollout, tokens)
         if rollout.misaligned:
             self.outputs += reject(event, rollout.misaligned)
-        if self.remembers(state.closed, env, group_id):
+        if self.is_closed(env, group_id):
             if not rollout.misaligned:
                 self.end("filtered", [event], "late for its group")
             return
@@ -175,12 +176,14 @@ class Fold:
         group.last_s = self.time_s
         return group
 
-    def remembers(self, memory: Mapping[str, int], env: str, name: str) -> bool:
-        """Is this uid, or this group, known of the env? What an earlier version of the rules noted stands there without an env."""
-        return name in memory if not self.rules.version else of_env(env, name) in memory or name in memory
+    def is_known(self, env: str, uid: str) -> bool:
+        """Has this rollout come before? Ids belong to their env; the rules of version 0 noted them for all envs together."""
+        window = self.state.windows.get(env)
+        return uid in self.state.seen or (window is not None and uid in window.seen)
 
-    def remember(self, memory: dict[str, int], env: str, name: str) -> None:
-        memory[of_env(env, name) if self.rules.version else name] = self.state.version
+    def is_closed(self, env: str, group_id: str) -> bool:
+        window = self.state.windows.get(env)
+        return group_id in self.state.closed or (window is not None and group_id in window.closed)
 
     def fresh(self, env: str, rollout: Rollout) -> bool:
         """May batch number `version`, or a later one, still take it?"""
@@ -258,7 +261,7 @@ class Fold:
         window.lose(group_id, members)
         del window.open[group_id]
         if group.lost > group.refused:  # one that was refused as a whole may be put back from the dead letters
-            self.remember(self.state.closed, env, group_id)
+            (window.closed if rules.version else self.state.closed)[group_id] = self.state.version
         scored, cause = None, "group below its minimum size"
         if len(members) >= rules.min_group_size:
             scored, cause = score(members, rules.advantage)
@@ -293,7 +296,8 @@ class Fold:
     def leave(self, env: str) -> None:
         """The env was taken out of the run: what is held of it ends."""
         for group_id, group in self.state.windows.pop(env).open.items():
-            self.remember(self.state.closed, env, group_id)
+            if not self.rules.version:
+                self.state.closed[group_id] = self.state.version
             if group.members:
                 self.end("filtered", group.members, LEFT)
 
@@ -321,11 +325,6 @@ def score(members: Sequence[Event], advantage: Advantage) -> tuple[ScoredGroup |
         raise  # of this process, not of the group
     except Exception as error:
         return None, f"the group cannot be scored: {text_of(error)}"
-
-
-def of_env(env: str, name: str) -> str:
-    """A uid or a group id as it is remembered: two envs may use the same."""
-    return f"{env}/{name}"
 
 
 def size_of(event: Event) -> int:
