@@ -54,7 +54,7 @@ OUTSIDE = {
 }
 HEAVY = ("jax", "torch", "levanter", "haliax", "equinox", "optax", "vllm", "transformers", "matplotlib", "openai")
 CORE = ("stream", "buffer", "batcher", "orchestrator", "replay")  # rooms that run without JAX and torch; so do the files above the rooms
-RUNS_WHAT_IT_READS = {"envs/cell.py": {"exec"}}  # the inside of the sandbox
+RUNS_WHAT_IT_READS = {"envs/cell.py": {"exec"}, "envs/reasoning_gym.py": {"eval"}}  # inside the sandbox; literals
 BYTES_THAT_RUN = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
 

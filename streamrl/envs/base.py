@@ -94,7 +94,11 @@ class Env(Protocol):
         ...
 
     def rewards(self, problem: Problem, answer: Answer) -> Judged | Awaitable[Judged]:
-        """Named rewards of the rollout, or at several levels. Their sum, weighted by `reward_weights` of the run file, is the scalar that trains."""
+        """Named rewards of the rollout, or at several levels. Their sum, weighted by `reward_weights` of the run file, is the scalar that trains.
+
+        Called in a thread of its own, several at a time, unless it is `async`. What it raises, or takes longer than `env_timeout_s` for, is
+        a failed rollout.
+        """
         ...
 
 
@@ -147,8 +151,8 @@ class Leads(Protocol):
         """One rollout. It may be cancelled (`rollout_timeout_s`); what it raises ends the rollout, truncated. `notes`: what `judge` needs of it."""
         ...
 
-    async def judge(self, problem: Problem, notes: Sequence[Mapping[str, Any]]) -> Sequence[Judged]:
-        """What each of the rollouts has earned, by their notes; those of which there is nothing to judge are not among them."""
+    async def judge(self, problem: Problem, notes: Sequence[Mapping[str, Any]]) -> Sequence[Judged | Exception]:
+        """What each of the rollouts has earned, by their notes, or why that cannot be said; those of which there is nothing to judge are not here."""
         ...
 
 

@@ -12,7 +12,7 @@ from asyncio import Semaphore
 from collections.abc import Callable
 from pathlib import Path
 
-from streamrl.envs import limits, sandbox
+from streamrl.envs import limits, sandbox, turns
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.epochs import Epochs, Place
 from streamrl.envs.samples import parsed
@@ -54,7 +54,7 @@ class Coding:
         return Problem([{"role": "user", "content": prompt}], [f"assert f({x}) == {TASKS[what](x, a, b)}" for x in draw.sample(range(50), TESTS)])
 
     async def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
-        async with self._free:
+        async with turns.turn(self._free):
             outcome = await sandbox.run(program(answer.text), problem.answer, self.timeout_s, self.memory_mib, self.allow_reading)
         return {"passed": sum(outcome.passed) / len(outcome.passed), "ran": float(outcome.end == "ok")}
 

@@ -7,10 +7,8 @@ that is reached ends a rollout truncated, with what was said so far: a turn's to
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +20,17 @@ from streamrl.envs.base import Earned, Env, Judged, Leads, Message, Reward, one_
 from streamrl.envs.led import Sampler
 from streamrl.envs.linear import Linear, leveled, linearise, together, totals
 from streamrl.envs.rollouts import Talk, Task, aligned, failed
+from streamrl.envs.turns import Late, in_thread, is_coroutine, limited, turn
 from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
 from streamrl.records import Rollout
 
 logger = logging.getLogger(__name__)
+
+REWARD_THREADS = 16  # at once: more would only wait for Python's lock; one that is late is left behind, and makes room
+
+
+def reward_threads() -> asyncio.Semaphore:
+    return asyncio.Semaphore(REWARD_THREADS)
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Game:
     settings: config.Env
     sampler: Sampler
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # beside the env's own
+    threads: asyncio.Semaphore = field(default_factory=reward_threads)  # for rewards that are no coroutines
 
     async def play(self, task: Task, n: int) -> list[Rollout]:
         """n rollouts of one problem. Raises SamplingFailed when not even the first turn can be had."""
@@ -80,7 +86,7 @@ class Game:
     async def _judged(self, env: Leads, task: Task, played: Sequence[led.Seat]) -> Sequence[Judged | Exception]:
         """What each has earned, or why that cannot be said."""
         try:
-            judged = await _awaited(env.judge(task.problem, [seat.notes for seat in played]), self.settings.env_timeout_s, "its rewards")
+            judged = await self.valued(env.judge, task.problem, [seat.notes for seat in played], what="its rewards")
             if len(judged) != len(played):
                 raise ValueError(f"rewards of {len(judged)} rollouts, where there are {len(played)}")
         except Exception as error:
@@ -101,7 +107,7 @@ class Game:
         try:
             said = await called(self.env.reply, talk.problem, tuple(talk.messages), timeout_s=self.settings.env_timeout_s)  # type: ignore[attr-defined]
             return _messages(said or ())
-        except LateReply as error:
+        except Late as error:
             talk.truncation, talk.note = "tool-time", str(error)
         except Exception as error:  # a tool that fails ends the rollout, not the env
             talk.truncation, talk.note = "tool-error", one_line(error)
@@ -125,7 +131,7 @@ class Game:
     async def _judge(self, talk: Talk) -> Linear:
         """What it has earned."""
         env = cast(Env, self.env)
-        return await self._linear(talk, await _awaited(env.rewards(talk.problem, talk.answer), self.settings.env_timeout_s, "its rewards"))
+        return await self._linear(talk, await self.valued(env.rewards, talk.problem, talk.answer, what="its rewards"))
 
     async def _linear(self, talk: Talk, judged: Judged | Exception) -> Linear:
         """That and what the functions of the run file give, as one. Raises what could not be judged."""
@@ -133,9 +139,24 @@ class Game:
             raise judged
         earned: Earned = leveled(judged)
         for name, reward in self.rewards.items():
-            more = await _awaited(reward(talk.problem, talk.answer, totals(earned)), self.settings.env_timeout_s, f"reward {name!r}")
+            more = await self.valued(reward, talk.problem, talk.answer, totals(earned), what=f"reward {name!r}")
             earned = together(earned, leveled(more, name))
         return linearise(earned, self.settings.reward_weights, [len(said.tokens) for said in talk.said])
+
+    async def valued(self, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
+        """What the function gives: awaited, or of a thread of its own where it is no coroutine function, so that the env goes on meanwhile.
+
+        Only as many threads as `REWARD_THREADS` work at once, and the time limit begins when a thread does. Raises Late.
+        """
+        if is_coroutine(function):
+            return await limited(function(*arguments), self.settings.env_timeout_s, what)
+
+        async def in_turn() -> Any:
+            async with turn(self.threads):
+                found = await in_thread(function, *arguments)
+            return await found if inspect.isawaitable(found) else found
+
+        return await limited(in_turn(), self.settings.env_timeout_s, what)
 
 
 def _messages(said: Any) -> list[Message]:
@@ -144,56 +165,7 @@ def _messages(said: Any) -> list[Message]:
     return [dict(message) for message in said]
 
 
-class LateReply(Exception):
-    """A reply did not come in time."""
-
-
 async def called(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-    """What the function returns: awaited, or else in a thread of its own, which is left behind when it is late. Raises LateReply."""
-    limit = asyncio.timeout(timeout_s)
-    try:
-        async with limit:
-            if inspect.iscoroutinefunction(function):
-                return await function(*arguments)
-            return await _in_thread(function, *arguments)
-    except TimeoutError:
-        if not limit.expired():
-            raise  # its own
-        raise LateReply(f"no reply within {timeout_s:g} s") from None
-
-
-async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Not one of a pool: those that hang would fill it. The process does not wait for it either."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(value)
-        else:
-            done.set_exception(error)
-
-    def work() -> None:
-        value, error = None, None
-        try:
-            value = function(*arguments)
-        except Exception as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await done
-
-
-async def _awaited(value: Any, timeout_s: float, what: str) -> Any:
-    """The value, or what it is a promise of. Raises ValueError when that takes too long."""
-    if not inspect.isawaitable(value):
-        return value
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await value
-    except TimeoutError:
-        raise ValueError(f"{what} took longer than {timeout_s:g} s") from None
+    """What the function returns: awaited, or else in a thread of its own, which is left behind when it is late. Raises Late."""
+    work = function(*arguments) if is_coroutine(function) else in_thread(function, *arguments)
+    return await limited(work, timeout_s, "a reply")

@@ -159,8 +159,8 @@ def confine(memory_bytes: int, cpu_s: int, paths: Sequence[str], allow_reading: 
 
 def require(allow_reading: bool = False) -> None:
     """Raise NoSandbox where `confine` would, as far as that can be known without doing it."""
-    if platform.machine() not in AUDIT:
-        raise NoSandbox(f"there is no sandbox for {platform.machine()}; there is one for {', '.join(AUDIT)}")
+    if sys.platform != "linux" or platform.machine() not in AUDIT:
+        raise NoSandbox(f"there is no sandbox for {platform.machine()} under {sys.platform}; there is one for {', '.join(AUDIT)} under linux")
     if not (allow_reading or landlock_abi()):
         raise NoSandbox(
             "this kernel has no Landlock (Linux 5.13 and later; `lsm=` of the kernel's command line or a container's seccomp "

@@ -20,9 +20,10 @@ from streamrl.buffer.groups import total_tokens
 from streamrl.config import RunFile
 from streamrl.credentials import reveal
 from streamrl.envs.base import Env, Leads, Problem, Reward, make, make_reward
-from streamrl.envs.conversation import Game
+from streamrl.envs.conversation import Game, reward_threads
 from streamrl.envs.credit import Counter, Credit, resumed
 from streamrl.envs.held_out import kept, mark_of
+from streamrl.envs.limits import undumpable
 from streamrl.envs.pass_rates import Visits
 from streamrl.envs.rollouts import NoProblem, Task, failures, pose
 from streamrl.errors import ConfigError
@@ -74,6 +75,7 @@ class Replica:
     credit: Credit
     client: Client
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # of the run file, beside the env's own
+    threads: asyncio.Semaphore = field(default_factory=reward_threads)  # for all of its rewards
     visits: Visits | None = None  # of problems that are filtered by pass rate
     left_out: int = 0  # numbers of such problems, in this life
     kept: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
@@ -146,7 +148,7 @@ class Replica:
         task = Task(self.name, number, self.credit.producer, Problem([]))
         try:
             task = task._replace(problem=pose(self.env, number))
-            return Group(number, await Game(self.env, self.settings, self.client, self.rewards).play(task, self.group_size))
+            return Group(number, await Game(self.env, self.settings, self.client, self.rewards, self.threads).play(task, self.group_size))
         except (NoProblem, SamplingFailed) as error:
             return Group(number, failures(task, self.group_size, str(error), self.version))
 
@@ -183,6 +185,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     """Produce until `stop` is set."""
     env = named(run, env)
     settings, producer = run.envs[env], f"{env}-{replica}"
+    undumpable()  # it holds the run's credentials, and runs code beside them
     if replica >= max(settings.replicas, 1):
         raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
     made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax)
@@ -194,7 +197,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     client = Client(settings.pool, api_key=reveal(run.inference.api_key, "inference.api_key"), stick_margin=run.inference.stick_margin)
     credit.launched = progress.published_groups + len(progress.open_problems)
     visits, counter = filtered(env, settings, made), Counter(progress, replicas)
-    me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, visits, kept=kept(run, env))
+    me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, visits=visits, kept=kept(run, env))
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -62,7 +63,7 @@ async def run(program: str, tests: Sequence[str] = (), timeout_s: float = 5.0, m
                 code = await cells[0].wait()
         except TimeoutError:
             late = True
-            cells[0].kill()
+            _kill(cells[0])
             said = await output
             code = await cells[0].wait()
     return Outcome("time" if late else _ended(code, said), passed, said[:OUTPUT_BYTES].decode("utf-8", "replace").strip())
@@ -86,8 +87,7 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
             raise NoSandbox(f"there is no sandbox on this machine: {said['unconfined']}")
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _kill(process)
         _end_input(process)
         for stream in (process.stdout, process.stderr):  # what is left in a pipe: asyncio does not see the end before
             with contextlib.suppress(ValueError):
@@ -128,7 +128,7 @@ async def _line(process: Process) -> bytes | None:
     try:
         return await process.stdout.readline() or None
     except ValueError:  # longer than ANSWER_BYTES
-        process.kill()
+        _kill(process)
         return None
 
 
@@ -139,9 +139,16 @@ async def _output(process: Process) -> bytes:
     while chunk := await process.stderr.read(OUTPUT_BYTES):
         said += chunk
         if len(said) > OUTPUT_BYTES:
-            process.kill()
+            _kill(process)
             break
     return bytes(said)
+
+
+def _kill(process: Process) -> None:
+    """Not by the process's own method: that may take the exit code away from whoever waits for it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end_input(process: Process) -> None:

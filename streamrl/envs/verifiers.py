@@ -8,6 +8,8 @@ is a named reward beside it, which counts nothing by itself.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import logging
 import signal
@@ -21,6 +23,7 @@ from streamrl.envs import tools
 from streamrl.envs.base import Ask, Earned, Judged, Message, Problem, Truncated, constructed, load, one_line
 from streamrl.envs.epochs import Epochs, Place
 from streamrl.envs.tools import Call
+from streamrl.envs.turns import in_thread, is_coroutine
 from streamrl.errors import ConfigError
 from streamrl.imports import import_path
 from streamrl.inference.client import ContextFull, Sampled
@@ -64,13 +67,16 @@ class Verifiers:
         if state.get("error") is not None:
             raise Truncated("tool-error", one_line(state["error"]))
 
-    async def judge(self, problem: Problem, notes: Sequence[Mapping[str, Any]]) -> list[Judged]:
+    async def judge(self, problem: Problem, notes: Sequence[Mapping[str, Any]]) -> list[Judged | Exception]:
         states = [noted["state"] for noted in notes]
         rubric = self.env.rubric
+        failures: dict[int, Exception] = {}  # by id of the state
+        for part in rubrics(rubric):
+            tell_failures(part, failures)
         await (rubric.score_group(states) if self.env.score_rollouts else rubric.dummy_score_group(states))
         for state in states:
             await rubric.cleanup(state)
-        return [earned(state["reward"], state["metrics"] or {}) for state in states]
+        return [failures.get(id(state)) or earned(state["reward"], state["metrics"] or {}) for state in states]
 
 
 class Said(NamedTuple):
@@ -161,6 +167,50 @@ def loaded(module: str, params: Mapping[str, Any], where: str) -> Any:
     made.env_id, made.env_args = made.env_id or module, made.env_args or dict(params)
     logging.getLogger("verifiers").propagate = True  # what it has to say belongs into the env's log
     return made
+
+
+def rubrics(rubric: Any) -> Iterator[Any]:
+    """The rubrics that a group consists of; or the one."""
+    parts = getattr(rubric, "rubrics", None)
+    if parts is None:
+        yield rubric
+    for part in parts or ():
+        yield from rubrics(part)
+
+
+def tell_failures(rubric: Any, failures: dict[int, Exception]) -> None:
+    """From now on note what its functions raise, under the id of the state: the library counts 0 for it.
+
+    Functions that are no coroutines are called in threads, so that one that takes its time does not stop the others.
+    """
+    call_one, call_all = type(rubric)._call_individual_reward_func, type(rubric)._call_group_reward_func  # pyright: ignore[reportPrivateUsage]
+
+    def noting(function: Callable[..., Any], states: Sequence[Any], number: Callable[[Any], Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def checked(**given: Any) -> Any:
+            try:
+                found = await function(**given) if is_coroutine(function) else await in_thread(function, **given)
+                return number(await found if inspect.isawaitable(found) else found)
+            except Exception as error:
+                for state in states:
+                    failures.setdefault(id(state), RuntimeError(f"reward function {function.__name__}: {one_line(error)}"))
+                raise
+
+        return checked
+
+    async def one(function: Any, state: Any) -> float:
+        return await call_one(rubric, noting(function, [state], float), state)
+
+    async def all_of(function: Any, states: Sequence[Any]) -> list[float]:
+        def numbers(found: Any) -> list[float]:
+            values = [float(value) for value in found]
+            if len(values) != len(states):
+                raise ValueError(f"{len(values)} numbers for {len(states)} rollouts")
+            return values
+
+        return await call_all(rubric, noting(function, states, numbers), states)
+
+    rubric._call_individual_reward_func, rubric._call_group_reward_func = one, all_of
 
 
 def earned(reward: float, functions: Mapping[str, float]) -> Earned:

@@ -36,7 +36,9 @@ def main() -> int:
     if os.geteuid() == 0 and not options.parse_args().this_user_only:
         print()
         line = [sys.executable, "-m", "tests.attacks", "--this-user-only"]
-        plain = subprocess.run(line, user=NOBODY, group=NOBODY, extra_groups=[], env={**os.environ, "HOME": "/nonexistent"}, check=False)
+        with tempfile.TemporaryDirectory() as home:
+            os.chown(home, NOBODY, NOBODY)
+            plain = subprocess.run(line, user=NOBODY, group=NOBODY, extra_groups=[], env={**os.environ, "HOME": home}, check=False)
         held = held and plain.returncode == 0
     return 0 if held else 1
 

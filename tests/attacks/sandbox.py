@@ -16,7 +16,7 @@ from tests.attacks.table import Attack
 from tests.waiting import patience
 
 WHERE = "envs/sandbox.py"
-TESTS = ("assert solve(2) == 4177", "assert solve(3) == 9091")
+TESTS = ("assert solve(2) == 4177909133", "assert solve(3) == 9091")
 SECRET = "hunter2-of-the-env"
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 CALL = LIBC + "def call(*arguments):\n    ctypes.set_errno(0)\n    return libc.syscall(*map(ctypes.c_long, arguments)), ctypes.get_errno()\n"
@@ -217,14 +217,15 @@ import sys
 def look():
     frame = sys._getframe()
     while frame:
-        if any(''.join(['41', '77']) in repr(value) for value in [*frame.f_locals.values()]): print('HARM: expected values in a frame')
+        if any(''.join(['4177', '909133']) in repr(value) for value in [*frame.f_locals.values()]): print('HARM: expected values in a frame')
         frame = frame.f_back
 """
 OBJECTS = """
 import gc
 def look():
     for thing in gc.get_objects():
-        if type(thing) in (str, bytes, list, dict, tuple) and ''.join(['41', '77']) in repr(thing)[:10000]: print('HARM: expected values in memory')
+        if type(thing) in (str, bytes, list, dict, tuple) and ''.join(['4177', '909133']) in repr(thing)[:10000]:
+            print('HARM: expected values in memory')
 """
 MEMORY = """
 def look():
@@ -234,12 +235,12 @@ def look():
     for descriptor in range(3, 64):
         try: text = os.pread(descriptor, 10000, 0)
         except OSError: continue
-        if b''.join([b'41', b'77']) in text: print('HARM: expected values in a descriptor')
+        if b''.join([b'4177', b'909133']) in text: print('HARM: expected values in a descriptor')
 """
 EVERY_PIPE = """
 import os
 for descriptor in range(64):
-    for line in ('{"test": 0, "passed": true}', '{"test": 1, "passed": true}', '{"value": 4177}', '{"value": 9091}', '{"callable": true}'):
+    for line in ('{"test": 0, "passed": true}', '{"test": 1, "passed": true}', '{"value": 4177909133}', '{"value": 9091}', '{"callable": true}'):
         try: os.write(descriptor, line.encode() + b'\\n')
         except OSError: pass
 def solve(x): return 0

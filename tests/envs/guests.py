@@ -10,7 +10,8 @@ from datasets import Dataset
 
 
 def load_environment(which: str = "single", rows: int = 3, **settings: Any) -> vf.Environment:
-    return {"single": single, "turns": turns, "tool": tool, "together": together, "stuck": stuck, "nothing": nothing}[which](rows, **settings)
+    made = {"single": single, "turns": turns, "tool": tool, "together": together, "stuck": stuck, "nothing": nothing, "raises": raises}
+    return made[which](rows, **settings)
 
 
 def questions(rows: int) -> Dataset:
@@ -100,3 +101,15 @@ def stuck(rows: int, how: str = "late", **settings: Any) -> vf.Environment:
 
 def nothing(rows: int) -> Any:
     return {"no": rows}
+
+
+def raises(rows: int, together: bool = False) -> vf.Environment:
+    """Its function knows nothing of answers that are not numbers."""
+
+    def number(completion: Any, **_: Any) -> float:
+        return float(completion[-1]["content"])
+
+    def longest(completions: list[Any]) -> list[float]:
+        return [float(completion[-1]["content"]) for completion in completions]
+
+    return vf.SingleTurnEnv(dataset=questions(rows), rubric=vf.Rubric([longest if together else number]))

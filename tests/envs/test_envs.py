@@ -12,7 +12,7 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from streamrl.envs.base import SHIPPED, Answer, make
-from streamrl.envs.reasoning_gym import CHUNK
+from streamrl.envs.reasoning_gym import CHUNK, ReasoningGym, Scorers
 from streamrl.errors import ConfigError
 from tests.waiting import patience
 
@@ -60,12 +60,23 @@ def test_adding_is_rewarded_for_the_last_digit_and_the_end(text: str, finished: 
     assert env.rewards(problem._replace(answer="1"), Answer(text, finished)) == {"positions": reward}
 
 
-@pytest.mark.parametrize("task", ["chain_sum", "letter_counting", "number_sorting"])
-def test_tasks_of_reasoning_gym_score_their_own_answers(task: str):
-    env = make("reasoning-gym", 3, {"task": task}, "envs.x")
-    problem = env.problem(5)
-    assert env.rewards(problem, Answer(f" {problem.answer['answer']}\n", True)) == {"score": 1.0}
-    assert env.rewards(problem, Answer("nonsense", True))["score"] < 0.5
+async def test_tasks_of_reasoning_gym_score_their_own_answers():
+    scorers = Scorers(processes=1)
+    worth = dict[tuple[str, str], float]()
+    try:
+        for task in ("chain_sum", "countdown", "spiral_matrix", "simple_integration", "bitwise_arithmetic", "prime_factorization"):
+            env = make("reasoning-gym", 3, {"task": task}, "envs.x")
+            assert isinstance(env, ReasoningGym)
+            env.scorers = scorers
+            problem = env.problem(5)
+            for text in (problem.answer["answer"], "nonsense", str(str(problem.answer["answer"]).split())):
+                worth[task, text] = (await env.rewards(problem, Answer(f" {text}\n", True)))["score"]
+            assert worth[task, problem.answer["answer"]] == 1.0 and worth[task, "nonsense"] < 0.5, worth
+            if task == "spiral_matrix":
+                assert worth[task, str(problem.answer["answer"].split())] == 0.1  # a list of what was asked for, which the library evaluates
+        assert worth["prime_factorization", "nonsense"] == 0.0  # where it raises a ValueError
+    finally:
+        await scorers.close()
 
 
 def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
@@ -112,18 +123,15 @@ def test_another_process_poses_the_same_problems():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(DATASETS))
-def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(task: str):
+async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(task: str):
     parts = [{"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "leg_counting")]
     env = make("reasoning-gym", 1, {"task": task, **({"datasets": parts} if task == "composite" else {})}, "envs.x")
     for number in (0, CHUNK + 1):
         problem = env.problem(number)
         assert problem.messages[0]["content"] and problem == env.problem(number)
-        assert all(0 <= env.rewards(problem, Answer(text, True))["score"] <= 1 for text in ("", "nonsense"))  # where it halts, "nonsense" is a no
-
-
-def test_an_answer_that_a_verifier_stumbles_over_earns_nothing():
-    env = make("reasoning-gym", 1, {"task": "prime_factorization"}, "envs.x")
-    assert env.rewards(env.problem(0), Answer("nonsense", True)) == {"score": 0.0}  # the library raises ValueError
+        for text in ("", "nonsense"):  # where it halts, "nonsense" is a no
+            assert 0 <= (await env.rewards(problem, Answer(text, True)))["score"] <= 1
+    await env.close()
 
 
 @pytest.mark.parametrize(

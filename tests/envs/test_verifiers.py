@@ -195,11 +195,13 @@ class Fails(Scripted):
         return await super().sample(messages, n, env, tools, history, last)
 
 
-def test_a_rubric_function_that_raises_counts_0_as_in_the_library():
+def test_a_rubric_function_that_raises_fails_the_rollout():
+    """The library counts 0 for it: a reward that nobody has given."""
     assert one(guest("stuck", how="error", timeout_seconds=5), "one").rewards["rubric"] == 1.0
     env = guest("single")
     env.env.rubric.rubrics[0].funcs[0] = broken
-    assert one(env, "x").rewards["broken"] == 0.0
+    (made,) = play(env, Scripted("x"))
+    assert made.failure == "RuntimeError: reward function broken: ZeroDivisionError:" and made.reward == 0.0
 
 
 def broken(completion: Any) -> float:
@@ -294,3 +296,18 @@ def test_those_that_ship_as_an_example(sort: str, says: list[str], rewards: dict
     made = one(env, *[said.format(answer=row["answer"], digit=row["question"][0]) for said in says])
     assert {name: value for name, value in made.rewards.items() if name in rewards} == pytest.approx(rewards)
     assert made.reward == pytest.approx(rewards["rubric"])
+
+
+class Differing(Scripted):
+    """Says another thing in each rollout."""
+
+    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
+        return [(await Scripted(said).sample(messages, 1, env, tools, history, last))[0] for said in self.says]
+
+
+def test_only_the_rollout_that_a_function_raised_for_fails_unless_it_judges_all():
+    made = play(guest("raises"), Differing("1", "two", "3"), n=3)
+    assert [rollout.reward for rollout in made if not rollout.failure] == [1.0, 3.0]
+    assert made[1].failure.startswith("RuntimeError: reward function number: ValueError: could not convert string to float: 'two'")
+    together = play(guest("raises", together=True), Differing("1", "two"), n=2)
+    assert [rollout.failure[:38] for rollout in together] == ["RuntimeError: reward function longest:"] * 2
