@@ -41,7 +41,7 @@ from streamrl.stream import broker
 from streamrl.stream.codec import to_event
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log
-from streamrl.weights.store import pull, version_name
+from streamrl.weights.store import pull
 
 SIZES = {"1 MB": (2, 128), "100 MB": (10, 512), "1 GB": (25, 1024)}  # layers, hidden size
 UNSERVED = "1 GB"  # ends when the copies are verified: two vLLMs with it do not fit into this machine's memory
@@ -278,7 +278,7 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
                 time.sleep(REST_S)
                 made = chain()
                 time.sleep(REST_S)
-                copied_s = plain(Path(policy.run.directory / "weights" / "lead" / version_name(policy.version)), count, directory)  # noqa: B023
+                copied_s = plain(Path(announced.found[-1].uri.removeprefix("file://")), count, directory)  # noqa: B023
                 least = copied_s + made.get("reload", 0.0)
                 of_vllm = sum(made.get(stage, 0.0) for stage in ("pause", "resume"))
                 return {**made, "plain": copied_s, "ratio": made["all"] / least, "ratio_to_swap": made["all"] / (least + of_vllm)}

@@ -235,6 +235,8 @@ class Learner(Section):
     normalize_advantages: bool = True  # divide by their standard deviation in the batch
     checkpoint_every: int = Field(default=20, ge=1)  # versions
     keep_checkpoints: int = Field(default=2, ge=1)  # the newest ones; older are deleted
+    max_skipped_steps: int = Field(default=10, ge=1)  # in a row, because loss or gradient are not finite; then the run ends
+    on_divergence: Literal["announce", "stop"] = "announce"  # a version computed again that differs: a new lineage of it, or the run ends
     seed: int = 0  # of the learner's random key
     probe_tokens: int = Field(default=64, ge=8)  # announced with each version, with their logprobs; servers are checked against them
 

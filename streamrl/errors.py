@@ -13,7 +13,10 @@ StreamrlError            exit 1
 ├── ModelError           exit 7   model directory missing or not loadable
 ├── WeightError          exit 8   store full, file altered, URI outside the store
 ├── InferenceError       exit 9   the inference server died or does not answer
-└── ExportError          exit 12  an export is missing, damaged or in the way
+├── CheckpointError      exit 10  a checkpoint cannot be written (the disk is full) or read
+├── ExportError          exit 12  an export is missing, damaged or in the way
+├── TrainingDiverged     exit 13  too many steps in a row were not finite
+└── VersionMismatch      exit 14  an announced version was computed again and came out differently
 """
 
 import difflib
@@ -64,8 +67,20 @@ class InferenceError(StreamrlError):
     exit_code = 9
 
 
+class CheckpointError(StreamrlError):
+    exit_code = 10
+
+
 class ExportError(StreamrlError):
     exit_code = 12
+
+
+class TrainingDiverged(StreamrlError):
+    exit_code = 13
+
+
+class VersionMismatch(StreamrlError):
+    exit_code = 14
 
 
 class TransactionFailed(StreamrlError):

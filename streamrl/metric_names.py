@@ -108,6 +108,8 @@ MEASURES = (
     Measure("learner/mismatch_kl", "nats", "divergence of the policy that sampled from the learner's, k3, a token"),
     Measure("learner/rejected_frac", "1", "share of tokens that learner.correction keeps out"),
     Measure("learner/effective_sample_size", "1", "of the importance weights, as a share of the samples"),
+    Measure("learner/masked_sequences", "sequences", "of the batch that cannot be trained on: an unknown token id, a temperature out of range"),
+    Measure("learner/skipped", "1", "1 where nothing was trained on the batch, because its loss or gradient was not finite"),
     Measure("learner/step_s", "s", "a step of training takes"),
     Measure("learner/idle_s", "s", "that it waited for the batch"),
     Measure("learner/publish_s", "s", "that training stood still for the version; the rest of its stages goes on beside the next step"),
@@ -155,6 +157,7 @@ MEASURES = (
     Measure("scorer/idle_s", "s", "that it waited for a batch of its own"),
     Measure("scorer/score_s", "s", "to score one"),
     Measure("scorer/tokens_per_s", "tokens/s", "scored"),
+    Measure("scorer/not_finite_tokens", "tokens", "of a batch of which the reference says nothing finite; they are given the policy's logprob"),
     Measure("scorer/reference_version", "version", "of the reference; -1: a model of its own"),
     # ---- evaluation
     Measure("evals/behind_versions", "versions", "announced since the one that is being evaluated"),

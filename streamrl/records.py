@@ -293,7 +293,11 @@ class Probe(Record, frozen=True, kw_only=True):
 
 
 class PolicyVersion(Record, frozen=True, kw_only=True):
-    """Version `version` exists: where its weights are and how to tell that they are whole. Version 0 is the initial model (`batch` None)."""
+    """Version `version` exists: where its weights are and how to tell that they are whole. Version 0 is the initial model (`batch` None).
+
+    A learner that computes an announced version again may get other bits (another device, a changed setting). It announces the version again under
+    the next `lineage`; of several records of one version, the one with the highest lineage is valid.
+    """
 
     learner: str
     version: int
@@ -304,6 +308,9 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     probe: Probe | None = None
     time_s: float = 0.0
     vocab_size: int = 0  # token ids are below it; 0: not said
+    skipped: bool = False  # nothing was trained on the batch (its loss or gradient was not finite): the weights are those of the version before
+    lineage: int = 0  # how often this version has been computed again with another result
+    replaces: str = ""  # sha256 of the version's lineage before this one
 
 
 # ---- inference ------------------------------------------------------------------------------------------------------------------------

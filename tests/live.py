@@ -64,19 +64,20 @@ class Live:
         `spoil` gets the stored directory after it was claimed; the tensors in `hide` are left out of what servers load.
         """
         self.version += 1
-        name = version_name(self.version)
-        whole = self._origin.parent / name
-        with self.store.writing(name) as written:
+        whole = self._origin.parent / version_name(self.version)
+        tensors = perturbed(load_file(self._origin / WEIGHTS), self.version)
+
+        def write(directory: Path) -> None:
             for path in self._origin.iterdir():
-                (written / path.name).write_bytes(path.read_bytes())
-            tensors = perturbed(load_file(self._origin / WEIGHTS), self.version)
-            save_file({n: t for n, t in tensors.items() if n not in hide}, written / WEIGHTS, metadata={"format": "pt"})
+                (directory / path.name).write_bytes(path.read_bytes())
+            save_file({n: t for n, t in tensors.items() if n not in hide}, directory / WEIGHTS, metadata={"format": "pt"})
+
+        stored = self.store.put(self.version, write)
         whole.mkdir()
         for path in self._origin.iterdir():
             (whole / path.name).write_bytes(path.read_bytes())
         save_file(tensors, whole / WEIGHTS, metadata={"format": "pt"})
-        stored = self.store.claim(name)
-        spoil(Path(self.run.directory / "weights" / name))
+        spoil(Path(stored.uri.removeprefix("file://")))
         text = np.random.default_rng(self.version).integers(0, 16, 64).astype(np.uint16)
         probe = Probe(tokens=text, logprobs=self.logprobs(self.version, [text], 1.0)[0])
         return PolicyVersion(learner="lead", version=self.version, probe=probe, **stored._asdict())

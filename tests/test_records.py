@@ -126,7 +126,7 @@ def whole() -> dict[str, Record]:
         "scored-group": structs.replace(short["scored-group"], loss_mask=ones, token_advantages=some, truncated=np.array([0, 1], np.uint8)),
         "batch": structs.replace(short["batch"], processes=2, loss_mask=np.ones(5, np.uint8), token_advantages=np.arange(5, dtype=np.float32)),
         "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}),
-        "policy-version": structs.replace(short["policy-version"], vocab_size=18),
+        "policy-version": structs.replace(short["policy-version"], vocab_size=18, skipped=True, lineage=1, replaces="cd"),
         "server": structs.replace(
             short["server"], pool="judges", model="judge", error="no copy", in_flight=3, mismatch_max_abs=0.5, mismatch_tokens=63
         ),

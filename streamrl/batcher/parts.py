@@ -33,8 +33,11 @@ class Joiner:
         """The batch that this record completes, if it does. Raises ValueError when pieces are missing or altered."""
         if isinstance(record, Batch):
             return record
+        if record.part == 0:
+            self._pieces = []
         if record.part != len(self._pieces) or any(piece.number != record.number for piece in self._pieces):
-            raise ValueError(f"batch {record.number}: piece {record.part} of {record.parts} came after {len(self._pieces)} pieces")
+            pieces, self._pieces = len(self._pieces), []
+            raise ValueError(f"batch {record.number}: piece {record.part} of {record.parts} came after {pieces} pieces")
         self._pieces.append(record)
         if len(self._pieces) < record.parts:
             return None

@@ -17,9 +17,9 @@ import equinox as eqx
 import levanter.checkpoint
 from levanter.trainer_state import TrainerState
 
-from streamrl.errors import ModelError
+from streamrl.errors import CheckpointError
 from streamrl.learner.model import told
-from streamrl.learner.together import first, wait_for_all
+from streamrl.learner.together import first, token, wait_for_all
 
 logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)  # it warns of every part of the optimiser's state that has no values
 
@@ -40,23 +40,22 @@ def nothing(directory: Path) -> None: ...
 
 
 def save(directory: Path, state: TrainerState[Any], position: Position, keep: int, add: Callable[[Path], None] = nothing) -> None:
-    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises ModelError."""
+    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises CheckpointError."""
     write(directory, state, position.version, add)
     if first():
         complete(directory, position, keep)
 
 
 def write(directory: Path, state: TrainerState[Any], version: int, add: Callable[[Path], None] = nothing) -> None:
-    """Write what a checkpoint of that version consists of, into `directory`, a learner's own. It is none before it is complete. Raises ModelError.
+    """Write what a checkpoint of that version consists of, into `directory`, a learner's own. It is none before it is complete.
 
     Every process of the learner writes the parts that it has, into the same place. `add`: writes what else belongs to it, into the directory it is
-    given.
+    given. Raises CheckpointError.
     """
     temporary = _temporary(directory, version)
     try:
         if first():
-            for left in directory.glob(f"{TEMPORARY}*"):
-                shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         wait_for_all(temporary.name)
         levanter.checkpoint.save_checkpoint(state.saveable_state, version, str(temporary), is_temporary=False)
@@ -67,7 +66,7 @@ def write(directory: Path, state: TrainerState[Any], version: int, add: Callable
 
 
 def complete(directory: Path, position: Position, keep: int) -> None:
-    """Make a checkpoint of what has been written: one process does, for all. Delete all but the newest `keep` up to it. Raises ModelError.
+    """Make a checkpoint of what has been written: one process does, for all. Delete all but the newest `keep` up to it. Raises CheckpointError.
 
     Those of later versions go too: they belong to a log that is gone.
     """
@@ -85,14 +84,20 @@ def complete(directory: Path, position: Position, keep: int) -> None:
 
 
 def _temporary(directory: Path, version: int) -> Path:
-    """A path of its own: TensorStore remembers what it once found under a path."""
-    return directory / f"{TEMPORARY}{path_of(directory, version).name}"
+    """A path of its own: TensorStore remembers what it once found under a path. A process that was taken for dead, and is not, has another."""
+    return directory / f"{TEMPORARY}{path_of(directory, version).name}-{token()}"
 
 
-def _failure(directory: Path, version: int, error: Exception) -> ModelError:
+def clear(directory: Path) -> None:
+    """Remove what processes that died while they wrote have left. Only for the one learner that writes."""
+    for left in directory.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _failure(directory: Path, version: int, error: Exception) -> CheckpointError:
     shutil.rmtree(_temporary(directory, version), ignore_errors=True)
     hint = "free some space, or raise learner.checkpoint_every"
-    return ModelError(f"checkpoint {path_of(directory, version)} cannot be written ({told(error)}); {hint}")
+    return CheckpointError(f"checkpoint {path_of(directory, version)} cannot be written ({told(error)}); {hint}")
 
 
 def versions(directory: Path) -> list[int]:
@@ -101,7 +106,7 @@ def versions(directory: Path) -> list[int]:
 
 
 def latest(directory: Path, announced: int) -> Position | None:
-    """The newest checkpoint of a version that is announced. Raises ModelError."""
+    """The newest checkpoint of a version that is announced. Raises CheckpointError."""
     usable = [version for version in versions(directory) if version <= announced]
     if not usable:
         return None
@@ -109,16 +114,18 @@ def latest(directory: Path, announced: int) -> Position | None:
     try:
         return Position(**json.loads((path / POSITION).read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"checkpoint {path}: its {POSITION} cannot be read ({told(error)}); delete {path} to go on from the one before") from None
+        raise CheckpointError(
+            f"checkpoint {path}: its {POSITION} cannot be read ({told(error)}); delete {path} to go on from the one before"
+        ) from None
 
 
 def load(directory: Path, position: Position, state: TrainerState[Any]) -> TrainerState[Any]:
-    """The state of a checkpoint; `state` is any of the same shape. To be called inside the trainer's mesh. Raises ModelError."""
+    """The state of a checkpoint; `state` is any of the same shape. To be called inside the trainer's mesh. Raises CheckpointError."""
     path = path_of(directory, position.version)
     try:
         return cast(TrainerState[Any], eqx.combine(levanter.checkpoint.load_checkpoint(state.saveable_state, str(path)), state))
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"checkpoint {path} cannot be loaded ({told(error)}); delete {path} to go on from the one before") from None
+        raise CheckpointError(f"checkpoint {path} cannot be loaded ({told(error)}); delete {path} to go on from the one before") from None
 
 
 def path_of(directory: Path, version: int) -> Path:

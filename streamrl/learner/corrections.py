@@ -14,9 +14,7 @@ import jax.numpy as jnp
 
 from streamrl.config import Correction
 from streamrl.learner import segments
-from streamrl.learner.losses import k1, k2, k3
-
-LARGEST = 20.0  # of |log weight|: exp of it is finite, and so is its square
+from streamrl.learner.losses import LARGEST, k1, k2, k3
 
 
 class Corrected(NamedTuple):

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from streamrl.imports import import_path
 from streamrl.learner import segments
 
+LARGEST = 20.0  # nats: log ratios are cut to it; exp of it is finite, and so are its square and its product with an advantage
+
 
 class Tokens(NamedTuple):
     """The tokens of some rows. All (rows, max_seq_len) float32, 0 outside the mask, but `segment_ids`."""
@@ -38,8 +40,8 @@ Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def ratio(current: jax.Array, old: jax.Array) -> jax.Array:
-    """exp(current - old): (...) float32."""
-    return jnp.exp(current - old)
+    """exp(current - old), with the difference cut to LARGEST nats either way: (...) float32. Beyond that it has no gradient."""
+    return jnp.exp(jnp.clip(current - old, -LARGEST, LARGEST))
 
 
 def bounded(ratios: jax.Array, clip: Clip) -> jax.Array:
@@ -103,9 +105,12 @@ def k2(current: jax.Array, reference: jax.Array) -> jax.Array:
 
 
 def k3(current: jax.Array, reference: jax.Array) -> jax.Array:
-    """exp(d) - d - 1 with d = reference - current: unbiased, low variance, never negative. Schulman 2020; GRPO, arXiv:2402.03300, equation 4."""
-    d = reference - current
-    return jnp.exp(d) - d - 1
+    """exp(d) - d - 1 with d = reference - current, cut to LARGEST nats: unbiased, low variance, never negative.
+
+    expm1, because exp(d) - 1 cancels where d is small. Schulman 2020; GRPO, arXiv:2402.03300, equation 4.
+    """
+    d = jnp.clip(reference - current, -LARGEST, LARGEST)
+    return jnp.expm1(d) - d
 
 
 LOSSES: dict[str, Loss] = {"ppo": ppo, "clipped-ratio": clipped_ratio, "grpo": grpo, "dapo": dapo, "cispo": cispo, "gspo": gspo}

@@ -21,8 +21,7 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBas
 from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
 from streamrl.learner.families import FAMILIES, Unsupported, in_words_of_four, levanter_config
-from streamrl.records import Batch
-from streamrl.weights.export import CONFIG
+from streamrl.weights.manifest import CONFIG
 
 BATCH, POSITION = "batch", "position"
 Model = LmHeadModel[Any]
@@ -137,15 +136,6 @@ def check_directory(directory: Path) -> None:
             raise ModelError(f"model directory {directory} has no {name}; a Hugging Face directory with model and tokenizer is needed")
     if not any(directory.glob("*.safetensors")):
         raise ModelError(f"model directory {directory} has no *.safetensors file; convert its weights with save_pretrained(safe_serialization=True)")
-
-
-def check_tokens(batch: Batch, vocab_size: int) -> None:
-    """Does the model know all tokens? One that it does not makes every weight NaN. Raises ModelError."""
-    for tokens, lengths, names in ((batch.prompts, batch.prompt_lengths, batch.group_ids), (batch.tokens, batch.lengths, batch.uids)):
-        if tokens.size and int(tokens.max()) >= vocab_size:
-            whose = names[int(np.repeat(np.arange(len(names)), lengths)[tokens.argmax()])]
-            known = f"the policy knows ids below {vocab_size}"
-            raise ModelError(f"batch {batch.number}: {whose!r} has token {tokens.max()}, {known}; does its env use another tokenizer?")
 
 
 def told(error: Exception) -> str:

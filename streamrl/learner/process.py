@@ -1,7 +1,7 @@
 """Learner: batches in, and their scores where a pool makes them; policy versions out. Batch k is trained at version k and gives version k + 1.
 
 Not a fold like the others, as its output is not only records: a checkpoint stores the place in `batches` it belongs to. After a crash the batches
-since are trained on again, give the same weights, hash by hash, and nothing is announced twice.
+since are trained on again. Where they give the same weights, hash by hash, nothing is announced twice; otherwise as a new lineage of the version.
 
 A run may have any number of learners. Each has a name, and under it an identity in Kafka, a store and checkpoints of its own; all but the lead are
 followed by nobody. One learner may be several JAX processes (`together.py`), of which the first one writes.
@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 
 from streamrl.config import NAME, RunFile, changed
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, together
 from streamrl.learner.mesh import keep_compiled
-from streamrl.learner.reading import announcements, following, until
-from streamrl.learner.recompute import check, recomputed
+from streamrl.learner.reading import following, newest_lineages, until, versions
+from streamrl.learner.recompute import recomputed
 from streamrl.learner.together import Place
 from streamrl.learner.trainee import Trainee
 from streamrl.learner.training import Start, checkpoint_directory, training
@@ -57,19 +57,22 @@ def main(
     identity = f"learner-{learner}"
     writer = log.writer(identity, "policy-versions") if together.first() else None  # it fences an earlier instance;
     together.wait_for_all("alone")  # only now the announcements are final
-    announced = announcements(log, learner)
+    history = list(versions(log, learner))
+    announced = newest_lineages(history)
     directory, meter = checkpoint_directory(run, learner), Meter(log, identity) if together.first() else None
     found = checkpoints.latest(directory, max(announced, default=-1))
+    if together.first():
+        checkpoints.clear(directory)
     if found is not None:
-        check(learner, announced, found.version, found.sha256)
+        if (found.version, found.sha256) not in {(record.version, record.sha256) for record in history}:
+            where = checkpoints.path_of(directory, found.version)
+            raise VersionMismatch(f"checkpoint {where} has weights that {learner} never announced: it is of another run; delete {directory}")
         start = Start(directory, found)
     else:
         start = None if at is None else as_lead(run, log, learner, at)
     with training(own, start) as policy, Trainee(learner, policy, announced, writer, meter) as trainee:
-        if found is None:
-            trainee.publish(None)  # version 0 is the initial model, announced before training
-            trainee.settle()
-        else:
+        trainee.begin(found)
+        if found is not None:
             logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(announced))
         ready(log)
         idle_since = time.monotonic()
@@ -77,6 +80,7 @@ def main(
         for taken in until(stop, coming) if place is None else together.agreed(coming, stop):
             trainee.train(taken, time.monotonic() - idle_since)
             idle_since = time.monotonic()
+        trainee.leave()
 
 
 def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[str]) -> RunFile:

@@ -12,7 +12,6 @@ from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 from streamrl.batcher.parts import Joiner
-from streamrl.errors import ModelError
 from streamrl.records import Batch, BatchPart, PolicyVersion, Scores
 from streamrl.scorer.pieces import Collected
 from streamrl.stream.codec import to_event
@@ -75,8 +74,18 @@ def until(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
 
 
 def announcements(log: Log, learner: str) -> dict[int, str]:
-    """What a learner has announced: version -> sha256."""
-    return {version.version: version.sha256 for version in versions(log, learner)}
+    """What a learner has announced: version -> sha256 of its newest lineage."""
+    return {version: record.sha256 for version, record in newest_lineages(versions(log, learner)).items()}
+
+
+def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersion]:
+    """Of several announcements of one version, the one that is valid."""
+    found = dict[int, PolicyVersion]()
+    for record in announced:
+        known = found.get(record.version)
+        if known is None or record.lineage >= known.lineage:
+            found[record.version] = record
+    return found
 
 
 def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
@@ -101,7 +110,7 @@ def announcement(log: Log, learner: str, version: int, stop: threading.Event) ->
 
 
 def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch, int]]:
-    """Batches from an offset on, as they come, each with the offset behind it. Raises ModelError for one that cannot be read."""
+    """Batches from an offset on, as they come, each with the offset behind it."""
     return until(stop, coming_batches(log, start))
 
 
@@ -128,7 +137,7 @@ def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
     with closing(reader):
         asked = time.monotonic()
         while True:
-            there = [(_scores(message), message.offset) for message in reader.poll(1, POLL_S)]
+            there = [(scores, message.offset) for message in reader.poll(1, POLL_S) if (scores := _scores(message)) is not None]
             yield there[0] if there else None
             if there:
                 asked = time.monotonic()
@@ -140,21 +149,25 @@ def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
 def recorded_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
     """Those that are there now."""
     for message in read(log, "scores", 0, max(start, log.start("scores", 0))):
-        yield _scores(message), message.offset
+        if (scores := _scores(message)) is not None:
+            yield scores, message.offset
 
 
-def _scores(message: Message) -> Scores:
+def _scores(message: Message) -> Scores | None:
     record = to_event(message, ("scores",)).record
-    if not isinstance(record, Scores):
-        raise ModelError(f"scores@{message.offset} cannot be read: {record}")
-    return record
+    if isinstance(record, Scores):
+        return record
+    logger.warning("scores@%d is passed over, because it cannot be read: %s", message.offset, record)
+    return None
 
 
 def _joined(joiner: Joiner, message: Message) -> Batch | None:
+    """The batch that a message completes. What cannot be read is passed over: a batch that is lost by it is missed at the next number."""
     record = to_event(message, ("batch", "batch-part")).record
-    if not isinstance(record, Batch | BatchPart):
-        raise ModelError(f"batches@{message.offset} cannot be read: {record}")
-    try:
-        return joiner.add(record)
-    except ValueError as error:
-        raise ModelError(f"batches@{message.offset}: {error}") from None
+    if isinstance(record, Batch | BatchPart):
+        try:
+            return joiner.add(record)
+        except ValueError as error:
+            record = error
+    logger.warning("batches@%d is passed over, because it cannot be read: %s", message.offset, record)
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from streamrl.config import RunFile
-from streamrl.errors import ConfigError, ModelError
+from streamrl.errors import ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
@@ -36,7 +36,8 @@ def retrained(run: RunFile, log: Log, first: int | None = None) -> Iterator[Posi
 def recomputed(run: RunFile, log: Log, version: int, progress: Progress = lambda done, total: None) -> Generator[Training]:
     """The lead's policy and optimiser at `version`, for as long as the block lasts, from the nearest checkpoint before it.
 
-    Raises ConfigError when the version is not announced or older than the run, ModelError when it does not come out as announced.
+    Raises ConfigError when the version is not announced or older than the run, VersionMismatch when it does not come out as announced, InputGone when
+    too few batches are recorded.
     """
     learner, announced = run.learner.name, announcements(log, run.learner.name)
     if version not in announced:
@@ -53,14 +54,15 @@ def recomputed(run: RunFile, log: Log, version: int, progress: Progress = lambda
             policy.step(taken)
             progress(policy.version - begun, version - begun)
         if policy.version != version:
-            raise ModelError(f"the batches recorded in run {run.run} end at version {policy.version}: version {version} cannot be computed again")
+            raise InputGone(f"the batches recorded in run {run.run} end at version {policy.version}: version {version} cannot be computed again")
         check(learner, announced, version, policy.sha256())
         yield policy
 
 
 def recorded(log: Log, policy: Training) -> Iterator[Taken]:
     """What it was trained on, from where it stands."""
-    return again(log, policy.run.learner.pooled, policy.position.offset, policy.position.scores)
+    there = again(log, policy.run.learner.pooled, policy.position.offset, policy.position.scores)
+    return (taken for taken in there if policy.due(taken.batch))
 
 
 def plant(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progress) -> Stored:
@@ -80,12 +82,17 @@ def plant(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progr
 
 
 def check(learner: str, announced: dict[int, str], version: int, sha256: str) -> None:
-    """Is it what was announced? Raises ModelError."""
+    """Is it what was announced? Raises VersionMismatch."""
     if sha256 != announced[version]:
-        raise ModelError(
-            f"version {version} of {learner} came out as {sha256}, but {announced[version]} was announced: "
-            "the code, the settings or the machine have changed since, or the checkpoint is of another run; go on under a new run name"
-        )
+        raise differs(learner, version, sha256, announced[version])
+
+
+def differs(learner: str, version: int, sha256: str, announced: str) -> VersionMismatch:
+    return VersionMismatch(
+        f"version {version} of {learner} came out as {sha256}, but {announced} was announced: "
+        "the code, the settings or the machine have changed since; "
+        "set learner.on_divergence: announce to go on with what came out, or go on under a new run name"
+    )
 
 
 def _start(run: RunFile, first: int | None) -> Start | None:

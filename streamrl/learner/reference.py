@@ -31,12 +31,24 @@ def reference_of(run: RunFile, batch: int) -> int:
     return max(batch - batch % settings.every, run.fork.version if run.fork else 0)
 
 
+def trainable_ids(run: RunFile, rows: int) -> int:
+    """Token ids that can be trained on are below it: the policy has an embedding of them, and so has its reference. Raises ModelError.
+
+    A server samples from all `rows` of the policy's embedding, also from those that pad it. This number is announced, so that the buffer refuses what
+    the learner would mask.
+    """
+    settings = run.learner.reference
+    if not (run.learner.refers and settings.path):
+        return rows
+    return min(rows, model.hf_config(Path(settings.path)).vocab_size)
+
+
 @dataclass
 class Reference:
     """The one in memory, of those that a run has one after another. To be used inside the trainer's mesh."""
 
     run: RunFile
-    vocab_size: int  # token ids of the policy are below it
+    tokenizer_ids: int  # ids that the policy's tokenizer knows are below it
     version: int | None = None
     model: Any = None
 
@@ -49,8 +61,8 @@ class Reference:
         """Instead of the one before. `directory`: of the version, as it was announced. Raises ModelError."""
         self.version, self.model = None, None  # so that there are never two in memory
         loaded = model.load(directory, self.run.model.max_seq_len)
-        if loaded.Vocab.size < self.vocab_size:
-            known = f"knows token ids below {loaded.Vocab.size}, the policy those below {self.vocab_size}"
+        if loaded.Vocab.size < self.tokenizer_ids:
+            known = f"knows token ids below {loaded.Vocab.size}, the policy's tokenizer those below {self.tokenizer_ids}"
             raise ModelError(f"reference {directory} {known}; learner.reference.path needs a model with the policy's tokenizer")
         self.version, self.model = version, loaded
 

@@ -8,8 +8,10 @@ They share the run's directory. When one dies, JAX ends the others: crash-only, 
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -57,6 +59,13 @@ def devices() -> int:
 def first() -> bool:
     """Is this the process that writes?"""
     return jax.process_index() == 0
+
+
+@cache
+def token() -> str:
+    """The same in all processes of this learner, and in no others. They come to it together the first time."""
+    mine = np.frombuffer(secrets.token_bytes(8), np.uint32)
+    return np.asarray(process_allgather(mine)).reshape(-1, 2)[0].tobytes().hex()
 
 
 def wait_for_all(what: str) -> None:

@@ -17,16 +17,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self, TypeVar
 
+from streamrl.errors import BrokerError, WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.beside import Beside
+from streamrl.learner.checkpoints import Position
 from streamrl.learner.reading import Taken
-from streamrl.learner.recompute import check
+from streamrl.learner.recompute import differs
 from streamrl.learner.reference import reference_of
 from streamrl.learner.training import Snapshot, Training, Written, checkpoint_directory
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion, Probe
 from streamrl.stream.codec import to_message
-from streamrl.stream.log import Output, Writer
+from streamrl.stream.log import Output, Positions, Writer
 from streamrl.weights.store import Store, every_nth
 
 logger = logging.getLogger(__name__)
@@ -39,13 +41,19 @@ class Version:
 
     batch: int | None  # that it was trained on
     snapshot: Snapshot
+    known: PolicyVersion | None = None  # it was announced before
     probe: Probe | None = None
-    written: Written | None = None  # None, too: it was announced before, and is left alone
+    written: Written | None = None
     spent: dict[str, float] = field(default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0})  # s, by stage
 
     @property
     def number(self) -> int:
         return self.snapshot.position.version
+
+    @property
+    def news(self) -> bool:
+        """Is it to be announced? Not where it came out as it was announced before."""
+        return self.written is not None and (self.known is None or self.known.sha256 != self.written.stored.sha256)
 
 
 @dataclass
@@ -55,7 +63,7 @@ class Trainee:
 
     learner: str
     policy: Training
-    announced: dict[int, str]  # version -> sha256
+    announced: dict[int, PolicyVersion]  # the newest lineage of each version
     writer: Writer | None
     meter: Meter | None = None
 
@@ -63,6 +71,7 @@ class Trainee:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
         self._beside = Beside()
+        self._saved = -1  # version of the newest checkpoint
 
     def __enter__(self) -> Self:
         return self
@@ -79,29 +88,34 @@ class Trainee:
 
     def train(self, taken: Taken, idle_s: float) -> None:
         """One step, after a wait of `idle_s`, and its version. Raises what the version before has failed of."""
+        if not self.policy.due(taken.batch):
+            return
         measured, batch = self.policy.step(taken), taken.batch
-        age = batch.number - batch.oldest_versions
-        self.publish(batch.number, {**measured, "idle_s": idle_s, "batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())})
+        if len(batch.uids):
+            age = batch.number - batch.oldest_versions
+            measured |= {"batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
+        self.publish(batch.number, {**measured, "idle_s": idle_s})
 
-    def publish(self, batch: int | None, measured: Mapping[str, float] | None = None) -> Version:
-        """Have the policy, trained on `batch`, announced; a version that is announced already must come out the same, and is left alone.
+    def publish(self, batch: int | None, measured: Mapping[str, float] | None = None, checkpoint: bool | None = None) -> Version:
+        """Have the policy, trained on `batch`, announced. A version that is announced already is left alone where it comes out the same.
 
-        Returns as soon as training may go on. `measured`: published with what it took, once that is known. Raises what the version before has failed
-        of.
+        Returns as soon as training may go on. `measured`: published with what it took, once that is known. `checkpoint`: whether one is written; by
+        default, when `learner.checkpoint_every` says so. Raises what the version before has failed of.
         """
         times = [time.monotonic()]
         self.settle()
         times.append(time.monotonic())
-        policy, known = self.policy, self.policy.version in self.announced
-        version = Version(batch, policy.snapshot())
+        policy = self.policy
+        version = Version(batch, policy.snapshot(), self.announced.get(policy.version))
         times.append(time.monotonic())
-        self._later(partial(self._recompute if known else self._write, version))
-        version.probe = None if known else policy.probe()  # beside the writing
+        self._later(partial(self._write, version))
+        version.probe = policy.probe()  # beside the writing
         times.append(time.monotonic())
-        if not known:
-            self._later(partial(self._announce, version))
-        if checkpoint := batch is None or policy.version % policy.run.learner.checkpoint_every == 0:
-            policy.save_state(self.checkpoints)
+        self._later(partial(self._announce, version))
+        if checkpoint is None:
+            checkpoint = batch is None or policy.version % policy.run.learner.checkpoint_every == 0
+        if checkpoint:
+            self._save_state()
         times.append(time.monotonic())
         names = ("publish_wait_s", "export_s", "probe_s", "checkpoint_s")
         stood = {"publish_s": times[-1] - times[0], **{name: end - start for name, start, end in zip(names, times, times[1:], strict=False)}}
@@ -109,6 +123,40 @@ class Trainee:
             self._later(partial(self._complete, version))
         self._later(partial(self._measure, version, stood, measured, time.time()))
         return version
+
+    def begin(self, found: Position | None) -> None:
+        """Announce what training begins with, where that is news: the initial model, or a checkpoint (`found`) that the announcements disagree with.
+
+        The newest version that is announced is written to the store again where it is gone from there.
+        """
+        if self.writer is not None:
+            self.store.clear()
+        if found is None:
+            self.publish(None)  # version 0 is the initial model, announced before training
+        else:
+            self._saved = found.version
+            known = self.announced[found.version]
+            if found.version < max(self.announced) and known.sha256 == found.sha256:
+                return
+            self.publish(known.batch, checkpoint=False)
+        self.settle()
+
+    def leave(self) -> None:
+        """At a clean end: write a checkpoint of the newest version, so that the next life trains on nothing again.
+
+        The processes of a learner come to it together.
+        """
+        self.settle()
+        if self._saved == self.policy.version:
+            return
+        version = Version(None, self.policy.snapshot())
+        self._save_state()
+        self._later(partial(self._complete, version))
+        self.settle()
+
+    def _save_state(self) -> None:
+        self.policy.save_state(self.checkpoints)
+        self._saved = self.policy.version
 
     def settle(self) -> None:
         """Wait for the version under way. Raises what it has failed of."""
@@ -126,32 +174,70 @@ class Trainee:
         if self.writer is not None:
             self._beside.do(work)
 
-    def _recompute(self, version: Version) -> None:
-        check(self.learner, self.announced, version.number, version.snapshot.sha256())
-        logger.info("version %d: trained again, %s as announced", version.number, self.announced[version.number][:12])
-
     def _write(self, version: Version) -> None:
+        """Put the version into the store, unless it came out as it was announced before, and still lies there if it is the newest."""
+        known = version.known
+        if known is not None:
+            sha256 = version.snapshot.sha256()
+            if sha256 == known.sha256:
+                logger.info("version %d: trained again, %s as announced", version.number, sha256[:12])
+                if version.number < max(self.announced) or self.store.holds(known):
+                    return
+                logger.warning("version %d is not in the weight store any more: it is written again", version.number)
+            elif self.policy.run.learner.on_divergence == "stop":
+                raise differs(self.learner, version.number, sha256, known.sha256)
+            else:
+                said = "version %d came out as %s, but %s was announced: it is announced again, as lineage %d"
+                logger.warning(said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1)
         version.written = version.snapshot.write(self.store)
 
     def _announce(self, version: Version) -> None:
         """The version exists, and with it the batches up to its own are dealt with."""
         started, run, snapshot, position = time.monotonic(), self.policy.run, version.snapshot, version.snapshot.position
-        assert self.writer is not None and version.written is not None, "written before"
-        told = {"probe": version.probe, "vocab_size": snapshot.vocab_size, "time_s": time.time()}
-        stored = version.written.stored
-        record = PolicyVersion(learner=self.learner, version=version.number, batch=version.batch, **told, **stored._asdict())
-        places = {("batches", 0): position.offset, **({("scores", 0): position.scores} if run.learner.pooled else {})}
-        self.writer.commit([to_message(Output("policy-versions", self.learner, record))])
-        self.writer.mark(places)
-        self.announced[version.number] = stored.sha256
-        self.store.prune(version.number, run.weights.keep_versions, but=self._awaited(version.number))
+        if version.news:
+            assert self.writer is not None and version.written is not None
+            known = version.known
+            record = PolicyVersion(
+                learner=self.learner,
+                version=version.number,
+                batch=version.batch,
+                probe=version.probe,
+                vocab_size=snapshot.vocab_size,
+                skipped=snapshot.skipped,
+                time_s=time.time(),
+                lineage=0 if known is None else known.lineage + 1,
+                replaces="" if known is None else known.sha256,
+                **version.written.stored._asdict(),
+            )
+            self.writer.commit([to_message(Output("policy-versions", self.learner, record))])
+            self.announced[version.number] = record
+            logger.info("version %d: %s%s", version.number, record.sha256[:12], ", nothing was trained on its batch" if record.skipped else "")
+        newest = max(self.announced)
+        if version.number == newest:
+            places = {("batches", 0): position.offset, **({("scores", 0): position.scores} if run.learner.pooled else {})}
+            self._mark(places)
+            self._prune(newest)
         version.spent["announce_s"] = time.monotonic() - started
-        logger.info("version %d: %s", version.number, stored.sha256[:12])
+
+    def _mark(self, places: Positions) -> None:
+        """Best effort: nobody goes on by it."""
+        try:
+            assert self.writer is not None
+            self.writer.mark(places)
+        except BrokerError as error:
+            logger.warning("how far batches are taken is not marked: %s", error)
+
+    def _prune(self, newest: int) -> None:
+        """Best effort: what is left is pruned with the next version."""
+        try:
+            self.store.prune(newest, self.policy.run.weights.keep_versions, but=self._awaited(newest))
+        except WeightError as error:
+            logger.warning("old versions stay in the weight store: %s", error)
 
     def _complete(self, version: Version) -> None:
         """Its state is written: with the hash that it is announced as, that is a checkpoint."""
         started = time.monotonic()
-        position = version.snapshot.position._replace(sha256=self.announced[version.number])
+        position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
         checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
         version.spent["checkpoint_s"] = time.monotonic() - started
 

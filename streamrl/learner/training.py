@@ -5,6 +5,7 @@ The process announces what comes of it, a replay compares it with what was annou
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Generator, Mapping
@@ -18,18 +19,21 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.batcher.packing import RlExample, by_row, expand
 from streamrl.config import RunFile
-from streamrl.errors import ModelError
+from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
+from streamrl.learner.masking import masked
 from streamrl.learner.reading import Taken
-from streamrl.learner.reference import Reference, fixed, reference_of
+from streamrl.learner.reference import Reference, fixed, reference_of, trainable_ids
 from streamrl.learner.together import first, first_then_others
 from streamrl.learner.update import Updater
-from streamrl.records import Probe, token_dtype
+from streamrl.records import Batch, Probe, Scores, token_dtype
 from streamrl.weights import export
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, Stored, version_name
+
+logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
@@ -53,7 +57,8 @@ class Snapshot(NamedTuple):
     position: Position  # its sha256 is not known yet
     origin: Path  # as of `Training`
     tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
-    vocab_size: int  # rows of the embedding, which may be padded
+    vocab_size: int  # token ids that can be trained on are below it
+    skipped: bool  # nothing was trained on the batch before it
 
     def save(self, directory: Path) -> None:
         """A directory that starts a server. Raises OSError."""
@@ -67,11 +72,15 @@ class Snapshot(NamedTuple):
 
     def write(self, store: Store) -> Written:
         """Put the version into the store. Raises WeightError."""
-        started, name = time.monotonic(), version_name(self.position.version)
-        with store.writing(name, export.size_bytes(self.tensors)) as directory:
+        started, exported = time.monotonic(), 0.0
+
+        def save(directory: Path) -> None:
+            nonlocal exported
             self.save(directory)
             exported = time.monotonic()
-        return Written(store.claim(name), exported - started, time.monotonic() - exported)
+
+        stored = store.put(self.position.version, save, export.size_bytes(self.tensors))
+        return Written(stored, exported - started, time.monotonic() - exported)
 
 
 def checkpoint_directory(run: RunFile, learner: str) -> Path:
@@ -80,19 +89,22 @@ def checkpoint_directory(run: RunFile, learner: str) -> Path:
 
 
 def inherited(run: RunFile) -> Start | None:
-    """What a fork begins with: a policy of its parent's, with its optimiser. None for a run that is no fork. Raises ModelError."""
+    """What a fork begins with: a policy of its parent's, with its optimiser. None for a run that is no fork. Raises CheckpointError."""
     if run.fork is None:
         return None
     found = checkpoints.latest(run.directory / "start", run.fork.version)
     if found is None or found.version != run.fork.version:
         where = f"version {run.fork.version} of {run.fork.run}, and its checkpoint in {run.directory / 'start'} is gone"
-        raise ModelError(f"run {run.run} begins with {where}; fork again, under another name")
+        raise CheckpointError(f"run {run.run} begins with {where}; fork again, under another name")
     return Start(run.directory / "start", found)
 
 
 @contextmanager
 def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
-    """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained while the block lasts. Raises ModelError."""
+    """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained while the block lasts.
+
+    Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
+    """
     directory, updater = first_then_others(lambda: origin(run)), Updater(run.learner, run.batcher.rows)
     with updater.training():
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
@@ -112,28 +124,55 @@ class Training:
     updater: Updater
     state: TrainerState[Any]
     position: Position  # sha256 is empty until the weights have been exported
-    vocab_size: int = field(init=False)
+    vocab_size: int = field(init=False)  # token ids that can be trained on are below it
+    tokenizer_ids: int = field(init=False)  # ids that the tokenizer knows are below it; the embedding may be padded
+    skipped: bool = False  # nothing was trained in the last step
+    _skipped_in_a_row: int = 0
     reference: Reference | None = field(init=False)  # None where the learner does not ask it itself
 
     def __post_init__(self) -> None:
-        self.vocab_size = min(len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size)  # embeddings may be padded
+        self.tokenizer_ids = min(len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size)
+        self.vocab_size = trainable_ids(self.run, self.state.model.Vocab.size)
         asks = self.run.learner.refers and not self.run.learner.pooled
-        self.reference = Reference(self.run, self.vocab_size) if asks else None
+        self.reference = Reference(self.run, self.tokenizer_ids) if asks else None
 
     @property
     def version(self) -> int:
         return self.position.version
 
+    def due(self, batch: Batch) -> bool:
+        """False for a batch that has been trained on already: it lies in the log twice."""
+        if batch.number < self.version:
+            logger.warning("batch %d is passed over: it comes again at version %d", batch.number, self.version)
+        return batch.number >= self.version
+
     def step(self, taken: Taken) -> dict[str, float]:
-        """Train on one batch. Returns what was measured. Raises ModelError."""
+        """Train on one batch. Returns what was measured.
+
+        Sequences that cannot be trained on are masked. Where the batch as a whole cannot be, or the step is not finite, nothing is trained, and the
+        next version has the weights of this one. Raises TrainingDiverged after `learner.max_skipped_steps` of these in a row, InputGone when batches
+        are missing before this one.
+        """
         batch = taken.batch
         if batch.number != self.version:
             missing = f"batches are missing before offset {taken.offset}, or the checkpoint is of another run; go on under a new run name"
-            raise ModelError(f"batch {batch.number} came at version {self.version}: {missing}")
-        model.check_tokens(batch, self.vocab_size)
+            raise InputGone(f"batch {batch.number} came at version {self.version}: {missing}")
         self.refer()
-        example = scored(self.run, taken) if self.run.learner.pooled else expand(batch)
-        self.state, measured = self.updater.step(self.state, self.reference and self.reference.model, example)
+        try:
+            batch, masks = masked(batch, self.vocab_size)
+            example = scored(self.run, batch, taken.scores) if self.run.learner.pooled else expand(batch)
+        except ValueError as error:
+            logger.warning("nothing is trained on batch %d: %s", batch.number, error)
+            measured = {"skipped": 1.0}
+        else:
+            self.state, measured = self.updater.step(self.state, self.reference and self.reference.model, example)
+            measured["masked_sequences"] = float(masks)
+        self.skipped = bool(measured["skipped"])
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped else 0
+        if self._skipped_in_a_row > self.run.learner.max_skipped_steps:
+            hint = "lower learner.learning_rate, or look at the batches; then go on with --resume"
+            steps = f"in {self._skipped_in_a_row} steps in a row, up to batch {batch.number}"
+            raise TrainingDiverged(f"nothing could be trained on {steps}; {hint}")
         self.position = Position(batch.number + 1, taken.offset, "", taken.scores_offset)
         return measured
 
@@ -151,12 +190,12 @@ class Training:
             held = checkpoints.path_of(start.directory, self.version) / held_name(wanted) if start else None
             if held is None or not held.is_dir():
                 kept = f"checkpoint {self.version} holds no reference of version {wanted}: it was made under another learner.reference"
-                raise ModelError(f"{kept}; set that, or begin at a version that learner.reference.every divides")
+                raise ConfigError(f"{kept}; set that, or begin at a version that learner.reference.every divides")
             self.reference.load(wanted, held)
 
     def snapshot(self) -> Snapshot:
         """The weights as they are now. The processes of a learner come to it together."""
-        return Snapshot(self.position, self.origin, export.state_dict(self.state.model), self.state.model.Vocab.size)
+        return Snapshot(self.position, self.origin, export.state_dict(self.state.model), self.vocab_size, self.skipped)
 
     def sha256(self) -> str:
         """What the weights are announced as."""
@@ -164,16 +203,16 @@ class Training:
         return self.position.sha256
 
     def load(self, start: Start) -> None:
-        """Go on from a checkpoint. Raises ModelError."""
+        """Go on from a checkpoint. Raises CheckpointError."""
         self.state, self.position = checkpoints.load(start.directory, start.position, self.state), start.position
 
     def save(self, directory: Path, keep: int) -> None:
-        """Write a checkpoint, once the hash of the weights is known. Raises ModelError."""
+        """Write a checkpoint, once the hash of the weights is known. Raises CheckpointError."""
         assert self.position.sha256, "exported first"
         checkpoints.save(directory, self.state, self.position, keep, self._add_reference)
 
     def save_state(self, directory: Path) -> None:
-        """Write all of a checkpoint but the position that makes it one. Raises ModelError."""
+        """Write all of a checkpoint but the position that makes it one. Raises CheckpointError."""
         checkpoints.write(directory, self.state, self.version, self._add_reference)
 
     def _add_reference(self, directory: Path) -> None:
@@ -187,7 +226,7 @@ class Training:
     def probe(self) -> Probe:
         """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's logprobs of them."""
         count = min(self.run.learner.probe_tokens, self.run.model.max_seq_len, self.run.inference.max_model_len - 1)
-        tokens = np.random.default_rng(self.version).integers(0, self.vocab_size, count).astype(token_dtype(self.vocab_size))
+        tokens = np.random.default_rng(self.version).integers(0, self.tokenizer_ids, count).astype(token_dtype(self.tokenizer_ids))
         return Probe(tokens=tokens, logprobs=self.updater.logprobs(self.state.model, model.single(tokens))[0, :-1])
 
 
@@ -196,14 +235,9 @@ def held_name(version: int) -> str:
     return f"reference-{version_name(version)}"
 
 
-def scored(run: RunFile, taken: Taken) -> RlExample:
-    """The batch with the logprobs that the pool computed. Raises ModelError for scores of another reference or another batch."""
-    batch, scores = taken.batch, taken.scores
+def scored(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
+    """The batch with the logprobs that the pool computed. Raises ValueError for scores of another batch."""
     assert scores is not None, "read with its scores"
-    if scores.reference != (wanted := reference_of(run, batch.number)):
-        told = f"batch {batch.number} was scored by {scores.scorer} under version {scores.reference}, wanted is {wanted}"
-        raise ModelError(f"{told}; start learner and scorers with the same learner.reference")
-    try:
-        return expand(batch)._replace(reference_logprobs=by_row(batch, scores.logprobs))
-    except ValueError as error:
-        raise ModelError(f"scores by {scores.scorer}: {error}; they are of another run") from None
+    if scores.reference != (wanted := reference_of(run, batch.number)):  # learner.reference has been changed since
+        logger.warning("batch %d was scored under version %d, and is measured from it; wanted is now %d", batch.number, scores.reference, wanted)
+    return expand(batch)._replace(reference_logprobs=by_row(batch, scores.logprobs))

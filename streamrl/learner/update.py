@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Generator
@@ -23,12 +24,13 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.batcher.packing import RlExample, blank
 from streamrl.config import Learner
-from streamrl.errors import ModelError
 from streamrl.learner.averages import AVERAGES
 from streamrl.learner.losses import AVERAGE_OF
 from streamrl.learner.mesh import spread, trainer_config
 from streamrl.learner.model import predict
 from streamrl.learner.objective import objective, summed_up
+
+logger = logging.getLogger(__name__)
 
 SAME = 1e-6  # advantages whose standard deviation is below this are taken as equal: there is no scale to divide by
 
@@ -51,7 +53,25 @@ def optimizer(config: Learner) -> optax.GradientTransformation:
     """AdamW behind a clip of the global norm, with a linear warm-up."""
     schedule = optax.linear_schedule(config.learning_rate / max(config.warmup_steps, 1), config.learning_rate, config.warmup_steps)
     adamw = optax.adamw(schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay)
-    return optax.chain(note_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw)
+    return only_finite(optax.chain(note_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw))
+
+
+def only_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`inner`, but a step whose loss or gradient norm is not finite updates neither the parameters nor the state of the optimiser.
+
+    It is decided in the compiled step, because that gives the memory of the state before to the one behind. `inner` is a chain that begins with
+    `note_norm`, whose state is kept in any case: it says what the norm was.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None, *, loss: Any = 0.0, **_: Any) -> tuple[Any, Any]:
+        changes, changed = cast(tuple[Any, Any], inner.update(updates, state, params))
+        noted, *after = changed
+        finite = jnp.isfinite(noted.norm) & jnp.isfinite(jnp.asarray(getattr(loss, "array", loss)))
+        changes = jax.tree.map(lambda change: jnp.where(finite, change, jnp.zeros_like(change)), changes)
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), tuple(after), tuple(state[1:]))
+        return changes, (noted, *kept)
+
+    return optax.GradientTransformationExtraArgs(inner.init, cast(Any, update))
 
 
 class Kept(Tracker):
@@ -74,8 +94,18 @@ class Kept(Tracker):
     def finish(self) -> None: ...
 
 
+class Layout(NamedTuple):
+    """How batches of one number of rows are worked on."""
+
+    order: np.ndarray  # which row of the batch lies where, as `order` returns it
+    trainer: Trainer
+
+
 class Updater:
-    """The trainer, for batches of `rows` rows. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for an unknown loss.
+    """The trainer. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for an unknown loss.
+
+    `rows`: of the batches that the run file describes. A batch with another number of rows, made under earlier settings, is trained on all the same,
+    after another compilation.
 
     With several devices, of one process or of many, every process has the whole batch, and works on the rows of its own devices: each device on a
     stretch of them, in the order of the batch. So the batcher, which says which rows are a process's, divides the work.
@@ -83,14 +113,22 @@ class Updater:
 
     def __init__(self, config: Learner, rows: int) -> None:
         self.config = config
-        of_device = config.micro_batch_rows or -(-rows // jax.device_count())  # rows that it works on at a time
-        parts = -(-rows // (of_device * jax.device_count()))
-        self.order = order(rows, jax.device_count(), parts, of_device)
         self._average = AVERAGES[config.average or AVERAGE_OF.get(config.loss, "tokens")]
-        settings, minimised = trainer_config(len(self.order), of_device), cast(Any, objective(config, parts))
-        self._trainer = Trainer(settings, optimizer(config), minimised, add_default_hooks=False)
+        self._layouts = dict[int, Layout]()
+        self._trainer = self._layout(rows).trainer
         self._tracker = Kept()
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
+
+    def _layout(self, rows: int) -> Layout:
+        """Made when the first batch of so many rows comes."""
+        if rows not in self._layouts:
+            of_device = self.config.micro_batch_rows or -(-rows // jax.device_count())  # rows that it works on at a time
+            parts = -(-rows // (of_device * jax.device_count()))
+            places = order(rows, jax.device_count(), parts, of_device)
+            minimised = cast(Any, objective(self.config, parts))
+            trainer = Trainer(trainer_config(len(places), of_device), optimizer(self.config), minimised, add_default_hooks=False)
+            self._layouts[rows] = Layout(places, trainer)
+        return self._layouts[rows]
 
     @contextmanager
     def training(self) -> Generator[None]:
@@ -109,32 +147,36 @@ class Updater:
     def step(self, state: TrainerState[Any], reference: Any, example: RlExample) -> tuple[TrainerState[Any], dict[str, float]]:
         """Train on one batch. `reference`: the model that the divergence is measured from; None where the example has them, or none are asked.
 
-        Raises ModelError when the loss or the gradient is not finite: the state that would follow is worth nothing.
+        Returns the state and what was measured. A step whose loss or gradient is not finite changes nothing and is measured as `skipped` 1; numbers
+        that are not finite are left out.
         """
         started = time.monotonic()
+        layout = self._layout(len(example.input_ids))
         if self.config.refers and reference is not None:
             example = example._replace(reference_logprobs=self.scores(reference, example))
-        example = arranged(example, self.order)
+        example = arranged(example, layout.order)
         if self.config.normalize_advantages:
             example = normalized(example)
         weights = self._average(example.loss_mask, example.segment_ids)
-        info = self._trainer.train_step(state, tuple(spread(array, self._trainer) for array in (*example, weights)))
+        info = layout.trainer.train_step(state, tuple(spread(array, layout.trainer) for array in (*example, weights)))
         measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
         noted: GradientNorm = cast(Any, info.state.opt_state)[0]
         measured = {**summed_up(measured), "loss": float(info.loss), "grad_norm": float(noted.norm)}
-        if not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"])):
-            seen = f"loss {measured['loss']:g}, gradient norm {measured['grad_norm']:g}"
-            raise ModelError(f"{seen}: training has diverged; lower learner.learning_rate, or look at the batch")
+        skipped = not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"]))
+        if skipped:
+            logger.warning("loss %g, gradient norm %g: the step is skipped", measured["loss"], measured["grad_norm"])
         elapsed_s = time.monotonic() - started
-        return info.state, {**measured, "step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s}
+        measured |= {"step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s, "skipped": float(skipped)}
+        return info.state, {name: value for name, value in measured.items() if math.isfinite(value)}
 
     def scores(self, model: Any, example: RlExample) -> np.ndarray:
         """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0 elsewhere.
 
         The learner asks it and so does the scorer pool: the same rows make the same program, and on the same devices the same bits.
         """
-        found = self.logprobs(model, arranged(example, self.order))
-        return np.where(example.loss_mask > 0, as_they_came(found, self.order, len(example.input_ids)), np.float32(0))
+        places = self._layout(len(example.input_ids)).order
+        found = self.logprobs(model, arranged(example, places))
+        return np.where(example.loss_mask > 0, as_they_came(found, places, len(example.input_ids)), np.float32(0))
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""

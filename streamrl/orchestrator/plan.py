@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamrl.config import GENERATION, Orchestrator, RunFile, server_name
-from streamrl.errors import AccessDenied, BrokerUnreachable, ConfigError, Fenced, ModelError, TransactionFailed
+from streamrl.errors import (
+    AccessDenied,
+    BrokerUnreachable,
+    ConfigError,
+    Fenced,
+    ModelError,
+    TrainingDiverged,
+    TransactionFailed,
+    VersionMismatch,
+)
 from streamrl.topics import env_part, scorer_part
 
 BROKER = "broker"
@@ -19,6 +28,8 @@ HOPELESS = {
     ConfigError.exit_code: "its settings do not work, and a restart does not change them",
     AccessDenied.exit_code: "the broker refuses it, and a restart does not change that",
     ModelError.exit_code: "its model cannot be loaded, and a restart does not change that",
+    TrainingDiverged.exit_code: "training has diverged, and a restart trains on the same batches again",
+    VersionMismatch.exit_code: "it computes an announced version differently, and learner.on_divergence is stop",
 }
 """Exit codes after which a restart is of no use, or harmful: two supervisors would fence each other's parts in turn."""
 

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from streamrl.config import RunFile
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import origin
+from streamrl.learner.masking import masked
 from streamrl.learner.mesh import keep_compiled
 from streamrl.learner.reading import announcement, batches, recorded_scores
 from streamrl.learner.reference import Reference, fixed
@@ -59,12 +60,13 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             if not provided(run, log, reference, batch.number, stop):
                 break
             begun = time.monotonic()
-            logprobs = score(updater, reference, batch)
+            scored_now = score(updater, reference, batch)
             assert reference.version is not None
-            pieces = split(batch, logprobs, identity, reference.version)
+            pieces = split(batch, scored_now.logprobs, identity, reference.version)
             writer.commit([to_message(Output("scores", str(batch.number), piece)) for piece in pieces])
             writer.mark({("batches", 0): offset})
-            meter.publish(measured(batch, reference.version, begun - idle_since, time.monotonic() - begun), step=batch.number)
+            values = measured(batch, reference.version, begun - idle_since, time.monotonic() - begun)
+            meter.publish({**values, "scorer/not_finite_tokens": float(scored_now.not_finite)}, step=batch.number)
             idle_since = time.monotonic()
 
 
@@ -102,13 +104,29 @@ def provided(run: RunFile, log: Log, reference: Reference, number: int, stop: th
     return True
 
 
-def score(updater: Updater, reference: Reference, batch: Batch) -> np.ndarray:
-    """Logprobs of its tokens under the reference, by the learner's function: (sum of lengths,) float32, 0 where not sampled. Raises ModelError."""
-    model.check_tokens(batch, reference.vocab_size)
-    found = by_token(batch, updater.scores(reference.model, expand(batch)))
-    if not np.isfinite(found).all():
+def score(updater: Updater, reference: Reference, batch: Batch) -> Scored:
+    """Logprobs of its tokens under the reference, by the learner's function. Raises ModelError for a reference that says nothing of any token.
+
+    Sequences that cannot be trained on are masked, as the learner masks them. A token whose logprob is not finite is given that of the policy that
+    sampled it, so that nothing is measured from it. A batch that does not fit its rows is scored 0 throughout: the learner does not train on it.
+    """
+    try:
+        known = masked(batch, reference.model.Vocab.size).batch
+    except ValueError as error:
+        logger.warning("nothing is scored: %s", error)
+        return Scored(np.zeros(len(batch.tokens), np.float32), 0)
+    found = by_token(known, updater.scores(reference.model, expand(known)))
+    finite = np.isfinite(found)
+    if len(found) and not finite.any():
         raise ModelError(f"batch {batch.number}: logprobs under the reference (version {reference.version}) are not finite; look at its weights")
-    return found
+    return Scored(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
+
+
+class Scored(NamedTuple):
+    """What the reference says of a batch."""
+
+    logprobs: np.ndarray  # (sum of lengths,) float32, 0 where not sampled
+    not_finite: int  # tokens of which it said nothing
 
 
 def measured(batch: Batch, version: int, idle_s: float, score_s: float) -> dict[str, float]:

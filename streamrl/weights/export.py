@@ -16,26 +16,12 @@ from haliax.jax_utils import is_jax_array_like
 from haliax.state_dict import flatten_modules_for_export, to_state_dict
 from jax.experimental.multihost_utils import process_allgather
 
-from streamrl.weights.manifest import at_once
+from streamrl.weights.manifest import CARRIED, CONFIG, INDEX, at_once
 
-WEIGHTS, INDEX, CONFIG, HEAD, EMBEDDING = (
-    *("model.safetensors", "model.safetensors.index.json", "config.json"),
-    *("lm_head.weight", "model.embed_tokens.weight"),
-)
+WEIGHTS, HEAD, EMBEDDING = "model.safetensors", "lm_head.weight", "model.embed_tokens.weight"
 SHARDS, SHARD_BYTES = 8, 16 << 20  # files that a large model is at most, and what each has at least
 DTYPES = {"float32": "F32"}  # a policy is trained in this
 HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
-CARRIED = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
 
 
 @eqx.filter_jit
@@ -119,4 +105,5 @@ def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> No
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a model (config.json) as they are of what is written: float32, and with a head, which is to be read."""
     tied = {} if settings.get("model_type") in HEADLESS else {"tie_word_embeddings": False}
-    return {**settings, **tied, **{name: "float32" for name in ("dtype", "torch_dtype") if settings.get(name)}}
+    without_code = {name: value for name, value in settings.items() if name != "auto_map"}  # a server refuses it, for it has Python code loaded
+    return {**without_code, **tied, **{name: "float32" for name in ("dtype", "torch_dtype") if settings.get(name)}}

@@ -13,6 +13,19 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 from streamrl.errors import WeightError
 
 MANIFEST = "manifest.json"
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+CARRIED = (  # of the model that training begins with, as they are
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+NAMES = (CONFIG, INDEX, *CARRIED)  # of a version's files, besides *.safetensors
 CHUNK_BYTES = 1 << 20
 T = TypeVar("T")
 R = TypeVar("R")
@@ -57,10 +70,10 @@ def hashed(path: Path) -> File:
     return File(path.name, size_bytes, sha256)
 
 
-def digest(opened: Readable, copy_to: BinaryIO | None = None) -> tuple[int, str]:
-    """(bytes, SHA-256) of what is left to read; written on to `copy_to` in the same pass."""
+def digest(opened: Readable, copy_to: BinaryIO | None = None, limit: int | None = None) -> tuple[int, str]:
+    """(bytes, SHA-256) of what is left to read, or of its first `limit` bytes; written on to `copy_to` in the same pass."""
     state, size_bytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(CHUNK_BYTES))
-    while read := opened.readinto(buffer):
+    while read := opened.readinto(buffer if limit is None else buffer[: limit - size_bytes]):
         state.update(buffer[:read])
         size_bytes += read
         if copy_to is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamrl.config import RunFile
-from streamrl.errors import ModelError
+from streamrl.errors import InputGone, VersionMismatch
 from streamrl.learner.reading import announcements, batches
 from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_message
@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Train until `stop` is set. Raises ModelError when a version that is announced does not come out the same again."""
+    """Train until `stop` is set. Raises VersionMismatch when a version that is announced does not come out the same again."""
     learner, file = run.learner.name, run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{learner}", "policy-versions")
     announced = announcements(log, learner)
@@ -37,7 +37,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     publish(learner, writer, announced, here)
     for batch, offset in batches(log, here.offset, stop):
         if batch.number != here.version:
-            raise ModelError(f"batch {batch.number} came at version {here.version}")
+            raise InputGone(f"batch {batch.number} came at version {here.version}")
         time.sleep(STEP_S)
         here = Checkpoint(here.version + 1, offset, known.trained(here.weights, batch))
         publish(learner, writer, announced, here)
@@ -51,7 +51,7 @@ def publish(learner: str, writer: Writer, announced: dict[int, str], here: Check
     version, weights = here.version, here.weights
     if version in announced:
         if announced[version] != weights:
-            raise ModelError(f"version {version} was announced as {announced[version][:12]} and now is {weights[:12]}")
+            raise VersionMismatch(f"version {version} was announced as {announced[version][:12]} and now is {weights[:12]}")
         return
     record = PolicyVersion(learner=learner, version=version, uri="", size_bytes=0, sha256=weights, batch=version - 1 if version else None)
     writer.commit([to_message(Output("policy-versions", learner, record))])

@@ -25,7 +25,7 @@ from streamrl.records import Evaluation, Metric, PolicyVersion, Rollout
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
-from streamrl.weights.store import Store, version_name
+from streamrl.weights.store import Store
 from tests import life
 from tests.build import rollout, turns
 from tests.data_path import publish
@@ -115,8 +115,7 @@ def announce(run: RunFile, log: MemoryLog, *versions: int, stored: bool = True) 
     for version in versions:
         store = Store(f"{run.store}/lead")
         if stored:
-            with store.writing(version_name(version)) as directory:
-                (directory / "file").write_text("x")
+            store.put(version, lambda directory: directory.joinpath("file").write_text("x"))
         publish(
             log, Output("policy-versions", "lead", PolicyVersion(learner="lead", version=version, uri="u", size_bytes=1, sha256=f"sha {version}"))
         )

@@ -12,18 +12,16 @@ from streamrl.errors import InferenceError, WeightError
 from streamrl.inference import server
 from streamrl.inference.host import Host
 from streamrl.records import PolicyVersion
-from streamrl.weights.store import Store, version_name
+from streamrl.weights.store import Store
 
 
 @pytest.mark.parametrize("where", ["file:///etc", "{store}/../elsewhere", "{store}/lead/%2e%2e/elsewhere", "{store}/linked"])
 def test_weights_from_outside_the_store_never_get_to_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str):
     run = config.parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"e": {}}})
     outside = Store(f"file://{tmp_path}/r/elsewhere")
-    with outside.writing(version_name(1)) as directory:
-        (directory / "config.json").write_text("{}")
-    claim = outside.claim(version_name(1))  # right in size and hash
+    claim = outside.put(1, lambda directory: directory.joinpath("config.json").write_text("{}"))  # right in size and hash
     (run.directory / "weights").mkdir()
-    (run.directory / "weights" / "linked").symlink_to(run.directory / "elsewhere" / version_name(1))
+    (run.directory / "weights" / "linked").symlink_to(claim.uri.removeprefix("file://"))
     monkeypatch.setattr(server, "start", lambda *arguments: pytest.fail("vLLM was started"))
     host = Host(run, "inference-0", 0, threading.Event())
     with pytest.raises(WeightError, match="refused"):

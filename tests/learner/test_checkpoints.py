@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamrl.config import Learner
-from streamrl.errors import ModelError
+from streamrl.errors import CheckpointError
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import POSITION, Position
 from streamrl.learner.update import Updater
@@ -73,8 +73,10 @@ def test_half_a_checkpoint_is_none(tmp_path: Path):
 
 
 def test_what_an_interrupted_one_left_goes(state: Any, tmp_path: Path):
-    (tmp_path / ".tmp-000020" / "part").mkdir(parents=True)
+    (tmp_path / ".tmp-000020-ab" / "part").mkdir(parents=True)
     checkpoints.save(tmp_path, state, Position(40, 0, ""), keep=2)
+    assert (tmp_path / ".tmp-000020-ab").is_dir()  # another process may be writing it, for all that this one knows
+    checkpoints.clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["000040"]
 
 
@@ -110,14 +112,14 @@ def test_a_checkpoint_that_cannot_be_read_is_said(state: Any, tmp_path: Path):
     for path in (tmp_path / "000020").rglob("*"):
         if path.is_file() and path.name != POSITION:
             path.unlink()
-    with pytest.raises(ModelError, match=f"checkpoint {tmp_path}/000020 cannot be loaded .*delete {tmp_path}/000020 to go on"):
+    with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}/000020 cannot be loaded .*delete {tmp_path}/000020 to go on"):
         checkpoints.load(tmp_path, Position(20, 0, ""), state)
     (tmp_path / "000020" / POSITION).write_text("{")
-    with pytest.raises(ModelError, match=f"checkpoint {tmp_path}/000020: its position.json cannot be read"):
+    with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}/000020: its position.json cannot be read"):
         checkpoints.latest(tmp_path, 20)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_said(state: Any, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelError, match=f"checkpoint {tmp_path}/file/000020 cannot be written .*free some space"):
+    with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}/file/000020 cannot be written .*free some space"):
         checkpoints.save(tmp_path / "file", state, Position(20, 0, ""), keep=2)

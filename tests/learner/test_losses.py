@@ -120,6 +120,24 @@ def test_divergences_by_hand(estimate: losses.Divergence, expected: list[float])
     np.testing.assert_allclose(estimate(reference + np.array([0.0, 0.5, -0.5], np.float32), reference), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("distance", [-9999.0, -200.0, 200.0, 9999.0])
+def test_a_log_ratio_beyond_what_float32_holds_is_cut(distance: float):
+    """exp(88.8) is infinite. Value and gradient of every loss and estimator stay finite, whatever the sign of the advantage."""
+    far = jnp.asarray(POLICY + np.float32(distance))
+    for loss in LOSSES.values():
+        value, gradient = jax.value_and_grad(lambda current, loss=loss: jnp.sum(loss(tokens(current), CLIP)))(far)
+        assert np.isfinite(value) and np.isfinite(gradient).all()
+    for estimate in DIVERGENCES.values():
+        value, gradient = jax.value_and_grad(lambda current, estimate=estimate: jnp.sum(estimate(current, jnp.asarray(POLICY))))(far)
+        assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_k3_of_nearly_equal_policies_is_not_negative():
+    """d^2 / 2, to within d^3. In float32, exp(d) - d - 1 gives -6e-8 at -1e-6 and 0 at 1e-4."""
+    d = np.array([-1e-6, 1e-6, 1e-4, 1e-3], np.float32)
+    np.testing.assert_allclose(k3(np.zeros(4, np.float32), d), np.square(d.astype(np.float64)) / 2, rtol=0.1)
+
+
 def test_k1_and_k3_estimate_the_divergence_and_k2_is_near():
     # the expectation over a distribution of three tokens, not a sample of it: unbiased estimators are exact
     current, reference = np.array([0.5, 0.3, 0.2], np.float64), np.array([0.45, 0.33, 0.22], np.float64)

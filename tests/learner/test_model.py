@@ -16,7 +16,6 @@ from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
 from streamrl.learner import model
 from streamrl.learner.mesh import on_mesh
-from tests.build import group
 from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT
 from tests.learner.examples import Segment, example
@@ -157,15 +156,3 @@ def test_what_cannot_be_loaded_is_said(tiny: Path, tmp_path: Path, spoil: Callab
     with pytest.raises(ModelError, match=f"^model directory {directory}:? .*{says}") as caught:
         model.load(directory, CONTEXT)
     assert "\n" not in str(caught.value)
-
-
-def test_a_token_that_the_model_does_not_know_is_said():
-    from streamrl.batcher.assemble import assemble
-
-    batch = assemble([group(name="g0", sizes=(3, 3)), group(name="g1", sizes=(2, 4), prompt=3)], 7, 7, 2, 16)  # sampled tokens 10 to 15
-    assert batch is not None
-    model.check_tokens(batch, 16)
-    with pytest.raises(ModelError, match=r"batch 7: 'g0-1' has token 15, the policy knows ids below 15"):
-        model.check_tokens(batch, 15)
-    with pytest.raises(ModelError, match=r"batch 7: 'g1' has token 3, the policy knows ids below 3"):
-        model.check_tokens(batch, 3)

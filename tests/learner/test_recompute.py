@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from streamrl.config import Fork, RunFile, changed
-from streamrl.errors import ConfigError, ModelError
+from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints, process
 from streamrl.learner.reading import announcements
 from streamrl.learner.recompute import plant, recomputed, retrained
@@ -97,10 +97,10 @@ def test_what_cannot_be_computed_is_said(made: Recording, tmp_path: Path):
         pass
     announced = versions(made.log)
     announced[1] = msgspec.structs.replace(announced[1], sha256="ab" * 32)
-    with pytest.raises(ModelError, match=r"^version 1 of lead came out as"), recomputed(made.run, a_log(*announced, batch(0)), 1):
+    with pytest.raises(VersionMismatch, match=r"^version 1 of lead came out as"), recomputed(made.run, a_log(*announced, batch(0)), 1):
         pass
     with (
-        pytest.raises(ModelError, match="end at version 1: version 3 cannot be computed"),
+        pytest.raises(InputGone, match="end at version 1: version 3 cannot be computed"),
         recomputed(made.run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(*versions(made.log), batch(0)), 3),
     ):
         pass
@@ -129,7 +129,7 @@ def test_a_fork_goes_on_from_the_parents_policy_and_optimiser(made: Recording, t
 
 def test_a_fork_without_its_first_checkpoint_says_so(made: Recording, tmp_path: Path):
     run = made.run.model_copy(update={"run": "f", "runs_dir": str(tmp_path), "fork": Fork(run="small", version=3, sha256="ab")})
-    with pytest.raises(ModelError, match=r"^run f begins with version 3 of small, and its checkpoint in .* is gone; fork again"), training(run):
+    with pytest.raises(CheckpointError, match=r"^run f begins with version 3 of small, and its checkpoint in .* is gone; fork again"), training(run):
         pass
 
 
@@ -147,7 +147,7 @@ def test_a_second_learner_joins_and_disturbs_nobody(made: Recording, tmp_path: P
     assert hashes(log, "second")[0] == hashes(log)[0] and not set(hashes(log, "second")[1:]) & set(hashes(log))
     assert hashes(log) == hashes(made.log) and metrics(log) == []
     assert before.items() <= files(run.directory).items()
-    assert checkpoints.versions(run.directory / "checkpoints" / "second") == [0, 3]  # by its own settings
+    assert checkpoints.versions(run.directory / "checkpoints" / "second") == [3, 4]  # by its own settings, and at its end
     assert log.committed("learner-second") == {("batches", 0): BATCHES} and log.committed("learner-lead") == {}
 
 

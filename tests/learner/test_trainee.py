@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streamrl.config import RunFile, changed
-from streamrl.errors import Fenced, ModelError, WeightError
+from streamrl.errors import CheckpointError, Fenced, WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.reading import Taken
 from streamrl.learner.trainee import Trainee
@@ -20,7 +19,7 @@ from streamrl.learner.training import Training, training
 from streamrl.metrics import Meter
 from streamrl.stream.log import Message, Positions, Writer
 from streamrl.stream.memory import MemoryLog
-from streamrl.weights.store import Store, pull
+from streamrl.weights.store import Store, Stored, pull
 from tests.learner.test_process import PATIENCE_S, a_log, batch, metrics, run_of, versions
 
 
@@ -42,18 +41,18 @@ class GatedStore(Store):
         super().__init__(root)
         self._gate = gate
 
-    def writing(self, name: str, size_bytes: int = 0) -> AbstractContextManager[Path]:
+    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> Stored:
         self._gate()
-        return super().writing(name, size_bytes)
+        return super().put(version, write, size_bytes)
 
 
 class FullStore(Store):
     """For version 1."""
 
-    def writing(self, name: str, size_bytes: int = 0) -> AbstractContextManager[Path]:
-        if name == "v000001":
-            raise WeightError(f"the weight store is full: {name}")
-        return super().writing(name, size_bytes)
+    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> Stored:
+        if version == 1:
+            raise WeightError("the weight store is full: v000001")
+        return super().put(version, write, size_bytes)
 
 
 class GatedWriter:
@@ -173,10 +172,10 @@ def test_what_fails_is_raised_at_the_end(policy: Training, log: MemoryLog):
 
 def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(policy: Training, log: MemoryLog, monkeypatch: pytest.MonkeyPatch):
     def full(directory: Path) -> None:
-        raise ModelError("no space left")
+        raise CheckpointError("no space left")
 
     monkeypatch.setattr(policy, "save_state", full)
-    with pytest.raises(ModelError, match="^no space left$"), made(policy, log) as trainee:
+    with pytest.raises(CheckpointError, match="^no space left$"), made(policy, log) as trainee:
         trainee.train(taken(0), idle_s=0.0)
     assert [record.version for record in versions(log)] == [1] and checkpoints.versions(trainee.checkpoints) == []
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file
 
 from streamrl.batcher.packing import RlExample
 from streamrl.config import Learner
-from streamrl.errors import ConfigError, ModelError
+from streamrl.errors import ConfigError
 from streamrl.learner import model
 from streamrl.learner.update import Updater, arranged, normalized, order
 from streamrl.weights import export
@@ -168,12 +169,40 @@ def test_the_learning_rate_warms_up(tiny: Path):
     assert rates[0] == pytest.approx(0.1, rel=1e-2) and 0.1 < rates[1] <= 0.4
 
 
-def test_a_diverged_step_ends_the_learner(training: Training):
-    taken = batch()
-    taken.policy_logprobs[0, 3] = -200.0  # a ratio that float32 does not hold
-    taken.advantages[0, 3] = -1.0
-    with pytest.raises(ModelError, match="training has diverged; lower learner.learning_rate"):
-        training.step(taken)
+def bits(state: object) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_the_next_one_goes_on(training: Training):
+    """Neither the parameters nor the optimiser; and the state that it hands back can be trained on."""
+    training.step(batch())
+    before = bits((training.state.model, training.state.opt_state[2]))
+    spoilt = batch()
+    spoilt.advantages[0, 3] = np.inf
+    measured = training.step(spoilt)
+    assert measured["skipped"] == 1 and all(map(math.isfinite, measured.values())) and "loss" not in measured
+    assert bits((training.state.model, training.state.opt_state[2])) == before
+    assert training.step(batch())["skipped"] == 0 and bits(training.state.model) != before[: len(bits(training.state.model))]
+
+
+def test_a_logprob_that_no_softmax_gives_spoils_no_step(training: Training):
+    """Its ratio is beyond what float32 holds."""
+    for logprob, advantage in ((-200.0, -1.0), (-9999.0, 1.0)):
+        spoilt = batch()
+        spoilt.policy_logprobs[0, 3], spoilt.advantages[0, 3] = logprob, advantage
+        measured = training.step(spoilt)
+        assert measured["skipped"] == 0 and math.isfinite(measured["grad_norm"])
+
+
+def test_a_batch_of_another_number_of_rows_is_trained_on_whole(tiny: Path):
+    """It was made under earlier settings. Rows of padding change nothing: three rows give what the first one gives alone."""
+    good, found = [Segment(GOOD, 4, 1.0, LITTLE_KNOWN)], list[list[np.ndarray]]()
+    for rows in (1, 3):
+        with Training(tiny, kl_coefficient=0.1) as training:
+            assert training.step(example([good, *([[]] * (rows - 1))], ROW))["grad_norm"] > 0
+            found.append([np.asarray(leaf) for leaf in jax.tree.leaves(training.state.model)])
+    for one, three in zip(*found, strict=True):
+        np.testing.assert_allclose(one, three, atol=1e-5)
 
 
 def test_a_loss_that_cannot_be_loaded_is_said_before_any_training():

@@ -12,7 +12,7 @@ from streamrl.records import PolicyVersion
 from streamrl.replay.export_model import export_model
 from streamrl.stream.log import Output
 from streamrl.stream.memory import MemoryLog
-from streamrl.weights.store import Store, version_name
+from streamrl.weights.store import Store
 from tests.data_path import publish
 
 
@@ -26,9 +26,8 @@ def announced(run: RunFile, count: int) -> MemoryLog:
     log = MemoryLog({"policy-versions": 1})
     for learner, version in (*(("lead", version) for version in range(count)), ("other", 9)):
         store = Store(f"{run.store}/{learner}")
-        with store.writing(version_name(version)) as directory:
-            (directory / "config.json").write_text(f"{learner} {version}")
-        record = PolicyVersion(learner=learner, version=version, **store.claim(version_name(version))._asdict())
+        stored = store.put(version, lambda directory, said=f"{learner} {version}": directory.joinpath("config.json").write_text(said))
+        record = PolicyVersion(learner=learner, version=version, **stored._asdict())
         publish(log, Output("policy-versions", learner, record))
     return log
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamrl.config import RunFile
-from streamrl.errors import ModelError
+from streamrl.errors import InputGone, VersionMismatch
 from streamrl.learner.reading import announcements, batches
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Log, Output, Writer
-from streamrl.weights.store import Store, Stored, version_name
+from streamrl.weights.store import Store
 from tests.chaos.known import trained
 from tests.chaos.learner import CHECKPOINT_EVERY, Checkpoint, load, save
 from tests.soak import known
@@ -27,7 +27,7 @@ STEPS = "steps"  # file in the run's directory: a line for each batch that came 
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Train until `stop` is set. Raises WeightError when the store is full, ModelError when a version does not come out the same again."""
+    """Train until `stop` is set. Raises WeightError when the store is full, VersionMismatch when a version does not come out the same again."""
     file = run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{run.learner.name}", "policy-versions")
     announced = announcements(log, run.learner.name)
@@ -35,7 +35,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     publish(run, writer, announced, here)
     for batch, offset in batches(log, here.offset, stop):
         if batch.number != here.version:
-            raise ModelError(f"batch {batch.number} came at version {here.version}")
+            raise InputGone(f"batch {batch.number} came at version {here.version}")
         if batch.number + 1 not in announced:
             note(run, batch.number)
             stop.wait(known.STEP_S)
@@ -50,27 +50,27 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
 
 def publish(run: RunFile, writer: Writer, announced: dict[int, str], here: Checkpoint) -> None:
     """Write this version and announce it, if it is not announced already; then it must be the same."""
-    store, name = Store(f"{run.store}/{run.learner.name}"), version_name(here.version)
-    if here.version in announced:
-        if (stored := written(store, name, here)) and stored.sha256 != announced[here.version]:
-            raise ModelError(f"version {here.version} was announced as {announced[here.version][:12]} and now is {stored.sha256[:12]}")
-        return
-    with store.writing(name, known.WEIGHTS_BYTES) as directory:
+    store = Store(f"{run.store}/{run.learner.name}")
+
+    def write(directory: Path) -> None:
         if is_full(run.directory / FULL):
             (directory / "model.safetensors").symlink_to("/dev/full")
         with (directory / "model.safetensors").open("wb") as opened:
             opened.write(known.weights(here.weights))
-    stored, batch = store.claim(name), here.version - 1 if here.version else None
+
+    if here.version in announced and here.version not in store.versions():  # pruned
+        return
+    stored = store.put(here.version, write, known.WEIGHTS_BYTES)
+    if here.version in announced:
+        if stored.sha256 != announced[here.version]:
+            raise VersionMismatch(f"version {here.version} was announced as {announced[here.version][:12]} and now is {stored.sha256[:12]}")
+        return
+    batch = here.version - 1 if here.version else None
     record = PolicyVersion(learner=run.learner.name, version=here.version, batch=batch, time_s=time.time(), **stored._asdict())
     writer.commit([to_message(Output("policy-versions", run.learner.name, record))])
     writer.mark({("batches", 0): here.offset})
     announced[here.version] = stored.sha256
     store.prune(here.version, run.weights.keep_versions)
-
-
-def written(store: Store, name: str, here: Checkpoint) -> Stored | None:
-    """What stands in the store under that name, unless it is pruned."""
-    return store.claim(name) if here.version in store.versions() else None
 
 
 def note(run: RunFile, number: int) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
-from streamrl.weights.manifest import MANIFEST, Manifest, describe, hashed, to_bytes
-from streamrl.weights.store import Store, Stored, every_nth, inside, pull, version_name
+from streamrl.weights import store
+from streamrl.weights.manifest import MANIFEST, Manifest, describe, differences, hashed, to_bytes
+from streamrl.weights.store import Store, Stored, every_nth, inside, pull
 
 WEIGHTS = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
 SIZE = 7002
@@ -43,16 +45,22 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def write(store: Store, version: int, files: dict[str, bytes] = WEIGHTS) -> Stored:
-    with store.writing(version_name(version), SIZE) as directory:
+    def into(directory: Path) -> None:
         for name, data in files.items():
             (directory / name).write_bytes(data)
-    return store.claim(version_name(version))
+
+    return store.put(version, into, SIZE)
+
+
+def path_of(stored: Stored) -> Path:
+    """Its directory, in a store of this machine."""
+    return Path(stored.uri.removeprefix("file://"))
 
 
 def mine_alone(store: Store) -> Stored:
     """Version 1, of files that this user alone may write to, whatever it gives others by default."""
     stored = write(store, 1)
-    for path in Path(store.root.removeprefix("file://"), version_name(1)).iterdir():
+    for path in path_of(stored).iterdir():
         path.chmod(0o644)
     return stored
 
@@ -69,7 +77,7 @@ def files_below(root: str) -> list[str]:
 @pytest.mark.parametrize("link", [False, True])
 def test_what_is_written_can_be_pulled(root: str, link: bool, tmp_path: Path):
     stored = write(Store(f"{root}/lead"), 1)
-    assert stored.uri == f"{root}/lead/v000001" and stored.size_bytes == SIZE
+    assert stored.uri == f"{root}/lead/v000001-{stored.sha256[:16]}" and stored.size_bytes == SIZE
     there = pull(announced(stored), root, tmp_path / "copy", link)
     assert there == tmp_path / "copy" and {p.name: p.read_bytes() for p in there.iterdir() if p.name != MANIFEST} == WEIGHTS
     assert describe(there).sha256 == stored.sha256
@@ -81,39 +89,64 @@ def test_the_same_files_give_the_same_claim(root: str):
     assert write(Store(f"{root}/other"), 2, {**WEIGHTS, "config.json": b"[]"}).sha256 != first.sha256
 
 
-def test_a_version_that_was_never_announced_is_written_again(root: str):
+def test_two_results_of_a_version_lie_beside_each_other(root: str, tmp_path: Path):
+    """What another process of the same learner announced stays as it is."""
     store = Store(root)
-    write(store, 1, {"old": b"x", "older": b"y"})
-    write(store, 1)
-    assert files_below(root) == sorted(f"v000001/{name}" for name in (*WEIGHTS, MANIFEST))
+    first = write(store, 1, {"config.json": b"[1]"})
+    second = write(Store(root), 1)
+    assert first.uri != second.uri and store.versions() == [1]
+    assert pull(announced(first), root, tmp_path / "first").joinpath("config.json").read_bytes() == b"[1]"
+    assert pull(announced(second), root, tmp_path / "second").joinpath("config.json").read_bytes() == b"{}"
+    store.prune(newest=9, keep=1)
+    assert files_below(root) == []
+
+
+def test_the_same_result_is_written_once_and_again_where_it_is_damaged(root: str):
+    store = Store(root)
+    stored = write(store, 1)
+    fs, path = fsspec.core.url_to_fs(stored.uri)
+    assert write(store, 1) == stored and store.holds(announced(stored))
+    fs.pipe_file(f"{path}/config.json", b"[]")
+    assert not store.holds(announced(stored))
+    assert write(store, 1) == stored and store.holds(announced(stored))
+    fs.rm(path, recursive=True)
+    assert not store.holds(announced(stored)) and not store.holds(announced(stored._replace(uri=f"{root}/v000009")))
 
 
 def test_a_failure_leaves_nothing(root: str):
     store = Store(root)
-    with pytest.raises(ZeroDivisionError), store.writing(version_name(1)) as directory:
+
+    def half(directory: Path) -> None:
         (directory / "model.safetensors").write_bytes(b"half")
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.put(1, half)
     assert files_below(root) == []
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path):
-    left = tmp_path / ".tmp-v000001"
+    left, store = tmp_path / ".tmp-v000001-1-ab", Store(f"file://{tmp_path}")
     left.mkdir()
     (left / "half").write_bytes(b"x")
-    stored = write(Store(f"file://{tmp_path}"), 1)
-    assert not left.exists() and stored.size_bytes == SIZE
+    stored = write(store, 1)
+    assert left.exists()  # of another process, for all that a writer knows
+    store.clear()
+    assert not left.exists() and store.holds(announced(stored))
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path):
     store = Store(f"file://{tmp_path}/store")
-    with (
-        pytest.raises(WeightError, match=rf"weight store file://{tmp_path}/store is full: v000007 needs about 7002 bytes, \d+ are free; free some"),
-        store.writing("v000007", SIZE) as directory,
-    ):
+
+    def fill(directory: Path) -> None:
         (directory / "config.json").write_bytes(b"{}")
         (directory / "model.safetensors").symlink_to("/dev/full")  # a real write that fails as on a full disk
         with (directory / "model.safetensors").open("wb") as full:
             full.write(WEIGHTS["model.safetensors"])
+
+    full = rf"weight store file://{tmp_path}/store is full: v000007 needs about 7002 bytes, \d+ are free; free some"
+    with pytest.raises(WeightError, match=full):
+        store.put(7, fill, SIZE)
     assert list((tmp_path / "store").iterdir()) == []
 
 
@@ -146,8 +179,7 @@ def test_pruning_keeps_the_newest_and_leaves_what_is_to_come(root: str):
 def test_versions_that_others_wait_for_are_kept_as_long_again(tmp_path: Path):
     store = Store(f"file://{tmp_path}")
     for version in range(13):
-        with store.writing(version_name(version)) as directory:
-            (directory / "file").write_text("x")
+        store.put(version, lambda directory: directory.joinpath("file").write_text("x"))
     store.prune(newest=12, keep=2, but=every_nth(12, 2, 4))
     assert store.versions() == [8, 11, 12]
     store.prune(newest=12, keep=2)
@@ -215,7 +247,7 @@ def name_another(name: str) -> Any:
         (lambda directory: (directory / MANIFEST).unlink(), "manifest.json does not exist: the version is incomplete, or has been deleted"),
         (lambda directory: (directory / MANIFEST).write_bytes(b"{"), "is not a manifest"),
         (link, "config.json is a symbolic link; it is refused"),
-        (link_all, "v000001 is a symbolic link; it is refused"),
+        (link_all, "v000001-[0-9a-f]{16} is a symbolic link; it is refused"),
         (link_learner, "store/lead is a symbolic link; it is refused"),
         (link_manifest, "manifest.json is a symbolic link; it is refused"),
         (name_another("../../../secret"), "names '../../../secret', which is not a plain file name"),
@@ -227,7 +259,7 @@ def name_another(name: str) -> Any:
 def test_a_spoilt_version_is_refused(tmp_path: Path, spoil: Any, says: str, pulled: str):
     root = f"file://{tmp_path}/store"
     stored = mine_alone(Store(f"{root}/lead"))
-    spoil(tmp_path / "store" / "lead" / "v000001")
+    spoil(path_of(stored))
     with pytest.raises(WeightError, match=says):
         pull(announced(stored), root, tmp_path / "copy", link=pulled == "linked")
     assert not (tmp_path / "copy").exists()
@@ -236,8 +268,9 @@ def test_a_spoilt_version_is_refused(tmp_path: Path, spoil: Any, says: str, pull
 @pytest.mark.parametrize("link", [False, True])
 def test_who_only_reads_gets_another_name_of_the_same_files(link: bool, tmp_path: Path):
     store = Store(f"file://{tmp_path}/store")
-    there = pull(announced(mine_alone(store)), store.root, tmp_path / "copy", link)
-    assert {name: (there / name).samefile(tmp_path / "store" / "v000001" / name) for name in WEIGHTS} == dict.fromkeys(WEIGHTS, link)
+    stored = mine_alone(store)
+    there = pull(announced(stored), store.root, tmp_path / "copy", link)
+    assert {name: (there / name).samefile(path_of(stored) / name) for name in WEIGHTS} == dict.fromkeys(WEIGHTS, link)
     store.prune(newest=9, keep=1)
     assert store.versions() == [] and {name: (there / name).read_bytes() for name in WEIGHTS} == WEIGHTS
 
@@ -265,25 +298,27 @@ def another_file_system(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_file_that_others_may_change_or_that_cannot_be_linked_is_copied(spoil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = Store(f"file://{tmp_path}/store")
-    stored, kept = mine_alone(store), tmp_path / "store" / "v000001" / "model.safetensors"
+    stored = mine_alone(store)
+    kept = path_of(stored) / "model.safetensors"
     spoil(kept, monkeypatch)
     there = pull(announced(stored), store.root, tmp_path / "copy", link=True)
     assert not (there / kept.name).samefile(kept) and (there / kept.name).read_bytes() == WEIGHTS[kept.name]
 
 
-def test_a_link_that_took_the_place_of_a_file_after_the_look_is_not_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_link_that_took_the_place_of_a_file_after_the_look_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = Store(f"file://{tmp_path}/store")
     stored = mine_alone(store)
-    link(tmp_path / "store" / "v000001")
+    link(path_of(stored))
     monkeypatch.setattr("streamrl.weights.store._refuse_links", lambda *_: None)
-    there = pull(announced(stored), store.root, tmp_path / "copy", link=True)
-    assert not (there / "config.json").is_symlink() and (there / "config.json").read_bytes() == WEIGHTS["config.json"]
+    with pytest.raises(WeightError, match="cannot be copied to .*copy: Too many levels of symbolic links"):
+        pull(announced(stored), store.root, tmp_path / "copy", link=True)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_only_what_was_announced_is_copied(tmp_path: Path):
     """A file that lies beside the announced ones stays where it is, and what was at the destination goes."""
     stored = write(Store(f"file://{tmp_path}/store"), 1)
-    (tmp_path / "store" / "v000001" / "modeling.py").write_text("print('anything')")
+    (path_of(stored) / "modeling.py").write_text("print('anything')")
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "of an earlier version").write_text("")
     there = pull(announced(stored), f"file://{tmp_path}/store", tmp_path / "copy")
@@ -328,3 +363,106 @@ def test_a_destination_that_cannot_be_written_is_said(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightError, match=r"version 1 at .* \(7002 bytes\) cannot be copied to .*/file/copy: Not a directory"):
         pull(announced(stored), f"file://{tmp_path}/store", tmp_path / "file" / "copy")
+
+
+def pipe(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    os.mkfifo(directory / "config.json")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path):
+    """Reading it would wait for ever."""
+    root = f"file://{tmp_path}/store"
+    for spoil in (pipe, lambda directory: (directory / MANIFEST).unlink() or os.mkfifo(directory / MANIFEST)):
+        stored = write(Store(root), 1)
+        spoil(path_of(stored))
+        with pytest.raises(WeightError, match=r"\.json is not a regular file; it is refused"):
+            pull(announced(stored), root, tmp_path / "copy", link=True)
+        shutil.rmtree(path_of(stored))
+
+
+def test_no_more_is_copied_than_was_announced(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A store's writer does not fill every server's disk: the copy ends behind the first byte too many."""
+    stored = write(Store(root), 1)
+    fs, path = fsspec.core.url_to_fs(stored.uri)
+    fs.pipe_file(f"{path}/model.safetensors", bytes(3_000_000))
+    sizes: list[int] = []
+    monkeypatch.setattr(store, "differences", lambda expected, found: [*differences(expected, found), *map(sizes.append, _sizes(tmp_path))][:1])
+    with pytest.raises(WeightError, match="model.safetensors has 7001 bytes"):
+        pull(announced(stored), root, tmp_path / "copy")
+    assert max(sizes) == 7001
+
+
+def _sizes(directory: Path) -> list[int]:
+    return [found.stat().st_size for found in directory.glob("copy/*")]
+
+
+def test_a_manifest_without_end_is_refused(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "MANIFEST_BYTES", 100)
+    stored = write(Store(root), 1)
+    with pytest.raises(WeightError, match=r"manifest.json has more than 100 bytes; it is refused"):
+        pull(announced(stored), root, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({**WEIGHTS, "pytorch_model.bin": b"x"}, "has a file 'pytorch_model.bin', and weights have none of that name; it is refused"),
+        ({**WEIGHTS, "modeling_x.py": b"x"}, "has a file 'modeling_x.py', and weights have none of that name; it is refused"),
+        ({**WEIGHTS, "config.json": b'{"auto_map": {"AutoModel": "x.Y"}}'}, "config.json has an auto_map, which loads Python code; it is refused"),
+    ],
+)
+def test_what_is_no_weights_is_refused(root: str, tmp_path: Path, files: dict[str, bytes], says: str):
+    stored = write(Store(root), 1, files)
+    with pytest.raises(WeightError, match=says):
+        pull(announced(stored), root, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+class EndpointConnectionError(Exception):
+    """As botocore's: no OSError."""
+
+
+class Unreachable(MemoryFileSystem):
+    """A remote store that is away."""
+
+    protocol = "unreachable"
+    away = False
+
+    def _reach(self) -> None:
+        if Unreachable.away:
+            raise EndpointConnectionError("Could not connect to the endpoint URL")
+
+    def _open(self, path: str, *arguments: Any, **options: Any) -> Any:
+        self._reach()
+        return super()._open(path, *arguments, **options)
+
+    def ls(self, path: str, *arguments: Any, **options: Any) -> Any:
+        self._reach()
+        return super().ls(path, *arguments, **options)
+
+    def exists(self, path: str, **options: Any) -> bool:
+        self._reach()
+        return super().exists(path, **options)
+
+
+fsspec.register_implementation("unreachable", Unreachable, clobber=True)
+
+
+def test_whatever_a_store_raises_is_a_weight_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = "unreachable://bucket/weights"
+    there = Store(root)
+    stored = write(there, 1)
+    monkeypatch.setattr(Unreachable, "away", True)
+    for ask in (
+        lambda: pull(announced(stored), root, tmp_path / "copy"),
+        lambda: write(there, 2),
+        there.versions,
+        lambda: there.prune(9, 1),
+        lambda: there.holds(announced(stored)),
+    ):
+        with pytest.raises(WeightError, match="Could not connect to the endpoint URL"):
+            ask()
+    there.clear()  # best effort
+    monkeypatch.setattr(Unreachable, "away", False)
+    assert there.versions() == [1]
