@@ -25,6 +25,7 @@ from streamrl.learner.trainee import Trainee
 from streamrl.learner.training import Start, checkpoint_directory, training
 from streamrl.metrics import Meter
 from streamrl.stream.log import Log
+from streamrl.stream.retrying import RetryingWriter
 from streamrl.stream.watched import ready
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ def main(
     if (devices := together.devices()) != run.batcher.processes:
         logger.warning("batches are divided for %d processes, this learner has %d devices; set batcher.processes", run.batcher.processes, devices)
     identity = f"learner-{learner}"
-    writer = log.writer(identity, "policy-versions") if together.first() else None  # it fences an earlier instance;
+    # The writer fences an earlier instance. What it cannot commit while the broker is away it commits later: hours of training are in it.
+    writer = RetryingWriter(log, identity, "policy-versions", stop=stop) if together.first() else None
     together.wait_for_all("alone")  # only now the announcements are final
     history = list(versions(log, learner))
     announced = newest_lineages(history)

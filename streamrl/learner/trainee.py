@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self, TypeVar
 
-from streamrl.errors import BrokerError, WeightError
+from streamrl.errors import WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.beside import Beside
 from streamrl.learner.checkpoints import Position
@@ -28,7 +28,7 @@ from streamrl.learner.training import Snapshot, Training, Written, checkpoint_di
 from streamrl.metrics import Meter
 from streamrl.records import PolicyVersion, Probe
 from streamrl.stream.codec import to_message
-from streamrl.stream.log import Output, Positions, Writer
+from streamrl.stream.log import Output, Writer
 from streamrl.weights.store import Store, every_nth
 
 logger = logging.getLogger(__name__)
@@ -215,17 +215,10 @@ class Trainee:
         newest = max(self.announced)
         if version.number == newest:
             places = {("batches", 0): position.offset, **({("scores", 0): position.scores} if run.learner.pooled else {})}
-            self._mark(places)
-            self._prune(newest)
-        version.spent["announce_s"] = time.monotonic() - started
-
-    def _mark(self, places: Positions) -> None:
-        """Best effort: nobody goes on by it."""
-        try:
             assert self.writer is not None
             self.writer.mark(places)
-        except BrokerError as error:
-            logger.warning("how far batches are taken is not marked: %s", error)
+            self._prune(newest)
+        version.spent["announce_s"] = time.monotonic() - started
 
     def _prune(self, newest: int) -> None:
         """Best effort: what is left is pruned with the next version."""

@@ -282,7 +282,7 @@ def _opened(fs: fsspec.AbstractFileSystem, path: str) -> Generator[FileIO]:
     with open(descriptor, "rb", buffering=0) as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise WeightError(f"{path} is not a regular file; it is refused")
-        yield cast(FileIO, opened)
+        yield opened
 
 
 def check_names(manifest: Manifest, where: str) -> None:

@@ -19,11 +19,12 @@ from streamrl import config
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split
 from streamrl.config import RunFile
-from streamrl.errors import Fenced, InputGone, StreamrlError, TrainingDiverged, VersionMismatch
+from streamrl.errors import Fenced, InputGone, StreamrlError, TrainingDiverged, TransactionFailed, VersionMismatch
 from streamrl.learner import checkpoints, process, reading
+from streamrl.learner.training import Training
 from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
 from streamrl.stream.codec import to_message
-from streamrl.stream.log import Output
+from streamrl.stream.log import Output, Writer
 from streamrl.stream.memory import MemoryLog
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, pull
@@ -268,9 +269,42 @@ def test_another_instance_takes_over(lived: Lived, tmp_path: Path):
     log = a_log()
     life = Life(fresh(lived, tmp_path), log)
     life.until(lambda: len(versions(log)) == 1)
-    log.writer("learner-lead")
+    rival = PolicyVersion(learner="lead", version=1, uri="file:///rival", size_bytes=1, sha256="ab")
+    log.writer("learner-lead").commit([to_message(Output("policy-versions", "lead", rival))])
     send(log, batch(0))
-    assert isinstance(life.end(), Fenced) and len(versions(log)) == 1
+    assert isinstance(life.end(), Fenced) and [record.uri for record in versions(log)[1:]] == ["file:///rival"]
+
+
+class Away(MemoryLog):
+    """A broker that answers no commit of its second writer."""
+
+    opened = 0
+
+    def writer(self, identity: str, memory: str = "") -> Writer:
+        self.opened += 1
+        made = super().writer(identity, memory)
+        if self.opened == 1:
+            return made
+
+        def fail(messages: object) -> int:
+            raise TransactionFailed("the broker is away")
+
+        if self.opened == 2:
+            made.commit = fail
+        return made
+
+
+def test_what_was_trained_while_the_broker_was_away_is_announced_when_it_is_back(lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two commits fail. The learner goes on in the same life, and trains on nothing twice."""
+    log, steps = Away({"policy-versions": 1, "batches": 1, "metrics": 1}), list[int]()
+    step = Training.step
+    monkeypatch.setattr(Training, "step", lambda policy, taken: steps.append(taken.batch.number) or step(policy, taken))
+    with learning(fresh(lived, tmp_path), log) as life:
+        life.until(lambda: len(versions(log)) == 1)
+        log.writer("learner-lead")  # fences the learner's, without a word: as when its transaction has stood still
+        send(log, batch(0))
+        life.until(lambda: len(metrics(log)) == 1)
+    assert [record.version for record in versions(log)] == [0, 1] and steps == [0] and log.opened == 3
 
 
 def other_hash(record: PolicyVersion) -> PolicyVersion:

@@ -8,7 +8,6 @@ import threading
 import msgspec
 import pytest
 
-from streamrl.errors import ModelError
 from streamrl.learner.reading import Taken, again, announcement, following, in_order, until
 from streamrl.records import Batch, PolicyVersion, Scores
 from streamrl.stream.codec import to_message
@@ -102,12 +101,13 @@ def test_while_there_is_nothing_it_says_so():
     assert next(coming) is None
 
 
-def test_scores_that_cannot_be_read_are_refused():
+def test_scores_that_cannot_be_read_are_passed_over():
     log = a_log()
     publish(log, Output("batches", "0", batch(0)))
     log.plain_writer().send(to_message(Output("scores", "0", scores(0, 0, -1, -2)))._replace(value=b"rubbish"))
-    with pytest.raises(ModelError, match=r"^scores@0 cannot be read: "):
-        next(again(log, True, 0, 0))
+    assert list(again(log, True, 0, 0)) == []
+    publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
+    assert [found.batch.number for found in again(log, True, 0, 0)] == [0]
 
 
 def test_an_announcement_is_waited_for():

@@ -34,7 +34,7 @@ def test_one_that_follows_begins_anew_in_a_fork_and_a_fixed_one_stays():
 
 
 def test_it_is_loaded_when_it_changes(tiny: Path):
-    reference = Reference(run_of(every=2), vocab_size=16)
+    reference = Reference(run_of(every=2), tokenizer_ids=16)
     assert [reference.lacks(batch) for batch in (0, 1, 2)] == [0, 0, 2]
     with on_mesh():
         reference.load(2, tiny)
@@ -45,7 +45,7 @@ def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
     small = write_tiny(tmp_path / "small", TinyModel(**{**TINY.model_dump(), "alphabet": "01"}), CONTEXT)
     run = run_of(path=str(small))
     assert fixed(run, OWN) == small and fixed(run, 3) is None
-    with on_mesh(), pytest.raises(ModelError, match=r"^reference .*small knows token ids below 6, the policy those below 16; learner.reference.path"):
-        Reference(run, vocab_size=16).load(OWN, small)
+    with on_mesh(), pytest.raises(ModelError, match=r"^reference .*small knows token ids below 6, the policy's tokenizer those below 16; "):
+        Reference(run, tokenizer_ids=16).load(OWN, small)
     with pytest.raises(ModelError, match="model directory nowhere does not exist"):
         fixed(run_of(path="nowhere"), OWN)

@@ -15,7 +15,7 @@ import pytest
 
 from streamrl.batcher.packing import by_token, expand
 from streamrl.config import RunFile, changed, parse
-from streamrl.errors import ConfigError, Fenced, ModelError
+from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import model
 from streamrl.learner import process as learner
 from streamrl.learner.reading import announcements
@@ -28,7 +28,7 @@ from streamrl.stream.log import Output
 from streamrl.stream.memory import MemoryLog
 from streamrl.weights.store import Store
 from tests.data_path import found, publish
-from tests.learner.test_process import PATIENCE_S, Life, batch, dies_of, learning, send, versions
+from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions
 
 BATCHES = 5
 EVERY = 3  # so batches 0 to 2 are measured from the model that the run began with, 3 and 4 from version 3
@@ -217,18 +217,21 @@ def test_the_store_keeps_the_version_that_batches_are_measured_from(made: Made):
     assert Store(f"{made['learner'][0].store}/lead").versions() == [4, 5]
 
 
-def test_scores_of_another_reference_are_refused(made: Made, tmp_path: Path):
+def test_scores_of_another_reference_are_trained_on_as_they_are(made: Made, tmp_path: Path):
     run, kept = made["pool"]
     run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
     publish(log, Output("scores", "0", msgspec.structs.replace(scores(kept)[0], number=0, scorer="scorer-0", reference=7)))
-    assert dies_of(run, log).startswith("batch 0 was scored by scorer-0 under version 7, wanted is 0; start learner and scorers with the same")
+    with learning(run, log) as life:  # learner.reference was another one when it was scored
+        life.until(lambda: len(announcements(log, "lead")) == 2)
 
 
-def test_scores_of_another_number_of_tokens_are_refused(made: Made, tmp_path: Path):
+def test_scores_of_another_number_of_tokens_cost_the_step(made: Made, tmp_path: Path):
     run, _ = made["pool"]
     run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
     publish(log, Output("scores", "0", Scores(number=0, scorer="scorer-0", reference=0, tokens=1, logprobs=np.zeros(1, np.float32))))
-    assert dies_of(run, log) == "scores by scorer-0: batch 0 has 6 tokens, not 1; they are of another run"
+    with learning(run, log) as life:
+        life.until(lambda: len(versions(log)) == 2)
+    assert [record.skipped for record in versions(log)] == [False, True]
 
 
 def test_another_instance_takes_over(made: Made, tmp_path: Path):
@@ -262,7 +265,7 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
         life.until(lambda: len(announcements(log, "third")) == BATCHES + 1 - 3)
     assert list(announcements(log, "third").values()) == hashes(log)[3:]
     error = Life(run, log, "fourth", 4, ("learner.reference.by=learner",)).end()
-    assert isinstance(error, ModelError) and str(error).startswith("checkpoint 4 holds no reference of version 3: it was made under another")
+    assert isinstance(error, ConfigError) and str(error).startswith("checkpoint 4 holds no reference of version 3: it was made under another")
 
 
 def test_a_model_of_its_own_is_the_reference(tiny: Path, tmp_path: Path):
