@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -33,12 +32,11 @@ from streamrl.stream import broker
 from streamrl.stream.codec import encode, to_event, to_message
 from streamrl.stream.journal import Tape, entries, is_gone, newest
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, read
+from streamrl.stream.log import Event, Log, Message, Output, TopicPartition, portions, read
 from streamrl.stream.worker import Fold, Part, beginning, refold, starts, turn
 from streamrl.weights.store import Stored
 
 T = TypeVar("T")
-AT_ONCE = 500  # records of a transaction
 
 
 class Forked(NamedTuple):
@@ -255,7 +253,7 @@ def _feed(log: Log, part: Part[Any, Any], messages: Sequence[Message], positions
     """Be that part for these messages of its inputs. `positions`: where it begins to read, if not at the start."""
     writer, meter = log.writer(part.name), log.plain_writer()
     fold = Fold(part.initial(), positions=dict(positions))
-    for some in _chunks(messages):
+    for some in portions(messages):
         for metric in turn(part, fold, some, time_s, writer.commit).metrics:
             meter.send(metric)
     meter.flush()
@@ -269,7 +267,7 @@ def _feed(log: Log, part: Part[Any, Any], messages: Sequence[Message], positions
 def _copy(commit: Any, messages: Iterable[Message]) -> int:
     """Write messages as they are, to the partitions of their keys. Returns how many."""
     number = 0
-    for some in _chunks(messages):
+    for some in portions(messages):
         commit([message._replace(partition=-1, offset=-1) for message in some])
         number += len(some)
     return number
@@ -290,12 +288,6 @@ def _there(log: Log, topic: str, kind: type[T]) -> Iterator[tuple[Message, T]]:
             record = to_event(message, ("rollout", "scored-group", "policy-version")).record
             if isinstance(record, kind):
                 yield message, record
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while some := list(islice(iterator, AT_ONCE)):
-        yield some
 
 
 def shares_of(run: RunFile) -> tuple[dict[str, float], Curriculum]:

@@ -31,7 +31,7 @@ from streamrl.errors import (
     TopicMissing,
     TransactionFailed,
 )
-from streamrl.stream.chunks import JoiningReader, split
+from streamrl.stream.chunks import JoiningReader, size_of, split
 from streamrl.stream.log import Log, Message, Positions, Reader, read
 from streamrl.stream.log import TopicPartition as Where
 from streamrl.stream.offsets import Step
@@ -41,7 +41,9 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 3.0  # of one call to the broker; the process leaves, or the call is made again
 IMPORT_TIMEOUT_S = 30.0  # for calls of an import: it writes as fast as the broker takes it
-SETTLE_TIMEOUT_S = 15.0  # an open transaction is aborted after 10 s
+TRANSACTION_TIMEOUT_S = 60.0  # then the broker aborts it: the largest one that is written at RATE_BYTES_PER_S has half a gigabyte
+RATE_BYTES_PER_S = 10_000_000  # a broker that takes less of a transaction is not waited for
+SETTLE_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 15.0  # an open transaction of somebody else who has died
 MARK_POLL_S = 0.005  # librdkafka tells of an answer when the look for it is over
 MAX_UNANSWERED = 8  # marks: a broker that is silent is not sent any more of them, and what it would answer takes no memory
 LEAVE_S = 1.0  # for the last mark to arrive, when a part ends
@@ -70,8 +72,8 @@ PRODUCER = {
 }
 READER = "reader"  # the group that readers name; they never commit
 TRANSACTIONAL = {
-    "transaction.timeout.ms": 10_000,
-    "message.timeout.ms": 8_000,
+    "transaction.timeout.ms": round(TRANSACTION_TIMEOUT_S * 1000),
+    "message.timeout.ms": round(TRANSACTION_TIMEOUT_S * 1000),  # none: `commit_limit_s` is shorter
     "socket.timeout.ms": 3_000,
     "metadata.max.age.ms": 2_000,  # forgets who coordinates a group, which librdkafka else believes long after that broker has died, and waits for it
 }
@@ -303,7 +305,7 @@ class KafkaWriter:
                 produce(self._producer, self._prefix, message)
             for message in messages[-1:]:  # asked for every message, a report would cost more than the message
                 produce(self._producer, self._prefix, message, partial(_note, last, undelivered))
-            self._producer.commit_transaction(CALL_TIMEOUT_S)
+            self._producer.commit_transaction(commit_limit_s(messages))
         except KafkaException as exception:
             self._fail([exception.args[0], *undelivered], {message.topic for message in messages})
         return last[0]
@@ -479,6 +481,11 @@ class KafkaRewriter:
             if time.monotonic() > deadline:
                 raise BrokerError(f"{where[0]}[{where[1]}] ends at {end} and not at {wanted}; does somebody else write to it?")
             time.sleep(0.002)
+
+
+def commit_limit_s(messages: Sequence[Message]) -> float:
+    """For how long the commit of these messages, most of which are still to be sent then, is waited for."""
+    return min(CALL_TIMEOUT_S + sum(map(size_of, messages)) / RATE_BYTES_PER_S, TRANSACTION_TIMEOUT_S - CALL_TIMEOUT_S)
 
 
 def produce(

@@ -8,7 +8,7 @@ writes through `retrying.RetryingWriter`, which finds out whether a failed trans
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from streamrl.errors import BrokerUnreachable
@@ -17,6 +17,8 @@ from streamrl.records import Record
 STALLED_S = 30.0  # a read whose end is known gives up after so long without a record
 POLL_S = 0.02
 LONGEST_POLL_S = 1.0  # of one poll: what is longer was spent elsewhere
+PORTION_MESSAGES = 500
+PORTION_BYTES = 32_000_000
 
 TopicPartition = tuple[str, int]
 Positions = Mapping[TopicPartition, int]  # the next offset to read
@@ -195,6 +197,19 @@ def read(log: Log, topic: str, partition: int, start: int, end: int | None = Non
                 return
     finally:
         reader.close()
+
+
+def portions(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """The messages in lists that a transaction each is not too large for: of PORTION_MESSAGES and little more than PORTION_BYTES at most."""
+    portion, size = list[Message](), 0
+    for message in messages:
+        portion.append(message)
+        size += len(message.value or b"")
+        if len(portion) >= PORTION_MESSAGES or size >= PORTION_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
 class Progress:

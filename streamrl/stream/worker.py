@@ -39,6 +39,7 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 TURN_MESSAGES = 512  # more in one transaction are not faster: its outputs leave the processor's cache
+TURN_BYTES = 32_000_000  # what is in a transaction is to be written within seconds, whatever the size of a rollout
 PIECE_MESSAGES = 64  # of them at a time: half a megabyte of rollouts, which are still in that cache when they are folded in
 POLL_S = 0.015  # half of it is latency of every part; shorter ones cost transactions
 SNAPSHOT_EVENTS = 5_000  # a restart folds at most so many, and reads the records held; more where the state is large:
@@ -227,11 +228,12 @@ def mark(writer: Writer, positions: Positions, marked: Positions) -> dict[TopicP
 
 def ready_in(reader: Reader, messages: list[Message]) -> Iterator[Message]:
     """These messages and those that lie ready behind them, as many as a turn takes; the next are fetched when the ones before are folded in."""
-    left = TURN_MESSAGES
+    left, left_bytes = TURN_MESSAGES, TURN_BYTES
     while messages:
         yield from messages
         left -= len(messages)
-        messages = reader.poll(min(PIECE_MESSAGES, left), 0.0) if left else []
+        left_bytes -= sum(len(message.value or b"") for message in messages)
+        messages = reader.poll(min(PIECE_MESSAGES, left), 0.0) if left and left_bytes > 0 else []
 
 
 def turn(part: Part[C, S], fold: Fold[C, S], messages: Iterable[Message], time_s: float, commit: Callable[[Sequence[Message]], int]) -> Turned:

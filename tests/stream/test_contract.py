@@ -12,7 +12,7 @@ from streamrl.errors import Fenced, InputGone, TopicMissing
 from streamrl.replay.archive import export
 from streamrl.stream.files import FileLog
 from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Message, Positions, Reader, TopicPartition, read
+from streamrl.stream.log import Log, Message, Positions, Reader, TopicPartition, portions, read
 from streamrl.stream.memory import MemoryLog, MemoryPlainWriter, MemoryWriter
 from tests.data_path import RUN
 from tests.kafka import make_topics
@@ -234,3 +234,11 @@ def test_an_offset_that_is_gone_is_an_error_and_no_jump(open_recording: Open):
         for _ in range(200):
             reader.poll(1, 0.05)
     reader.close()
+
+
+def test_portions_are_bounded_in_messages_and_bytes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamrl.stream.log.PORTION_BYTES", 10)
+    monkeypatch.setattr("streamrl.stream.log.PORTION_MESSAGES", 3)
+    sizes = [1, 1, 1, 1, 9, 1, 30, 1]
+    found = [[len(m.value or b"") for m in some] for some in portions(message("k", "x" * size) for size in sizes)]
+    assert found == [[1, 1, 1], [1, 9], [1, 30], [1]]

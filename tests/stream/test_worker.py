@@ -11,6 +11,7 @@ import pytest
 
 from streamrl.errors import StreamrlError, TopicMissing
 from streamrl.records import Demand, EnvProgress, JournalEntry, Metric, Snapshot
+from streamrl.stream import worker
 from streamrl.stream.codec import decode, to_message
 from streamrl.stream.log import Event, Message, Output, read
 from streamrl.stream.memory import MemoryLog
@@ -134,6 +135,17 @@ def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
         ahead.append(reader.position("a", 0) - message.offset)  # fetched, and not folded in yet
         folded += 1
     assert folded == taken == reader.position("a", 0) and max(ahead) == PIECE_MESSAGES
+
+
+def test_a_turn_is_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch):
+    log = MemoryLog({"a": 1})
+    source = log.plain_writer()
+    for i in range(2 * TURN_MESSAGES):
+        source.send(number("a", i))
+    sizes = [len(message.value or b"") for message in read(log, "a", 0, 0)]
+    monkeypatch.setattr(worker, "TURN_BYTES", sum(sizes[: 3 * PIECE_MESSAGES]))
+    reader = log.reader({("a", 0): 0})
+    assert len(list(ready_in(reader, reader.poll(PIECE_MESSAGES, 0)))) == 3 * PIECE_MESSAGES
 
 
 @pytest.mark.parametrize("cuts", [[1], [3], [7, 1, 2]])
