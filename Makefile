@@ -14,7 +14,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock clean
+.PHONY: help setup quickstart check docs test test-all chaos soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -85,6 +85,12 @@ lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit sta
 	$(AS_MAIN) --extra learner --extra gpu -o requirements/learner-gpu.txt
 	$(COMPILE) --override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
 	$(COMPILE) requirements/inference-gpu.in -o requirements/inference-gpu.txt
+
+sbom: $(ENV)/.installed ## what each list in requirements/ is made of, as CycloneDX, in build/sbom
+	@mkdir -p build/sbom
+	@for list in core envs learner learner-gpu inference inference-gpu; do \
+		$(ENV)/bin/cyclonedx-py requirements requirements/$$list.txt --output-reproducible --output-format JSON -o build/sbom/$$list.cdx.json || exit 1; done
+	@wc -c build/sbom/*.json
 
 clean: ## remove what was installed; runs/ stays
 	rm -rf $(ENV) $(INFERENCE_ENV) .streamrl build dist .pytest_cache .ruff_cache

@@ -31,6 +31,11 @@ READS_BACK = {  # what it has done, when it starts again
 }
 
 
+# Of an env's user on each broker: it may be taken over, or written by somebody else, and is to leave room for the others. The byte rates are far
+# above what rollouts need (docs/operations.md, Sizing); the percentage is of one thread of the broker.
+QUOTAS = {"producerByteRate": 20_000_000, "consumerByteRate": 20_000_000, "requestPercentage": 50}
+
+
 class Role(NamedTuple):
     """A kind of process with a user of its own."""
 
@@ -124,6 +129,7 @@ def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
             "spec": {
                 "authentication": {"type": "scram-sha-512"},
                 "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
+                **({"quotas": dict(QUOTAS)} if role.startswith("env-") else {}),
             },
         }
         for role, allowed in rules(run).items()

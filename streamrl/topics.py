@@ -78,6 +78,7 @@ def scorer_part(worker: int) -> str:
 
 
 # ---- what there should be ---------------------------------------------------------------------------------------------------------------
+KEPT = {"argocd.argoproj.io/sync-options": "Prune=false,Delete=false", "helm.sh/resource-policy": "keep"}  # a topic outlives its manifest
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,11 @@ def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
 
 
 def render(run: RunFile, cluster: str = "streamrl") -> str:
-    """The run's KafkaTopics for `kubectl apply -f -`."""
-    return yaml.safe_dump_all([dict(topic.manifest) for topic in plan(run, cluster)], sort_keys=False, explicit_start=True)
+    """The run's KafkaTopics for `kubectl apply -f -`. Strimzi deletes a topic with its manifest, so what prunes manifests is told to leave these."""
+    manifests = [dict(topic.manifest) for topic in plan(run, cluster)]
+    for manifest in manifests:
+        manifest["metadata"] = {**manifest["metadata"], "annotations": {**manifest["metadata"]["annotations"], **KEPT}}
+    return yaml.safe_dump_all(manifests, sort_keys=False, explicit_start=True)
 
 
 # ---- what there is, and the way there ---------------------------------------------------------------------------------------------------

@@ -124,9 +124,29 @@ class JvmOptions(Strict):
     Xmx: Size | None = Field(default=None, alias="-Xmx")
 
 
+class MatchLabels(Strict):
+    matchLabels: dict[str, str]
+
+
+class Spread(Strict):
+    maxSkew: int = Field(ge=1)
+    topologyKey: str
+    whenUnsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
+    labelSelector: MatchLabels
+
+
+class PodTemplate(Strict):
+    topologySpreadConstraints: list[Spread] = []
+
+
+class PoolTemplate(Strict):
+    pod: PodTemplate | None = None
+
+
 class PoolSpec(Strict):
     replicas: int = Field(ge=0)
     roles: list[Literal["controller", "broker"]] = Field(min_length=1)
+    template: PoolTemplate | None = None
     storage: Storage
     resources: Resources | None = None
     jvmOptions: JvmOptions | None = None
@@ -175,6 +195,10 @@ class MetricsConfig(Strict):
     values: MetricsValues | None = None
 
 
+class Rack(Strict):
+    topologyKey: str
+
+
 class Nodes(Strict):
     version: str
     metadataVersion: str
@@ -182,6 +206,7 @@ class Nodes(Strict):
     authorization: Authorization
     config: Config
     metricsConfig: MetricsConfig | None = None
+    rack: Rack | None = None
 
 
 class Operator(Strict):

@@ -45,7 +45,7 @@ def services() -> dict[str, dict[str, tuple[str, ...]]]:
             found[service["build"]["target"]][name] = tuple(service["command"])
     for overlay in ("small", "production"):
         for manifest in render(ROOT / "deploy" / "kubernetes" / "overlays" / overlay):
-            if manifest["kind"] in ("Deployment", "StatefulSet"):
+            if manifest["kind"] in ("Deployment", "StatefulSet", "Job") and manifest["metadata"]["name"] != "finish":
                 (container,) = manifest["spec"]["template"]["spec"]["containers"]
                 image = container["image"].rpartition("/")[2].partition(":")[0]
                 command = tuple(word.replace("$(POD_INDEX)", "0") for word in container["command"])

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Iterator
 from functools import cache
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import yaml
 from click.testing import CliRunner
 from pydantic import ValidationError
 
+import streamrl
 from streamrl import acls, config, topics
 from streamrl.cli import cli
 from streamrl.config import RunFile
+from streamrl.errors import TopicMissing
 from streamrl.metric_names import MEASURES
+from streamrl.orchestrator.plan import BROKER_GONE
 from streamrl.stream.distribution import FILES, VERSION
 from tests.deploy import models
 from tests.deploy.commands import check_command
@@ -27,11 +31,13 @@ from tests.deploy.kubectl import render
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 OVERLAYS = ("small", "production")
 RELEASE = "1.37"  # of Kubernetes' schemas
-WORKLOADS = ("Deployment", "StatefulSet")
+WORKLOADS = ("Deployment", "StatefulSet", "Job")
 # Below these every name is allowed: labels, quantities, Kafka's settings, files.
 OPEN = {"labels", "annotations", "matchLabels", "requests", "limits", "config", "data", "selector"}
+FINISH = "finish"  # the one pod that is no part
 BUILTIN = {
-    *("ConfigMap", "Deployment", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet"),
+    *("ConfigMap", "Deployment", "Job", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget"),
+    *("Role", "RoleBinding", "Service", "ServiceAccount", "StatefulSet"),
 }
 Manifest = dict[str, Any]
 
@@ -42,7 +48,8 @@ def manifests(overlay: str) -> tuple[Manifest, ...]:
 
 
 def of(overlay: str, *kinds: str) -> dict[str, Manifest]:
-    return {m["metadata"]["name"]: m for m in manifests(overlay) if m["kind"] in kinds}
+    found = {m["metadata"]["name"]: m for m in manifests(overlay) if m["kind"] in kinds}
+    return {name: m for name, m in found.items() if kinds != WORKLOADS or name != FINISH}
 
 
 @cache
@@ -161,12 +168,13 @@ def test_a_part_has_its_own_user_and_a_command_for_something_that_the_run_file_h
         given = variables(workload)
         secret = given["STREAMRL_KAFKA_PASSWORD"]["secretKeyRef"]
         assert given["STREAMRL_KAFKA_USER"] == secret["name"] == f"demo.{name}" in users and secret["key"] == "password"
-        most = scaled[name]["spec"]["maxReplicaCount"] if name in scaled else workload["spec"]["replicas"]
+        most = scaled[name]["spec"]["maxReplicaCount"] if name in scaled else workload["spec"].get("replicas", 1)
         for index in (0, most - 1):
             words = [word.replace("$(POD_INDEX)", str(index)) for word in part(workload)["command"]]
             check_command(words, {"/etc/streamrl/run.yaml": str(KUBERNETES / "overlays" / overlay / "run.yaml")})
         assert ("$(POD_INDEX)" in part(workload)["command"]) == ("POD_INDEX" in given)
-        assert (name in scaled) == ("replicas" not in workload["spec"]), "applying the manifest must not undo what KEDA has scaled"
+        counted = name not in scaled and workload["kind"] != "Job"
+        assert counted == ("replicas" in workload["spec"]), "applying the manifest must not undo what KEDA has scaled"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -176,7 +184,7 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
     assert set(workloads) == wanted | ({"scorer"} if run.learner.pooled else set()) | ({"evaluator"} if run.eval.interval else set())
     if run.learner.pooled:
         assert workloads["scorer"]["spec"]["replicas"] == run.scorer.replicas
-    for name in ("buffer", "batcher", "orchestrator"):
+    for name in ("buffer", "batcher"):
         assert workloads[name]["spec"]["replicas"] == 1 and workloads[name]["spec"]["strategy"] == {"type": "Recreate"}
     needed = references(run)
     for name in ("inference", "learner", *(f"env-{env}" for env in run.envs)):
@@ -242,7 +250,7 @@ def test_what_is_scaled_by_is_a_metric_with_these_labels():
 def test_selectors_select_what_they_are_meant_to(overlay: str):
     workloads = of(overlay, *WORKLOADS)
     for workload in workloads.values():
-        assert selects(workload["spec"]["selector"], labels(workload))
+        assert workload["kind"] == "Job" or selects(workload["spec"]["selector"], labels(workload))
     for name, budget in of(overlay, "PodDisruptionBudget").items():
         assert [other for other, workload in workloads.items() if selects(budget["spec"]["selector"], labels(workload))] == [name]
     assert set(of(overlay, "PodDisruptionBudget")) >= {"inference", *(name for name in workloads if name.startswith("env-"))}
@@ -264,7 +272,13 @@ def test_parts_reach_whom_they_need_and_nobody_else(overlay: str):
         assert not leaves(overlay, own, pods["inference"], 22)
         assert not enters(overlay, {"app": "somebody"}, own, 8000), name
         object_store = name in ("learner", "inference", "scorer", "evaluator") and run_of(overlay).weights.store.startswith("s3")
-        assert leaves(overlay, own, {"app": "somebody"}, 443) == object_store, name
+        assert not leaves(overlay, own, {"app": "somebody"}, 443), name
+        for address, port in (("52.218.0.1", 443), ("169.254.169.254", 80), ("169.254.170.23", 80), ("169.254.169.252", 988)):
+            assert calls(overlay, own, address, port) == object_store, (name, address)
+        assert not any(calls(overlay, own, address, port) for address in ("10.0.0.1", "169.254.169.254", "192.168.1.1") for port in (443, 6443)), name
+        assert calls(overlay, own, "169.254.20.10", 53) and not calls(overlay, own, "8.8.8.8", 53), "the node's own name server, and no other"
+        assert names(overlay, own, "kube-system", {"k8s-app": "kube-dns"}, 53) and names(overlay, own, "openshift-dns", {}, 5353)
+        assert names(overlay, own, "minio", {}, 9000) == object_store and not names(overlay, own, "default", {}, 9000)
 
 
 def labels(workload: Manifest) -> dict[str, str]:
@@ -289,6 +303,31 @@ def enters(overlay: str, source: dict[str, str], to: dict[str, str], port: int) 
     return _passes(overlay, "Ingress", "from", to, source, port)
 
 
+def calls(overlay: str, source: dict[str, str], address: str, port: int) -> bool:
+    """May a pod with these labels reach an address outside of all pods?"""
+    return any(_holds(peer.get("ipBlock"), address) for peer in _peers(overlay, source, port))
+
+
+def names(overlay: str, source: dict[str, str], namespace: str, to: dict[str, str], port: int) -> bool:
+    """May it reach pods with these labels in another namespace?"""
+    there = {"kubernetes.io/metadata.name": namespace}
+    found = [peer for peer in _peers(overlay, source, port) if "namespaceSelector" in peer]
+    return any(selects(peer["namespaceSelector"], there) and selects(peer.get("podSelector", {}), to) for peer in found)
+
+
+def _peers(overlay: str, source: dict[str, str], port: int) -> Iterator[Manifest]:
+    for policy in of(overlay, "NetworkPolicy").values():
+        if "Egress" in policy["spec"]["policyTypes"] and selects(policy["spec"]["podSelector"], source):
+            for rule in policy["spec"].get("egress", ()):
+                if _within(rule, port):
+                    yield from rule["to"]
+
+
+def _holds(block: Manifest | None, address: str) -> bool:
+    ip = ip_address(address)
+    return block is not None and ip in ip_network(block["cidr"]) and not any(ip in ip_network(less) for less in block.get("except", ()))
+
+
 def _passes(overlay: str, direction: str, peers: str, own: dict[str, str], other: dict[str, str], port: int) -> bool:
     """By the policies of a pod: all is allowed when there are none of that direction, else what one of them allows. Pods of the same namespace."""
     policies = [
@@ -303,7 +342,7 @@ def _within(rule: Manifest, port: int) -> bool:
 
 
 def _named(peers: list[Manifest] | None, other: dict[str, str]) -> bool:
-    return peers is None or any("namespaceSelector" not in peer and selects(peer["podSelector"], other) for peer in peers)
+    return peers is None or any("podSelector" in peer and "namespaceSelector" not in peer and selects(peer["podSelector"], other) for peer in peers)
 
 
 # ---- pods and nodes -------------------------------------------------------------------------------------------------------------------
@@ -323,14 +362,83 @@ def test_pods_have_no_rights_have_probes_and_say_what_they_need(overlay: str):
         assert container["ports"] == [port] and workload["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(
             port["containerPort"]
         )
-        assert {"cpu", "memory"} <= set(container["resources"]["requests"]) and "memory" in container["resources"]["limits"]
+        assert {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"]["requests"])
+        assert {"memory", "ephemeral-storage"} <= set(container["resources"]["limits"])
+        assert all("sizeLimit" in volume["emptyDir"] for volume in own["volumes"] if "emptyDir" in volume), f"{name}: a disk that fills up is its own"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_the_learner_may_write_weights_and_envs_have_no_rights_at_all(overlay: str):
+    accounts = of(overlay, "ServiceAccount")
+    assert not any(account.get("automountServiceAccountToken", True) for name, account in accounts.items() if name != "streamrl-finish")
+    readers = {"inference", "scorer", "evaluator"}
+    for name, workload in of(overlay, *WORKLOADS).items():
+        kind = "writer" if name == "learner" else "reader" if name in readers else ""
+        account = pod(workload)["serviceAccountName"]
+        assert account == (f"streamrl-weights-{kind}" if kind else "streamrl") and account in accounts, name
+        secrets = {source["secretRef"]["name"] for source in part(workload).get("envFrom", ())}
+        assert secrets == ({f"streamrl-store-{kind}"} if kind and overlay == "production" else set()), name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_tag_has_the_version_of_the_code(overlay: str):
+    """A tag that is built again gives a node that comes later other code than the rest."""
+    for name, workload in of(overlay, *WORKLOADS).items():
+        assert part(workload)["image"].rpartition(":")[2] in (f"{streamrl.__version__}-cpu", f"{streamrl.__version__}-gpu"), name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_end_of_a_run_stops_every_workload_and_keeps_its_report(overlay: str):
+    orchestrator, finish = of(overlay, "Job")["orchestrator"], of(overlay, "Job")[FINISH]
+    (runs,) = (volume for volume in pod(orchestrator)["volumes"] if volume["name"] == "runs")
+    assert runs["persistentVolumeClaim"]["claimName"] == "results" and "results" in of(overlay, "PersistentVolumeClaim")
+    policy = orchestrator["spec"]["podFailurePolicy"]["rules"]
+    codes = {code: rule["action"] for rule in policy for code in rule.get("onExitCodes", {}).get("values", ())}
+    assert codes == {2: "FailJob", 11: "FailJob", **dict.fromkeys((*BROKER_GONE, TopicMissing.exit_code), "Ignore")}
+    wait, pause, stop = (container["args"] for container in (*pod(finish)["initContainers"], *pod(finish)["containers"]))
+    assert wait[:2] == ["wait", "job/orchestrator"] and wait[-1] == "--timeout=-1s"
+    assert pause[0] == "annotate" and "--selector=streamrl/run=demo" in pause and pause[-1] == "autoscaling.keda.sh/paused-replicas=0"
+    assert stop == ["scale", "deployments,statefulsets", "--selector=streamrl/run=demo", "--replicas=0"]
+    workloads = of(overlay, *WORKLOADS)
+    for manifest in (*(w for w in workloads.values() if w["kind"] != "Job"), *of(overlay, "ScaledObject").values()):
+        assert manifest["metadata"]["labels"]["streamrl/run"] == "demo", manifest["metadata"]["name"]
+    rights = of(overlay, "Role")["streamrl-finish"]["rules"]
+    allowed = {(group, kind): rule["verbs"] for rule in rights for group in rule["apiGroups"] for kind in rule["resources"]}
+    assert "patch" in allowed["keda.sh", "scaledobjects"] and "patch" in allowed["apps", "statefulsets/scale"] and "watch" in allowed["batch", "jobs"]
+    assert not any("*" in verbs or "create" in verbs or "delete" in verbs for verbs in allowed.values()) and len(allowed) == 6
+    (subject,) = of(overlay, "RoleBinding")["streamrl-finish"]["subjects"]
+    assert subject["name"] == pod(finish)["serviceAccountName"] == "streamrl-finish"
+
+
+def test_copies_of_a_partition_stand_on_different_nodes():
+    for pool in of("production", "KafkaNodePool").values():
+        by = {c["topologyKey"]: c for c in pool["spec"]["template"]["pod"]["topologySpreadConstraints"]}
+        assert by["kubernetes.io/hostname"]["whenUnsatisfiable"] == "DoNotSchedule" and "topology.kubernetes.io/zone" in by
+        own = {"strimzi.io/cluster": "streamrl", "strimzi.io/pool-name": pool["metadata"]["name"]}
+        assert all(c["labelSelector"] == {"matchLabels": own} for c in by.values())
+    assert of("production", "Kafka")["streamrl"]["spec"]["kafka"]["rack"] == {"topologyKey": "topology.kubernetes.io/zone"}
+
+
+def test_a_volume_for_one_node_is_mounted_on_one_node():
+    (mode,) = of("small", "PersistentVolumeClaim")["weights"]["spec"]["accessModes"]
+    assert mode == "ReadWriteOnce"
+    (term,) = pod(of("small", "StatefulSet")["inference"])["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname" and selects(term["labelSelector"], labels(of("small", "StatefulSet")["learner"]))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_topic_outlives_its_manifest_and_an_env_leaves_room_for_others(overlay: str):
+    for topic in of(overlay, "KafkaTopic").values():
+        assert topic["metadata"]["annotations"]["argocd.argoproj.io/sync-options"] == "Prune=false,Delete=false"
+    for name, user in of(overlay, "KafkaUser").items():
+        assert ("quotas" in user["spec"]) == name.startswith("demo.env-"), name
 
 
 def test_gpus_are_asked_for_where_the_images_are_for_them_and_only_there():
     for overlay, with_gpu in (("small", set[str]()), ("production", {"learner", "inference", "scorer", "evaluator"})):
         workloads = of(overlay, *WORKLOADS)
         asking = {name for name, workload in workloads.items() if part(workload)["resources"]["limits"].get("nvidia.com/gpu") == 1}
-        assert asking == {name for name, workload in workloads.items() if part(workload)["image"].endswith(":gpu")} == with_gpu
+        assert asking == {name for name, workload in workloads.items() if part(workload)["image"].endswith("-gpu")} == with_gpu
 
 
 def test_kafka_has_the_settings_of_the_local_one_and_copies_where_there_are_nodes():
