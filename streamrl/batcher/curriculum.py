@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.assemble import heads
+from streamrl.goals import CLOSE, reaches
 from streamrl.imports import import_path
 from streamrl.records import Batch
 
@@ -46,6 +47,7 @@ class Rules:
     stages: tuple[Stage, ...] = ()
     batches: int = 10  # that the mean reward of an env is taken over
     least: float = 0.0  # fraction of each env (learnability)
+    version: int = 0  # of the batcher's rules: 1: a mean that is a rounding below a goal has reached it
 
     @property
     def memory(self) -> int:
@@ -111,17 +113,17 @@ def learned(rules: Rules, progress: Progress, batch: Batch) -> Progress:
     for env, reward in rewards_of(batch).items():
         rewards[env] = [*rewards.get(env, []), reward][-rules.memory :]
     stage = stage_of(rules, progress.stage, batch.number)
-    if stage < len(rules.stages) - 1 and reached(rules.stages[stage].until, rewards):
+    if stage < len(rules.stages) - 1 and reached(rules.stages[stage].until, rewards, CLOSE if rules.version else 0.0):
         stage += 1
     return Progress(stage, rewards)
 
 
-def reached(goal: Goal | None, rewards: Mapping[str, list[float]]) -> bool:
+def reached(goal: Goal | None, rewards: Mapping[str, list[float]], close: float = CLOSE) -> bool:
     """Over as many batches as the goal says, not fewer."""
     if goal is None:
         return False
     last = rewards.get(goal.env, [])[-goal.batches :]
-    return len(last) == goal.batches and mean(last) >= goal.reward
+    return len(last) == goal.batches and reaches(mean(last), goal.reward, close)
 
 
 def mean(values: Sequence[float]) -> float:

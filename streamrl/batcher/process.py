@@ -83,7 +83,7 @@ def first_state(fork: Fork | None) -> State:
 
 
 def curriculum(run: RunFile) -> Rules:
-    return msgspec.convert({**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs)}, Rules)
+    return msgspec.convert({**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs), "version": 1}, Rules)
 
 
 def part(run: RunFile) -> Part[Config, State]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.config import PassRate
 from streamrl.envs.epochs import Place
+from streamrl.goals import reaches
 from streamrl.records import Rollout, Visit
 
 
@@ -36,7 +37,7 @@ def visit_of(rules: PassRate, environment: str, place: Place, rollouts: Sequence
         environment=environment,
         problem=place.problem,
         epoch=place.epoch,
-        passed=sum(reward >= rules.at_least for reward in earned),
+        passed=sum(reaches(reward, rules.at_least) for reward in earned),
         rollouts=len(judged),
         policy_version=max(rollout.newest_policy_version for rollout in judged),
     )

@@ -22,11 +22,11 @@ from streamrl.envs.conversation import Game, Sampler
 from streamrl.envs.held_out import Held, exam, make_env
 from streamrl.envs.rollouts import Task
 from streamrl.evaluation.estimates import mean_of_problems, over_problems
+from streamrl.goals import reaches
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Evaluation, PassAt, PolicyVersion, Rollout
 
 ROUNDS = 3  # in which answers are asked for, before a problem has fewer
-CLOSE = 1e-6  # rewards are float32 on their way
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def is_of(rollout: Rollout, version: int) -> bool:
 
 def passes(rollout: Rollout, own: EvalEnv) -> bool:
     """Is it right?"""
-    return (rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward) >= own.pass_at - CLOSE
+    return reaches(rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward, own.pass_at)
 
 
 def judged(exam: Exam, version: PolicyVersion, answers: Sequence[Answers], time_s: float, seconds: float) -> Evaluation:

@@ -18,6 +18,7 @@ import numpy as np
 
 from streamrl.batcher.parts import Joiner
 from streamrl.config import Orchestrator, RunFile, Target, server_name
+from streamrl.goals import reaches
 from streamrl.records import Batch, BatchPart, Demand, Evaluation, Fate, Metric, PolicyVersion, Server
 from streamrl.stream.dead_letters import printable
 from streamrl.stream.log import Event
@@ -258,7 +259,7 @@ def expired_share(seen: View, env: str) -> float | None:
 def reached(seen: View, target: Target) -> bool:
     """Mean reward over the last `target.batches` batches that have the env in them, that many at least."""
     rewards = recent_rewards(seen, target.env, target.batches)
-    return len(rewards) == target.batches and fmean(rewards) >= target.reward
+    return len(rewards) == target.batches and reaches(fmean(rewards), target.reward)
 
 
 def active_s(seen: View, time_s: float) -> float:

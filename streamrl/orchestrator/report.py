@@ -17,6 +17,7 @@ import numpy as np
 from streamrl import __version__
 from streamrl.batcher.parts import Joiner
 from streamrl.config import RunFile
+from streamrl.goals import reaches
 from streamrl.orchestrator.observe import believable, mean_rewards
 from streamrl.orchestrator.picture import Curve, draw
 from streamrl.records import Batch, BatchPart, Evaluation, Fate, Metric, PolicyVersion, Record, Server
@@ -172,7 +173,7 @@ def time_to_target(run: RunFile, found: History) -> float | None:
     rewards = found.rewards.get(target.env, []) if target else []
     for end in range(target.batches if target else 1, len(rewards) + 1):
         assert target is not None
-        if fmean(reward for _, _, reward in rewards[end - target.batches : end]) >= target.reward:
+        if reaches(fmean(reward for _, _, reward in rewards[end - target.batches : end]), target.reward):
             return round(clock(found, rewards[end - 1][1]), 3)
     return None
 
