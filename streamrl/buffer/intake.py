@@ -16,7 +16,7 @@ REWARD_LIMIT = 1e18  # squares and sums of rewards up to it are finite in float3
 TEMPERATURES = (1e-6, 1e6)
 LOGPROBS = (-1000.0, 1e-3)  # no sampler in float32 draws a token below -104, so what is below -1000 stands for a missing one; above 0: rounding
 ID_CHARS = 256  # of a uid, a group id, a producer: they are remembered
-METADATA_BYTES = 1 << 20
+REWARD_NAMES = 256  # of a rollout, and that an env has metrics of
 SUSPICIOUS_TOKENS = 8  # a rollout of so many tokens that were all sampled with probability 1 is counted, and warned of
 
 
@@ -53,6 +53,8 @@ def unsound(event: Event, rollout: Rollout, max_seq_len: int = 0, partitions: in
         return f"it lies in partition {event.partition}, and murmur2 of its key {event.key!r} is partition {meant}: its group would be split"
     if rollout.failure or rollout.misaligned:
         return ""
+    if len(rollout.rewards) > REWARD_NAMES:
+        return f"it has {len(rollout.rewards):,} named rewards, more than {REWARD_NAMES}"
     if not says_reward(event, rollout):
         return "it has no reward: send `reward`, 0.0 too, or say in `failure` why there is none"
     if max_seq_len and total_tokens(rollout) > max_seq_len:
@@ -67,6 +69,8 @@ def unsound(event: Event, rollout: Rollout, max_seq_len: int = 0, partitions: in
                 return f"logprob {odd:g} is not within {LOGPROBS[0]:g} and 0: no softmax gives it"
         if turn.inference_metadata is None:
             continue
+        if len(turn.inference_metadata.version_spans) > (0 if turn.tokens is None else len(turn.tokens)):
+            return f"a turn has {len(turn.inference_metadata.version_spans):,} version_spans, more than tokens"
         for span in turn.inference_metadata.version_spans:
             if not rollout.policy_version <= span.version <= rollout.newest_policy_version:
                 claimed = f"policy_version {rollout.policy_version} to newest_policy_version {rollout.newest_policy_version}"
@@ -168,7 +172,8 @@ class Intake(msgspec.Struct):
         self.suspicious += is_suspicious(rollout)
         self.reward.add(rollout.reward)
         for name, value in rollout.rewards.items():
-            self.rewards.setdefault(name, Moments()).add(value)
+            if name in self.rewards or len(self.rewards) < REWARD_NAMES:
+                self.rewards.setdefault(name, Moments()).add(value)
 
     def values(self, env: str) -> dict[str, float]:
         """By the names of document 001."""

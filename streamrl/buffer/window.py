@@ -158,6 +158,7 @@ class Fold:
             self.end("expired", [event])
             group.lost += 1
         else:
+            msgspec.structs.force_setattr(rollout, "metadata", {})  # nobody asks for it here, and its objects may take 70 times its bytes
             group.members.append(event)
             window.tokens += tokens
             window.bytes += size_of(event)

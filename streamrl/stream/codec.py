@@ -24,6 +24,7 @@ VERSION = 1
 ARRAY = 1  # MessagePack extension type of arrays
 DTYPES = ("<u2", "<u4", "<i4", "<i8", "<f4", "|u1")
 MAX_RANK = 4
+METADATA_BYTES = 1 << 20  # of a rollout
 
 _NAMES = {record: name for name, record in RECORDS.items()}
 _HEADERS = {name: ((SCHEMA_HEADER, f"{name}/{VERSION}".encode()),) for name in RECORDS}
@@ -96,6 +97,27 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
 _DECODERS = {name: msgspec.msgpack.Decoder(record, ext_hook=_decode_ext) for name, record in RECORDS.items()}
 
 
+class _Free(msgspec.Struct):
+    """Of a record only its free-form field, as it stands in the bytes."""
+
+    metadata: msgspec.Raw = msgspec.Raw(b"\x80")
+
+
+_FREE = msgspec.msgpack.Decoder(_Free)
+
+
+def _refuse_large_metadata(name: str, value: bytes) -> None:
+    """Raises DecodeError for metadata that is not to be decoded: 8 MB of empty lists would be half a gigabyte of objects."""
+    if name != "rollout" or len(value) <= METADATA_BYTES:
+        return
+    try:
+        size = len(_FREE.decode(value).metadata)
+    except RecursionError:
+        size = METADATA_BYTES + 1  # how deep it may be depends on the stack, so the words are the same
+    if size > METADATA_BYTES:
+        raise DecodeError(f"{name}: metadata has more than {METADATA_BYTES:,} bytes, or is nested too deeply to be measured")
+
+
 def encode(record: Record) -> bytes:
     return _ENCODER.encode(record)
 
@@ -104,7 +126,10 @@ def decode(schema: bytes | str, value: bytes) -> Record:
     """Bytes of the named schema to a record. Raises DecodeError."""
     name = _name_of(schema)
     try:
+        _refuse_large_metadata(name, value)
         return _DECODERS[name].decode(value)
+    except DecodeError:
+        raise
     except RecursionError:
         raise DecodeError(f"{name}: nested too deeply") from None
     except (ValueError, UnicodeDecodeError, msgspec.DecodeError) as error:  # ValidationError is one of them

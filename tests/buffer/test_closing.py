@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from streamrl.buffer import process as buffer
 from streamrl.buffer.process import Config, due, paused, report, step
 from streamrl.buffer.window import State
-from streamrl.records import ScoredGroup
+from streamrl.records import Rollout, ScoredGroup
 from streamrl.replay.compare import replay
 from streamrl.stream import worker
-from streamrl.stream.log import Event, Output
+from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.log import Event, Message, Output, Undecodable
 from streamrl.stream.memory import MemoryLog
 from tests.buffer.test_process import CONFIG, fates, groups
 from tests.build import rollout, rollout_event, turns, version_event
@@ -137,7 +140,7 @@ def raises(rewards: np.ndarray) -> np.ndarray:
     raise ZeroDivisionError(f"of {object()}")
 
 
-def lists(rewards: np.ndarray) -> np.ndarray:
+def a_list(rewards: np.ndarray) -> np.ndarray:
     return rewards.tolist()
 
 
@@ -150,7 +153,7 @@ def infinite(rewards: np.ndarray) -> np.ndarray:
     ("name", "cause"),
     [
         ("raises", "the group cannot be scored: ZeroDivisionError: of <object object at 0x...>"),
-        ("lists", "the group cannot be scored: AttributeError: 'list' object has no attribute 'shape'"),
+        ("a_list", "the group cannot be scored: AttributeError: 'list' object has no attribute 'shape'"),
         ("infinite", "the group cannot be scored: ValueError: group g0: the advantage function returned array([inf, inf]"),
     ],
 )
@@ -187,3 +190,35 @@ def test_a_group_that_was_refused_as_a_whole_may_be_put_back():
     assert groups(out)[0].uids == []
     _, out = fold([version_event(9), *(rollout_event(2 + i, r) for i, r in enumerate(early))], state=state)
     assert groups(out)[0].uids == ["g0-0", "g0-1"]
+
+
+def bomb(metadata: bytes) -> Message:
+    """A good rollout with these bytes for its metadata."""
+    message = to_message(Output("rollouts.copy", "g0", rollout(rollout_uid=f"u{len(metadata)}")))
+    fields = msgspec.msgpack.decode(message.value or b"", type=dict[str, msgspec.Raw])
+    return message._replace(value=msgspec.msgpack.encode({**fields, "metadata": msgspec.Raw(metadata)}), partition=0, offset=0)
+
+
+def lists(count: int) -> bytes:
+    """A map of one list of so many empty lists."""
+    return b"\x81\xa1x\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+
+
+def test_metadata_of_8_million_lists_costs_the_buffer_its_bytes():
+    message = bomb(lists(8_000_000))
+    tracemalloc.start()
+    event = to_event(message, ("rollout",))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(event.record, Undecodable) and peak < 9_000_000
+    assert event.record.cause == "rollout: metadata has more than 1,048,576 bytes, or is nested too deeply to be measured"
+    deep = to_event(bomb(b"\x91" * 2_000_000 + b"\x90"), ("rollout",))
+    assert isinstance(deep.record, Undecodable) and deep.record.cause == event.record.cause
+
+
+def test_what_metadata_decodes_to_is_not_held():
+    event = to_event(bomb(lists(1000)), ("rollout",))
+    assert isinstance(event.record, Rollout) and len(event.record.metadata["x"]) == 1000
+    state, _ = fold([version_event(0), event])
+    (held,) = state.windows["copy"].open["g0"].members
+    assert isinstance(held.record, Rollout) and held.record.metadata == {} and held.value == event.value

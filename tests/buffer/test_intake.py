@@ -57,8 +57,9 @@ def test_numbers_that_arithmetic_does_not_bear_stop_nothing(fields: dict[str, ob
     assert any(isinstance(o.record, Metric) for o in outputs)
 
 
-def spanned(version: int) -> list[Turn]:
-    how = InferenceMetadata(server="s", temperature=1.0, version_spans=[VersionSpan(version=version, start=0, end=1)])
+def spanned(*versions: int) -> list[Turn]:
+    spans = [VersionSpan(version=version, start=0, end=1) for version in versions]
+    how = InferenceMetadata(server="s", temperature=1.0, version_spans=spans)
     return [Turn(message="", role="assistant", tokens=tokens(3), logprobs=floats(-0.5), inference_metadata=how)]
 
 
@@ -71,6 +72,8 @@ def spanned(version: int) -> list[Turn]:
         (rollout(version=2, newest=3, turns=spanned(4)), "version_spans name version 4"),
         (rollout(rollout_uid="u" * 257), "rollout_uid has 257 characters, more than 256"),
         (rollout(producer="p" * 300), "producer has 300 characters, more than 256"),
+        (rollout(rewards={f"r{i}": 0.0 for i in range(257)}), "it has 257 named rewards, more than 256"),
+        (rollout(version=2, newest=3, turns=spanned(2, 2)), "a turn has 2 version_spans, more than tokens"),
         (rollout(turns=turns(response=[3] * 9)), "it has 11 tokens, more than model.max_seq_len 10"),
     ],
 )
