@@ -10,8 +10,8 @@ ENV := .venv
 INFERENCE_ENV := .venv-inference
 UV := $(ENV)/bin/uv
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
-# Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file.
-PROGRAMS := chromium prometheus docker-compose
+# Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file, and Go for the env in another language.
+PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
 .PHONY: help setup quickstart check docs test test-all chaos soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
@@ -122,10 +122,11 @@ $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	$(ENV)/bin/python -m streamrl.stream.distribution
 	@touch $@
 
-.streamrl/.programs: Makefile tests/deploy/kubectl.py | $(ENV)/.installed
+.streamrl/.programs: Makefile tests/deploy/kubectl.py examples/go-env/go.mod | $(ENV)/.installed
 	@mkdir -p .streamrl
-	@if ! (command -v chromium && command -v promtool && command -v docker-compose) >/dev/null; then \
+	@if ! (command -v chromium && command -v promtool && command -v docker-compose && command -v go) >/dev/null; then \
 		as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
 		$$as_root apt-get update -qq && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(PROGRAMS) >/dev/null; fi
 	$(ENV)/bin/python -m tests.deploy.kubectl
+	cd examples/go-env && GOTOOLCHAIN=local go build -o ../../.streamrl/go-env .  # what it needs is fetched here, and compiled once
 	@touch $@

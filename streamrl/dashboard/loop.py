@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from streamrl.config import RunFile, server_name
 from streamrl.orchestrator.display import FRESH_S
-from streamrl.orchestrator.observe import SILENT_S, View, latest, total
-from streamrl.orchestrator.status import PartStatus, statuses
+from streamrl.orchestrator.observe import SILENT_S, View, arrival_rate, latest, total
+from streamrl.orchestrator.status import PartStatus, outside_name, statuses
 from streamrl.topics import env_part
 
 
@@ -77,8 +77,9 @@ def _env(look: Look, env: str) -> Node:
         Fact("wanted", demand.wanted_tokens if demand else None, "tokens"),
         Fact("missing", demand.missing_tokens if demand else None, "tokens"),
     ]
-    rate = total(look.seen, "env/rollouts_per_s", names, since_s)
-    return Node(f"env:{env}", "env", env, [look.alive(name) for name in names], rate, "rollouts/s", None, None, facts, look.run.envs[env].pool)
+    rate = total(look.seen, "env/rollouts_per_s", names, since_s) if names else arrival_rate(look.seen, env, look.time_s)
+    parts = [look.alive(name) for name in names or [outside_name(env)]]
+    return Node(f"env:{env}", "env", env, parts, rate, "rollouts/s", None, None, facts, look.run.envs[env].pool)
 
 
 def _buffer(look: Look) -> Node:

@@ -81,11 +81,16 @@ def statuses(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: f
     return [*(_status(run, seen, part.name, lags, time_s) for part in desired(run)), *outside]
 
 
+def outside_name(env: str) -> str:
+    """How an env that no part of the run is stands among the parts."""
+    return f"{env} (outside)"
+
+
 def _outside(seen: View, env: str, time_s: float) -> PartStatus:
     """An env that somebody else runs, by the rollouts that the buffer has read of it."""
     arrivals = seen.arrivals.get(env)
     ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
-    return PartStatus(f"{env} (outside)", _state(ago), ago, 0, None)
+    return PartStatus(outside_name(env), _state(ago), ago, 0, None)
 
 
 def _state(heard_s_ago: float | None) -> str:

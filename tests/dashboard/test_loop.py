@@ -18,7 +18,7 @@ NOW_S = 100.0
 
 
 def seen(*records: tuple[str, Record], run: RunFile = RUN) -> View:
-    return fold(view(run), (Event(topic, 0, 0, "", record) for topic, record in records))
+    return fold(view(run), (Event(topic, 0, 0, getattr(record, "source", ""), record) for topic, record in records))
 
 
 def metric(source: str, time_s: float, **values: float) -> tuple[str, Metric]:
@@ -41,6 +41,13 @@ def test_an_env_has_the_rate_of_all_its_replicas_and_what_is_wanted_of_it():
     env = found(seen(metric("env-copy-0", 99.0, env__rollouts_per_s=2.0), metric("env-copy-1", 98.0, env__rollouts_per_s=3.0), demand))["env:copy"]
     assert env.rate == 5.0 and [part.state for part in env.parts] == ["running"] * 2
     assert {fact.label: fact.value for fact in env.facts} == {"groups in flight": None, "wanted": 70, "missing": 7}
+
+
+def test_an_env_from_outside_is_there_with_what_the_buffer_reads_of_it():
+    run = config.changed(RUN, ["envs.copy.replicas=0"])
+    read = [metric("buffer", time_s, **{"part__read_records__rollouts.copy": rollouts}) for time_s, rollouts in ((90.0, 10.0), (100.0, 40.0))]
+    env = found(seen(*read, run=run), run)["env:copy"]
+    assert env.rate == 3.0 and env.parts == [Alive("copy (outside)", "running", 0)]
 
 
 def test_an_old_rate_is_none_and_its_part_silent():

@@ -182,4 +182,9 @@ def query(block: Block, directory: Path) -> None:
     assert duckdb.sql(block.text).fetchall(), f"{block}: no rows"
 
 
-RUNNERS: dict[str, Any] = {"sh": shell, "python": python, "yaml": settings, "json": data, "sql": query}
+def go(block: Block, directory: Path) -> None:
+    """What a page shows of the env in Go is its source, which tests/envs/test_go.py builds and runs."""
+    assert block.text in (ROOT / "examples" / "go-env" / "main.go").read_text(), f"{block}: examples/go-env/main.go reads otherwise"
+
+
+RUNNERS: dict[str, Any] = {"sh": shell, "python": python, "yaml": settings, "json": data, "sql": query, "go": go}

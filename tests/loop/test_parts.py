@@ -12,6 +12,7 @@ import pytest
 
 from streamrl.records import Fate, PolicyVersion, Rollout
 from streamrl.weights.store import pull
+from tests import go
 from tests.loop.runs import ROOT, Live, any_part, live
 from tests.parity import learner_logprobs
 from tests.waiting import patience
@@ -62,16 +63,20 @@ def test_every_env_is_trained_on(run: Live, env: str):
 
 
 @pytest.mark.live
-def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys(run: Live, tmp_path: Path):
-    address = run.log().address
-    command = [sys.executable, str(ROOT / "examples" / "external_env.py"), address, run.run.run, OUTSIDE, "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120))
+@pytest.mark.parametrize("language", ["python", pytest.param("go", marks=pytest.mark.slow)])
+def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys(run: Live, tmp_path: Path, language: str):
+    program = [str(go.built(tmp_path))] if language == "go" else [sys.executable, str(ROOT / "examples" / "external_env.py")]
+    before = trained(run, OUTSIDE)
+    done = subprocess.run([*program, run.log().address, run.run.run, OUTSIDE, "3"], capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr
-    run.until(lambda: trained(run, OUTSIDE) > 0, "rollouts from outside in a batch", 120)
+    run.until(lambda: trained(run, OUTSIDE) > before, "rollouts from outside in a batch", 120)
     rollouts = [
         r
         for r in run.records(f"rollouts.{OUTSIDE}", "rollout")
-        if isinstance(r, Rollout) and r.policy_version == r.newest_policy_version and not r.failure
+        if isinstance(r, Rollout)
+        and r.policy_version == r.newest_policy_version
+        and not r.failure
+        and r.producer.endswith("-go") == (language == "go")
     ]
     version = rollouts[0].policy_version
     chosen = [r for r in rollouts if r.policy_version == version]
