@@ -212,10 +212,18 @@ class Reference(Section):
     every: int = Field(default=0, ge=0)  # versions: batch k is measured from version k - k % every; 0: the reference stays the same
 
 
+PRESETS: dict[str, dict[str, Any]] = {
+    "document-000": {"loss": "clipped-ratio", "average": "tokens", "kl": "k1", "kl_in": "loss", "normalize_advantages": False},
+    "document-003": {"loss": "grpo", "average": "samples", "kl": "k3", "kl_in": "loss", "normalize_advantages": False},
+}
+"""The losses of the design documents as a whole: loss, divergence and normalisation. Document 003's advantages are `buffer.advantage: grpo`."""
+
+
 class Learner(Section):
     """Batches in, policy versions out."""
 
     name: str = "lead"  # of the run's own: all parts follow its versions. Others may join, under other names (`streamrl learner --name`)
+    preset: Literal["", "document-000", "document-003"] = ""  # a design document's loss as a whole: loss, average, kl, kl_in, normalize_advantages
     loss: Annotated[str, one_of(*LOSSES)] = "ppo"  # ppo, dapo, cispo, gspo, grpo (document 003), clipped-ratio (document 000), or MODULE:FUNCTION
     average: Literal["", "tokens", "samples", "constant"] = ""  # what a token counts in its batch; empty: as the loss's source has it
     clip_epsilon: float = Field(default=0.2, gt=0)  # the ratio may go down to 1 - clip_epsilon
@@ -239,6 +247,17 @@ class Learner(Section):
     on_divergence: Literal["announce", "stop"] = "announce"  # a version computed again that differs: a new lineage of it, or the run ends
     seed: int = 0  # of the learner's random key
     probe_tokens: int = Field(default=64, ge=8)  # announced with each version, with their logprobs; servers are checked against them
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, data: Any) -> Any:
+        """The settings of the preset, where one is named."""
+        if not (isinstance(data, dict) and (preset := PRESETS.get(str(data.get("preset", ""))))):
+            return data
+        for name, value in preset.items():
+            if data.get(name, value) != value:
+                raise ValueError(f"{name} {data[name]} is not that of preset {data['preset']} ({value}); leave one of them out")
+        return {**data, **preset}
 
     @property
     def refers(self) -> bool:

@@ -331,6 +331,7 @@ class Server(Record, frozen=True, kw_only=True):
     max_model_len: int = 0  # tokens
     mismatch_max_abs: float = 0.0  # of the last probe
     mismatch_tokens: int = 0  # compared by the last probe
+    doubted: bool = False  # in state `error` because of its probe: asked only where no other server of the pool is ready
 
 
 # ---- the books ------------------------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def whole() -> dict[str, Record]:
         "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}),
         "policy-version": structs.replace(short["policy-version"], vocab_size=18, skipped=True, lineage=1, replaces="cd"),
         "server": structs.replace(
-            short["server"], pool="judges", model="judge", error="no copy", in_flight=3, mismatch_max_abs=0.5, mismatch_tokens=63
+            short["server"], pool="judges", model="judge", error="no copy", in_flight=3, mismatch_max_abs=0.5, mismatch_tokens=63, doubted=True
         ),
         "fate": structs.replace(short["fate"], cause="of its group"),
         "journal-entry": structs.replace(short["journal-entry"], snapshot_offset=7, config="{}", removed=[("rollouts.copy", 0, 3)]),

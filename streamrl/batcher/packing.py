@@ -112,6 +112,23 @@ def expand(batch: Batch) -> RlExample:
     return dense
 
 
+def rollouts_of(batch: Batch) -> np.ndarray | None:
+    """The number of each position's rollout, from 1 on, 0 where padded: (row_count, max_seq_len) int32. None where no rollout has forked.
+
+    A rollout that forked has several sequences under one uid, in rows of their own perhaps.
+    """
+    numbers = {uid: number for number, uid in enumerate(dict.fromkeys(batch.uids), 1)}
+    if len(numbers) == len(batch.uids):
+        return None
+    found = np.zeros((batch.row_count, batch.max_seq_len), np.int32)
+    free = [0] * batch.row_count
+    sizes = batch.prompt_lengths[batch.groups] + batch.lengths
+    for uid, row, size in zip(batch.uids, batch.rows.tolist(), sizes.tolist(), strict=True):
+        found[row, free[row] : free[row] + size] = numbers[uid]
+        free[row] += size
+    return found
+
+
 def predicted_at(batch: Batch) -> np.ndarray:
     """Where the dense arrays, flattened, speak of each token of `tokens`: (sum of lengths,) int64; -1 of a first token, which has no predictor."""
     free = [row * batch.max_seq_len for row in range(batch.row_count)]  # the next cell of each row

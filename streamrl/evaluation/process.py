@@ -113,7 +113,9 @@ def _hear(reader: Reader, announced: dict[int, PolicyVersion], learner: str) -> 
     for message in reader.poll(512, 0):
         record = to_event(message, ("policy-version",)).record
         if isinstance(record, PolicyVersion) and record.learner == learner:
-            announced[record.version] = record
+            known = announced.get(record.version)
+            if known is None or record.lineage >= known.lineage:
+                announced[record.version] = record
 
 
 def _done(run: RunFile, log: Log) -> dict[int, None]:

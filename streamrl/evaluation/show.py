@@ -14,7 +14,7 @@ from streamrl.errors import ConfigError
 from streamrl.evaluation.examiner import Examiner, Stopped, posed, recorded
 from streamrl.inference.host import Host
 from streamrl.inference.server import check
-from streamrl.learner.reading import versions
+from streamrl.learner.reading import newest_lineages, versions
 from streamrl.metrics import Meter
 from streamrl.orchestrator.display import quoted
 from streamrl.records import Evaluation, PolicyVersion
@@ -52,7 +52,7 @@ def with_evaluations(run: RunFile, names: Sequence[str]) -> RunFile:
 
 def choose(run: RunFile, log: Log, asked: Iterable[int], everything: bool) -> list[PolicyVersion]:
     """The versions asked for, else the newest, or all whose weights are kept. Raises ConfigError for one that is not announced, or is deleted."""
-    announced = {record.version: record for record in versions(log, run.learner.name)}
+    announced = newest_lineages(versions(log, run.learner.name))
     kept = [version for version in Store(f"{run.store}/{run.learner.name}").versions() if version in announced]
     if not kept:
         raise ConfigError(f"run {run.run} has no policy version whose weights are kept; has its learner ever run?")

@@ -31,7 +31,8 @@ CONSUMES = ("policy-versions",)
 PRODUCES = ("servers", "metrics")
 
 POLL_S = 0.05
-RETRY_S = 5.0  # after a bad copy, unless a newer version comes first
+RETRY_S = 5.0  # after a bad copy or a probe that failed, unless a newer version comes first; it doubles
+MAX_RETRY_S = 60.0
 UNRESPONSIVE_S = 30.0  # a vLLM that is alive and silent for so long is ended
 LEAVE_S = 10.0  # for a pull or swap that is under way when the agent leaves
 
@@ -52,7 +53,7 @@ class Announcements:
         first = self._reader.poll(1, timeout_s)  # at once: a reader that may take more waits for more
         for message in (*first, *(self._reader.poll(512, 0.0) if first else ())):
             match to_event(message, ("policy-version",)).record:
-                case PolicyVersion(learner=self._learner) as heard if self._newest is None or heard.version > self._newest.version:
+                case PolicyVersion(learner=self._learner) as heard if self._newest is None or order_of(heard) > order_of(self._newest):
                     self._newest = heard
                 case _:
                     pass  # another learner's, announced before, or not a version at all
@@ -60,6 +61,11 @@ class Announcements:
 
     def close(self) -> None:
         self._reader.close()
+
+
+def order_of(announced: PolicyVersion) -> tuple[int, int]:
+    """Of two announcements the larger one is valid: that of the newer version, or of the newer lineage of one version."""
+    return announced.version, announced.lineage
 
 
 class Entry:
@@ -110,7 +116,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: st
         serve(run, announced, host, worker, entry, meter, stop)
         entry.remove()
     except StreamrlError as error:
-        entry.update(state="error", error=str(error))
+        entry.update(state="error", error=str(error), doubted=False)
         raise
     finally:
         stop.set()  # a start under way ends now
@@ -125,12 +131,13 @@ def serve(run: RunFile, announced: Announcements, host: Host, worker: ThreadPool
     """The loop: hear of a version, have it served, say so; beat."""
     job: Future[Served] | None = None
     wanted: PolicyVersion | None = None
-    retry_s, answered_s = 0.0, time.monotonic()
+    retry_s, answered_s, failures = 0.0, time.monotonic(), 0
     logger.info("waiting for policy versions of learner %r", run.learner.name)
     while not stop.is_set():
         newest = announced.newest(POLL_S)
         if job is not None and job.done() and not stop.is_set():
-            retry_s = time.monotonic() + RETRY_S if not settle(job, host, entry, meter, run.inference.probe_tolerance) else float("inf")
+            failures = 0 if settle(job, host, entry, meter, run.inference.probe_tolerance) else failures + 1
+            retry_s = time.monotonic() + min(RETRY_S * 2 ** (failures - 1), MAX_RETRY_S) if failures else float("inf")
             job = None
         if job is None and newest is not None and (newest is not wanted or time.monotonic() >= retry_s):
             wanted, job = newest, worker.submit(host.serve, newest)
@@ -143,7 +150,9 @@ def serve(run: RunFile, announced: Announcements, host: Host, worker: ThreadPool
 
 
 def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, tolerance: float) -> bool:
-    """Publish what became of a version; False when its copy was bad and the server stays where it is."""
+    """Publish what became of a version. Returns False when it is to be tried again: its copy was bad, and the server stays where it is, or its probe
+    failed.
+    """
     try:
         served = job.result()
     except WeightError as error:
@@ -153,13 +162,14 @@ def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, toleranc
     distance, tokens = served.mismatch
     wrong = objection(served, tolerance)
     state = "error" if wrong else "ready"
-    entry.update(url=host.url, state=state, error=wrong, version=served.version, mismatch_max_abs=distance, mismatch_tokens=tokens)
+    probed = {"mismatch_max_abs": distance, "mismatch_tokens": tokens, "doubted": bool(wrong)}
+    entry.update(url=host.url, state=state, error=wrong, version=served.version, **probed)
     meter.publish(served.metrics(), step=served.version)
     if wrong:
-        logger.error("%s", wrong)
+        logger.error("%s; it is loaded and probed again, and asked meanwhile only if no other server is ready", wrong)
     else:
         logger.info("version %d is served; off by %.2g over %d tokens", served.version, distance, tokens)
-    return True
+    return not wrong
 
 
 def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:

@@ -6,18 +6,26 @@ server has the conversation so far in its prefix cache, which is worth waiting b
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 
 from streamrl.records import Server
+
+logger = logging.getLogger(__name__)
 
 SILENT_S = 10.0  # a server that has not been heard of for so long is not asked
 NEWS = 0.2  # what one report changes of what is thought others have there: who believes each at once runs with all others after the same server
 
 
 def live(servers: Mapping[str, Server], pool: str, time_s: float, avoid: Collection[str] = ()) -> list[Server]:
-    """The ready servers of `pool` that were heard of within SILENT_S of `time_s`, without those to `avoid`."""
-    return [s for s in servers.values() if s.state == "ready" and s.pool == pool and time_s - s.heartbeat_s <= SILENT_S and s.server_id not in avoid]
+    """The ready servers of `pool` that were heard of within SILENT_S of `time_s`, without those to `avoid`.
+
+    Where there is none, those whose probe failed: a tolerance that all servers miss by a little must not stop the run, and corrections
+    (docs/losses.md) weigh what they sample.
+    """
+    there = [s for s in servers.values() if s.pool == pool and time_s - s.heartbeat_s <= SILENT_S and s.server_id not in avoid]
+    return [s for s in there if s.state == "ready"] or [s for s in there if s.state == "error" and s.doubted]
 
 
 def choose(
@@ -45,6 +53,7 @@ class Registry:
         self._others: dict[str, float] = {}  # sequences of other clients, by server: a mean over its reports, the last ones counting most
         self._asked: dict[str, int] = {}  # number of the last request to each
         self._requests = 0
+        self._doubted = False  # only servers whose probe failed are left
         self._suspects: set[str] = set()  # asked in vain since their last sign of life
 
     def heard(self, server_id: str, server: Server | None) -> None:
@@ -62,8 +71,19 @@ class Registry:
     def choose(self, time_s: float, sequences: int = 1, avoid: Collection[str] = (), last: str = "") -> Server | None:
         """Where to send so many, as the rule has it; to no suspect. Reports are a heartbeat old: what is less than half of what is sent is noise."""
         among = live(self.servers, self.pool, time_s, {*avoid, *self._suspects})
+        self._note(among)
         load = {s.server_id: self.load(s.server_id) for s in among}
         return choose(among, load, self._asked, last, self.stick_margin, sequences / 2)
+
+    def _note(self, among: Collection[Server]) -> None:
+        """Say loudly when the only servers left are those whose probe failed, and when that is over."""
+        doubted = any(server.doubted for server in among)
+        if doubted and not self._doubted:
+            why = next(server.error for server in among if server.doubted)
+            logger.error("no server of pool %s has passed its probe; those that failed it are asked all the same: %s", self.pool, why)
+        elif self._doubted and among and not doubted:
+            logger.info("a server of pool %s has passed its probe again", self.pool)
+        self._doubted = doubted if among else self._doubted
 
     def load(self, server_id: str) -> float:
         """Sequences in flight there: from here, and by its reports from others."""

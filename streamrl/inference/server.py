@@ -126,6 +126,7 @@ def command(settings: Inference, installation: Installation, model: Path, host: 
     """The command line of the server. It is for everybody to see, so no key is in it."""
     flags = {
         "--model": str(model),
+        "--load-format": "safetensors",  # never a pickle
         "--served-model-name": MODEL,
         "--host": host,
         "--port": str(port),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,16 @@ def spread(array: np.ndarray, trainer: Trainer) -> NamedArray:
     axes = (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
     sharding = NamedSharding(trainer.device_mesh, haliax.partitioning.pspec_for_axis(axes, trainer.compute_axis_mapping))
     return hax.named(jax.make_array_from_callback(array.shape, sharding, lambda part: array[part]), axes)
+
+
+def deterministic() -> None:
+    """Have GPUs compute the same bits again; before JAX computes anything. Without it the gradient of an embedding, for one, is a race of atomics.
+
+    A version that is trained again after a crash then comes out as it was announced, on the same devices. Elsewhere than on GPUs it changes nothing.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_gpu_deterministic_ops" not in flags and "xla_gpu_exclude_nondeterministic_ops" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
 
 
 def keep_compiled(directory: Path) -> None:

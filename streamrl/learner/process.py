@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from streamrl.config import NAME, RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, together
-from streamrl.learner.mesh import keep_compiled
+from streamrl.learner.mesh import deterministic, keep_compiled
 from streamrl.learner.reading import following, newest_lineages, until, versions
 from streamrl.learner.recompute import recomputed
 from streamrl.learner.together import Place
@@ -50,6 +50,7 @@ def main(
     """
     learner = name or run.learner.name
     own = settings_of(run, learner, at, overrides)
+    deterministic()
     keep_compiled(run.directory / "compiled")  # before anything is compiled: JAX asks once
     if place is not None:
         together.join(place)

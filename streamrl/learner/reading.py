@@ -97,7 +97,9 @@ def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
 
 
 def announcement(log: Log, learner: str, version: int, stop: threading.Event) -> PolicyVersion | None:
-    """That of a version, waited for; None when `stop` is set before."""
+    """That of a version, in its newest lineage, waited for; None when `stop` is set before."""
+    if (known := newest_lineages(versions(log, learner)).get(version)) is not None:
+        return known
     reader = log.reader({("policy-versions", 0): log.start("policy-versions", 0)})
     try:
         while not stop.is_set():

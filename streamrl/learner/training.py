@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from levanter.trainer_state import TrainerState
 
-from streamrl.batcher.packing import RlExample, by_row, expand
+from streamrl.batcher.packing import RlExample, by_row, expand, rollouts_of
 from streamrl.config import RunFile
 from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
 from streamrl.learner.masking import masked
+from streamrl.learner.mesh import deterministic
 from streamrl.learner.reading import Taken
 from streamrl.learner.reference import Reference, fixed, reference_of, trainable_ids
 from streamrl.learner.together import first, first_then_others
@@ -105,6 +106,7 @@ def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
 
     Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
     """
+    deterministic()
     directory, updater = first_then_others(lambda: origin(run)), Updater(run.learner, run.batcher.rows)
     with updater.training():
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
@@ -165,7 +167,7 @@ class Training:
             logger.warning("nothing is trained on batch %d: %s", batch.number, error)
             measured = {"skipped": 1.0}
         else:
-            self.state, measured = self.updater.step(self.state, self.reference and self.reference.model, example)
+            self.state, measured = self.updater.step(self.state, self.reference and self.reference.model, example, rollouts_of(batch))
             measured["masked_sequences"] = float(masks)
         self.skipped = bool(measured["skipped"])
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped else 0

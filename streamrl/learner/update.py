@@ -24,7 +24,7 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.batcher.packing import RlExample, blank
 from streamrl.config import Learner
-from streamrl.learner.averages import AVERAGES
+from streamrl.learner.averages import AVERAGES, numbers_of
 from streamrl.learner.losses import AVERAGE_OF
 from streamrl.learner.mesh import spread, trainer_config
 from streamrl.learner.model import predict
@@ -144,8 +144,12 @@ class Updater:
     def initial_state(self, model: Any) -> TrainerState[Any]:
         return self._trainer.initial_state(jax.random.PRNGKey(self.config.seed), model=model)
 
-    def step(self, state: TrainerState[Any], reference: Any, example: RlExample) -> tuple[TrainerState[Any], dict[str, float]]:
+    def step(
+        self, state: TrainerState[Any], reference: Any, example: RlExample, rollouts: np.ndarray | None = None
+    ) -> tuple[TrainerState[Any], dict[str, float]]:
         """Train on one batch. `reference`: the model that the divergence is measured from; None where the example has them, or none are asked.
+
+        `rollouts`: (rows, max_seq_len) int, the number of each position's rollout, where some rollouts are several segments.
 
         Returns the state and what was measured. A step whose loss or gradient is not finite changes nothing and is measured as `skipped` 1; numbers
         that are not finite are left out.
@@ -154,10 +158,11 @@ class Updater:
         layout = self._layout(len(example.input_ids))
         if self.config.refers and reference is not None:
             example = example._replace(reference_logprobs=self.scores(reference, example))
+        weights = self._average(example.loss_mask, numbers_of(example.segment_ids) if rollouts is None else rollouts)
+        weights = arranged(example._replace(advantages=weights), layout.order).advantages
         example = arranged(example, layout.order)
         if self.config.normalize_advantages:
             example = normalized(example)
-        weights = self._average(example.loss_mask, example.segment_ids)
         info = layout.trainer.train_step(state, tuple(spread(array, layout.trainer) for array in (*example, weights)))
         measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
         noted: GradientNorm = cast(Any, info.state.opt_state)[0]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from streamrl.learner.reading import newest_lineages
 from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, ScoredGroup
 from streamrl.replay.progress import Report, silent
 from streamrl.stream.codec import to_event
@@ -69,6 +70,8 @@ class Audit:
     batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
     made: dict[int, int] = field(default_factory=dict[int, int])  # version -> batch it was trained on
     made_by: dict[int, Counter[int]] = field(default_factory=dict[int, Counter[int]])  # batch -> version of the oldest token -> rollouts
+    lineages: int = 0  # announcements of versions that were computed again with another result
+    skipped: int = 0  # versions whose batch nothing was trained on
     lost: int = 0  # no fate, and nobody has it
     twice: int = 0  # more than one fate
     astray: int = 0  # fates that point at no record
@@ -157,6 +160,9 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
             result.batches[event.record.number] = len(set(event.record.uids))
         elif isinstance(event.record, BatchPart):
             result.batches.setdefault(event.record.number, 0)
+    valid = newest_lineages(r for r in versions if isinstance(r, PolicyVersion) and r.learner == learner)
+    result.lineages = sum(r.lineage for r in valid.values())
+    result.skipped = sum(r.skipped for r in valid.values())
     result.made = {version: batch for version, batch in announced.items() if batch in result.batches}  # a fork has inherited others
     for where, ledger in ledgers.items():
         close(result, log, where, ledger, max(announced, default=-1))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from streamrl.config import RunFile
 from streamrl.errors import ConfigError, ExportError, WeightError
-from streamrl.learner.reading import versions
+from streamrl.learner.reading import newest_lineages, versions
 from streamrl.replay.progress import Report, shown, silent
 from streamrl.stream.log import Log
 from streamrl.weights.manifest import MANIFEST
@@ -45,7 +45,7 @@ def export_model(run: RunFile, log: Log, version: int | None, directory: Path, p
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ExportError(f"{directory} exists and is not an empty directory; give another one, or remove it")
-    announced = {record.version: record for record in versions(log, run.learner.name)}
+    announced = newest_lineages(versions(log, run.learner.name))
     newest = max(announced, default=-1)
     if newest < 0:
         raise ConfigError(f"run {run.run} has announced no version yet")

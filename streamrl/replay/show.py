@@ -37,6 +37,10 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
     batched, published = result.total("batched"), result.published
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
     console.print(f"{result.trained:,} of {batched:,} batched rollouts are trained on, in {len(result.made)} versions; age at training {ages or '-'}")
+    if result.lineages:
+        console.print(f"{result.lineages:,} times a version was computed again with another result, and announced as a new lineage")
+    if result.skipped:
+        console.print(f"{result.skipped:,} versions have the weights of the one before: nothing could be trained on their batch")
     console.print(f"wasted (expired): {result.total('expired') / max(published, 1):.1%}")
     sums = " + ".join(f"{result.total(name):,} {name}" for name in COLUMNS if result.total(name))
     console.print(f"published {published:,} = {sums or 0}: " + ("balanced" if result.balanced else "[bold red]does not balance[/]"))

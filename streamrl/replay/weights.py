@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
 
 from streamrl.config import RunFile
-from streamrl.learner.reading import announcements
+from streamrl.learner.reading import announcements, versions
 from streamrl.orchestrator.display import quoted
 from streamrl.replay.progress import Report, shown, silent
 from streamrl.stream.log import Log
@@ -28,18 +28,25 @@ class Computed(Protocol):
 @dataclass
 class Compared:
     identical: int = 0
+    earlier: int = 0  # of them: to a lineage that has been replaced since
     difference: str = ""  # the first
 
 
-def compare(announced: Mapping[int, str], computed: Iterable[Computed], progress: Report = silent) -> Compared:
-    """Ends at the first difference, and at the first version that nobody has announced yet. A version that is never reached is a difference too."""
+def compare(
+    announced: Mapping[int, str], computed: Iterable[Computed], progress: Report = silent, replaced: Mapping[int, Collection[str]] | None = None
+) -> Compared:
+    """`announced`: the newest lineage of each version; `replaced`: those before it, which a version may come out as, too.
+
+    Ends at the first difference, and at the first version that nobody has announced yet. A version that is never reached is a difference too."""
     result, last = Compared(), max(announced, default=-1)
     first = reached = -1
     for now in computed:
         then = announced.get(now.version)
         if then is None:
             break
-        if then != now.sha256:
+        if then != now.sha256 and now.sha256 in (replaced or {}).get(now.version, ()):
+            result.earlier += 1
+        elif then != now.sha256:
             result.difference = f"version {now.version}: announced as {then}, now {now.sha256}"
             return result
         first, reached = now.version if first < 0 else first, now.version
@@ -57,8 +64,12 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
     from streamrl.learner.recompute import retrained  # JAX
 
     with shown("replay weights", Console(stderr=True)) as progress:
-        result = compare(announcements(log, run.learner.name), retrained(run, log, first), progress)
-    console.print(f"learner {run.learner.name}: {result.identical:,} versions identical", highlight=False)
+        announced, replaced = announcements(log, run.learner.name), dict[int, set[str]]()
+        for record in versions(log, run.learner.name):
+            replaced.setdefault(record.version, set()).add(record.sha256)
+        result = compare(announced, retrained(run, log, first), progress, replaced)
+    again = f", {result.earlier:,} of them to a lineage that has been computed differently since" if result.earlier else ""
+    console.print(f"learner {run.learner.name}: {result.identical:,} versions identical{again}", highlight=False)
     if result.difference:
         console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"), soft_wrap=True)
         return 1

@@ -22,7 +22,7 @@ from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import origin
 from streamrl.learner.masking import masked
-from streamrl.learner.mesh import keep_compiled
+from streamrl.learner.mesh import deterministic, keep_compiled
 from streamrl.learner.reading import announcement, batches, recorded_scores
 from streamrl.learner.reference import Reference, fixed
 from streamrl.learner.update import Updater
@@ -47,6 +47,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
     identity, workers = scorer_part(worker), run.scorer.replicas
     writer, meter = log.writer(identity, "scores"), Meter(log, identity)  # the writer first: only then is all decided that it has written before
     start, scored = left(run, log)
+    deterministic()
     keep_compiled(run.directory / "compiled")
     updater = Updater(run.learner, run.batcher.rows)
     logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)

@@ -3,7 +3,7 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble, only
-from streamrl.batcher.packing import by_row, by_token, cut, expand, pack, predicted_at
+from streamrl.batcher.packing import by_row, by_token, cut, expand, pack, predicted_at, rollouts_of
 from tests.build import floats, group
 
 
@@ -94,3 +94,13 @@ def test_what_is_said_of_tokens_goes_to_rows_and_back():
     np.testing.assert_array_equal(by_row(batch, batch.policy_logprobs), expand(batch).policy_logprobs)
     with pytest.raises(ValueError, match="batch 0 has 6 tokens, not 5"):
         by_row(batch, values[:5])
+
+
+def test_the_sequences_of_a_rollout_that_forked_have_its_number():
+    """Rollout a is two sequences, in two rows; b lies behind the first one. Prompts of one token."""
+    made = assemble([group(sizes=(2, 1, 3), prompt=1)], 0, 0, row_count=2, max_seq_len=6)
+    assert made is not None and rollouts_of(made) is None
+    forked = structs.replace(made, uids=["a", "b", "a"], rows=np.array([0, 0, 1], np.int32))
+    found = rollouts_of(forked)
+    assert found is not None and found.tolist() == [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0]]
+    assert ((found > 0) == (expand(forked).segment_ids > 0)).all()

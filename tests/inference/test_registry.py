@@ -34,6 +34,24 @@ def test_only_live_servers_of_the_pool_are_asked():
     assert [s.server_id for s in live(servers, "evaluation", 100.0)] == ["elsewhere"]
 
 
+def test_servers_whose_probe_failed_are_asked_only_where_no_other_is_ready(caplog: pytest.LogCaptureFixture):
+    """All of them failing, by a little, does not stop the run; it is said once, and when it is over."""
+    registry = Registry("generation")
+    registry.heard("a", server("a", state="error", doubted=True, error="off by 0.11"))
+    registry.heard("dead", server("dead", state="error"))
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            found = registry.choose(100.0)
+            assert found is not None and found.server_id == "a"
+        registry.heard("b", server("b"))
+        found = registry.choose(100.0)
+        assert found is not None and found.server_id == "b"
+    assert [record.message for record in caplog.records] == [
+        "no server of pool generation has passed its probe; those that failed it are asked all the same: off by 0.11",
+        "a server of pool generation has passed its probe again",
+    ]
+
+
 def test_the_least_loaded_is_chosen_and_of_equals_the_one_asked_longest_ago():
     assert chosen({"a": 3, "b": 2, "c": 4}) == "b"
     assert chosen({"a": 2, "b": 2}, asked={"a": 7, "b": 5}) == "b" and chosen({"a": 2, "b": 2, "new": 2}, asked={"a": 7, "b": 5}) == "new"

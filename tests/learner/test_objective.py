@@ -14,7 +14,7 @@ import pytest
 
 from streamrl.batcher.packing import RlExample, blank
 from streamrl.config import Learner
-from streamrl.learner.averages import AVERAGES
+from streamrl.learner.averages import AVERAGES, numbers_of
 from streamrl.learner.losses import AVERAGE_OF, LOSSES
 from streamrl.learner.model import Predictions
 from streamrl.learner.objective import objective, summed_up
@@ -37,7 +37,7 @@ def predictions(table: Any, taken: RlExample) -> Predictions:
 
 
 def average(settings: Learner, taken: RlExample) -> np.ndarray:
-    return AVERAGES[settings.average or AVERAGE_OF.get(settings.loss, "tokens")](taken.loss_mask, taken.segment_ids)
+    return AVERAGES[settings.average or AVERAGE_OF.get(settings.loss, "tokens")](taken.loss_mask, numbers_of(taken.segment_ids))
 
 
 @cache
@@ -65,9 +65,24 @@ ROW = 8
 WHOLE = with_reference(example([[SEGMENTS[0], SEGMENTS[1]], [SEGMENTS[2]], [SEGMENTS[3]], []], ROW))
 
 
+@pytest.mark.parametrize("advantage", [1.0, -0.5])
+def test_the_example_of_design_document_000(advantage: float):
+    """Its seven prompt tokens and one sampled, with its logprobs: ratio exp(-0.001 + 0.002), divergence -0.001 + 0.002, one token to divide by."""
+    settings = Learner.model_validate({"preset": "document-000", "kl_coefficient": 0.1})
+    assert (settings.loss, settings.kl, settings.kl_in, settings.normalize_advantages) == ("clipped-ratio", "k1", "loss", False)
+    taken = example([[Segment([101, 2054, 2003, 1016, 1009, 1016, 1029, 1018], 7, advantage, [-0.002])]], 8)
+    assert taken.loss_mask.tolist() == [[0, 0, 0, 0, 0, 0, 1, 0]]
+    current = jnp.array([[-0.01, -0.05, -0.03, -0.02, -0.04, -0.03, -0.001, 0.0]])
+    reference = np.array([[-0.01, -0.04, -0.03, -0.02, -0.03, -0.03, -0.002, 0.0]], np.float32)
+    predicted = Predictions(current, jnp.zeros_like(current))
+    loss, _ = objective(settings).of(predicted, taken._replace(reference_logprobs=reference), jnp.asarray(average(settings, taken)))
+    assert float(loss) == pytest.approx(-np.exp(0.001) * advantage + 0.1 * 0.001, abs=1e-6)
+
+
 def test_the_gradient_of_design_document_003_by_hand():
     """Summed per sample over its own length, with k3 in it, and divided by the number of samples: equation 19 of GRPO, term by term."""
-    settings = Learner(loss="grpo", kl_coefficient=0.1)
+    settings = Learner.model_validate({"preset": "document-003", "kl_coefficient": 0.1})
+    assert (settings.loss, settings.average, settings.kl, settings.normalize_advantages) == ("grpo", "samples", "k3", False)
 
     def loss(table: Any) -> Any:
         total = 0.0

@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from streamrl.learner.reading import Taken, again, announcement, following, in_order, until
+from streamrl.learner.reading import Taken, again, announcement, announcements, following, in_order, newest_lineages, until
 from streamrl.records import Batch, PolicyVersion, Scores
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Output
@@ -121,3 +121,13 @@ def test_an_announcement_is_waited_for():
     later.join()
     stop.set()
     assert announcement(log, "lead", 5, stop) is None
+
+
+def test_of_several_lineages_of_a_version_the_newest_is_valid():
+    log, stop = a_log(), threading.Event()
+    first = PolicyVersion(learner="lead", version=4, uri="file:///x", size_bytes=1, sha256="ab")
+    again = msgspec.structs.replace(first, sha256="cd", lineage=1, replaces="ab")
+    for record in (first, again, msgspec.structs.replace(first, version=3)):
+        publish(log, Output("policy-versions", "lead", record))
+    assert announcements(log, "lead") == {4: "cd", 3: "ab"} and announcement(log, "lead", 4, stop) == again
+    assert newest_lineages([again, first]) == {4: again}  # in whatever order they are heard of

@@ -192,6 +192,8 @@ def test_versions_are_compared_one_by_one():
     assert compare(announced, computed("a", "b", "c", "d")()).difference == ""  # trained on, not announced yet
     other = compare(announced, computed("a", "x", "c")())
     assert (other.identical, other.difference) == (1, "version 1: announced as b, now x")
+    earlier = compare(announced, computed("a", "x", "c")(), replaced={1: {"b", "x"}})
+    assert (earlier.identical, earlier.earlier, earlier.difference) == (3, 1, "")
     short = compare(announced, computed("a", "b")())
     assert (short.identical, short.difference) == (2, "version 2: announced as c, but no recorded batch gives it")
     done = list[tuple[int, int]]()

@@ -1,0 +1,83 @@
+"""The agent's loop with a host that only says how its probe went."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from streamrl import config
+from streamrl.errors import WeightError
+from streamrl.inference import process
+from streamrl.inference.engine import Mismatch
+from streamrl.inference.host import Host, Served
+from streamrl.inference.process import Announcements, Entry, serve
+from streamrl.metrics import Meter
+from streamrl.records import PolicyVersion, Server
+from streamrl.stream.log import Output
+from streamrl.stream.memory import MemoryLog
+from tests.data_path import found, publish
+
+VERSION = PolicyVersion(learner="lead", version=3, uri="file:///x", size_bytes=1, sha256="ab")
+
+
+class Told:
+    """Serves as it is told: a distance of the probe, or an error. Stops the loop when nothing is left."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, answers: Sequence[float | Exception], stop: threading.Event) -> None:
+        self.answers, self.asked, self._stop = list(answers), list[PolicyVersion](), stop
+
+    def serve(self, version: PolicyVersion) -> Served:
+        self.asked.append(version)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return Served(version.version, Mismatch(answer, 7), 0.0, None, 0.0)
+
+    def alive(self) -> bool:
+        return True
+
+    def load(self) -> None:
+        if not self.answers and self.asked:
+            self._stop.set()
+
+
+def served(monkeypatch: pytest.MonkeyPatch, answers: Sequence[float | Exception], *announced: PolicyVersion) -> tuple[Told, list[Server]]:
+    monkeypatch.setattr(process, "RETRY_S", 0.0)
+    log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
+    run = config.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})
+    publish(log, *(Output("policy-versions", "lead", record) for record in announced))
+    host, entry = Told(answers, stop), Entry(log, Server(server_id="inference-0", url=""), 0.01)
+    with ThreadPoolExecutor(1) as worker:
+        serve(run, Announcements(log, "lead"), cast(Host, host), worker, entry, Meter(log, "inference-0"), stop)
+    return host, list(cast(list[Any], found(log, "servers", "server")))
+
+
+def states(heard: list[Server]) -> list[tuple[str, bool, int]]:
+    """As they follow each other."""
+    each = [(server.state, server.doubted, server.version) for server in heard]
+    return [state for state, before in zip(each, [None, *each], strict=False) if state != before]
+
+
+def test_a_server_whose_probe_fails_is_probed_again(monkeypatch: pytest.MonkeyPatch):
+    """No newer version may ever come, where all servers have failed."""
+    host, heard = served(monkeypatch, [1.0, 1.0, 0.0], VERSION)
+    assert [version.version for version in host.asked] == [3, 3, 3]
+    assert states(heard)[:2] == [("starting", False, -1), ("error", True, 3)]
+
+
+def test_a_new_lineage_of_its_version_is_served(monkeypatch: pytest.MonkeyPatch):
+    again = msgspec.structs.replace(VERSION, sha256="cd", lineage=1, replaces="ab")
+    host, _ = served(monkeypatch, [0.0], VERSION, again, msgspec.structs.replace(VERSION, version=2, lineage=2))
+    assert host.asked == [again]
+
+
+def test_after_a_bad_copy_it_stays_and_tries_again(monkeypatch: pytest.MonkeyPatch):
+    host, heard = served(monkeypatch, [WeightError("damaged"), 0.0], VERSION)
+    assert len(host.asked) == 2 and any(server.error == "damaged" and server.state == "starting" for server in heard)
