@@ -15,11 +15,20 @@ from tests import brokers
 if TYPE_CHECKING:
     from tests.secure import Secure
 
+# Most of the time of a learner in a test, and of a broker that has just started, goes into compiling what is run a few times only: neither XLA nor
+# Java optimises here. The learner of a whole run (tests/loop) is compiled as a user's is.
+QUICK_TO_COMPILE = {
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+}
+
 
 def pytest_configure() -> None:
     """Kafka's program is fetched once for the working tree, wherever a test's directory is; the user's own cluster stays out of the tests."""
     os.environ.setdefault("STREAMRL_HOME", str(Path(__file__).parents[1] / ".streamrl"))
     os.environ.pop("STREAMRL_KAFKA", None)
+    for name, options in QUICK_TO_COMPILE.items():
+        os.environ.setdefault(name, options)
     try:
         brokers.check()
     except (ValueError, brokers.NoDocker) as error:

@@ -19,7 +19,7 @@ from streamrl.config import Inference
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.inference import leash, server
 from streamrl.inference.server import Installation, Keys
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 T = TypeVar("T")
 VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
@@ -151,6 +151,7 @@ def test_a_server_that_ends_while_it_starts(tmp_path: Path, monkeypatch: pytest.
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"{__file__}.{sys.argv[1:]}", "w").close()
 if sys.argv[1:]:
     subprocess.Popen([sys.executable, __file__])
 time.sleep(60)
@@ -164,7 +165,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Si
     script.write_text(STUBBORN)
     owner = subprocess.Popen([sys.executable, "-c", OWNER, sys.executable, leash.__file__, "0.2", sys.executable, str(script), "parent"])
     family = wait_for(lambda: psutil.Process(owner.pid).children(recursive=True), lambda found: len(found) == 3)  # leash, command, its child
-    time.sleep(0.2)
+    until(lambda: len(list(tmp_path.glob("stubborn.py.*"))) == 2)
     os.kill(owner.pid, end)
     owner.wait()
     assert wait_for(lambda: [p for p in family if alive(p)], lambda left: not left) == []
@@ -189,7 +190,7 @@ def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
     assert int(subprocess.check_output([sys.executable, "-c", settle + held, *command])) == os.SCHED_OTHER
 
 
-def wait_for(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 10.0) -> T:
+def wait_for(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 30.0) -> T:
     deadline = time.monotonic() + patience(timeout_s)
     while not enough(seen := look()) and time.monotonic() < deadline:
         time.sleep(0.05)

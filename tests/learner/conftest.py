@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ CONTEXT = 32  # tokens
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    keep_compiled(tmp_path_factory.mktemp("compiled"))
+    base = tmp_path_factory.getbasetemp()
+    keep_compiled((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled")  # one of all workers
 
 
 @pytest.fixture(autouse=True)

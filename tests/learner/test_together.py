@@ -74,7 +74,7 @@ class Learner:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "STREAMRL_KAFKA": broker}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "STREAMRL_KAFKA": broker}
         command = [sys.executable, "-m", "streamrl.cli", "learner", str(path), "--coordinator", coordinator, "--processes", "2", "--process"]
         self.logs = [logs / f"process-{i}.log" for i in range(2)]
         self.processes = list[subprocess.Popen[bytes]]()

@@ -51,7 +51,7 @@ class Live:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, MARK: self.mark}
+        return {**os.environ, MARK: self.mark, "XLA_FLAGS": ""}
 
     def command(self, *arguments: str, timeout_s: float = 60.0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*STREAMRL, *arguments], capture_output=True, text=True, cwd=cwd, env=self.environment, timeout=patience(timeout_s))

@@ -39,7 +39,8 @@ SETTINGS: dict[str, Any] = {
     "weights": {"keep_versions": 100_000},
     "inference": {"max_model_len": LENGTH},
 }
-PARTS = ("buffer", "batcher", "env copy-digits", "env chain-sum", "learner", "inference")
+# Stopped together: one by one the parts are killed in test_quickstart.
+PARTS = {"those that fold": ("buffer", "batcher", "env copy-digits", "env chain-sum"), "those that compute": ("learner", "inference")}
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +91,15 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_is_stopped_is_started_again_and_the_loop_goes_on(run: Live, part: str):
-    before = run.part(part)
-    before.terminate()
-    before.wait(patience(30))
-    run.until(lambda: any_part(run, part, before.pid), f"another process of {part}", 60)
-    run.advances(3, f"after {part} was stopped", 240)
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_parts_that_are_stopped_are_started_again_and_the_loop_goes_on(run: Live, parts: tuple[str, ...]):
+    before = {part: run.part(part) for part in parts}
+    for process in before.values():
+        process.terminate()
+    for part, process in before.items():
+        process.wait(patience(30))
+        run.until(lambda part=part, old=process.pid: any_part(run, part, old), f"another process of {part}", 60)
+    run.advances(3, f"after {', '.join(parts)} were stopped", 240)
 
 
 @pytest.mark.live
