@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 from confluent_kafka import Producer
 
+from tests.waiting import patience
+
 
 @contextmanager
 def mock_cluster(topics: Sequence[str]) -> Iterator[str]:
     """Address of one broker that has these topics."""
     cluster = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "made by the mock cluster", "log_level": 0})
     for topic in topics:
-        cluster.list_topics(topic, timeout=5)  # makes it
-    (broker,) = cluster.list_topics(timeout=5).brokers.values()
+        cluster.list_topics(topic, timeout=patience(5))  # makes it
+    (broker,) = cluster.list_topics(timeout=patience(5)).brokers.values()
     yield f"{broker.host}:{broker.port}"
     del cluster
