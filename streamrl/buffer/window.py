@@ -16,7 +16,7 @@ from streamrl.buffer.freshness import FUTURE_VERSIONS, fresh, last_chance
 from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.intake import Intake, objection, unsound
 from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
-from streamrl.stream.dead_letters import reject, text_of
+from streamrl.stream.dead_letters import printable, reject, text_of
 from streamrl.stream.log import Event, Output, Positions
 
 LEFT = "its env was taken out of the run"
@@ -152,7 +152,7 @@ class Fold:
         if rollout.misaligned:
             group.lost += 1
         elif rollout.failure:
-            self.end("failed", [event], rollout.failure)
+            self.end("failed", [event], printable(rollout.failure) if rules.version else rollout.failure)
             group.lost += 1
         elif not self.fresh(env, rollout):
             self.end("expired", [event])

@@ -64,10 +64,10 @@ def cache() -> Path:
         return Path(named).absolute()
     here = Path.cwd()
     for place in (here, *here.parents):
+        if place != here and not is_ours(place):
+            break
         if (found := place / ".streamrl").is_dir() and is_ours(found):
             return found
-        if not is_ours(place):
-            break
     return here / ".streamrl"
 
 

@@ -97,6 +97,14 @@ def test_a_failed_generation_lets_its_group_close():
     assert groups(out)[0].uids == ["g0-1"]
 
 
+def test_why_a_generation_failed_is_a_line_of_bounded_length_and_in_earlier_runs_what_the_env_said():
+    said = "gone \x1b]0;owned\x07 " + "x" * 1000
+    events = [version_event(0), rollout_event(0, rollout(sample=0, failure=said)), rollout_event(1, rollout(sample=1))]
+    ((_, _, now),) = [fate for fate in fates(fold(events, replace(CONFIG, min_group_size=1, rules_version=1))) if fate[0] == "failed"]
+    assert now.startswith("gone \\x1b]0;owned\\x07 xxx") and len(now) < 400 and "\x1b" not in now
+    assert ("failed", [0], said) in fates(fold(events, replace(CONFIG, min_group_size=1, rules_version=0)))
+
+
 def test_a_group_with_too_few_left_closes_empty_so_that_its_env_gets_its_credit_back():
     out = fold([version_event(0), rollout_event(0, rollout(sample=0, failure="x")), rollout_event(1, rollout(sample=1))])
     assert fates(out) == [("failed", [0], "x"), ("filtered", [1], "group below its minimum size")]

@@ -238,6 +238,15 @@ def test_pools_scale_within_what_the_run_file_shares_the_work_by(overlay: str):
             )
 
 
+def test_what_pools_are_scaled_by_is_what_its_part_says_and_no_other():
+    """An env that publishes the batcher's metrics, or servers', would scale GPUs to the limit."""
+    scraped = yaml.safe_load((KUBERNETES.parent / "prometheus" / "prometheus-kubernetes.yml").read_text())["scrape_configs"]
+    assert not any(job.get("honor_labels") for job in scraped)
+    for name, manifest in of("production", "ScaledObject").items():
+        asked = dict(re.findall(r'(\w+)=~?"([^"]*)"', manifest["spec"]["triggers"][0]["metadata"]["query"]))
+        assert asked["run"] == "demo" and asked["part"] == ("inference-.*" if name == "inference" else "batcher")
+
+
 def test_what_is_scaled_by_is_a_metric_with_these_labels():
     known = {measure.prometheus: {"run", "part", *measure.labels} for measure in MEASURES}
     for manifest in of("production", "ScaledObject").values():
