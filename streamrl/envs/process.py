@@ -32,7 +32,8 @@ from streamrl.metrics import Meter
 from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.journal import newest
-from streamrl.stream.log import Log, Message, Output, TopicPartition, Undecodable, Writer, read
+from streamrl.stream.log import Log, Message, Output, TopicPartition, Undecodable, read
+from streamrl.stream.retrying import RetryingWriter
 from streamrl.stream.watched import ready
 from streamrl.stream.worker import starts
 
@@ -81,6 +82,7 @@ class Replica:
     kept: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
     kept_in_a_row: int = 0
     version: int = 0  # newest that a server had
+    began: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])  # where its inputs ended when this life began
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
     failed_in_a_row: int = 0  # groups
@@ -93,7 +95,7 @@ class Replica:
                     self.credit.demand = demand
                 case Server() as server:
                     self.version = max(self.version, server.version)
-                    self.client.heard(event.key, server)
+                    self.client.heard(event.key, server, old=event.offset < self.began.get((event.topic, event.partition), 0))
                 case Visit(environment=self.name) as visit if self.visits:
                     self.visits.hear(visit)
                 case None if event.topic == "servers":
@@ -190,11 +192,13 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
     made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax)
     rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
-    writer = log.writer(f"env-{producer}", f"journal.env-{producer}")  # first: it fences an earlier instance; only now its progress is final
+    # First: it fences an earlier instance, so that its progress is final. What it has sampled it keeps through a broker's absence.
+    writer = RetryingWriter(log, f"env-{producer}", f"journal.env-{producer}", stop=stop)
     replicas, guess_tokens = max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens)
     progress = resumed(producer, replica, replicas, list(progresses(log, env)))
     credit = Credit(producer, replicas, guess_tokens)
-    client = Client(settings.pool, api_key=reveal(run.inference.api_key, "inference.api_key"), stick_margin=run.inference.stick_margin)
+    key, inference = reveal(run.inference.api_key, "inference.api_key"), run.inference
+    client = Client(settings.pool, api_key=key, stick_margin=inference.stick_margin, heartbeat_s=inference.heartbeat_s)
     credit.launched = progress.published_groups + len(progress.open_problems)
     visits, counter = filtered(env, settings, made), Counter(progress, replicas)
     me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, visits=visits, kept=kept(run, env))
@@ -231,11 +235,12 @@ def filtered(name: str, settings: config.Env, env: Env | Leads) -> Visits | None
     return Visits(settings.pass_rate, name, place)
 
 
-async def produce(me: Replica, log: Log, writer: Writer, stop: threading.Event) -> None:
+async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading.Event) -> None:
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
     positions = starts(log, [topic for topic in CONSUMES if topic != "visits"])
     if me.visits:
         positions |= recall(me, log)
+    me.began = log.ends(positions)
     reader = log.reader(positions)
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     me.go_on()
@@ -272,7 +277,7 @@ def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
     return ends
 
 
-async def publish(me: Replica, writer: Writer) -> list[Group]:
+async def publish(me: Replica, writer: RetryingWriter) -> list[Group]:
     """Commit the groups that have come in; which they are."""
     if groups := me.finished():
         me.learn(groups, time.monotonic())

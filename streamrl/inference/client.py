@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.05  # how often the registry is looked at while there is no server
 REPORT_S = 10.0
+UNUSABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)  # what reading an answer of another shape raises
 CONTEXT = "maximum context length"  # in what a server says to a prompt that is too long
 
 
@@ -82,13 +85,22 @@ class Sampled(NamedTuple):
 class Client:
     """A live view of the `servers` topic, and sampling over it. `heard` and `sample` belong to one event loop's thread."""
 
-    def __init__(self, pool: str = GENERATION, clock: Callable[[], float] = time.time, api_key: str = "", stick_margin: float = 0) -> None:
-        self.registry, self._clock, self._api_key = Registry(pool, stick_margin), clock, api_key
+    def __init__(
+        self,
+        pool: str = GENERATION,
+        clock: Callable[[], float] = time.monotonic,
+        api_key: str = "",
+        stick_margin: float = 0,
+        heartbeat_s: float = 1.0,  # between two records of a server
+    ) -> None:
+        self.registry, self._clock, self._api_key = Registry(pool, stick_margin, heartbeat_s), clock, api_key
         self._connections: dict[str, openai.AsyncOpenAI] = {}  # by URL
+        self._closing: set[asyncio.Task[None]] = set()
+        self._asking: Counter[str] = Counter()  # requests in flight, by URL
 
-    def heard(self, server_id: str, server: Server | None) -> None:
-        """Take in a record of the `servers` topic; None: it is gone."""
-        self.registry.heard(server_id, server)
+    def heard(self, server_id: str, server: Server | None, old: bool = False) -> None:
+        """Take in a record of the `servers` topic; None: it is gone. `old`: it was there before this process was."""
+        self.registry.heard(server_id, server, self._clock(), old)
 
     def servers(self) -> Mapping[str, Server]:
         """As they were last heard of, of all pools."""
@@ -155,6 +167,7 @@ class Client:
     async def _ask(self, server: Server, prompt: dict[str, Any], n: int, env: Env, history: Sequence[int]) -> list[Sampled]:
         started = time.monotonic()
         self.registry.begin(server.server_id, n)
+        self._asking[server.url] += 1
         try:
             async with asyncio.timeout(env.timeout_s):
                 tokens, kept = await self._render(server, prompt, env, history)
@@ -170,11 +183,16 @@ class Client:
             raise kind(f"{server.server_id} refuses the request: {reason}") from None
         except openai.OpenAIError as error:
             raise ServerFailed(_reason(error)) from None
+        except UNUSABLE as error:  # a proxy's answer, or a server's of another version
+            raise ServerFailed(f"an answer that cannot be used ({type(error).__name__}: {error})") from None
         finally:
             self.registry.end(server.server_id, n)
+            self._asking[server.url] -= 1
         try:
+            if len(answer["choices"]) != n:
+                raise ValueError(f"{len(answer['choices'])} choices, where {n} were asked for")
             return [_sampled(server, tokens, kept, choice, env, time.monotonic() - started) for choice in answer["choices"]]
-        except (KeyError, TypeError, ValueError) as error:
+        except UNUSABLE as error:
             raise ServerFailed(f"an answer that cannot be used ({type(error).__name__}: {error})") from None
 
     async def _render(self, server: Server, prompt: dict[str, Any], env: Env, history: Sequence[int]) -> tuple[list[int], int]:
@@ -218,13 +236,25 @@ class Client:
 
     def _connection(self, url: str) -> openai.AsyncOpenAI:
         if url not in self._connections:
+            self._forget()
             key = self._api_key or "none"  # the library wants one
             self._connections[url] = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=None)
         return self._connections[url]
 
+    def _forget(self) -> None:
+        """Close what led to servers that are gone: one that starts again has another port."""
+        known = {server.url for server in self.servers().values()}
+        for url in [url for url in self._connections if url not in known and not self._asking[url]]:
+            closing = asyncio.create_task(self._connections.pop(url).close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            del self._asking[url]
+
     def _describe(self) -> str:
-        now, known = self._clock(), (s for s in self.servers().values() if s.pool == self.registry.pool)
-        return "; ".join(f"{s.server_id} {s.state} {s.error}".strip() + f", heard of {now - s.heartbeat_s:.0f} s ago" for s in known)
+        now, known = self._clock(), [s for s in self.servers().values() if s.pool == self.registry.pool]
+        ages = {s.server_id: self.registry.age(s.server_id, now) for s in known}
+        said = {name: f"heard of {age:.0f} s ago" if age < math.inf else "not heard of since this process began" for name, age in ages.items()}
+        return "; ".join(f"{s.server_id} {s.state} {s.error}".strip() + f", {said[s.server_id]}" for s in known)
 
 
 def _sampled(server: Server, prompt: list[int], kept: int, choice: dict[str, Any], env: Env, latency_s: float) -> Sampled:

@@ -7,24 +7,34 @@ server has the conversation so far in its prefix cache, which is worth waiting b
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from streamrl.records import Server
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 10.0  # a server that has not been heard of for so long is not asked
+SILENT_S = 10.0  # a server that has not been heard of for so long is not asked; never less than SILENT_BEATS heartbeats
+SILENT_BEATS = 3
 NEWS = 0.2  # what one report changes of what is thought others have there: who believes each at once runs with all others after the same server
 
 
-def live(servers: Mapping[str, Server], pool: str, time_s: float, avoid: Collection[str] = ()) -> list[Server]:
-    """The ready servers of `pool` that were heard of within SILENT_S of `time_s`, without those to `avoid`.
+class Heard(NamedTuple):
+    """A server as it was last heard of, and when that was by the clock of this process: clocks of other machines decide nothing."""
+
+    server: Server
+    time_s: float
+
+
+def live(heard: Collection[Heard], pool: str, time_s: float, avoid: Collection[str] = (), silent_s: float = SILENT_S) -> list[Server]:
+    """The ready servers of `pool` that were heard of within `silent_s` of `time_s`, without those to `avoid`.
 
     Where there is none, those whose probe failed: a tolerance that all servers miss by a little must not stop the run, and corrections
     (docs/losses.md) weigh what they sample.
     """
-    there = [s for s in servers.values() if s.pool == pool and time_s - s.heartbeat_s <= SILENT_S and s.server_id not in avoid]
+    there = [s for s, at in heard if s.pool == pool and time_s - at <= silent_s and s.server_id not in avoid]
     return [s for s in there if s.state == "ready"] or [s for s in there if s.state == "error" and s.doubted]
 
 
@@ -46,9 +56,11 @@ def choose(
 class Registry:
     """The servers as last heard of, and what this client has in flight on them."""
 
-    def __init__(self, pool: str, stick_margin: float = 0) -> None:
+    def __init__(self, pool: str, stick_margin: float = 0, heartbeat_s: float = 1.0) -> None:
         self.pool, self.stick_margin = pool, stick_margin
+        self.silent_s = max(SILENT_S, SILENT_BEATS * heartbeat_s)
         self.servers: dict[str, Server] = {}
+        self._heard_s: dict[str, float] = {}  # when each was last heard of, here
         self._own: Counter[str] = Counter()  # sequences in flight, by server
         self._others: dict[str, float] = {}  # sequences of other clients, by server: a mean over its reports, the last ones counting most
         self._asked: dict[str, int] = {}  # number of the last request to each
@@ -56,9 +68,13 @@ class Registry:
         self._doubted = False  # only servers whose probe failed are left
         self._suspects: set[str] = set()  # asked in vain since their last sign of life
 
-    def heard(self, server_id: str, server: Server | None) -> None:
-        """Take in a record of the `servers` topic; None: it is gone."""
+    def heard(self, server_id: str, server: Server | None, time_s: float, old: bool = False) -> None:
+        """Take in a record of the `servers` topic, at `time_s`; None: it is gone.
+
+        `old`: it was there before this process was, and says nothing of now. Its server is asked once it is heard of again.
+        """
         self._suspects.discard(server_id)
+        self._heard_s.pop(server_id, None)
         if server is None:
             self.servers.pop(server_id, None)
             self._others.pop(server_id, None)
@@ -67,10 +83,17 @@ class Registry:
         before = self._others.get(server_id, others)
         self._others[server_id] = before + NEWS * (others - before)
         self.servers[server_id] = server
+        if not old:
+            self._heard_s[server_id] = time_s
+
+    def age(self, server_id: str, time_s: float) -> float:
+        """Seconds since it was heard of; infinite where it has not been since this process began."""
+        return time_s - self._heard_s.get(server_id, -math.inf)
 
     def choose(self, time_s: float, sequences: int = 1, avoid: Collection[str] = (), last: str = "") -> Server | None:
         """Where to send so many, as the rule has it; to no suspect. Reports are a heartbeat old: what is less than half of what is sent is noise."""
-        among = live(self.servers, self.pool, time_s, {*avoid, *self._suspects})
+        heard = [Heard(self.servers[name], at) for name, at in self._heard_s.items()]
+        among = live(heard, self.pool, time_s, {*avoid, *self._suspects}, self.silent_s)
         self._note(among)
         load = {s.server_id: self.load(s.server_id) for s in among}
         return choose(among, load, self._asked, last, self.stick_margin, sequences / 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
@@ -15,11 +15,11 @@ from streamrl.config import Env, RunFile
 from streamrl.envs import process
 from streamrl.envs.base import Problem
 from streamrl.envs.copy_digits import CopyDigits
-from streamrl.errors import ConfigError, TopicMissing
+from streamrl.errors import ConfigError, TopicMissing, TransactionFailed
 from streamrl.inference.client import Sampled, SamplingFailed
 from streamrl.records import Demand, EnvProgress, Rollout, Server, VersionSpan
 from streamrl.stream.codec import to_event
-from streamrl.stream.log import Output, read
+from streamrl.stream.log import Message, Output, read
 from streamrl.stream.memory import MemoryLog, MemoryWriter
 from tests import life
 from tests.build import floats, tokens
@@ -37,9 +37,9 @@ class FakeClient:
     fails = ""
     in_flight = most = 0
 
-    def __init__(self, pool: str, api_key: str = "", stick_margin: float = 0) -> None: ...
+    def __init__(self, pool: str, api_key: str = "", stick_margin: float = 0, heartbeat_s: float = 1.0) -> None: ...
 
-    def heard(self, server_id: str, server: object) -> None: ...
+    def heard(self, server_id: str, server: object, old: bool = False) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -309,3 +309,48 @@ def test_an_open_problem_that_is_kept_since_is_let_go():
 def held_texts() -> set[str]:
     """The first seven different problems that the seed gives."""
     return set(list(dict.fromkeys(CopyDigits(0, 1).problem(i).messages[0]["content"] for i in range(100)))[:7])
+
+
+class Absent(MemoryLog):
+    """A broker that is away for a while: the next commits fail, "lost" before or "unanswered" after they are in the log."""
+
+    def __init__(self, topics: dict[str, int], *fails: str) -> None:
+        super().__init__(topics)
+        self.fails, self.opened = list(fails), 0
+
+    def writer(self, identity: str, memory: str = "") -> MemoryWriter:
+        self.opened += identity.startswith("env-")
+        made = super().writer(identity, memory)
+        return AbsentWriter(self, made) if identity.startswith("env-") else made
+
+
+class AbsentWriter(MemoryWriter):
+    def __init__(self, log: Absent, made: MemoryWriter) -> None:
+        super().__init__(log, made._identity, made._epoch)
+        self._absent = log
+
+    def commit(self, messages: Sequence[Message]) -> int:
+        how = self._absent.fails.pop(0) if self._absent.fails else ""
+        offset = super().commit(messages) if how != "lost" else -1
+        if how:
+            raise TransactionFailed(f"the broker is away ({how})")
+        return offset
+
+
+@pytest.mark.parametrize("fails", [("lost", "lost", "lost"), ("unanswered",), ("lost", "unanswered")])
+def test_what_was_sampled_outlives_the_absence_of_the_broker(fails: tuple[str, ...]):
+    """No life ends, nothing in flight is asked for again, and every rollout is there once."""
+    asked: list[int] = []
+
+    class Counting(FakeClient):
+        async def sample(self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), *more: object) -> list[Sampled]:
+            asked.append(n)
+            return await super().sample(messages, n, env, tools, *more)
+
+    log = Absent(dict.fromkeys(("demand", "servers", "rollouts.copy-digits", "metrics", "journal.env-copy-digits-0"), 1), *fails)
+    wants(log, 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "Client", Counting)
+        live(log, run_file(max_tokens=3), no_more_than(log, 5))
+    uids = [rollout.rollout_uid for rollout in published(log)]
+    assert len(uids) == len(set(uids)) == len(asked) * GROUP and not log.fails and log.opened == 1 + len(fails)

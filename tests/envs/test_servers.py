@@ -19,20 +19,19 @@ from tests.inference.stub import Stub
 from tests.waiting import patience
 
 GROUP = 2  # rollouts
-LATER_S = 600.0  # their last sign of life lies so far ahead: nobody is silent for as long as a test takes
+BEAT_S = 200.0  # so nobody is silent for as long as a test takes
 
 
 def run_file(**env: object) -> RunFile:
     settings = {"pool": "generation", "max_tokens": 3, "max_groups_in_flight": 6, **env}
-    pools = {"replicas": 0, "pools": {"evaluation": 0}}
+    pools = {"replicas": 0, "heartbeat_s": BEAT_S, "pools": {"evaluation": 0}}
     return config.parse({"run": "r", "envs": {"copy-digits": settings}, "buffer": {"group_size": GROUP}, "inference": pools})
 
 
-def log_with(*servers: Server) -> MemoryLog:
-    """A log in which these servers are registered, and more is wanted than anybody makes."""
+def log_without() -> MemoryLog:
+    """A log in which no server is registered, and more is wanted than anybody makes."""
     log = MemoryLog(dict.fromkeys(("demand", "servers", "rollouts.copy-digits", "metrics", "journal.env-copy-digits-0"), 1))
     publish(log, Output("demand", "copy-digits", Demand(environment="copy-digits", wanted_tokens=10**9, held_tokens=0, closed_groups={})))
-    tell(log, *servers)
     return log
 
 
@@ -41,7 +40,7 @@ def tell(log: MemoryLog, *servers: Server) -> None:
 
 
 def entry(stub: Stub, pool: str = "generation") -> Server:
-    return stub.record(pool=pool, heartbeat_s=time.time() + LATER_S)
+    return stub.record(pool=pool)
 
 
 def published(log: MemoryLog) -> list[Rollout]:
@@ -61,7 +60,7 @@ class Running:
     """The env in a thread, until the block is left."""
 
     def __init__(self, run: RunFile, log: MemoryLog) -> None:
-        self._stop, self._errors = threading.Event(), list[BaseException]()
+        self._stop, self._errors, self._log = threading.Event(), list[BaseException](), log
         self._thread = threading.Thread(target=self._main, args=(run, log))
 
     def _main(self, run: RunFile, log: MemoryLog) -> None:
@@ -78,6 +77,11 @@ class Running:
         self._stop.set()
         self._thread.join(patience(60))
         assert not self._thread.is_alive() and self._errors == []
+
+    def join(self, *servers: Server) -> None:
+        """They are heard of once the env looks: what was there before it says nothing of now."""
+        self.until(lambda: self._log.end("metrics", 0) > 0)
+        tell(self._log, *servers)
 
     def until(self, true: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + patience(timeout_s)
@@ -97,8 +101,9 @@ def test_requests_of_an_env_go_to_its_pool_only():
     with Stub("generation-server") as mine, Stub("evaluation-server") as other:
         for pool, asked, spared in (("generation", mine, other), ("evaluation", other, mine)):
             mine.asked, other.asked = [], []
-            log = log_with(entry(mine), entry(other, "evaluation"))
+            log = log_without()
             with Running(run_file(pool=pool), log) as env:
+                env.join(entry(mine), entry(other, "evaluation"))
                 env.until(lambda log=log: len(groups(log)) >= 10)
             assert servers_of(published(log)) == {asked.name} and not spared.asked
             whole(published(log))
@@ -106,9 +111,9 @@ def test_requests_of_an_env_go_to_its_pool_only():
 
 def test_servers_join_and_leave_a_run_that_goes_on():
     with Stub("a") as a, Stub("b") as b:
-        log = log_with()
+        log = log_without()
         with Running(run_file(), log) as env:
-            tell(log, entry(a))  # it registers itself; nobody is told to start or to go on
+            env.join(entry(a))  # it registers itself; nobody is told to start or to go on
             env.until(lambda: len(groups(log)) >= 5)
             assert servers_of(published(log)) == {"a"}
             tell(log, entry(b))
@@ -120,8 +125,9 @@ def test_servers_join_and_leave_a_run_that_goes_on():
 
 def test_one_of_three_is_killed_in_mid_request_and_the_others_do_its_work():
     with Stub("a", "held") as a, Stub("b") as b, Stub("c") as c:
-        log = log_with(*(entry(stub) for stub in (a, b, c)))
+        log = log_without()
         with Running(run_file(), log) as env:
+            env.join(*(entry(stub) for stub in (a, b, c)))
             env.until(lambda: len(a.asked) >= 2 and len(groups(log)) >= 10)  # it has requests, and the others go on meanwhile
             held = {f"copy-digits-{p}" for p in range(max(int(r.problem_id) for r in published(log)))} - groups(log)
             a.kill()

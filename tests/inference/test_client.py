@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -109,7 +108,7 @@ def test_another_server_is_tried(mode: str):
 def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life():
     async def scenario(client: Client) -> list[str]:
         served = [(await client.sample(QUESTION, 1, ENV))[0].server_id for _ in range(2)]
-        client.heard("a", server("a", url=client.servers()["b"].url, heartbeat_s=time.time()))  # back, on another port
+        client.heard("a", server("a", url=client.servers()["b"].url))  # back, on another port
         return [*served, (await client.sample(QUESTION, 1, ENV))[0].server_id]
 
     with Stub("a") as gone, Stub("b") as good:
@@ -234,3 +233,42 @@ def test_only_servers_that_are_all_late_are_a_time_out():
     with Stub("a", "hang") as a, Stub("b", "broken") as b, Stub("c", "hang") as c, pytest.raises(SamplingFailed) as failure:
         run(ask(env=HASTY), a, b, c)
     assert type(failure.value) is SamplingFailed
+
+
+SHAPES: dict[str, tuple[str, Any]] = {
+    "no ids": ("render", {}),
+    "a list": ("render", [1, 2]),
+    "no JSON": ("render", "<html>a proxy's page</html>"),
+    "ids that are text": ("render", {"token_ids": ["a"]}),
+    "nothing": ("generate", None),
+    "text": ("generate", "busy"),
+    "no choices": ("generate", {"choices": []}),
+    "choices that are text": ("generate", {"choices": ["x", "y"]}),
+    "ids below 0": ("generate", {"choices": [{**Stub("x").choice(0), "token_ids": [-1, 13, 2]}] * 2}),
+    "ids beyond 32 bits": ("generate", {"choices": [{**Stub("x").choice(0), "token_ids": [2**40, 13, 2]}] * 2}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_answer_of_another_shape_is_that_servers_failure(shape: str, monkeypatch: pytest.MonkeyPatch):
+    """As of a proxy in between, or a server of another version: the next one is asked."""
+    where, answer = SHAPES[shape]
+    usual = Stub.answer
+
+    def other(self: Stub, path: str, body: Any) -> tuple[int, Any]:
+        return (200, answer) if self.name == "a" and path.endswith(where) else usual(self, path, body)
+
+    monkeypatch.setattr(Stub, "answer", other)
+    with Stub("a") as bad, Stub("b") as good:
+        assert [choice.server_id for choice in run(ask(), bad, good)] == ["b", "b"] and bad.asked
+
+
+def test_connections_to_servers_that_are_gone_are_closed():
+    async def scenario(client: Client) -> None:
+        for stub in (first, second, third):  # a server that starts again has another port
+            client.heard("a", stub.record(server_id="a"))
+            await client.sample(QUESTION, 1, ENV)
+        assert list(client._connections) == [third.url]
+
+    with Stub("x") as first, Stub("y") as second, Stub("z") as third:
+        run(scenario)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,8 +94,8 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
     api, directory = serving
     tokenizer: Any = InferenceContext.of_model(directory).tokenizer
     url = str(api.base_url).removesuffix("/v1/")
-    client, cut_otherwise = Client(), 0
-    client.heard("a", Server(server_id="a", url=url, state="ready", heartbeat_s=time.time() + 60, max_model_len=256))
+    client, cut_otherwise = Client(heartbeat_s=60.0), 0
+    client.heard("a", Server(server_id="a", url=url, state="ready", max_model_len=256))
     try:
         for prompt in PROMPTS:
             talk: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
@@ -120,9 +119,9 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(ser
     """An untrained policy samples bytes that are no text; what a server prints of them need not come back as it was."""
     api, directory = serving
     tokenizer: Any = InferenceContext.of_model(directory).tokenizer
-    client, talk = Client(), [{"role": "user", "content": PROMPTS[0]}]
+    client, talk = Client(heartbeat_s=60.0), [{"role": "user", "content": PROMPTS[0]}]
     client.heard(
-        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", heartbeat_s=time.time() + 60, max_model_len=256)
+        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", max_model_len=256)
     )
     try:
         for first in await client.sample(talk, 6, Env(max_tokens=20)):
@@ -138,9 +137,9 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(ser
 
 async def test_tools_are_told_to_the_template_of_a_server_without_a_parser(serving: tuple[openai.OpenAI, Path]):
     api, _ = serving
-    client, tool = Client(), described("add", "Adds", {"numbers": "what to add"})
+    client, tool = Client(heartbeat_s=60.0), described("add", "Adds", {"numbers": "what to add"})
     client.heard(
-        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", heartbeat_s=time.time() + 60, max_model_len=256)
+        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", max_model_len=256)
     )
     try:
         (sampled,) = await client.sample([{"role": "user", "content": PROMPTS[0]}], 1, Env(max_tokens=5), [tool])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamrl.inference import registry as room
-from streamrl.inference.registry import Registry, choose, live
+from streamrl.inference.registry import Heard, Registry, choose, live
 from streamrl.records import Server
 
 
@@ -26,24 +26,45 @@ def chosen(load: dict[str, float], last: str = "", margin: float = 0, asked: dic
 
 
 def test_only_live_servers_of_the_pool_are_asked():
-    silent = server("silent", heartbeat_s=100.0 - room.SILENT_S - 1)
-    others = [server("starting", state="starting"), server("broken", state="error"), server("elsewhere", pool="evaluation"), silent]
-    servers = {s.server_id: s for s in (server("a"), server("b"), *others)}
-    assert [s.server_id for s in live(servers, "generation", 100.0)] == ["a", "b"]
-    assert [s.server_id for s in live(servers, "generation", 100.0, avoid={"b"})] == ["a"]
-    assert [s.server_id for s in live(servers, "evaluation", 100.0)] == ["elsewhere"]
+    others = [server("starting", state="starting"), server("broken", state="error"), server("elsewhere", pool="evaluation")]
+    heard = [Heard(s, 100.0) for s in (server("a"), server("b"), *others)] + [Heard(server("silent"), 100.0 - room.SILENT_S - 1)]
+    assert [s.server_id for s in live(heard, "generation", 100.0)] == ["a", "b"]
+    assert [s.server_id for s in live(heard, "generation", 100.0, avoid={"b"})] == ["a"]
+    assert [s.server_id for s in live(heard, "evaluation", 100.0)] == ["elsewhere"]
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0])
+def test_the_clock_of_another_machine_decides_nothing(skew_s: float):
+    """By the clock of its machine a server is an hour ahead or behind: it is asked as long as it is heard of, and no longer."""
+    registry = Registry("generation")
+    registry.heard("a", server("a", heartbeat_s=500.0 + skew_s), 500.0)
+    assert registry.choose(500.0 + room.SILENT_S) is not None and registry.choose(501.0 + room.SILENT_S) is None
+
+
+def test_three_heartbeats_may_pass_however_long_they_are():
+    registry = Registry("generation", heartbeat_s=30.0)
+    registry.heard("a", server("a"), 0.0)
+    assert registry.choose(90.0) is not None and registry.choose(91.0) is None
+
+
+def test_a_record_from_before_this_process_is_no_sign_of_life():
+    registry = Registry("generation")
+    registry.heard("a", server("a"), 0.0, old=True)
+    assert registry.choose(0.0) is None and registry.age("a", 0.0) == float("inf")
+    registry.heard("a", server("a"), 1.0)
+    assert registry.choose(1.0) is not None
 
 
 def test_servers_whose_probe_failed_are_asked_only_where_no_other_is_ready(caplog: pytest.LogCaptureFixture):
     """All of them failing, by a little, does not stop the run; it is said once, and when it is over."""
     registry = Registry("generation")
-    registry.heard("a", server("a", state="error", doubted=True, error="off by 0.11"))
-    registry.heard("dead", server("dead", state="error"))
+    registry.heard("a", server("a", state="error", doubted=True, error="off by 0.11"), 100.0)
+    registry.heard("dead", server("dead", state="error"), 100.0)
     with caplog.at_level("INFO"):
         for _ in range(2):
             found = registry.choose(100.0)
             assert found is not None and found.server_id == "a"
-        registry.heard("b", server("b"))
+        registry.heard("b", server("b"), 100.0)
         found = registry.choose(100.0)
         assert found is not None and found.server_id == "b"
     assert [record.message for record in caplog.records] == [
@@ -77,20 +98,20 @@ def test_load_is_what_is_in_flight_from_here_plus_what_others_have_by_the_report
     registry = Registry("generation")
     registry.begin("a", 8)
     registry.begin("b", 8)
-    registry.heard("a", server("a", in_flight=8))  # its 8 are ours, and counted once
-    registry.heard("b", server("b", in_flight=12))  # four are somebody else's
+    registry.heard("a", server("a", in_flight=8), 100.0)  # its 8 are ours, and counted once
+    registry.heard("b", server("b", in_flight=12), 100.0)  # four are somebody else's
     assert loads(registry) == {"a": 8, "b": 12}
     registry.begin("a", 2)
     registry.end("b", 8)
     assert loads(registry) == {"a": 10, "b": 4}
-    registry.heard("b", server("b", in_flight=14))  # a fifth of the news is believed at once
+    registry.heard("b", server("b", in_flight=14), 100.0)  # a fifth of the news is believed at once
     assert loads(registry) == {"a": 10, "b": 4 + 0.2 * 10}
 
 
 def test_a_report_from_before_our_requests_came_is_no_reason_to_send_more():
     registry = Registry("generation")
     registry.begin("a", 8)
-    registry.heard("a", server("a", in_flight=0))
+    registry.heard("a", server("a", in_flight=0), 100.0)
     registry.end("a", 8)
     assert loads(registry) == {"a": 0}  # not -8
 
@@ -98,12 +119,12 @@ def test_a_report_from_before_our_requests_came_is_no_reason_to_send_more():
 def test_a_suspect_is_left_alone_until_it_is_heard_of():
     registry = Registry("generation")
     for name in ("a", "b"):
-        registry.heard(name, server(name))
+        registry.heard(name, server(name), 100.0)
     registry.suspect("a")
     assert [registry.choose(100.0).server_id for _ in range(2)] == ["b", "b"]  # type: ignore[union-attr]
     registry.suspect("b")
     assert registry.choose(100.0) is None
-    registry.heard("a", server("a"))
+    registry.heard("a", server("a"), 100.0)
     assert registry.choose(100.0).server_id == "a"  # type: ignore[union-attr]
 
 
@@ -139,7 +160,7 @@ class World:
 
     def tell(self, name: str, record: Server | None) -> None:
         for registry in self.registries:
-            registry.heard(name, record)
+            registry.heard(name, record, self.now)
 
     def group(self, registry: Registry, size: int, turns: int) -> None:
         """`size` rollouts in one request, which go on by themselves; then another group, for ever."""
