@@ -387,7 +387,7 @@ class Metrics(Section):
     serve: bool = True  # pages of health and metrics; false: no server at all
     host: str = "127.0.0.1"  # that parts listen on; for one part: --metrics-host, or STREAMRL_METRICS_HOST
     port: int = Field(default=0, ge=0, le=65535)  # 0: any free one, noted in .targets/ beside the runs; --metrics-port, STREAMRL_METRICS_PORT
-    live_within_s: float = Field(default=60.0, gt=0)  # a part whose loop has not turned for so long is not alive
+    live_within_s: float = Field(default=60.0, gt=0)  # a part whose loop has not turned for so long is not alive: `streamrl up` restarts it
     step_within_s: float = Field(default=1_800.0, gt=0)  # the same of learner and scorers, whose loop turns once a batch, and compiles
 
 
