@@ -20,8 +20,11 @@ from streamrl.envs.multiple_choice import chosen
 from streamrl.envs.rollouts import Task
 from streamrl.envs.tools import calls
 from streamrl.errors import ConfigError
+from streamrl.inference.client import Client
 from streamrl.records import Rollout
 from tests.envs.talking import Scripted
+from tests.inference.stub import Stub
+from tests.waiting import patience
 
 
 def play(kind: str, params: dict[str, Any], *says: str, problem: int = 0, **settings: Any) -> Rollout:
@@ -180,7 +183,7 @@ RIGHT = {
 
 
 def judged(env: Coding, problem: Problem, text: str) -> dict[str, float]:
-    return asyncio.run(env.rewards(problem, Answer(text, True)))
+    return dict(asyncio.run(env.rewards(problem, Answer(text, True))).rollout)
 
 
 def test_code_is_run_against_the_tests_of_its_problem():
@@ -209,11 +212,58 @@ def test_its_own_problems_have_right_answers():
 
 
 def test_code_that_never_ends_is_over_in_time_and_does_not_stall_the_others():
-    async def both() -> list[dict[str, float]]:
+    async def both() -> list[Earned]:
         env, problem = Coding(seed=0, timeout_s=1.0), Problem([], ["assert f(1) == 1"])
         return await asyncio.gather(*[env.rewards(problem, Answer(text, True)) for text in ("while True: pass", "def f(x): return x")])
 
-    assert asyncio.run(both()) == [{"passed": 0.0, "ran": 0.0}, {"passed": 1.0, "ran": 1.0}]
+    assert [earned.rollout for earned in asyncio.run(both())] == [{"passed": 0.0, "ran": 0.0}, {"passed": 1.0, "ran": 1.0}]
+
+
+TRIES = ("def f(x): return 3 // (x - 1)", "def f(x): return 7", "```python\ndef f(x): return 3 * x + 1\n```", "never asked for")
+
+
+class Coder(Stub):
+    """A server whose policy says one after the other."""
+
+    def choice(self, index: int) -> dict[str, Any]:
+        turn = sum(path.endswith("/generate") for path, _ in self.asked) - 1
+        return {**super().choice(index), "text": TRIES[turn]}
+
+
+def test_a_program_that_fails_is_run_answered_with_its_failure_and_tried_again(tmp_path: Path):
+    """Over HTTP: three attempts, of which none, the second test and both are right."""
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"prompt": "Write f", "tests": ["assert f(1) == 4", "assert f(2) == 7"]}))
+    env: Any = make("coding", 0, {"file": str(file), "attempts": 4, "timeout_s": patience(5)}, "envs.x")
+
+    async def played() -> Rollout:
+        client = Client()
+        client.heard("coder", server.record())
+        try:
+            settings = config.Env(max_tokens=200, max_turns=8, reward_weights={"gained": 1.0, "passed": 0.0, "ran": 0.0})
+            (made,) = await Game(env, settings, client).play(Task("x", 0, "x-0", env.problem(0)), 1)
+        finally:
+            await client.close()
+        return made
+
+    with Coder("coder") as server:
+        made = asyncio.run(played())
+    assert not made.failure and not made.truncated, made
+    first, second = (turn.message for turn in made.turns[2::2])
+    assert [turn.role for turn in made.turns] == ["user", "assistant"] * 3 and [turn.message for turn in made.turns[1::2]] == list(TRIES[:3])
+    assert first.startswith("2 of 2 tests failed: 1, 2.") and "ZeroDivisionError" in first and "line 1, in f" in first
+    assert second == "1 of 2 tests failed: 1.\nCorrect the program."
+    assert not any("== 4" in text or "== 7" in text for text in (first, second))  # what a test expects is not told
+    assert made.rewards == {"passed": 1.0, "ran": 1.0, "gained": 1.0} and made.reward == 1.0
+    assert [turn.reward for turn in made.turns[1::2]] == [None, 0.5, 0.5]
+
+
+def test_the_last_attempt_is_not_answered():
+    tests = ["assert f(1) == 5"]
+    for attempts, replies in ((1, False), (2, True)):
+        env = Coding(seed=0, attempts=attempts)
+        said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "def f(x): return 0"}]
+        assert bool(asyncio.run(env.reply(Problem([], tests), said))) == replies
 
 
 def test_the_program_in_what_was_said():
