@@ -14,7 +14,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
+.PHONY: help setup quickstart check docs test test-all chaos poison soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -42,6 +42,9 @@ test-all: setup .streamrl/.programs ## all tests
 
 chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) as CHAOS_SEED says, then account for every rollout
 	@$(ENV)/bin/python -m tests.chaos --kills $(or $(CHAOS_KILLS),100) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --dir $(or $(CHAOS_DIR),runs/chaos)
+
+poison: $(ENV)/.installed ## records that nobody should write, each given to the parts that read its topic: a table of how they end
+	@$(ENV)/bin/python -m tests.poison
 
 soak: $(ENV)/.installed .streamrl/.kafka ## 100 producers for SOAK_MINUTES (30) while the broker dies, a disk is full and the clock steps: docs/reliability.md
 	@$(ENV)/bin/python -m tests.soak --minutes $(or $(SOAK_MINUTES),30) --dir $(or $(SOAK_DIR),runs/soak)

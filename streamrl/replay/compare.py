@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +21,8 @@ C = TypeVar("C")
 S = TypeVar("S")
 COMPARED = ("groups", "batches")  # topics that one part writes and nothing is deleted from: compared message by message, others by the entry's digest
 
+LOOK_AHEAD = 1_000  # records of somebody else among a part's own
+
 
 @dataclass
 class Replayed:
@@ -26,6 +30,7 @@ class Replayed:
 
     entries: int = 0
     events: int = 0
+    strays: int = 0  # records among the outputs that the part did not write
     begins_at: int = 0  # the first entry: not 0 where retention has deleted inputs of those before
     identical: dict[str, int] = field(default_factory=dict[str, int])
     difference: str = ""
@@ -37,22 +42,30 @@ class Recorded:
 
     log: Log
     from_the_start: bool = True  # False: the first outputs to be compared have others before them
-    _heads: dict[str, list[tuple[Iterator[Message], list[Message]]]] = field(default_factory=dict[Any, Any])
+    strays: int = 0  # records that were passed over: no entry of the part's journal wrote them
+    _ahead: dict[str, list[tuple[Iterator[Message], deque[Message]]]] = field(default_factory=dict[Any, Any])
 
     def has_all_of(self, topic: str) -> bool:
         """Are all outputs there that were written to the topic? Otherwise they are compared by the digests of their entries only."""
         return self.from_the_start and not any(self.log.start(topic, p) for p in range(self.log.topics()[topic]))
 
     def take(self, message: Message) -> Message | None:
-        """The next recorded message of the same topic and key; None when there is none."""
-        if message.topic not in self._heads:
+        """The next recorded message of the same topic and key; None when there is none.
+
+        Those before it in its partition were written by somebody else: a part writes in the order of its entries.
+        """
+        if message.topic not in self._ahead:
             partitions = range(self.log.topics()[message.topic])
-            self._heads[message.topic] = [(read(self.log, message.topic, p, self.log.start(message.topic, p)), []) for p in partitions]
-        for iterator, head in self._heads[message.topic]:
-            if not head:
-                head.extend(next(([m] for m in iterator), []))
-            if head and head[0].key == message.key:
-                return head.pop()
+            self._ahead[message.topic] = [(read(self.log, message.topic, p, self.log.start(message.topic, p)), deque()) for p in partitions]
+        for place in range(LOOK_AHEAD):
+            for iterator, ahead in self._ahead[message.topic]:
+                if len(ahead) <= place:
+                    ahead.extend(islice(iterator, 1))
+                if len(ahead) > place and ahead[place].key == message.key:
+                    self.strays += place
+                    for _ in range(place):
+                        ahead.popleft()
+                    return ahead.popleft()
         return None
 
 
@@ -76,6 +89,7 @@ def replay(
         if result.difference or stop_at(fold):
             break
     tape.close()
+    result.strays = recorded.strays
     return result, fold
 
 

@@ -95,6 +95,8 @@ def show_replay(run: RunFile, log: Log, only: str | None, step: int | None, cons
         identical.update(result.identical)
         since = f" from entry {result.begins_at:,} on, as retention has deleted what came before" if result.begins_at else ""
         console.print(f"{name}: {result.entries:,} journal entries, {result.events:,} records{since}", highlight=False)
+        if result.strays:
+            console.print(f"{result.strays:,} records lie among its outputs that {name} did not write", highlight=False)
         if result.difference:
             console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"))
             return 1

@@ -1,0 +1,194 @@
+"""What is written, by whom it is read, and how it must end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from streamrl import config
+from streamrl.config import RunFile
+from streamrl.records import Metric, PolicyVersion, Rollout
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Message, Output
+from tests import rubbish
+from tests.build import group, rollout, turns
+from tests.poison.chain import VOCAB
+
+MIB = 1 << 20
+
+
+class Poison(NamedTuple):
+    name: str
+    topic: str  # where it lies
+    end: str  # how each of its records must end: the beginning of it, and behind "..." a part of the rest; " or " between several
+    make: Callable[[], Sequence[Message]]
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def run(self) -> RunFile:
+        return config.parse(merged(SETTINGS, self.settings))
+
+
+SETTINGS: dict[str, Any] = {
+    "run": "poison",
+    "envs": {"copy": {"fraction": 0.5}, "add": {"fraction": 0.5}},
+    "buffer": {"group_size": 2, "min_group_size": 2, "max_age": 1, "max_invalid_frac": 1},
+    "batcher": {"total_token_budget": 80, "max_seq_len": 10, "lookahead": 1},
+    "model": {"max_seq_len": 10},
+}
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: merged(below[name], value) if isinstance(value, dict) and name in below else value for name, value in above.items()}
+    return {**below, **both}
+
+
+def rollouts(*records: Rollout) -> list[Message]:
+    return [to_message(Output("rollouts.copy", record.group_id, record)) for record in records]
+
+
+def changed(change: Callable[[dict[str, Any]], object], uid: int = 0) -> list[Message]:
+    """A good rollout, changed as a map."""
+    (message,) = rollouts(rollout("copy", "poison", uid))
+    fields = msgpack.unpackb(message.value or b"", strict_map_key=False)
+    change(fields)
+    return [message._replace(value=msgpack.packb(fields))]
+
+
+def logprob(value: float) -> Callable[[], list[Message]]:
+    data = np.array([-0.5, value, -0.5], "<f4").tobytes()
+    return lambda: changed(lambda fields: rubbish.turn(fields, "logprobs", rubbish.array("<f4", [3], data)))
+
+
+def of_length(tokens: int, group_id: str, number: int, **fields: Any) -> Rollout:
+    """A rollout of two prompt tokens and `tokens` sampled ones."""
+    return rollout("copy", group_id, number, turns=turns((1, 2), [3] * tokens), **fields)
+
+
+def long_rollout(tokens: int, number: int) -> Rollout:
+    made = turns()
+    sampled = {"tokens": np.full(tokens, 3, np.uint32), "logprobs": np.full(tokens, -0.5, np.float32)}
+    return rollout(
+        "copy", "long", number, turns=[made[0], type(made[1])(message="", role="assistant", inference_metadata=made[1].inference_metadata, **sampled)]
+    )
+
+
+def empty_lists() -> list[Message]:
+    """8 MB of metadata: as many lists with nothing in them."""
+    (message,) = changed(lambda fields: fields.update(metadata={"x": 7}))
+    value, count = message.value or b"", 8 * MIB - 1000
+    assert value.count(b"\xa1x\x07") == 1
+    return [message._replace(value=value.replace(b"\xa1x\x07", b"\xa1x\xdd" + count.to_bytes(4, "big") + b"\x90" * count))]
+
+
+def shared(groups: str, uids: str) -> list[Message]:
+    """The same group, or uids, of two envs."""
+    made = [(env, i) for env in ("copy", "add") for i in range(2)]
+    records = [rollout(env, groups.format(env), i, rollout_uid=uids.format(env, i)) for env, i in made]
+    return [to_message(Output(f"rollouts.{record.environment}", record.group_id, record)) for record in records]
+
+
+def announced(key: str, **fields: Any) -> list[Message]:
+    record = PolicyVersion(**{"learner": "lead", "version": 0, "uri": "", "size_bytes": 0, "sha256": "", "vocab_size": VOCAB, **fields})
+    return [to_message(Output("policy-versions", key, record))]
+
+
+def scored(change: Callable[[dict[str, Any]], object], schema: bytes = b"scored-group/1") -> Callable[[], list[Message]]:
+    def make() -> list[Message]:
+        message = to_message(Output("groups.copy", "forged", group("copy", "forged")))
+        fields = msgpack.unpackb(message.value or b"", strict_map_key=False)
+        change(fields)
+        return [message._replace(value=msgpack.packb(fields), headers=(("schema", schema),))]
+
+    return make
+
+
+def nan_advantages(fields: dict[str, Any]) -> None:
+    fields["advantages"] = rubbish.array("<f4", [2], np.array([np.nan, 1], "<f4").tobytes())
+
+
+def raw(topic: str, schema: bytes, value: bytes | None = b"\xc1") -> Callable[[], list[Message]]:
+    return lambda: [Message(topic, b"k", value, (("schema", schema),))]
+
+
+def unreadable(kind: str) -> Callable[[], list[Message]]:
+    return lambda: [rubbish.bad(kind, 7, np.random.default_rng(0))]
+
+
+LARGE = {"buffer": {"max_window_tokens": 20_000_000}, "batcher": {"max_seq_len": 4_000_000}, "model": {"max_seq_len": 4_000_000}}
+MAXRL = {"buffer": {"group_size": 3, "min_group_size": 3, "advantage": "maxrl"}}
+MANY = {"buffer": {"group_size": 10}}
+
+DATA_PATH = [
+    Poison(
+        "token id of the padded embedding", "rollouts", "invalid: token id", lambda: rollouts(rollout("copy", "p", 0, turns=turns((1, 2), [VOCAB])))
+    ),
+    Poison("logprob -9999", "rollouts", "invalid: ...logprob", logprob(-9999.0)),
+    Poison("logprob above 0", "rollouts", "invalid: ...logprob", logprob(0.5)),
+    Poison("logprob NaN", "rollouts", "invalid: ...is not finite", logprob(float("nan"))),
+    Poison("logprob -inf", "rollouts", "invalid: ...is not finite", logprob(float("-inf"))),
+    Poison("8 MB of empty lists in metadata", "rollouts", "filtered", empty_lists),
+    Poison(
+        "20 MB that were compressed, unreadable",
+        "rollouts",
+        "invalid",
+        lambda: [Message("rollouts.copy", b"k", b"\xc1" + bytes(20 * MIB), rubbish.SCHEMA)],
+    ),
+    Poison(
+        "20 MB that were compressed, readable",
+        "rollouts",
+        "filtered",
+        lambda: changed(lambda fields: fields.update(metadata={"x": "y" * (20 * MIB)})),
+    ),
+    Poison("rollout above a message", "rollouts", "filtered", lambda: rollouts(long_rollout(1_200_000, 0)), LARGE),
+    Poison(
+        "group above a message", "rollouts", "filtered: group larger than", lambda: rollouts(*(long_rollout(600_000, i) for i in range(2))), LARGE
+    ),
+    Poison(
+        "group that fits the budget and not the rows",
+        "rollouts",
+        "filtered: ...rows",
+        lambda: rollouts(*(of_length(4, "wide", i) for i in range(10))),
+        MANY,
+    ),
+    Poison(
+        "advantage that is infinite",
+        "rollouts",
+        "filtered: ...scored",
+        lambda: rollouts(*(rollout("copy", "inf", i, reward=reward) for i, reward in enumerate((1e18, -1e18, 1e-21)))),
+        MAXRL,
+    ),
+    Poison("group and uids that two envs share", "rollouts", "batched or expired", lambda: shared("1", "{1}")),
+    Poison("uids that two envs share", "rollouts", "batched or expired", lambda: shared("{0}-g", "{1}")),
+    Poison("another learner's version", "policy-versions", "passed over", lambda: announced("other", learner="other", version=9)),
+    Poison("unreadable", "policy-versions", "dead letter: ", raw("policy-versions", b"policy-version/1")),
+    Poison("another schema", "policy-versions", "dead letter: schema header", raw("policy-versions", b"demand/1")),
+    Poison("null", "policy-versions", "dead letter: the record is empty", raw("policy-versions", b"policy-version/1", None)),
+    Poison("unreadable", "groups", "dead letter: ", raw("groups.copy", b"scored-group/1")),
+    Poison("another schema", "groups", "dead letter: schema header", scored(lambda fields: None, b"rollout/1")),
+    Poison("NaN advantages", "groups", "dead letter: ...is not finite", scored(nan_advantages)),
+    Poison("lengths that do not match", "groups", "dead letter: ...has shape", scored(lambda fields: fields.update(uids=["one"]))),
+    *(Poison(kind, "rollouts", f"invalid: ...{cause}", unreadable(kind)) for kind, (cause, _) in rubbish.KINDS.items()),
+]
+
+
+# ---- metrics, which the orchestrator and the dashboard read ---------------------------------------------------------------------------
+
+
+def metric(source: str, values: dict[str, float], key: str = "", **fields: Any) -> Message:
+    return to_message(Output("metrics", key or source, Metric(**{"source": source, "time_s": 1.0, "values": values, **fields})))
+
+
+METRICS = {
+    "infinite reward": metric("batcher", {"batches/copy/reward/mean": float("inf")}, step=1),
+    "NaN reward": metric("batcher", {"batches/copy/reward/mean": float("nan")}, step=1),
+    "a reward that an env claims": metric("env-copy-0", {"batches/copy/reward/mean": 0.75}, step=1),
+    "a step far ahead": metric("batcher", {"batches/copy/reward/mean": 0.75}, step=10**12),
+    "infinite time": metric("batcher", {"batches/copy/reward/mean": 0.75}, step=1, time_s=float("inf")),
+    "a source that is not the key": metric("batcher", {"batches/copy/reward/mean": 0.75}, key="somebody", step=1),
+    "unreadable": Message("metrics", b"k", b"\xc1", (("schema", b"metric/1"),)),
+}
