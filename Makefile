@@ -14,7 +14,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos poison soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
+.PHONY: help setup quickstart check docs test test-all chaos poison month soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -45,6 +45,9 @@ chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) 
 
 poison: $(ENV)/.installed ## records that nobody should write, each given to the parts that read its topic: a table of how they end
 	@$(ENV)/bin/python -m tests.poison
+
+month: $(ENV)/.installed ## MONTH_BATCHES (1,000,000) batches of 100 envs with a simulated clock: does anything grow? 40 minutes
+	@$(ENV)/bin/python -m tests.soak.month --batches $(or $(MONTH_BATCHES),1000000)
 
 soak: $(ENV)/.installed .streamrl/.kafka ## 100 producers for SOAK_MINUTES (30) while the broker dies, a disk is full and the clock steps: docs/reliability.md
 	@$(ENV)/bin/python -m tests.soak --minutes $(or $(SOAK_MINUTES),30) --dir $(or $(SOAK_DIR),runs/soak)

@@ -131,7 +131,7 @@ DATA_PATH = [
     Poison("logprob above 0", "rollouts", "invalid: ...logprob", logprob(0.5)),
     Poison("logprob NaN", "rollouts", "invalid: ...is not finite", logprob(float("nan"))),
     Poison("logprob -inf", "rollouts", "invalid: ...is not finite", logprob(float("-inf"))),
-    Poison("8 MB of empty lists in metadata", "rollouts", "filtered", empty_lists),
+    Poison("8 MB of empty lists in metadata", "rollouts", "filtered or expired", empty_lists),
     Poison(
         "20 MB that were compressed, unreadable",
         "rollouts",
@@ -141,10 +141,10 @@ DATA_PATH = [
     Poison(
         "20 MB that were compressed, readable",
         "rollouts",
-        "filtered",
+        "filtered or expired",
         lambda: changed(lambda fields: fields.update(metadata={"x": "y" * (20 * MIB)})),
     ),
-    Poison("rollout above a message", "rollouts", "filtered", lambda: rollouts(long_rollout(1_200_000, 0)), LARGE),
+    Poison("rollout above a message", "rollouts", "filtered or expired", lambda: rollouts(long_rollout(1_200_000, 0)), LARGE),
     Poison(
         "group above a message", "rollouts", "filtered: group larger than", lambda: rollouts(*(long_rollout(600_000, i) for i in range(2))), LARGE
     ),

@@ -33,7 +33,7 @@ def rows() -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def data_path(poison: Poison) -> Row:
-    outcome = given(poison.run, poison.make())
+    outcome = given(poison.run, poison.make(), "compressed" in poison.name)
     said = outcome.wrong or next((f"must end as {poison.end!r}" for end in outcome.ends if not as_it_must(end, poison.end)), "")
     return Row(poison.name, poison.topic, "buffer, batcher", "; ".join(dict.fromkeys(outcome.ends)), said)
 
