@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
+from msgspec import structs
 
 from streamrl import config
 from streamrl.config import RunFile
@@ -64,9 +65,10 @@ def logprob(value: float) -> Callable[[], list[Message]]:
     return lambda: changed(lambda fields: rubbish.turn(fields, "logprobs", rubbish.array("<f4", [3], data)))
 
 
-def of_length(tokens: int, group_id: str, number: int, **fields: Any) -> Rollout:
-    """A rollout of two prompt tokens and `tokens` sampled ones."""
-    return rollout("copy", group_id, number, turns=turns((1, 2), [3] * tokens), **fields)
+def forked(group_id: str, number: int) -> Rollout:
+    """A rollout of two sequences of six tokens each: more than half a row."""
+    asked, answered = turns((1, 2), (3, 3, 3, 3))
+    return rollout("copy", group_id, number, turns=[asked, answered, structs.replace(asked, fork=True), answered])
 
 
 def long_rollout(tokens: int, number: int) -> Rollout:
@@ -119,9 +121,14 @@ def unreadable(kind: str) -> Callable[[], list[Message]]:
     return lambda: [rubbish.bad(kind, 7, np.random.default_rng(0))]
 
 
+def infinite(rewards: np.ndarray) -> np.ndarray:
+    """An advantage function of somebody's that divides by what may be 0."""
+    return rewards / np.float32(0) if np.abs(rewards).max() > 1e16 else rewards - rewards.mean()
+
+
 LARGE = {"buffer": {"max_window_tokens": 20_000_000}, "batcher": {"max_seq_len": 4_000_000}, "model": {"max_seq_len": 4_000_000}}
-MAXRL = {"buffer": {"group_size": 3, "min_group_size": 3, "advantage": "maxrl"}}
-MANY = {"buffer": {"group_size": 10}}
+INFINITE = {"buffer": {"advantage": "tests.poison.poisons:infinite"}}
+WIDE = {"batcher": {"row_count": 3, "total_token_budget": 24}}
 
 DATA_PATH = [
     Poison(
@@ -131,7 +138,7 @@ DATA_PATH = [
     Poison("logprob above 0", "rollouts", "invalid: ...logprob", logprob(0.5)),
     Poison("logprob NaN", "rollouts", "invalid: ...is not finite", logprob(float("nan"))),
     Poison("logprob -inf", "rollouts", "invalid: ...is not finite", logprob(float("-inf"))),
-    Poison("8 MB of empty lists in metadata", "rollouts", "filtered or expired", empty_lists),
+    Poison("8 MB of empty lists in metadata", "rollouts", "invalid: ...metadata has more than", empty_lists),
     Poison(
         "20 MB that were compressed, unreadable",
         "rollouts",
@@ -141,7 +148,7 @@ DATA_PATH = [
     Poison(
         "20 MB that were compressed, readable",
         "rollouts",
-        "filtered or expired",
+        "invalid: ...metadata has more than",
         lambda: changed(lambda fields: fields.update(metadata={"x": "y" * (20 * MIB)})),
     ),
     Poison("rollout above a message", "rollouts", "filtered or expired", lambda: rollouts(long_rollout(1_200_000, 0)), LARGE),
@@ -152,15 +159,15 @@ DATA_PATH = [
         "group that fits the budget and not the rows",
         "rollouts",
         "filtered: ...rows",
-        lambda: rollouts(*(of_length(4, "wide", i) for i in range(10))),
-        MANY,
+        lambda: rollouts(*(forked("wide", i) for i in range(2))),
+        WIDE,
     ),
     Poison(
         "advantage that is infinite",
         "rollouts",
         "filtered: ...scored",
-        lambda: rollouts(*(rollout("copy", "inf", i, reward=reward) for i, reward in enumerate((1e18, -1e18, 1e-21)))),
-        MAXRL,
+        lambda: rollouts(*(rollout("copy", "inf", i, reward=reward) for i, reward in enumerate((1e17, -1e17)))),
+        INFINITE,
     ),
     Poison("group and uids that two envs share", "rollouts", "batched or expired", lambda: shared("1", "{1}")),
     Poison("uids that two envs share", "rollouts", "batched or expired", lambda: shared("{0}-g", "{1}")),
