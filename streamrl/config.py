@@ -29,6 +29,7 @@ LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
 DIVERGENCES = ("k1", "k2", "k3")
 ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
 RELATIVE_ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++-baseline", "maxrl")  # 0 for a rollout without peers
+NORMALIZED_ADVANTAGES = ("reinforce++", "reinforce++-baseline")  # whose baseline or scale is the batch's
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
@@ -78,6 +79,17 @@ class PassRate(Section):
     at_least: float = 1.0  # a rollout passes with this reward
 
 
+class EnvBuffer(Section):
+    """Rules of the buffer for one env. What is not given is as in `buffer`."""
+
+    group_size: int | None = Field(default=None, ge=1)  # rollouts a problem
+    min_group_size: int | None = Field(default=None, ge=1)  # that a group closes with, if it cannot wait
+    max_age: int | None = Field(default=None, ge=0)  # learner versions
+    advantage: Annotated[str, one_of(*ADVANTAGES)] | None = None
+    zero_advantage: Literal["keep", "filter"] | None = None
+    group_wait_s: float | None = Field(default=None, gt=0)  # without a new rollout
+
+
 class Env(Section):
     """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
 
@@ -102,6 +114,7 @@ class Env(Section):
     tool_syntax: str = "json"  # how the policy calls tools of verifiers' envs: json (<tool_call>{...}</tool_call>), brackets, or MODULE:FUNCTION
     timeout_s: float = Field(default=60.0, gt=0)  # of one request
     attempts: int = Field(default=3, ge=1)  # on different servers, before a rollout is published with its failure
+    buffer: EnvBuffer = EnvBuffer()  # rules of the buffer for this env, instead of those for all
 
 
 class Buffer(Section):
@@ -518,42 +531,58 @@ class RunFile(Section):
             if env.pool not in self.inference.sizes:
                 yield f"envs.{name}.pool: inference.pools has no {env.pool!r}; {_meant(env.pool, self.inference.sizes)}"
 
+    def buffer_of(self, env: str) -> Buffer:
+        """The rules of the buffer for an env: its own, and for the rest those of all."""
+        return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))
+
     def _size_problems(self) -> Iterator[str]:
-        buffer, batcher, budget = self.buffer, self.batcher, self.batcher.total_token_budget
-        if batcher.lookahead > buffer.max_age:
-            yield f"batcher.lookahead is {batcher.lookahead} but buffer.max_age is {buffer.max_age}: need 0 <= lookahead <= max_age"
-        if batcher.eta > buffer.max_age:
-            yield f"batcher.eta is {batcher.eta} but buffer.max_age is {buffer.max_age}: what is begun for so late a batch would be too old for it"
+        batcher, budget = self.batcher, self.batcher.total_token_budget
+        yield from self._group_problems("buffer", self.buffer)
+        for name, env in self.envs.items():
+            if env.buffer != EnvBuffer():
+                yield from self._group_problems(f"envs.{name}.buffer", self.buffer_of(name))
+        compared = {self.buffer_of(name).advantage in NORMALIZED_ADVANTAGES for name in self.envs}
+        if len(compared) > 1 and not batcher.advantage:
+            yield f"batcher.advantage: of the envs' advantages some need normalize and some none ({', '.join(NORMALIZED_ADVANTAGES)} do); say which"
         if batcher.eta >= 0 and batcher.admission == "demand":
             yield "batcher.eta is set, but batcher.admission is demand, which does not use it; set admission: capacity"
+        if batcher.rows * batcher.max_seq_len < budget:
+            yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
+        if batcher.rows % batcher.processes:
+            yield f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes {batcher.processes}; give a multiple of it"
+        if batcher.balance == "flops" and not self.model.hidden_size:
+            yield f"batcher.balance flops needs model.hidden: hidden_size in {self.model.path}/config.json"
+        if self.model.max_seq_len > batcher.max_seq_len:
+            yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
+
+    def _group_problems(self, where: str, buffer: Buffer) -> Iterator[str]:
+        """What speaks against the rules of the buffer, those for all or for an env, beside the batcher's."""
+        batcher, budget = self.batcher, self.batcher.total_token_budget
+        if batcher.lookahead > buffer.max_age:
+            yield f"batcher.lookahead is {batcher.lookahead} but {where}.max_age is {buffer.max_age}: need 0 <= lookahead <= max_age"
+        if batcher.eta > buffer.max_age:
+            yield f"batcher.eta is {batcher.eta} but {where}.max_age is {buffer.max_age}: what is begun for so late a batch would be too old for it"
         if buffer.min_group_size > buffer.group_size:
-            yield f"buffer.min_group_size {buffer.min_group_size} is larger than buffer.group_size {buffer.group_size}"
+            yield f"{where}.min_group_size {buffer.min_group_size} is larger than {where}.group_size {buffer.group_size}"
         if buffer.min_group_size == 1 and buffer.advantage in RELATIVE_ADVANTAGES:
             alone = f"{buffer.advantage} compares the rollouts of a group, so one alone has advantage 0 and only fills the batch"
-            yield f"buffer.min_group_size is 1, and {alone}; set it to 2 or more, or advantage: reinforce++"
+            yield f"{where}.min_group_size is 1, and {alone}; set it to 2 or more, or advantage: reinforce++"
         if buffer.remember_versions <= buffer.max_age:
-            yield f"buffer.remember_versions {buffer.remember_versions} must exceed buffer.max_age {buffer.max_age}"
+            yield f"buffer.remember_versions {buffer.remember_versions} must exceed {where}.max_age {buffer.max_age}"
         group = f"{buffer.group_size} rollouts of model.max_seq_len {self.model.max_seq_len} tokens"
         if buffer.max_window_tokens < buffer.group_size * self.model.max_seq_len:
             yield f"buffer.max_window_tokens {buffer.max_window_tokens} does not hold a group of {group}: it would never be complete"
         if budget < buffer.min_group_size * 2:
             yield f"batcher.total_token_budget {budget} holds no group of {buffer.min_group_size} rollouts"
-        if batcher.rows * batcher.max_seq_len < budget:
-            yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
         half_row = batcher.max_seq_len // 2 + 1  # no two sequences of so many tokens share a row
-        if self.model.max_seq_len >= half_row and buffer.group_size > batcher.rows and buffer.group_size * half_row <= budget:
+        large = buffer.group_size > batcher.rows and buffer.group_size * half_row <= budget <= batcher.rows * batcher.max_seq_len
+        if large and half_row <= self.model.max_seq_len <= batcher.max_seq_len:
             fits = f"{buffer.group_size} rollouts of {half_row} tokens need a row of {batcher.max_seq_len} each, and there are {batcher.rows}"
             yield f"batcher.row_count: {fits}: such groups could not be trained on; set it to {buffer.group_size}"
-        if batcher.rows % batcher.processes:
-            yield f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes {batcher.processes}; give a multiple of it"
         longest = (batcher.processes + buffer.group_size - 1) * self.model.max_seq_len  # if fewer tokens are chosen, a process might go without
         if batcher.processes > 1 and budget < longest:
             one_each = f"{batcher.processes} processes and groups of {buffer.group_size} rollouts of {self.model.max_seq_len} tokens need {longest}"
             yield f"batcher.total_token_budget {budget} does not give every process a rollout for certain: {one_each}"
-        if batcher.balance == "flops" and not self.model.hidden_size:
-            yield f"batcher.balance flops needs model.hidden: hidden_size in {self.model.path}/config.json"
-        if self.model.max_seq_len > batcher.max_seq_len:
-            yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
 
     def _loss_problems(self) -> Iterator[str]:
         learner, correction = self.learner, self.learner.correction
@@ -564,9 +593,10 @@ class RunFile(Section):
             yield f"learner.correction.weights: {ratio}; set old_policy: decoupled, or learner.loss: grpo, which has no ratio"
         if correction.weight_min >= correction.weight_max:
             yield f"learner.correction.weight_min {correction.weight_min} must be below weight_max {correction.weight_max}"
-        if learner.loss == "grpo" and correction.weights == "none" and correction.reject == "none" and self.buffer.max_age:
+        max_age = max((self.buffer_of(name).max_age for name in self.envs), default=0)
+        if learner.loss == "grpo" and correction.weights == "none" and correction.reject == "none" and max_age:
             how = "set buffer.max_age: 0, or learner.correction.weights: token"
-            yield f"learner.loss: grpo has no ratio, and with buffer.max_age {self.buffer.max_age} it would train on old rollouts uncorrected; {how}"
+            yield f"learner.loss: grpo has no ratio, and with buffer.max_age {max_age} it would train on old rollouts uncorrected; {how}"
         least = 1.0 if correction.reject == "geometric" else 0.0
         if correction.reject != "none" and correction.reject_above <= least:
             yield f"learner.correction.reject is {correction.reject}: set reject_above, the limit, above {least:g}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,26 @@ def test_a_group_that_could_fit_the_budget_and_not_the_rows_is_named():
     with pytest.raises(ConfigError, match="12 rollouts of 1025 tokens need a row of 2048 each, and there are 10: .*; set it to 12"):
         config.load(QUICKSTART, changes)
     assert config.load(QUICKSTART, [*changes, "batcher.row_count=12"]).batcher.rows == 12
+
+
+def test_rules_of_the_buffer_by_env():
+    run = config.load(QUICKSTART, ["envs.add-digits.buffer={group_size: 4, min_group_size: 2}"])
+    assert run.buffer_of("add-digits") == run.buffer.model_copy(update={"group_size": 4, "min_group_size": 2})
+    assert run.buffer_of("copy-digits") == run.buffer
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("{group_size: 3}", "envs.add-digits.buffer.min_group_size 4 is larger than envs.add-digits.buffer.group_size 3"),
+        ("{max_age: 0}", "batcher.lookahead is 1 but envs.add-digits.buffer.max_age is 0"),
+        ("{advantage: reinforce++}", "of the envs' advantages some need normalize and some none"),
+        ("{groups_size: 3}", "unknown key 'envs.add-digits.buffer.groups_size'; did you mean 'group_size'"),
+    ],
+)
+def test_rules_of_an_env_that_cannot_work_are_named(own: str, says: str):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        config.load(QUICKSTART, [f"envs.add-digits.buffer={own}"])
 
 
 @pytest.mark.parametrize("setting", ["min_group_size=1", "max_window_tokens=9"])

@@ -191,13 +191,13 @@ SMALL, LARGE = {"group_size": 2, "max_age": 1, "max_window_tokens": 10}, {"total
 )
 def test_what_stood_still_goes_on(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any], mishaps: Mishaps):
     chain = Chain(run_of(envs, buffer, batcher), mishaps, seed=1)
-    assert chain.go(100) == 100 and chain.balanced()
+    assert chain.go(100) >= 100 and chain.balanced()
 
 
 def test_replicas_that_do_not_run_hold_nothing_up():
     for rule in ("demand", "capacity"):
         run = run_of({"copy": {"fraction": 1.0, "replicas": 4}}, {"group_size": 2, "max_age": 1}, {"admission": rule})
-        assert Chain(run, Mishaps(), seed=1, running=1).go() == BATCHES
+        assert Chain(run, Mishaps(), seed=1, running=1).go() >= BATCHES
 
 
 RATE = st.sampled_from([0.0, 0.01, 0.2])
@@ -234,4 +234,4 @@ def test_under_any_settings_that_are_accepted_and_any_mishaps_the_run_reaches_ba
         raise
     rates = {name: data.draw(RATE, label=name) for name in ("failed", "refused", "unread", "refused_groups", "stale", "ahead")}
     chain = Chain(run, Mishaps(**rates, version_s=chosen("version_s", 0.0, 3.0)), data.draw(st.integers(0, 99), label="seed"), running=2)
-    assert chain.go() == BATCHES and chain.balanced()
+    assert chain.go() >= BATCHES and chain.balanced()

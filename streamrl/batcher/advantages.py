@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.assemble import heads
+from streamrl.config import NORMALIZED_ADVANTAGES
 from streamrl.imports import import_path
 from streamrl.records import Batch
 
@@ -39,7 +40,7 @@ def normalized(values: np.ndarray, over: np.ndarray) -> np.ndarray:
 
 
 STAGES: dict[str, BatchStage] = {"none": unchanged, "normalize": normalized}
-STAGE_OF = {"reinforce++": "normalize", "reinforce++-baseline": "normalize"}  # what a shipped buffer.advantage needs; the others: none
+STAGE_OF = dict.fromkeys(NORMALIZED_ADVANTAGES, "normalize")  # what a shipped buffer.advantage needs; the others: none
 
 
 def stage_named(name: str) -> BatchStage:

@@ -227,7 +227,8 @@ class Fold:
         for env in config.fractions:
             max_age = config.max_ages.get(env, config.max_age)
             if max_age not in due:
-                due[max_age] = self.due_batches(admission(state.version, config.lookahead, max_age, config.eta))
+                eta = min(config.eta, max_age) if env in config.max_ages else config.eta
+                due[max_age] = self.due_batches(admission(state.version, config.lookahead, max_age, eta))
             self.want(env, due[max_age][env], balance.get(env, 0.0))
 
     def due_batches(self, last: int) -> dict[str, float]:

@@ -101,7 +101,7 @@ def part(run: RunFile) -> Part[Config, State]:
         spill=run.batcher.on_shortage == "spill",
         max_window_tokens=run.buffer.max_window_tokens,
         shortage_after_s=run.batcher.shortage_after_s,
-        advantage=run.batcher.advantage or STAGE_OF.get(run.buffer.advantage, "none"),
+        advantage=run.batcher.advantage or STAGE_OF.get(run.buffer_of(next(iter(run.envs))).advantage, "none"),
         curriculum=curriculum(run),
         processes=run.batcher.processes,
         balance=run.batcher.balance,
@@ -109,8 +109,9 @@ def part(run: RunFile) -> Part[Config, State]:
         admission=run.batcher.admission,
         eta=run.buffer.max_age if run.batcher.eta < 0 else run.batcher.eta,
         producers={name: [f"{name}-{i}" for i in range(env.replicas)] for name, env in granting.items()},
-        group_tokens={name: run.buffer.group_size * 2 * env.max_tokens for name, env in granting.items()},
+        group_tokens={name: run.buffer_of(name).group_size * 2 * env.max_tokens for name, env in granting.items()},
         rules_version=1,
+        max_ages={name: env.buffer.max_age for name, env in run.envs.items() if env.buffer.max_age is not None},
         group_limits_s={name: env.rollout_timeout_s + 2 * env.env_timeout_s for name, env in granting.items()},
     )
     inputs = {**{f"groups.{env}": ("scored-group",) for env in run.envs}, "policy-versions": ("policy-version",)}

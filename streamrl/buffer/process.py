@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streamrl.buffer.advantages import advantage_named
 from streamrl.buffer.freshness import FUTURE_VERSIONS, furthest
 from streamrl.buffer.window import LOOK_S, Fold, Rules, State, Window, quiet_groups
-from streamrl.config import RunFile
+from streamrl.config import Buffer, EnvBuffer, RunFile
 from streamrl.records import PolicyVersion, Rollout
 from streamrl.stream import worker
 from streamrl.stream.log import Event, Log, Output, Positions
@@ -18,6 +18,18 @@ from streamrl.stream.worker import Part, Report
 
 CONSUMES = ("rollouts", "policy-versions")
 PRODUCES = ("groups", "fates", "dead-letters", "metrics", "journal")
+
+
+@dataclass(frozen=True)
+class OwnRules:
+    """Of an env that has rules of its own: all that one may have."""
+
+    group_size: int
+    min_group_size: int
+    max_age: int
+    advantage: str
+    zero_advantage: Literal["keep", "filter"]
+    group_wait_s: float
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,12 @@ class Config:
     group_wait_s: float = 60.0  # without a new rollout: then a group closes with what it has
     max_seq_len: int = 0  # of the model; 0: not said
     partitions: int = 0  # of rollouts.<env>; 0: not said
+    own: dict[str, OwnRules] = field(default_factory=dict[str, OwnRules])  # by env
     begins_at: int = -1  # a fork: what was sampled by versions not heard of yet lies there from the start, so it is read only once this one is heard
+
+    def own_rules(self) -> dict[str, Rules]:
+        """By env: of those that have rules of their own."""
+        return {env: replace(self, **vars(own)).rules for env, own in self.own.items()}
 
     @property
     def rules(self) -> Rules:
@@ -58,7 +75,7 @@ class Config:
 
 def step(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
     """Fold the events in, one by one: how a poll was cut does not matter."""
-    fold = Fold(config.rules, state, time_s)
+    fold = Fold(config.rules, state, time_s, config.own_rules())
     for event in events:
         match event.record:
             case PolicyVersion(learner=config.learner, version=version) as announced if version > state.version:
@@ -73,7 +90,7 @@ def step(config: Config, state: State, events: Iterable[Event], time_s: float) -
 
 def reconcile(config: Config, state: State, removed: Positions, time_s: float) -> tuple[State, list[Output]]:
     """The state under this configuration, without what retention has deleted: everything below the offsets of `removed`."""
-    fold = Fold(config.rules, state)
+    fold = Fold(config.rules, state, time_s, config.own_rules())
     for env in list(state.windows):
         fold.expire_removed(env, removed)
         if env not in config.envs:
@@ -103,17 +120,20 @@ def due(config: Config, state: State, time_s: float) -> bool:
     """Has an open group waited for long enough, although nothing comes?"""
     if not config.rules_version or 0 <= time_s - state.looked_s < LOOK_S:
         return False
-    return time_s < state.looked_s or any(quiet_groups(config.rules, window, state.version, time_s) for window in state.windows.values())
+    rules, own = config.rules, config.own_rules()
+    waited = (quiet_groups(own.get(env, rules), window, state.version, time_s) for env, window in state.windows.items())
+    return time_s < state.looked_s or any(waited)
 
 
 def complaints(config: Config, env: str, window: Window, time_s: float) -> Iterator[str]:
     """What the producers of an env, or whoever set its rules, should know since the last version."""
-    half_s = config.group_wait_s / 2
+    rules = config.own.get(env, config)
+    half_s = rules.group_wait_s / 2
     if config.rules_version and (waiting := [group for group in window.open.values() if 0 <= group.last_s < time_s - half_s]):
         most = max(len(group.members) + group.lost for group in waiting)
         yield (
-            f"{len(waiting)} groups of {env} have had no new rollout for {half_s:g} s, with {most} of {config.group_size} at most; they close after "
-            f"{config.group_wait_s:g} s. Does its producer send as many as buffer.group_size? Is it slow? Raise buffer.group_wait_s"
+            f"{len(waiting)} groups of {env} have had no new rollout for {half_s:g} s, with {most} of {rules.group_size} at most; they close after "
+            f"{rules.group_wait_s:g} s. Does its producer send as many as buffer.group_size? Is it slow? Raise buffer.group_wait_s"
         )
     if window.intake.suspicious:
         yield f"{window.intake.suspicious} rollouts of {env} have logprobs that are all exactly 0; does its client ask for logprobs?"
@@ -121,6 +141,10 @@ def complaints(config: Config, env: str, window: Window, time_s: float) -> Itera
         yield f"the window of {env} was full, {window.intake.crowded_out} groups below their minimum were closed; raise buffer.max_window_tokens"
     if window.intake.unscored:
         yield f"{env}: {window.intake.unscored}"
+
+
+def own_of(rules: Buffer) -> OwnRules:
+    return OwnRules(rules.group_size, rules.min_group_size, rules.max_age, rules.advantage, rules.zero_advantage, rules.group_wait_s)
 
 
 def part(run: RunFile) -> Part[Config, State]:
@@ -141,6 +165,7 @@ def part(run: RunFile) -> Part[Config, State]:
         group_wait_s=rules.group_wait_s,
         max_seq_len=run.model.max_seq_len,
         partitions=run.topics.partitions,
+        own={env: own_of(run.buffer_of(env)) for env, settings in run.envs.items() if settings.buffer != EnvBuffer()},
         begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {**{f"rollouts.{env}": ("rollout",) for env in run.envs}, "policy-versions": ("policy-version",)}

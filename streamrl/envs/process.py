@@ -194,14 +194,15 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
     # First: it fences an earlier instance, so that its progress is final. What it has sampled it keeps through a broker's absence.
     writer = RetryingWriter(log, f"env-{producer}", f"journal.env-{producer}", stop=stop)
-    replicas, guess_tokens = max(settings.replicas, 1), float(run.buffer.group_size * 2 * settings.max_tokens)
+    group_size = run.buffer_of(env).group_size
+    replicas, guess_tokens = max(settings.replicas, 1), float(group_size * 2 * settings.max_tokens)
     progress = resumed(producer, replica, replicas, list(progresses(log, env)))
     credit = Credit(producer, replicas, guess_tokens)
     key, inference = reveal(run.inference.api_key, "inference.api_key"), run.inference
     client = Client(settings.pool, api_key=key, stick_margin=inference.stick_margin, heartbeat_s=inference.heartbeat_s)
     credit.launched = progress.published_groups + len(progress.open_problems)
     visits, counter = filtered(env, settings, made), Counter(progress, replicas)
-    me = Replica(env, settings, made, run.buffer.group_size, counter, credit, client, rewards, visits=visits, kept=kept(run, env))
+    me = Replica(env, settings, made, group_size, counter, credit, client, rewards, visits=visits, kept=kept(run, env))
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:

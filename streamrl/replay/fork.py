@@ -118,7 +118,7 @@ def transplant(old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with
     if shares_of(run) == shares_of(parent):  # what one share owes another means nothing under other shares
         run = run.model_copy(update={"fork": run.fork.model_copy(update={"balance": cut.balance})})
     census = count(old, parent, run)
-    groups = census.inherited(version, run.buffer.max_age) | dict.fromkeys(cut.held)
+    groups = census.inherited(version, max(run.buffer_of(env).max_age for env in run.envs)) | dict.fromkeys(cut.held)
     recorded_order = list(schedule(old, parent, dict.fromkeys(cut.held), version))
     first = [message for message in recorded_order if message.topic.startswith(topics.ROLLOUTS)]
     _copy(writer.commit, first)

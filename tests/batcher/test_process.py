@@ -352,3 +352,13 @@ def test_what_a_group_costs_is_what_the_last_few_hundred_have_cost():
         pool.forget()
         pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + 40
     assert pool.measured == 256 and 37 < pool.measured_tokens / pool.measured <= 40
+
+
+def test_an_env_may_have_an_age_limit_of_its_own():
+    """Version 1: of version 0, `copy` may be trained on, `add` not; and of `add` work is wanted for one batch, of `copy` for two."""
+    config = replace(RULES, fractions={"copy": 0.5, "add": 0.5}, max_ages={"add": 0})
+    old = [group_event(i, group(env, f"{env}-0", version=0)) for i, env in enumerate(("copy", "add"))]
+    out = step(config, State(version=1, next_batch=1), old, 0.0)[1]
+    assert fates(out) == [("expired", "add-0", None)]
+    wanted = {o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)}
+    assert wanted == {"copy": 2 * 10 - 10, "add": 10}

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.buffer.process import Config, paused, step
+from streamrl.buffer.process import Config, part, paused, step
 from streamrl.buffer.window import State
+from streamrl.config import parse
 from streamrl.records import Fate, Metric, ScoredGroup
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Event, Output, Undecodable
+from streamrl.stream.worker import from_json, to_json
 from tests.build import rollout, rollout_event, turns, version_event
 
 CONFIG = Config(
@@ -235,3 +237,19 @@ def test_a_group_is_looked_at_whenever_something_about_it_may_change(moves: list
                 group.look_at = 0
         first, second = step(config, seldom, [event], 0.0)[1], step(config, always, [event], 0.0)[1]
         assert [to_message(output) for output in first] == [to_message(output) for output in second]
+
+
+def test_an_env_may_have_rules_of_its_own():
+    """Groups of 3 that live for 0 versions and whose advantages are the rewards, beside groups of 2 under the rules for all."""
+    own = {"group_size": 3, "max_age": 0, "advantage": "dr-grpo", "group_wait_s": 5.0}
+    envs = {"copy": {}, "add": {"buffer": own}}
+    made = part(parse({"run": "r", "envs": envs, "buffer": {"group_size": 2, "max_age": 1}, "model": {"max_seq_len": 10}}))
+    again = from_json(to_json(made.config), made)
+    assert again == made.config and again.own["add"].group_wait_s == 5.0
+    sent = [rollout_event(i, rollout(env, sample=i, reward=float(i))) for env in envs for i in range(2)]
+    state, out = step(again, State(), [version_event(0), *sent], 0.0)
+    assert [(g.environment, g.advantages.tolist()) for g in groups(out)] == [("copy", [-1.0, 1.0])]
+    state, out = step(again, state, [rollout_event(9, rollout("add", sample=2, reward=2.0))], 0.0)
+    assert [(g.environment, g.advantages.tolist()) for g in groups(out)] == [("add", [-1.0, 0.0, 1.0])]
+    late = [rollout_event(10 + i, rollout(env, "g1", version=0)) for i, env in enumerate(envs)]
+    assert fates(step(again, state, [version_event(1), *late], 0.0)[1]) == [("expired", [11], "")]
