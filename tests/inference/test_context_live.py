@@ -120,9 +120,7 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(ser
     api, directory = serving
     tokenizer: Any = InferenceContext.of_model(directory).tokenizer
     client, talk = Client(heartbeat_s=60.0), [{"role": "user", "content": PROMPTS[0]}]
-    client.heard(
-        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", max_model_len=256)
-    )
+    client.heard("a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", max_model_len=256))
     try:
         for first in await client.sample(talk, 6, Env(max_tokens=20)):
             history = [*first.prompt_tokens.tolist(), *(t for t in first.tokens.tolist() if t != tokenizer.eos_token_id), tokenizer.eos_token_id]
@@ -138,9 +136,7 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(ser
 async def test_tools_are_told_to_the_template_of_a_server_without_a_parser(serving: tuple[openai.OpenAI, Path]):
     api, _ = serving
     client, tool = Client(heartbeat_s=60.0), described("add", "Adds", {"numbers": "what to add"})
-    client.heard(
-        "a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", max_model_len=256)
-    )
+    client.heard("a", Server(server_id="a", url=str(api.base_url).removesuffix("/v1/"), state="ready", max_model_len=256))
     try:
         (sampled,) = await client.sample([{"role": "user", "content": PROMPTS[0]}], 1, Env(max_tokens=5), [tool])
     finally:

@@ -1,5 +1,6 @@
 """Whole runs, with a real broker and a real `streamrl up`; the parts are actors (`actor.py`)."""
 
+import itertools
 import json
 import os
 import pty
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,28 @@ def test_a_part_that_hangs_is_ended_and_started_again(tmp_path: Path, monkeypatc
         supervisor.close(limit_s=1.0)
     assert said.lines[0] == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is 60 s"
     assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}
+
+
+def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}, "orchestrator": {"max_wall_s": 0.2}})
+    log, stop, over = MemoryLog(dict.fromkeys(process.CONSUMES, 1)), threading.Event(), threading.Event()
+    clock = itertools.count(1e9, -3_600.0)
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+
+    def beat() -> None:
+        while not over.wait(0.02):
+            server = Server(server_id="inference-0", url="", version=0, state="ready", heartbeat_s=time.time())
+            log.append([to_message(Output("servers", "inference-0", server))], marker=False)
+
+    beating, ended = threading.Thread(target=beat), threading.Timer(patience(20), stop.set)
+    beating.start()
+    ended.start()
+    try:
+        assert process.watch(run, log, stop, Said()) == (0, "0 s are over")
+    finally:
+        over.set()
+        ended.cancel()
+        beating.join()
 
 
 def test_the_batches_that_a_verdict_needs_are_found_from_the_end():

@@ -1,7 +1,9 @@
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +47,15 @@ def test_an_end_is_noticed_once_and_by_its_signal(supervisor: Supervisor):
     os.kill(supervisor.pid("a"), signal.SIGKILL)
     until(lambda: not supervisor.observe()["a"].running)
     assert [end.exit_code for end in supervisor.observe()["a"].ends] == [-9]
+
+
+def test_lives_are_timed_by_a_clock_that_nobody_sets(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    clock = itertools.count(1e9, -3_600.0)  # set back an hour whenever it is looked at
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    supervisor.start("a", [*PYTHON, "pass"])
+    until(lambda: not supervisor.observe()["a"].running)
+    [end] = supervisor.observe()["a"].ends
+    assert end.lived_s >= 0 and abs(time.monotonic() - end.time_s) < 3_600
 
 
 def test_what_a_part_has_started_ends_with_it(supervisor: Supervisor, mark: str):
