@@ -41,6 +41,7 @@ from streamrl.stream.log import Log
 PAGE = Path(__file__).parent / "page"
 PORT = 8650
 TICK_S = 1.0  # between two looks for changes
+STREAMS = 64  # pages that are told of changes at a time
 IDLE_S = 5.0  # how old the ages on the page may get while nothing happens
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -183,6 +184,7 @@ class Answers:
         self._texts, self._loaded = None, False
         self._live: tuple[int, float, bytes] = (-1, 0.0, b"")  # messages folded, when, what was made of them
         self._reading = threading.Lock()
+        self._streams = 0
 
     def overview(self, request: Request) -> Response:
         step = number(request, "step", int)
@@ -213,9 +215,19 @@ class Answers:
             return json({**known, **views.detail(found, trained, self._tokenizer())})
 
     async def events(self, request: Request) -> Response:
+        if self._streams >= STREAMS:
+            raise Refused(503, f"{STREAMS} pages are told of changes already; close one")
         return EventSourceResponse(self._changes(), ping=15)
 
     async def _changes(self) -> AsyncIterator[ServerSentEvent]:
+        self._streams += 1
+        try:
+            async for change in self._told():
+                yield change
+        finally:
+            self._streams -= 1
+
+    async def _told(self) -> AsyncIterator[ServerSentEvent]:
         sent = b""
         while not self._stop.is_set():
             now = await run_in_threadpool(self._now)

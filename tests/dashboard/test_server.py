@@ -60,6 +60,21 @@ def test_another_name_for_this_address_is_not_answered(client: TestClient):
     assert client.get("/api/overview", headers={"host": "evil.example:8650"}).status_code == 400
 
 
+def test_only_so_many_pages_are_told_of_changes(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "STREAMS", 0)
+    answer = client.get("/api/events")
+    assert answer.status_code == 503 and "close one" in answer.json()["error"]
+
+
+async def test_a_page_that_is_closed_makes_room(board: Board):
+    answers = server.Answers(board, threading.Event(), lambda: 1.0)
+    changes = answers._changes()
+    await anext(changes)
+    assert answers._streams == 1
+    await changes.aclose()
+    assert answers._streams == 0
+
+
 def test_nothing_can_be_written(client: TestClient):
     assert client.post("/api/rollouts").status_code == 405
 

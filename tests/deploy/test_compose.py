@@ -67,7 +67,7 @@ def test_services_wait_for_what_they_need_and_say_how_they_are(everything: dict[
         parts = name not in ("kafka", "topics")
         assert not parts or service["depends_on"] == {"topics": {"condition": "service_completed_successfully"}}
         assert not parts or service["healthcheck"]["test"][-1].count("/readyz") == 1
-        assert name == "kafka" or (service["cap_drop"] == ["ALL"] and service["init"])
+        assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"] and (name == "kafka" or service["init"])
     assert everything["topics"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
 
 
