@@ -137,6 +137,8 @@ MEASURES = (
     Measure("inference_context/rollouts", "rollouts", "made with an inference context (document 002)", "counter"),
     Measure("inference_context/misaligned", "rollouts", "whose tokens are not the server's", "counter"),
     Measure("inference_context/short", "rollouts", "of very few tokens", "counter"),
+    Measure("inference_context/unchecked", "rollouts", "whose prompt ids were not sent, so that nothing was compared", "counter"),
+    Measure("inference_context/suspicious", "rollouts", "with logprobs that are all 0, above 0 or far below what is sampled", "counter"),
     Measure("inference_context/template_failures", "prompts", "that the chat template refused", "counter"),
     # ---- inference
     Measure("inference/in_flight", "sequences", "running or waiting in vLLM"),

@@ -1,6 +1,7 @@
 """What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw: design document 002.
 
-For envs that call chat completions themselves. Ask for `logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide.
+For envs that call chat completions themselves. Say at which temperature they sample and, from `servers`, which policy version answers: without either a
+rollout is not trained on. Ask for `logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide.
 Without them the prompt is tokenised here, with the template that the server applies, and the answer's BPE tokens are looked up (`Ġhello`, not
 ` hello`; vLLM prints decoded text, so it has to send ids). Envs that sample through `client.py` need none of it: it handles ids only.
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from streamrl.errors import ModelError
-from streamrl.records import InferenceMetadata, Rollout, Turn, token_dtype
+from streamrl.records import InferenceMetadata, Rollout, Turn, VersionSpan, token_dtype
 
 if TYPE_CHECKING:
     from openai.types.chat.chat_completion import Choice
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FEW_TOKENS = 5  # an answer of fewer is worth a warning
+LEAST_LOGPROB = -100.0  # of a token that was sampled; servers write -9999 for what they do not know
 ID_PREFIX = "token_id:"  # how vLLM prints tokens under `return_tokens_as_token_ids`
 Messages = Sequence[Mapping[str, Any]]
 
@@ -40,19 +42,23 @@ class Tokenizer(Protocol):
 
 
 class InferenceContext:
-    """The tokenizer of the served model, and rollouts made with it. `counts` are this context's, since it was made."""
+    """The tokenizer of the served model, and rollouts made with it. `counts` are this context's, since it was made.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.counts: Counter[str] = Counter(rollouts=0, misaligned=0, short=0, template_failures=0)
+    `temperature` is what the env samples at, and `policy_version` the newest that `servers` has told it of. Rollouts
+    have them where the call says nothing else.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, temperature: float | None = None, policy_version: int | None = None) -> None:
+        self.tokenizer, self.temperature, self.policy_version = tokenizer, temperature, policy_version
+        self.counts: Counter[str] = Counter(dict.fromkeys(("rollouts", "misaligned", "short", "template_failures", "unchecked", "suspicious"), 0))
 
     @classmethod
-    def of_model(cls, directory: str | Path) -> InferenceContext:
+    def of_model(cls, directory: str | Path, temperature: float | None = None, policy_version: int | None = None) -> InferenceContext:
         """With the tokenizer of a Hugging Face directory. Raises ModelError."""
         from transformers import AutoTokenizer  # takes seconds
 
         try:
-            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
+            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True), temperature, policy_version)
         except (OSError, ValueError) as error:
             raise ModelError(f"{directory}: no tokenizer can be loaded from there ({' '.join(str(error).split())[:300]})") from None
 
@@ -100,23 +106,34 @@ class InferenceContext:
         prompt_token_ids: Sequence[int] | None = None,  # `completion.prompt_token_ids`
         token_rewards: Sequence[float] | None = None,  # one a sampled token, on top of `reward`
         how: InferenceMetadata | None = None,
-        policy_version: int = 0,  # where `how` has no version spans
-        group_id: str = "",
-        sample: int = 0,
+        policy_version: int | None = None,  # where neither `how` nor the choice has version spans; otherwise the context's
+        group_id: str = "",  # of its own where the same example is posed again
+        sample: int | None = None,  # otherwise the choice's index
         producer: str = "",
     ) -> Rollout:
         """One rollout of prompt and answer.
 
-        Ids that differ from `tokenize_prompt`, or logprobs that are not one a token, leave it `misaligned`: the buffer ends it as invalid. Raises
-        ValueError as the methods above do.
+        Ids that differ from `tokenize_prompt`, logprobs that are not one a token, no temperature and no policy version leave it `misaligned`: the
+        buffer ends it as invalid. Without `prompt_token_ids` nothing can be compared, which is warned of, counted and noted in the metadata, as
+        are suspicious logprobs. Raises ValueError as the methods above do.
         """
         own = self.tokenize_prompt(prompt)
         asked = own if prompt_token_ids is None else np.array(prompt_token_ids, np.int32)
         tokens, logprobs = self.response_tokens_from_choice(choice), self.logprobs_from_choice(choice)
-        cause = misalignment(own, asked, len(tokens), len(logprobs))
-        self._note(env_example_id, len(tokens), cause)
-        how = how or InferenceMetadata(server="", temperature=1.0, finish_reason=choice.finish_reason)
-        versions = [span.version for span in how.version_spans] or [policy_version]
+        spans = how.version_spans if how else _spans(choice)
+        version = self.policy_version if policy_version is None else policy_version
+        versions = [span.version for span in spans] or ([] if version is None else [version])
+        temperature = how.temperature if how else self.temperature
+        cause = misalignment(own, asked, len(tokens), len(logprobs)) or _unsaid(versions, temperature)
+        doubts = {"prompt_token_ids": "not sent"} if prompt_token_ids is None else {}
+        if suspicion := suspicious(logprobs):
+            doubts["logprobs"] = suspicion
+        self._note(env_example_id, len(tokens), cause, doubts)
+        versions = versions or [0]
+        sample = choice.index if sample is None else sample
+        how = how or InferenceMetadata(
+            server="", temperature=1.0 if temperature is None else temperature, finish_reason=choice.finish_reason, version_spans=spans
+        )
         dtype = token_dtype(int(max(asked.max(initial=0), tokens.max())) + 1)
         shown = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
         answer = Turn(
@@ -142,6 +159,7 @@ class InferenceContext:
             newest_policy_version=max(versions),
             truncated=choice.finish_reason == "length",
             misaligned=cause,
+            metadata=doubts,
         )
 
     def metrics(self) -> dict[str, float]:
@@ -163,14 +181,44 @@ class InferenceContext:
             raise ValueError(f"{token!r} is no token of the vocabulary: the server prints decoded text; ask it for ids with return_token_ids")
         return int(found)
 
-    def _note(self, example: str, tokens: int, cause: str) -> None:
+    def _note(self, example: str, tokens: int, cause: str, doubts: Mapping[str, str]) -> None:
         self.counts["rollouts"] += 1
         if tokens < FEW_TOKENS:
             self.counts["short"] += 1
             logger.warning("only %d tokens for %s", tokens, example)
+        if "prompt_token_ids" in doubts:
+            self.counts["unchecked"] += 1
+            if self.counts["unchecked"] == 1:
+                logger.warning("%s has no prompt_token_ids, so its prompt cannot be compared; ask vLLM for them with return_token_ids", example)
+        if "logprobs" in doubts:
+            self.counts["suspicious"] += 1
+            logger.warning("suspicious logprobs of %s: %s", example, doubts["logprobs"])
         if cause:
             self.counts["misaligned"] += 1
             logger.warning("%s is not trained on: %s", example, cause)
+
+
+def suspicious(logprobs: np.ndarray) -> str:
+    """Why these can hardly be what a softmax gave for what was sampled, in a line; empty when they may be."""
+    if len(logprobs) > 1 and not logprobs.any():
+        return f"all {len(logprobs)} are 0; was it sampled greedily, or were they left out?"
+    if (above := np.flatnonzero(logprobs > 0)).size:
+        return f"token {above[0]} has {logprobs[above[0]]:g}, above 0"
+    if (below := np.flatnonzero(~(logprobs > LEAST_LOGPROB))).size:
+        return f"token {below[0]} has {logprobs[below[0]]:g}, which nobody samples"
+    return ""
+
+
+def _spans(choice: Any) -> list[VersionSpan]:
+    """Which version sampled what, where the server says it."""
+    said = getattr(choice, "weight_versions", None) or ()
+    return [VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"]) for span in said]
+
+
+def _unsaid(versions: Sequence[int], temperature: float | None) -> str:
+    if not versions:
+        return "nobody says which policy version sampled it; give the context its policy_version"
+    return "nobody says at which temperature it was sampled; give the context its temperature" if temperature is None else ""
 
 
 def misalignment(own: np.ndarray, sent: np.ndarray, tokens: int, logprobs: int) -> str:

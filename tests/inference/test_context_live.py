@@ -46,7 +46,7 @@ def ask(client: openai.OpenAI, prompt: str, **options: Any) -> Any:
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_its_ids_make_an_aligned_rollout(serving: tuple[openai.OpenAI, Path], prompt: str):
     client, directory = serving
-    context = InferenceContext.of_model(directory)
+    context = InferenceContext.of_model(directory, 1.0, 0)
     completion = ask(client, prompt, return_token_ids=True)
     for choice in completion.choices:
         made = context.create_rollout_from_choice(prompt, choice, "e", "1", 1.0, prompt_token_ids=completion.prompt_token_ids)
@@ -59,7 +59,7 @@ def test_its_ids_make_an_aligned_rollout(serving: tuple[openai.OpenAI, Path], pr
 
 def test_the_tokens_it_prints_by_id_are_the_same(serving: tuple[openai.OpenAI, Path]):
     client, directory = serving
-    context = InferenceContext.of_model(directory)
+    context = InferenceContext.of_model(directory, 1.0, 0)
     completion = ask(client, PROMPTS[1], return_token_ids=True, return_tokens_as_token_ids=True)
     for choice in completion.choices:
         sent = list(choice.token_ids)
@@ -83,7 +83,7 @@ def test_the_text_it_prints_is_refused_not_guessed_at(serving: tuple[openai.Open
 def test_another_template_is_noticed_and_never_trained_on(serving: tuple[openai.OpenAI, Path]):
     client, _ = serving
     completion = ask(client, PROMPTS[0], return_token_ids=True)
-    context = InferenceContext(bpe("{{ messages[0]['content'] }}"))
+    context = InferenceContext(bpe("{{ messages[0]['content'] }}"), 1.0, 0)
     made = context.create_rollout_from_choice(PROMPTS[0], completion.choices[0], "e", "1", 1.0, prompt_token_ids=completion.prompt_token_ids)
     assert "is it the served model's tokenizer and template?" in made.misaligned
     assert context.metrics()["inference_context/misaligned"] == 1
