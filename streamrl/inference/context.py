@@ -1,7 +1,7 @@
 """What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw: design document 002.
 
-For envs that call chat completions themselves. Say at which temperature they sample and, from `servers`, which policy version answers: without either a
-rollout is not trained on. Ask for `logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide.
+For envs that call chat completions themselves. Say at which temperature they sample and, from `servers`, which policy version answers:
+without either a rollout is not trained on. Ask for `logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide.
 Without them the prompt is tokenised here, with the template that the server applies, and the answer's BPE tokens are looked up (`Ġhello`, not
 ` hello`; vLLM prints decoded text, so it has to send ids). Envs that sample through `client.py` need none of it: it handles ids only.
 """
