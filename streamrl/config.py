@@ -411,7 +411,7 @@ class Topics(Section):
     replicas: int = Field(default=1, ge=1)  # copies of each partition
     retention_hours: float = Field(default=168, gt=0)  # records are kept so long, at least
     on_removed: Literal["stop", "expire"] = "stop"  # a part starts and retention has deleted what it needs: it says so and ends, or expires that
-    config: dict[str, str] = {}  # more settings for every topic
+    config: dict[str, str] = {}  # more settings for every topic; those that delete (retention.*, cleanup.policy) only for topics with a retention
 
     @property
     def snapshot_s(self) -> float:

@@ -9,6 +9,7 @@ Parts name topics without the run (`rollouts.copy-digits`); on the broker each i
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from confluent_kafka import TopicPartition as Where
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from streamrl.config import RunFile
-from streamrl.errors import AccessDenied, BrokerError, ConfigError
+from streamrl.errors import AccessDenied, BrokerError, ConfigError, StreamrlError
 from streamrl.stream.kafka import Admin, again, denied
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ METRICS = "metrics"
 EVALS = "evals"
 DEAD_LETTERS = "dead-letters"
 
+DELETING = ("retention.", "local.retention.", "cleanup.policy")  # settings by which a broker deletes records
 CALL_TIMEOUT_S = 10.0
 SETTLE_LIMIT_S = 30.0  # until a new topic has leaders, or a deleted one is gone
 
@@ -165,7 +167,10 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
         "retention_ms": round(wanted.retention_hours * 3_600_000),
     }
     manifest = yaml.safe_load(Template(kind.text).substitute(values))
-    manifest["spec"]["config"] = {name: str(value) for name, value in {**manifest["spec"]["config"], **wanted.config}.items()}
+    own = manifest["spec"]["config"]
+    bounded = own.get("retention.ms", -1) != -1  # others are a part's memory, or what the whole run is known by: nothing of them may be deleted
+    more = {name: value for name, value in wanted.config.items() if bounded or not name.startswith(DELETING)}
+    manifest["spec"]["config"] = {name: str(value) for name, value in {**own, **more}.items()}
     return Topic(manifest["metadata"]["name"], kind, manifest)
 
 
@@ -235,11 +240,19 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
 
 
 def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, int]) -> None:
-    """Make the topics of a recorded run (`recorded`). Raises ConfigError, and changes nothing, when the cluster has topics of a run of that name."""
+    """Make the topics of a recorded run (`recorded`), or none of them where that fails.
+
+    Raises ConfigError, and changes nothing, when the cluster has topics of a run of that name.
+    """
     cluster, wanted = _Cluster(settings), recorded(run, partitions)
     if there := sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}.")):
         raise ConfigError(f"{cluster.address} has topics of a run {run.run!r} already ({there[0]}, ...); take another name with --as")
-    cluster.create(wanted)
+    try:
+        cluster.create(wanted)
+    except BaseException:
+        with contextlib.suppress(StreamrlError):  # the first error says more
+            cluster.delete([topic.name for topic in wanted])
+        raise
 
 
 def delete(run: RunFile, settings: Mapping[str, Any]) -> list[str]:

@@ -87,6 +87,41 @@ def test_what_is_kept_how_long():
         assert int(topic_settings["max.message.bytes"]) == largest + (65_536 if name.startswith("dead-letters.") else 0)
 
 
+def test_no_setting_deletes_what_is_kept_for_ever():
+    """Retention of bytes on a journal would delete the memory of a part."""
+    more = {"retention.bytes": "1000000", "retention.ms": "60000", "cleanup.policy": "delete", "segment.bytes": "2000000"}
+    before = {topic.name: topic.config for topic in topics.plan(run_file())}
+    for topic in topics.plan(run_file(config=more)):
+        kept = before[topic.name].get("retention.ms", "-1") == "-1"
+        assert topic.config == {**before[topic.name], **({"segment.bytes": "2000000"} if kept else more)}, topic.name
+
+
+def test_topics_of_which_some_cannot_be_made_are_all_taken_back(monkeypatch: pytest.MonkeyPatch):
+    class Cluster:
+        """One that makes the first topic and refuses the others."""
+
+        address, there = "nowhere", dict[str, tuple[int, int]]()
+
+        def __init__(self, settings: object) -> None: ...
+
+        def partitions(self) -> dict[str, tuple[int, int]]:
+            return self.there
+
+        def create(self, wanted: list[topics.Topic]) -> None:
+            self.there[wanted[0].name] = (1, 1)
+            raise ConfigError("too many")
+
+        def delete(self, names: list[str]) -> None:
+            for name in names:
+                self.there.pop(name, None)
+
+    monkeypatch.setattr(topics, "_Cluster", Cluster)
+    for _ in range(2):  # the second time nothing of the first is in the way
+        with pytest.raises(ConfigError, match="too many"):
+            topics.create(run_file(), {}, {})
+    assert Cluster.there == {}
+
+
 def test_settings_of_the_run_file_come_last():
     planned = topics.plan(run_file(config={"compression.type": "zstd", "max.message.bytes": "1000"}))
     assert {(topic.config["compression.type"], topic.config["max.message.bytes"]) for topic in planned} == {("zstd", "1000")}
