@@ -52,8 +52,9 @@ class Version:
 
     @property
     def news(self) -> bool:
-        """Is it to be announced? Not where it came out as it was announced before."""
-        return self.written is not None and (self.known is None or self.known.sha256 != self.written.stored.sha256)
+        """Is it to be announced? Not where it came out as it was announced before, and lies in the same place."""
+        stored = self.written and self.written.stored
+        return stored is not None and (self.known is None or (self.known.sha256, self.known.uri) != (stored.sha256, stored.uri))
 
 
 @dataclass

@@ -15,8 +15,9 @@ from typing import IO
 import yaml
 
 from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config import RunFile, recorded
 from streamrl.errors import ConfigError, StreamrlError
+from streamrl.orchestrator.resuming import refusals
 from streamrl.stream import broker
 
 RUN_FILE = "run.yaml"
@@ -76,6 +77,10 @@ def take(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Pa
                 raise StreamrlError(f"a broker is running on {directory} (pid {at.process.pid}); stop it before the run is archived")
             archive(directory)
         held.enter_context(_lock(directory))
+        if resume and (directory / RUN_FILE).exists():
+            before = recorded(yaml.safe_load((directory / RUN_FILE).read_text()), str(directory / RUN_FILE))
+            if problem := next(refusals(before, run), ""):
+                raise ConfigError(problem)
         write_run_file(run)
         yield directory
 

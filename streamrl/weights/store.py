@@ -79,7 +79,12 @@ class Store:
         return Stored(f"{self.root}/{_directory(name, manifest.sha256)}", manifest.size_bytes, manifest.sha256)
 
     def holds(self, version: PolicyVersion) -> bool:
-        """Does a version lie where it was announced, as it was announced? All of it is read. Raises WeightError where nobody can tell."""
+        """Does a version lie where it was announced, as it was announced, and is that in this store? All of it is read.
+
+        Raises WeightError where nobody can tell.
+        """
+        if not version.uri.startswith(f"{self.root}/"):
+            return False
         path = _open(version.uri)[1]
         if not _told(lambda: self._fs.exists(f"{path}/{MANIFEST}"), f"the weight store {self.root}"):
             return False

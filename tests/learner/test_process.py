@@ -180,6 +180,11 @@ def fresh(lived: Lived, directory: Path) -> RunFile:
     return lived.run.model_copy(update={"runs_dir": str(directory)})
 
 
+def announced_in(lived: Lived, run: RunFile) -> list[PolicyVersion]:
+    """As if that run had announced them: its store lies elsewhere."""
+    return [msgspec.structs.replace(record, uri=record.uri.replace(lived.run.store, run.store)) for record in versions(lived.log)]
+
+
 def test_version_0_is_announced_before_any_batch(lived: Lived):
     assert [(record.version, record.batch) for record in lived.begun] == [(0, None)]
 
@@ -232,7 +237,8 @@ def test_checkpoints_are_those_of_every_second_version(lived: Lived):
 
 
 def test_a_clean_stop_leaves_a_checkpoint_so_that_nothing_is_trained_again(lived: Lived, tmp_path: Path):
-    run, log = fresh(lived, tmp_path), a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *versions(lived.log))
+    run = fresh(lived, tmp_path)
+    log = a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     with learning(run, log) as life:
         send(log, batch(3))
@@ -247,7 +253,8 @@ def test_nothing_is_compiled_after_the_first_steps(lived: Lived):
 
 def test_a_second_life_goes_on_and_announces_nothing_twice(lived: Lived, tmp_path: Path):
     """Killed, from the checkpoint of version 2: batch 2 is trained again, and gives the version 3 that is announced. Then another learner."""
-    run, log = fresh(lived, tmp_path), a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *versions(lived.log))
+    run = fresh(lived, tmp_path)
+    log = a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     shutil.rmtree(run.directory / "checkpoints" / "lead" / "000003")
     with learning(run, log) as life:
@@ -347,7 +354,8 @@ def test_a_checkpoint_that_was_never_announced_is_refused(lived: Lived, tmp_path
 
 def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(lived: Lived, tmp_path: Path):
     """Learning rate, rows of a batch, a reference: the batches of before are not trained on again."""
-    run, log = fresh(lived, tmp_path), a_log(*map(batch, range(3)), *versions(lived.log))
+    run = fresh(lived, tmp_path)
+    log = a_log(*map(batch, range(3)), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     position = checkpoints.path_of(run.directory / "checkpoints" / "lead", 3) / checkpoints.POSITION
     position.write_text(position.read_text().replace(f'"offset": {2 + len(split(batch(2), limit_bytes=100))}', '"offset": 3'))
@@ -364,7 +372,7 @@ def test_a_store_that_was_emptied_gets_the_newest_version_again(lived: Lived, tm
     for missing in ((), ("000003",)):
         run = fresh(lived, tmp_path / str(len(missing)))
         log = a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100))
-        moved = [msgspec.structs.replace(record, uri=record.uri.replace(lived.run.store, run.store)) for record in announced]
+        moved = announced_in(lived, run)
         send(log, *moved)
         shutil.copytree(lived.run.directory, run.directory)
         for name in missing:
@@ -374,6 +382,18 @@ def test_a_store_that_was_emptied_gets_the_newest_version_again(lived: Lived, tm
             life.until(lambda run=run: Store(f"{run.store}/lead").versions() == [3])
         assert describe(pull(moved[3], run.store, tmp_path / "copy")).sha256 == announced[3].sha256
         assert len(versions(log)) == 4
+
+
+def test_under_another_weight_store_the_newest_version_is_announced_there(lived: Lived, tmp_path: Path):
+    """Servers take nothing from outside the store that is configured: they would wait for ever."""
+    run = fresh(lived, tmp_path)
+    shutil.copytree(lived.run.directory, run.directory)
+    log = a_log(*versions(lived.log))
+    with learning(run, log) as life:
+        life.until(lambda: len(versions(log)) == 5)
+    before, again = versions(log)[3:]
+    assert (again.version, again.lineage, again.sha256) == (3, 1, before.sha256) and again.uri.startswith(f"{run.store}/lead/")
+    pull(again, run.store, tmp_path / "copy")
 
 
 def unknown(made: Batch) -> Batch:

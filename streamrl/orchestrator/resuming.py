@@ -1,0 +1,35 @@
+"""Which settings a run that is gone on with (`streamrl up --resume`) cannot change, and what to do instead. All others take effect at the restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from streamrl.config import RunFile
+
+ELSEWHERE = "begin a new run, or fork this one (`streamrl fork`)"
+FIXED = {
+    "run": "it names the run's topics and its directory",
+    "model.path": f"every version is trained from that model; {ELSEWHERE}",
+    "model.tiny": f"the model is made at the run's beginning; {ELSEWHERE}",
+    "learner.name": "buffer, batcher and servers follow the versions of that learner; begin a second one beside it (`streamrl learner --name`)",
+    "fork": "it says what the run began with, and is written by `streamrl fork`",
+}
+"""By setting or section. The partitions and replicas of topics that hold data are refused by `topics.apply`."""
+
+
+def refusals(before: RunFile, now: RunFile) -> Iterator[str]:
+    """What has been changed and cannot be, a sentence each."""
+    was, wanted = before.model_dump(mode="json"), now.model_dump(mode="json")
+    for path, why in FIXED.items():
+        old, new = _at(was, path), _at(wanted, path)
+        if old != new and not (path == "model.tiny" and now.model.path):
+            yield f"{path} cannot be changed in a run that is gone on with: {why}"
+    if not now.model.path and before.model.max_seq_len != now.model.max_seq_len:
+        yield f"model.max_seq_len cannot be changed in a run that is gone on with: the model was made for {before.model.max_seq_len}; {ELSEWHERE}"
+
+
+def _at(data: Any, path: str) -> Any:
+    for name in path.split("."):
+        data = data[name]
+    return data
