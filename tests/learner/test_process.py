@@ -388,7 +388,7 @@ def test_under_another_weight_store_the_newest_version_is_announced_there(lived:
     """Servers take nothing from outside the store that is configured: they would wait for ever."""
     run = fresh(lived, tmp_path)
     shutil.copytree(lived.run.directory, run.directory)
-    log = a_log(*versions(lived.log))
+    log = a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *versions(lived.log))
     with learning(run, log) as life:
         life.until(lambda: len(versions(log)) == 5)
     before, again = versions(log)[3:]
