@@ -33,7 +33,7 @@ def test_the_command_line():
     text = " ".join(line)
     assert line[0] == "/env/bin/python"
     for part in (
-        "--model /models/7 --served-model-name policy --host 127.0.0.1 --port 8000",
+        "--model /models/7 --load-format safetensors --served-model-name policy --host 127.0.0.1 --port 8000",
         "--dtype float32 --max-model-len 64 --max-num-seqs 32",
         "--logprobs-mode processed_logprobs --generation-config vllm --seed 2",
         "--enable-scale-out --enforce-eager --block-size 32",
