@@ -26,7 +26,7 @@ from streamrl.stream.log import Event
 from tests.build import group_event, turns, version_event
 
 BATCHES = 200
-GOOD, UNLIKELY = turns(), turns(logprob=-9999.0)  # 2 + 3 tokens
+GOOD = turns()  # 2 + 3 tokens
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Chain:
             policy_version=version,
             newest_policy_version=version + (5 if chance() < rates.ahead else 0),
             reward=chance(),
-            turns=UNLIKELY if refused else [] if failed else GOOD,
+            turns=[] if failed and not refused else GOOD,
+            temperature=1e9 if refused else 1.0,
             failure="server gone" if failed and not refused else "",
         )
         self.sent += 1

@@ -31,6 +31,18 @@ class OwnRules:
     zero_advantage: Literal["keep", "filter"]
     group_wait_s: float
 
+    def over(self, config: Config) -> Config:
+        """The configuration with these rules instead of those for all."""
+        return replace(
+            config,
+            group_size=self.group_size,
+            min_group_size=self.min_group_size,
+            max_age=self.max_age,
+            advantage=self.advantage,
+            zero_advantage=self.zero_advantage,
+            group_wait_s=self.group_wait_s,
+        )
+
 
 @dataclass(frozen=True)
 class Config:
@@ -53,7 +65,7 @@ class Config:
 
     def own_rules(self) -> dict[str, Rules]:
         """By env: of those that have rules of their own."""
-        return {env: replace(self, **vars(own)).rules for env, own in self.own.items()}
+        return {env: own.over(self).rules for env, own in self.own.items()}
 
     @property
     def rules(self) -> Rules:
