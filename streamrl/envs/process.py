@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -250,12 +250,12 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
         while not stop.is_set():
             me.hear(reader.poll(500, 0))
             me.launch(time.monotonic())
-            tally.count(await publish(me, writer))
+            tally.count(await publish(me, writer, lambda: me.hear(reader.poll(500, 0))))
             if tally.elapsed_s >= REPORT_S:
                 meter.publish(tally.values(me))
                 tally = tally.next(me)
             await asyncio.sleep(TICK_S)
-        await publish(me, writer)
+        await publish(me, writer, lambda: me.hear(reader.poll(500, 0)))
     finally:
         for task in me.tasks:
             task.cancel()
@@ -278,11 +278,14 @@ def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
     return ends
 
 
-async def publish(me: Replica, writer: RetryingWriter) -> list[Group]:
-    """Commit the groups that have come in; which they are."""
+async def publish(me: Replica, writer: RetryingWriter, meanwhile: Callable[[], None]) -> list[Group]:
+    """Commit the groups that have come in; which they are. `meanwhile` is called each second that it takes: a broker may be away for long."""
     if groups := me.finished():
         me.learn(groups, time.monotonic())
-        await asyncio.to_thread(writer.commit, me.outputs(groups))
+        committing = asyncio.create_task(asyncio.to_thread(writer.commit, me.outputs(groups)))
+        while not (await asyncio.wait([committing], timeout=REPORT_S))[0]:
+            meanwhile()
+        await committing
     return groups
 
 
