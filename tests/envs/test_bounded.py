@@ -17,6 +17,7 @@ import pytest
 from streamrl.envs.base import Answer, Problem
 from streamrl.envs.bounded import ENVIRONMENT, ONE_THREAD, Bounded, Gone
 from streamrl.envs.math_verify import MathVerify
+from streamrl.envs.turns import limited
 from tests.waiting import patience, until
 
 HERE = "tests.envs.test_bounded"
@@ -183,3 +184,17 @@ async def test_math_verify_on_pathological_latex_is_no_verdict_stalls_nobody_and
         assert await verify(problem, Answer("42", True), {}) == 1.0
     finally:
         await verify.close()
+
+
+async def test_answers_that_queue_for_a_process_of_math_verify_are_not_late_for_it():
+    """One process, twelve answers at once, and a limit that they keep one by one and not all together: nobody fails for the queue."""
+    verify, limit_s = MathVerify(processes=1), patience(0.5)
+
+    async def slow(right: str, said: str) -> bool:
+        await asyncio.sleep(limit_s / 5)
+        return right == said
+
+    verify._idle.get_nowait()
+    verify._idle.put_nowait(slow)  # type: ignore[arg-type]  # in the place of the process: as slow as is wanted
+    judged = [limited(verify(Problem([], "42"), Answer("42", True), {}), limit_s, "its reward") for _ in range(12)]
+    assert await asyncio.gather(*judged) == [1.0] * 12
