@@ -85,8 +85,8 @@ class EnvBuffer(Section):
     group_size: int | None = Field(default=None, ge=1)  # rollouts a problem
     min_group_size: int | None = Field(default=None, ge=1)  # that a group closes with, if it cannot wait
     max_age: int | None = Field(default=None, ge=0)  # learner versions
-    advantage: Annotated[str, one_of(*ADVANTAGES)] | None = None
-    zero_advantage: Literal["keep", "filter"] | None = None
+    advantage: Annotated[str, one_of(*ADVANTAGES)] | None = None  # as buffer.advantage
+    zero_advantage: Literal["keep", "filter"] | None = None  # as buffer.zero_advantage
     group_wait_s: float | None = Field(default=None, gt=0)  # without a new rollout
 
 
@@ -121,9 +121,9 @@ class Buffer(Section):
     """Rollouts in, scored groups out."""
 
     group_size: int = Field(default=8, ge=1)  # rollouts a problem
-    min_group_size: int = Field(default=2, ge=1)  # a group that would age out closes with at least so many
+    min_group_size: int = Field(default=2, ge=1)  # a group that would age out, or has waited for long, closes with at least so many
     max_age: int = Field(default=1, ge=0)  # learner versions
-    max_window_tokens: int = Field(default=4_000_000, ge=1)  # an env's window: full, it stops reading
+    max_window_tokens: int = Field(default=4_000_000, ge=1)  # an env's window (and 64 bytes for each): full, its oldest groups close
     max_invalid_frac: float = Field(default=0.5, ge=0, le=1)  # of the last 1,000 rollouts of an env: beyond it the env is not read for 30 s; 1: never
     advantage: Annotated[str, one_of(*ADVANTAGES)] = "rloo"  # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
     zero_advantage: Literal["keep", "filter"] = "keep"  # a group whose advantages are all 0: train on it, or leave it out (others fill the batch)
