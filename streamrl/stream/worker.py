@@ -202,7 +202,7 @@ def reconcile(log: Log, part: Part[C, S], fold: Fold[C, S], begin: Positions, ti
         return []
     what = ""
     if gone := sorted(f"{topic}[{partition}] below offset {offset}" for (topic, partition), offset in removed.items() if topic in part.inputs):
-        what = f"retention has deleted records that it holds or has not read: {', '.join(gone)}"
+        what = f"retention has deleted records that it holds or has not read: {listed(gone)}"
         if not part.expires_removed:
             raise InputGone(f"{part.name}: {what}; to go on without them: --set topics.on_removed=expire")
     fold.state, outputs = part.reconcile(part.config, fold.state, removed, time_s)
@@ -335,12 +335,17 @@ def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
         return fold, 0
     found = list(whole_snapshots(entries(log, topic, max(last.snapshot_offset, log.start(topic, 0)))))
     behind = isinstance(found[-1][1], Snapshot)  # behind the last entry: the part was idle, or has been told to stop
+    snapshots = {offset: record for offset, record in found if isinstance(record, Snapshot)}
     base = found[-1][0] if behind else last.snapshot_offset
-    for offset, record in found:
-        if offset == base and isinstance(record, Snapshot):
-            begin_at(fold, part, offset, record, tape)
+    folded = snapshots[base].sequence if base in snapshots else -1
+    if snapshots and deleted_inputs(log, [entry for _, entry in found if isinstance(entry, JournalEntry) and entry.sequence > folded]):
+        base = max(snapshots)  # the last entry does not name it yet; that entry is then not folded again, and its metrics may be lost
+    if base in snapshots:
+        begin_at(fold, part, base, snapshots[base], tape)
     since = [(offset, record) for offset, record in found if record.sequence > fold.sequence]
-    check_inputs(log, part, [record for _, record in since if isinstance(record, JournalEntry)])
+    if gone := deleted_inputs(log, [record for _, record in since if isinstance(record, JournalEntry)]):
+        taken = f"retention has deleted records that it took after its last snapshot: {listed(gone)}"
+        raise InputGone(f"{part.name}: {taken}; go on from a version that was announced: `streamrl fork`")
     unnamed = -1, -1, 0  # (offset, sequence, bytes) of a snapshot behind the one that is named: its part died before the next entry
     for offset, record in since:
         if isinstance(record, Snapshot):
@@ -365,15 +370,18 @@ def begin_at(fold: Fold[C, S], part: Part[C, S], offset: int, record: Snapshot, 
     saved(fold, offset, len(record.state))
 
 
-def check_inputs(log: Log, part: Part[C, S], since: Sequence[JournalEntry]) -> None:
-    """Say at once, and not in the middle of the fold, that retention has deleted inputs of these entries."""
+def deleted_inputs(log: Log, since: Sequence[JournalEntry]) -> list[str]:
+    """What retention has deleted of the inputs of these entries, partition by partition: asked at once, and not found out in the middle of a fold."""
     needed: dict[TopicPartition, int] = {}
     for piece in (piece for entry in since for piece in entry.slices):
         needed.setdefault((piece.topic, piece.partition), piece.start)
     begin = first_offsets(log, needed)
-    if gone := [f"{topic}[{p}] from offset {start}" for (topic, p), start in needed.items() if is_gone(start, begin[topic, p])]:
-        taken = f"retention has deleted records that it took after its last snapshot: {', '.join(sorted(gone))}"
-        raise InputGone(f"{part.name}: {taken}; go on from a version that was announced: `streamrl fork`")
+    return sorted(f"{topic}[{p}] from offset {start}" for (topic, p), start in needed.items() if is_gone(start, begin[topic, p]))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of them, in a line."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def beginning(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int, Tape]:

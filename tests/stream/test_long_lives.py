@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamrl import config
+from streamrl import config, topics
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import RunFile
@@ -18,16 +18,19 @@ from streamrl.errors import InputGone
 from streamrl.records import Batch, Fate, JournalEntry, Snapshot
 from streamrl.replay.audit import audit
 from streamrl.replay.compare import replay
+from streamrl.replay.fork import cut_of
 from streamrl.stream import worker
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.journal import entries
+from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.snapshots import freeze
 from streamrl.stream.worker import Part, restore
 from tests import life
 from tests.build import rollout
-from tests.data_path import RUN, TOPICS, announce, found, parts, send_groups
+from tests.data_path import RUN, TOPICS, announce, found, parts, running, send_groups
+from tests.waiting import until
 
 BOTH = ["copy", "add"]
 
@@ -69,8 +72,8 @@ def expire_everything(log: MemoryLog) -> None:
     log.delete_before({(topic, 0): log.end(topic, 0) for topic in log.topics() if not topic.startswith(kept)})
 
 
-def run_of(*envs: str, **topics: Any) -> RunFile:
-    raw = {"envs": {env: {"fraction": 1 / len(envs)} for env in envs}, "topics": topics}
+def run_of(*envs: str, **settings: Any) -> RunFile:
+    raw = {"envs": {env: {"fraction": 1 / len(envs)} for env in envs}, "topics": settings}
     return config.parse({**RUN.model_dump(include={"run", "buffer", "batcher", "model"}, exclude_unset=True), **raw})
 
 
@@ -112,6 +115,17 @@ def test_a_part_that_was_killed_before_is_told_which_way_is_left():
     expire_everything(log)
     with pytest.raises(InputGone, match=r"buffer: .*after its last snapshot: rollouts.add\[0\] from offset 0, .*streamrl fork"):
         worker.run(log, part, threading.Event())
+
+
+def test_a_snapshot_that_no_entry_names_yet_is_used_where_what_lies_before_it_is_deleted():
+    log, part = chain()[0], replace(buffer.part(RUN), snapshot_events=13)
+    killed_in_pieces(log, part)  # its only snapshot is that of its last turn
+    (snapshot,) = journal(log, "buffer", Snapshot)
+    assert journal(log, "buffer", JournalEntry)[-1].snapshot_offset == -1
+    state = freeze(restore(log, part)[0].state)
+    log.delete_before({("rollouts.copy", 0): 4, ("rollouts.add", 0): 4})
+    fold, _ = restore(log, part)
+    assert (freeze(fold.state), fold.sequence) == (state, snapshot.sequence)
 
 
 def test_a_snapshot_is_written_when_time_has_passed_although_nothing_comes():
@@ -222,3 +236,48 @@ def killed_in_pieces(log: MemoryLog, part: Part[Any, Any]) -> None:
     reader = log.reader({(topic, 0): fold.positions.get((topic, 0), 0) for topic in part.inputs})
     while messages := reader.poll(20, 0):
         worker.turn(part, fold, messages, 1.0, writer.commit)
+
+
+def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(broker: str, run_name: str):
+    raw = RUN.model_dump(include={"buffer", "batcher", "model"}, exclude_unset=True)
+    before = config.parse({**raw, "run": run_name, "envs": {env: {"fraction": 0.5} for env in BOTH}})
+    after = config.parse({**raw, "run": run_name, "envs": {env: {"fraction": 0.5} for env in ("copy", "math")}, "topics": {"on_removed": "expire"}})
+    kafka = {"bootstrap.servers": broker}
+    topics.apply(before, kafka)
+    log = KafkaLog(kafka, run_name)
+    announce(log, 0)
+    for env in BOTH:
+        send_groups(log, env, range(2), 0)
+        send_groups(log, env, range(7, 9), 0, size=1)
+    with running(log, before):
+        until(lambda: all(log.committed("batcher").get((f"groups.{env}", 0), 0) >= 2 for env in BOTH))
+        until(lambda: all(log.committed("buffer").get((f"rollouts.{env}", 0), 0) >= 6 for env in BOTH))
+    log.delete_before({(topic, 0): log.end(topic, 0) for topic in ("rollouts.copy", "rollouts.add", "groups.copy", "groups.add", "fates")})
+    topics.apply(after, kafka)
+    announce(log, 1)
+    with running(log, after):
+        for env in ("copy", "math"):
+            send_groups(log, env, range(20, 30), 1)
+        until(lambda: log.end("batches", 0) > log.start("batches", 0))
+    for part in parts(after):
+        result, fold = replay(log, part)
+        assert (result.difference, fold.sequence) == ("", restore(log, part)[0].sequence)
+    account = audit(log, list(after.envs), after.learner.name, parts(after))
+    assert account.balanced and account.total("batched") > 0
+
+
+def test_a_fork_finds_the_batch_where_the_beginning_is_deleted():
+    log, part = MemoryLog({**TOPICS, "dead-letters.policy-versions": 1}), replace(batcher.part(RUN), snapshot_events=10)
+    for version in range(6):
+        announce(log, version)
+        for env in BOTH:
+            send_groups(log, env, range(version * 5, version * 5 + 5), version)
+        live(log, buffer.part(RUN))
+        live(log, part)
+    whole = cut_of(log, RUN, 5)
+    second = journal(log, "batcher", Snapshot)[1]
+    log.delete_before({(topic, partition): offset for topic, partition, offset in second.positions if topic.startswith("groups.")})
+    cut = cut_of(log, RUN, 5)
+    assert whole.batch is not None and (cut.version, cut.balance, cut.held) == (whole.version, whole.balance, whole.held)
+    with pytest.raises(InputGone, match=r"what batch 0 of run small was made of; the first that is there is \d+: fork without --rollouts"):
+        cut_of(log, RUN, 0)
