@@ -46,6 +46,7 @@ DEAD_LETTERS = "dead-letters"
 
 DELETING = ("retention.", "local.retention.", "cleanup.policy")  # settings by which a broker deletes records
 CALL_TIMEOUT_S = 10.0
+REQUEST_RECORDS = 4_000  # of a request to make topics
 SETTLE_LIMIT_S = 30.0  # until a new topic has leaders, or a deleted one is gone
 
 
@@ -333,11 +334,12 @@ class _Cluster:
         if not topics:
             return
 
-        def order() -> None:
-            new = [NewTopic(t.name, t.partitions, t.replicas, config=t.config) for t in topics]
+        def order(some: list[Topic]) -> None:
+            new = [NewTopic(t.name, t.partitions, t.replicas, config=t.config) for t in some]
             self._carry_out(self._admin.create_topics(new, request_timeout=CALL_TIMEOUT_S), unless=KafkaError.TOPIC_ALREADY_EXISTS)
 
-        self._again(order)
+        for some in requests(topics):
+            self._again(partial(order, some))
         self._settle(partial(_have_leaders, topics))
 
     def grow(self, topics: list[Topic]) -> None:
@@ -392,6 +394,20 @@ class _Cluster:
             return again(call, self.address)
         except AccessDenied:
             raise denied(self._settings, "make, describe or change topics") from None
+
+
+def requests(topics: list[Topic]) -> Iterator[list[Topic]]:
+    """The topics, cut into lists that a controller makes in one go: it writes a record for each topic, partition and setting, 10,000 at most."""
+    some, records = list[Topic](), 0
+    for topic in topics:
+        wanted = 1 + topic.partitions + len(topic.config)
+        if some and records + wanted > REQUEST_RECORDS:
+            yield some
+            some, records = [], 0
+        some.append(topic)
+        records += wanted
+    if some:
+        yield some
 
 
 def _have_leaders(wanted: list[Topic], there: Mapping[str, Any]) -> bool:

@@ -54,7 +54,13 @@ def gather(run: RunFile, log: Log) -> History:
     found, there = History(), log.topics()
     joiner = Joiner()
     for record, time_s in records(log, there, "batches", ("batch", "batch-part")):
-        if isinstance(record, Batch | BatchPart) and (batch := joiner.add(record)):
+        if not isinstance(record, Batch | BatchPart):
+            continue
+        try:
+            batch = joiner.add(record)
+        except ValueError:  # retention has cut into it
+            continue
+        if batch is not None:
             _batch(found, batch, time_s)
     for record, _ in records(log, there, "fates", ("fate",)):
         if isinstance(record, Fate):

@@ -167,7 +167,7 @@ class FileLog:
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {at: self.end(*at) for at in where}
 
-    def reader(self, positions: Positions, whole: bool = True) -> Reader:
+    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         reader = FileReader(self, positions)
         return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
 

@@ -100,7 +100,7 @@ class Tape:
     def _between(self, where: TopicPartition, start: int, last: int) -> Iterator[Message]:
         """Messages with start <= offset <= last, where `last` is that of a message."""
         if where not in self._open:
-            self._open[where] = self.log.reader({where: max(start, self.log.start(*where))}), []
+            self._open[where] = self.log.reader({where: max(start, self.log.start(*where))}, bounded=True), []
         reader, buffer = self._open[where]
         progress = Progress(reader, where, last + 1)
         while True:

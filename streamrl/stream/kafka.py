@@ -50,13 +50,15 @@ LEAVE_S = 1.0  # for the last mark to arrive, when a part ends
 START_TIMEOUT_S = 10.0  # for calls at start, made again until then: a broker may still be recovering
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024 + 65_536  # what topics take, and what a dead letter says of a record that is as large as that
 
+BOUNDED_WAIT_MS = 10  # for which a broker keeps a fetch that finds nothing: only then it says that the end is reached
+IDLE_WAIT_MS = 100  # the same of a reader that follows: a new record is sent at once, but a partition that is resumed waits for as long
+
 COMMON = {"log_level": 0, "socket.timeout.ms": 5_000, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500}
 CONSUMER = {
     "isolation.level": "read_committed",
     "enable.auto.commit": False,
     "auto.offset.reset": "error",  # an offset that is gone is an error, not a silent jump
     "enable.partition.eof": True,
-    "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 5,
     "fetch.message.max.bytes": 4_000_000,
     "queued.max.messages.kbytes": 16_000,  # ahead of the reader, by default 64 MB: a replay has a reader for every partition
@@ -157,9 +159,9 @@ class KafkaLog:
     def ends(self, where: Collection[Where]) -> dict[Where, int]:
         return self._offsets(where, _LATEST) if where else {}
 
-    def reader(self, positions: Positions, whole: bool = True) -> Reader:
+    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         self._require({topic for topic, _ in positions})  # librdkafka itself would say so after half a minute
-        reader = KafkaReader(self._settings, self._prefix, positions)
+        reader = KafkaReader(self._settings, self._prefix, positions, bounded)
         return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
 
     def writer(self, identity: str, memory: str = "") -> KafkaWriter:
@@ -234,9 +236,10 @@ class KafkaLog:
 
 
 class KafkaReader:
-    def __init__(self, settings: Mapping[str, Any], prefix: str, positions: Positions) -> None:
+    def __init__(self, settings: Mapping[str, Any], prefix: str, positions: Positions, bounded: bool = False) -> None:
         self._prefix, self._settings, self._address = prefix, settings, str(settings.get("bootstrap.servers"))
-        self._consumer = Consumer({**settings, **CONSUMER, "group.id": prefix + READER})
+        wait_ms = BOUNDED_WAIT_MS if bounded else IDLE_WAIT_MS
+        self._consumer = Consumer({**settings, **CONSUMER, "group.id": prefix + READER, "fetch.wait.max.ms": wait_ms})
         self._consumer.assign([TopicPartition(prefix + t, p, offset) for (t, p), offset in positions.items()])
         self._positions, self._names = dict(positions), {prefix + topic: topic for topic, _ in positions}
         self._paused = frozenset[str]()

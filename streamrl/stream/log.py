@@ -151,10 +151,11 @@ class Log(Protocol):
         """`end` of many partitions, asked at once."""
         ...
 
-    def reader(self, positions: Positions, whole: bool = True) -> Reader:
+    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         """A reader of these partitions, each from its offset. An offset that retention has removed raises `InputGone` on poll.
 
         `whole`: records that are larger than a message are joined (`chunks.py`); otherwise their chunks are read as they lie there.
+        `bounded`: it is not to follow; that the end is reached shows at once, and a broker is asked more often.
         """
         ...
 
@@ -184,7 +185,7 @@ def read(log: Log, topic: str, partition: int, start: int, end: int | None = Non
     last = log.end(topic, partition) if end is None else end
     if start >= last:
         return
-    reader = log.reader({(topic, partition): start}, whole)
+    reader = log.reader({(topic, partition): start}, whole, bounded=True)
     try:
         progress = Progress(reader, (topic, partition), last)
         while True:

@@ -53,7 +53,7 @@ class MemoryLog:
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {at: self.end(*at) for at in where}
 
-    def reader(self, positions: Positions, whole: bool = True) -> Reader:
+    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         reader = MemoryReader(self, positions)
         return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
 

@@ -162,8 +162,8 @@ class Watched:
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return self._log.ends(where)
 
-    def reader(self, positions: Positions, whole: bool = True) -> WatchedReader:
-        return WatchedReader(self, self._log.reader(positions, whole), positions)
+    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> WatchedReader:
+        return WatchedReader(self, self._log.reader(positions, whole, bounded), positions)
 
     def writer(self, identity: str, memory: str = "") -> WatchedWriter:
         self._writes = True

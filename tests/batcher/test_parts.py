@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 
 from streamrl.batcher.assemble import assemble
@@ -34,3 +36,13 @@ def test_a_missing_or_altered_piece_is_named():
     altered = BatchPart(number=7, part=0, parts=len(pieces), data=pieces[0].data[::-1])
     with pytest.raises(ValueError, match="digest"):
         [joiner.add(piece) for piece in (altered, *pieces[1:])]
+
+
+def test_behind_a_batch_that_is_cut_the_next_one_is_whole():
+    pieces = [piece for piece in split(make(), limit_bytes=200) if isinstance(piece, BatchPart)]
+    for cut in (pieces[2:], pieces[:2]):  # by retention; by whoever wrote it
+        joiner, whole = Joiner(), list[Batch]()
+        for piece in (*cut, *pieces):
+            with contextlib.suppress(ValueError):
+                whole += filter(None, [joiner.add(piece)])
+        assert [encode(batch) for batch in whole] == [encode(make())]

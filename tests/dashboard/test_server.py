@@ -123,7 +123,7 @@ def test_a_broker_that_is_away_is_said(client: TestClient, board: Board):
     assert "broker cannot be reached" in client.get("/api/rollouts/copy/0/0").json()["error"]
 
     class Away(MemoryLog):
-        def reader(self, positions: object, whole: bool = True) -> object:  # type: ignore[override]
+        def reader(self, *_: object, **__: object) -> object:  # type: ignore[override]
             raise BrokerUnreachable("no Kafka broker answers")
 
     board.log = Away(TOPICS)  # type: ignore[assignment]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from streamrl.batcher.parts import split
 from streamrl.config import RunFile, parse
 from streamrl.metrics import Meter
 from streamrl.orchestrator import report
@@ -92,6 +93,13 @@ def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, v
     assert summarise(run, gather(run, log), {}) == before
     Meter(log, "inference-0").publish({"inference/mismatch_tokens": 1e308}, step=1)
     report.write(run, log)
+
+
+def test_a_batch_that_retention_has_cut_is_left_out(run: RunFile, log: MemoryLog):
+    before = summarise(run, gather(run, log), {})
+    for piece in split(batch(3, {"copy": [0.5]}), limit_bytes=100)[1:]:
+        log.append([to_message(Output("batches", "3", piece))], marker=False)
+    assert summarise(run, gather(run, log), {}) == before
 
 
 def test_files_and_words(run: RunFile, log: MemoryLog):

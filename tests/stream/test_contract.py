@@ -43,8 +43,8 @@ class Exported:
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return self._files().ends(where)
 
-    def reader(self, positions: Positions, whole: bool = True) -> Reader:
-        return self._files().reader(positions, whole)
+    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
+        return self._files().reader(positions, whole, bounded)
 
     def writer(self, identity: str, memory: str = "") -> MemoryWriter:
         return self._memory.writer(identity)
