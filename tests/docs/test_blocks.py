@@ -17,7 +17,7 @@ from tests.docs import run as runs
 from tests.docs.blocks import PAGES, RUNNERS, TAGS, Block, all_blocks, blocks
 from tests.waiting import patience
 
-TAGGED = {"live run": 13, "learner": 8, "torch": 1, "cluster": 9, "minutes": 2}  # how many blocks have which tag: change it with the pages
+TAGGED = {"live run": 13, "learner": 8, "torch": 1, "cluster": 9, "minutes": 4}  # how many blocks have which tag: change it with the pages
 
 
 @pytest.fixture(scope="module")
