@@ -171,9 +171,9 @@ def test_every_field_is_in_golden_bytes(name: str):
         assert turn.keys() == set(Turn.__struct_fields__) and turn["inference_metadata"].keys() == set(InferenceMetadata.__struct_fields__)
 
 
-def test_a_field_of_a_later_version_is_ignored():
+def test_a_field_that_was_added_later_is_ignored():
     later = msgpack.packb({**msgpack.unpackb(encode(examples()["demand"])), "invented_later": [1, 2]})
-    assert decode("demand/2", later or b"") == examples()["demand"]
+    assert decode("demand/1", later or b"") == examples()["demand"]
 
 
 def test_arrays_keep_every_bit():
