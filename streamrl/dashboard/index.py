@@ -1,6 +1,7 @@
 """What is kept of each rollout: where it lies, and a few numbers to find it by. Its tokens stay in the topic and are read at their offset when asked.
 
-Some 150 bytes a rollout; beyond `limit` of them the oldest are forgotten, so memory is bounded however long the run is.
+Some 150 bytes a rollout; beyond `limit` of them, or `limit_bytes` of their uids and groups, the oldest are forgotten, so memory is bounded
+however long the run is and whatever its envs call their rollouts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +21,10 @@ from streamrl.replay.audit import KINDS
 IN_FLIGHT = "in flight"
 FATES = (*KINDS, IN_FLIGHT)
 LIMIT = 1_000_000  # rollouts
+LIMIT_BYTES = 256 * 2**20  # of uids and groups
+EARLY = 65_536  # fates that may wait for their rollouts; of one that retention has removed, none comes
+NAME_CHARS = 200  # of a uid or a group that are kept
+AT_ONCE = 16_384  # rollouts that are looked through while nobody else may fold
 NONE = -1  # no fate, no batch; a version that could not be read
 NEVER = np.iinfo(np.int32).max  # the step of an end that has not come
 
@@ -68,6 +74,13 @@ class Query(NamedTuple):
     sort: Sort = "newest"
 
 
+class Selection(NamedTuple):
+    """What a query finds, in the order wanted."""
+
+    rows: np.ndarray  # (m,) int64
+    rewards: np.ndarray  # (m,) float32
+
+
 class Shelf:
     """One partition's offsets, ascending, and the row of each."""
 
@@ -83,8 +96,10 @@ class Shelf:
 class Index:
     """A row for each rollout, in the order they were read."""
 
-    def __init__(self, envs: Sequence[str], limit: int = LIMIT) -> None:
-        self.envs, self.limit = list(envs), limit
+    def __init__(self, envs: Sequence[str], limit: int = LIMIT, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.envs, self.limit, self.limit_bytes = list(envs), limit, limit_bytes
+        self.forgotten = 0  # rollouts that had a row; when it changes, rows have other numbers
+        self._bytes = 0  # of uids and groups
         self.uids, self.groups = list[str](), list[str]()
         self._rows = np.zeros(1024, ROW)
         self._shelves: dict[tuple[str, int], Shelf] = {}
@@ -100,8 +115,10 @@ class Index:
         shelf = self._shelves.setdefault((place.env, place.partition), Shelf())
         if place.offset < shelf.end:
             return
-        if len(self.uids) == self.limit:
-            self._forget(max(1, self.limit // 4))
+        uid = _name(rollout.rollout_uid if rollout else UNREADABLE)
+        group = sys.intern(_name(rollout.group_id if rollout else group))  # one text for all of a group
+        if len(self.uids) == self.limit or (self.uids and self._bytes + _bytes(uid, group) > self.limit_bytes):
+            self._forget(max(1, len(self.uids) // 4))
         n = len(self.uids)
         if n == len(self._rows):
             self._rows = np.resize(self._rows, 2 * n)
@@ -115,8 +132,9 @@ class Index:
             versions = rollout.policy_version, rollout.newest_policy_version
             what = (rollout.reward, min(len(tokens), 65_535), sum(tokens), sampled, rollout.truncated)
             self._rows[n] = (env, place.partition, place.offset, time_s, *versions, *what, fate, batch, ended)
-        self.uids.append(rollout.rollout_uid if rollout else UNREADABLE)
-        self.groups.append(sys.intern(rollout.group_id if rollout else group))  # one text for all of a group
+        self.uids.append(uid)
+        self.groups.append(group)
+        self._bytes += _bytes(uid, group)
         shelf.offsets.append(place.offset)
         shelf.rows.append(n)
         shelf.end = place.offset + 1
@@ -131,6 +149,8 @@ class Index:
                 self._rows["fate"][row], self._rows["batch"][row], self._rows["ended"][row] = what
             elif offset >= shelf.end:
                 self._early[Place(fate.environment, fate.partition, offset)] = what
+                if len(self._early) > EARLY:
+                    del self._early[next(iter(self._early))]
 
     def find(self, place: Place) -> int | None:
         """Its row; None for one that is not known, or forgotten."""
@@ -141,36 +161,52 @@ class Index:
         found = self._rows[row]
         return Place(self.envs[found["env"]], int(found["partition"]), int(found["offset"]))
 
-    def fates(self, step: int | None = None) -> np.ndarray:
-        """(n,) int8: index into FATES of each rollout, as it was at the end of that step; default: as it is."""
-        known = self.rows["ended"] <= (NEVER - 1 if step is None else step)
-        return np.where(known, self.rows["fate"], np.int8(len(KINDS)))
+    def fates(self, step: int | None = None, start: int = 0, end: int | None = None) -> np.ndarray:
+        """(n,) int8: index into FATES of each rollout from row `start` to `end`, as it was at the end of that step; default: as it is."""
+        rows = self.rows[start:end]
+        known = rows["ended"] <= (NEVER - 1 if step is None else step)
+        return np.where(known, rows["fate"], np.int8(len(KINDS)))
 
-    def select(self, query: Query, step: int | None = None, before_s: float = np.inf) -> np.ndarray:
-        """(m,) int64: rows of what is wanted, in the order wanted, as it was at the end of `step`: published before `before_s`."""
-        rows = self.rows
+    def select(
+        self, query: Query, step: int | None = None, before_s: float = np.inf, lock: AbstractContextManager[object] | None = None
+    ) -> Selection:
+        """What is wanted, in the order wanted, as it was at the end of `step`: published before `before_s`.
+
+        `lock` is held for `AT_ONCE` rollouts at a time. Rows that are forgotten meanwhile make the result useless; `forgotten` has changed then.
+        """
+        lock = lock or nullcontext()
+        numbers, matches = [np.zeros(0, np.int64)], [np.zeros(0, ROW)]
+        start, end = 0, len(self.uids)
+        while start < end:
+            with lock:
+                found = self._matching(query, step, before_s, start, min(start + AT_ONCE, end, len(self.uids)))
+                numbers.append(found)
+                matches.append(self.rows[found])
+            start += AT_ONCE
+        rows, kept = np.concatenate(numbers), np.concatenate(matches)
+        order = _order(kept, query.sort)
+        return Selection(rows[order], kept["reward"][order])
+
+    def _matching(self, query: Query, step: int | None, before_s: float, start: int, end: int) -> np.ndarray:
+        """(m,) int64: of the rows from `start` to `end` those that are wanted."""
+        rows = self.rows[start:end]
         mask = rows["time_s"] < before_s
         if query.env:
             mask &= rows["env"] == (self.envs.index(query.env) if query.env in self.envs else len(self.envs))
         if query.fate:
-            mask &= self.fates(step) == FATES.index(query.fate)
+            mask &= self.fates(step, start, end) == FATES.index(query.fate)
         if query.batch is not None:
             mask &= (rows["batch"] == query.batch) & (rows["ended"] <= (NEVER - 1 if step is None else step))
         for column, low, high in (("oldest", query.version_min, query.version_max), ("reward", query.reward_min, query.reward_max)):
             mask &= rows[column] >= low if low is not None else True
             mask &= rows[column] <= high if high is not None else True
-        found = np.flatnonzero(mask)
+        found = np.flatnonzero(mask) + start
         if query.group:
-            found = found[[self.groups[row] == query.group for row in found.tolist()]]
+            group = _name(query.group)
+            found = found[[self.groups[row] == group for row in found.tolist()]]
         if query.text:
             found = found[[query.text in self.uids[row] for row in found.tolist()]]
-        return found[self._order(found, query.sort)]
-
-    def _order(self, found: np.ndarray, sort: Sort) -> np.ndarray:
-        rows = self.rows[found]
-        newest = -rows["time_s"]
-        first = {"newest": newest, "oldest": -newest, "reward-high": -rows["reward"], "reward-low": rows["reward"], "longest": -rows["tokens"]}[sort]
-        return np.lexsort((newest, first))  # nan, of what cannot be read, is last
+        return found
 
     def _env(self, name: str) -> int:
         if name not in self.envs:  # one that has been taken out of the run
@@ -179,12 +215,30 @@ class Index:
 
     def _forget(self, count: int) -> None:
         """Drop the `count` oldest."""
+        self.forgotten += count
         keep = np.ones(len(self.uids), bool)
         keep[np.argsort(self.rows["time_s"], kind="stable")[:count]] = False
         kept = np.flatnonzero(keep)
         number = np.cumsum(keep) - 1  # of each row, from now on
         self._rows = np.concatenate([self._rows[kept], np.zeros(count, ROW)])
         self.uids, self.groups = [self.uids[i] for i in kept.tolist()], [self.groups[i] for i in kept.tolist()]
+        self._bytes = sum(map(_bytes, self.uids, self.groups))
         for shelf in self._shelves.values():
             stay = [(offset, int(number[row])) for offset, row in zip(shelf.offsets, shelf.rows, strict=True) if keep[row]]
             shelf.offsets, shelf.rows = array("q", [offset for offset, _ in stay]), array("q", [row for _, row in stay])
+
+
+def _order(rows: np.ndarray, sort: Sort) -> np.ndarray:
+    """(m,) int64: the order of (m,) ROW."""
+    newest = -rows["time_s"]
+    first = {"newest": newest, "oldest": -newest, "reward-high": -rows["reward"], "reward-low": rows["reward"], "longest": -rows["tokens"]}[sort]
+    return np.lexsort((newest, first))  # nan, of what cannot be read, is last
+
+
+def _name(text: str) -> str:
+    """A uid or a group as far as it is kept."""
+    return text if len(text) <= NAME_CHARS else text[: NAME_CHARS - 1] + "…"
+
+
+def _bytes(uid: str, group: str) -> int:
+    return sys.getsizeof(uid) + sys.getsizeof(group)

@@ -104,11 +104,14 @@ def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartiti
     ends = {where: log.end(*where) for where in (*books, *data)}  # data last: whatever a fate points at is read before it
     starts = log.starts(ends)
     board.total = sum(end - starts[where] for where, end in ends.items())
-    versions = [message for where in books if where[0] == VERSIONS for message in read(log, *where, starts[where], ends[where])]
     with board.lock:
         state.starts |= {where: starts[where] for where in data}
-        for message in versions:
-            hear(state, message)
+    for where in books:
+        if where[0] == VERSIONS:
+            for piece in pieces(read(log, *where, starts[where], ends[where])):
+                with board.lock:
+                    for message in piece:
+                        hear(state, message)
     before = 0
     for where in data:
         for piece in pieces(read(log, *where, starts[where], ends[where])):

@@ -192,8 +192,7 @@ class Answers:
 
     def rollouts(self, request: Request) -> Response:
         asked, step, page = query(request), number(request, "step", int), number(request, "page", int) or 0
-        with self._board.lock:
-            return json(views.page(self._board.state, asked, max(page, 0), step))
+        return json(views.page(self._board.state, asked, max(page, 0), step, self._board.lock))
 
     def rollout(self, request: Request) -> Response:
         place = Place(request.path_params["env"], request.path_params["partition"], request.path_params["offset"])
@@ -211,7 +210,7 @@ class Answers:
             found = rollout_at(log, place)
             if isinstance(found, str):
                 return json({**known, "error": found})
-            trained = batch_at(log, batch[0]) if batch else None
+            trained = batch_at(log, batch) if batch is not None else None
             return json({**known, **views.detail(found, trained, self._tokenizer())})
 
     async def events(self, request: Request) -> Response:

@@ -2,21 +2,27 @@
 
 A step is a policy version: step k lasts from the announcement of version k to that of version k + 1, and batch k is trained on in it. Everything is
 noted with the step it happened in, by the time the log has for it, so that the run can be shown as it was at the end of any step.
+
+Nothing here grows with the steps of a run. The newest steps are kept one by one, older ones in pieces of neighbouring steps, and everything that
+is kept by step is noted at the end of its piece: sums and counts are exact there, of a curve the last value stays.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
 
 from streamrl.config import RunFile
 from streamrl.dashboard.index import LIMIT, Index, Place
 from streamrl.dashboard.loop import Node, nodes
 from streamrl.orchestrator import observe
 from streamrl.orchestrator.observe import View
-from streamrl.records import Fate, JournalEntry, Metric, PolicyVersion, Rollout
+from streamrl.records import Evaluation, Fate, JournalEntry, Metric, PolicyVersion, Rollout
 from streamrl.stream.codec import to_event
 from streamrl.stream.log import Message, TopicPartition
 
@@ -30,6 +36,11 @@ BOOKS: Mapping[str, tuple[str, ...]] = {
 DATA = ("rollouts", "groups", "batches")  # kinds of large ones: rollouts are indexed, the others counted
 CURVES = ("learner/", "batcher/batch_age_mean", "batcher/batch_age_max", "inference/swap_s", "inference/pause_s")
 """How the names of those metrics with a step begin that are kept."""
+REWARD, REWARD_OF = "/reward/mean", "batcher"  # how the name of the reward of an env's batches ends, and who measures it
+RECENT = 2_048  # steps that are kept one by one, the newest
+OLDER = 1_024  # pieces that older steps are put together to, at most
+MOST = RECENT + 2 * OLDER  # when steps are put together, so that this costs a constant for each
+BATCHES = 65_536  # whose place in the log is kept, the newest: the advantages of a rollout are read there
 MOMENTS = 512  # steps whose loop is kept; of a longer run every second, every fourth, ... step
 
 
@@ -52,24 +63,64 @@ class BySteps:
         at = len(self._steps) if step is None else bisect_right(self._steps, step)
         return self._totals[at - 1] if at else 0
 
+    def regroup(self, steps: Steps) -> None:
+        """Keep what was counted by the end of each piece of `steps`."""
+        totals = {steps.end_of(step): total for step, total in zip(self._steps, self._totals, strict=True)}
+        self._steps, self._totals = list(totals), list(totals.values())
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+def thinned(versions: Sequence[int], width: int, recent: int = RECENT, older: int = OLDER) -> tuple[list[int], int]:
+    """Ascending versions, the older than the newest `recent` in pieces: the first of each piece, and the new width.
+
+    Versions whose quotient by the width is equal are a piece. The width is doubled until there are at most `older` pieces, so that wider pieces are
+    narrower ones put together, and it does not matter how often a run has been thinned.
+    """
+    old, new = versions[: max(0, len(versions) - recent)], versions[max(0, len(versions) - recent) :]
+    while True:
+        firsts = [version for i, version in enumerate(old) if i == 0 or version // width != old[i - 1] // width]
+        if len(firsts) <= older:
+            return [*firsts, *new], width
+        width *= 2
+
 
 @dataclass
 class Steps:
-    """When each policy version of the lead learner was announced."""
+    """When each policy version of the lead learner was announced; of older ones, the first of each piece."""
 
     versions: list[int] = field(default_factory=list[int])  # ascending
     times_s: list[float] = field(default_factory=list[float])
+    width: int = 1  # of a piece
 
-    def hear(self, version: int, time_s: float) -> None:
-        """One that is announced again changes nothing."""
-        if not self.versions or version > self.versions[-1]:
-            self.versions.append(version)
-            self.times_s.append(max(time_s, self.times_s[-1]) if self.times_s else time_s)
+    def hear(self, version: int, time_s: float) -> bool:
+        """Were steps put together? A version that is announced again changes nothing."""
+        if self.versions and version <= self.versions[-1]:
+            return False
+        self.versions.append(version)
+        self.times_s.append(max(time_s, self.times_s[-1]) if self.times_s else time_s)
+        if len(self.versions) <= MOST:
+            return False
+        starts_s = dict(zip(self.versions, self.times_s, strict=True))
+        self.versions, self.width = thinned(self.versions, self.width)
+        self.times_s = [starts_s[version] for version in self.versions]
+        return True
 
     def at(self, time_s: float) -> int:
-        """The step at that time; -1 before the first version."""
+        """The step at that time, the last of its piece; -1 before the first version."""
         index = bisect_right(self.times_s, time_s)
-        return self.versions[index - 1] if index else -1
+        return self.end_of(self.versions[index - 1]) if index else -1
+
+    def end_of(self, step: int) -> int:
+        """The last step of the piece that `step` is in; itself, where steps are kept one by one. All before the first version is a piece."""
+        index = bisect_right(self.versions, step)
+        return self.versions[index] - 1 if index < len(self.versions) else step
+
+    def start_of(self, step: int) -> int:
+        """The first step of the piece that `step` is in."""
+        index = bisect_right(self.versions, step)
+        return self.versions[index - 1] if 0 < index < len(self.versions) else step
 
     def end_s(self, step: int) -> float:
         """When it was over; never, for the newest."""
@@ -114,8 +165,9 @@ class State:
     ended: dict[tuple[str, str], BySteps] = field(default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps))  # (env, fate) -> rollouts
     made_of: dict[int, Counter[tuple[str, int]]] = field(
         default_factory=lambda: defaultdict[int, Counter[tuple[str, int]]](Counter)
-    )  # batch -> (env, age) -> rollouts
-    batches: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])  # number -> (offset of its first record, step)
+    )  # batch, the last of its piece -> (env, age) -> rollouts
+    batches: dict[int, int] = field(default_factory=dict[int, int])  # number -> offset of its first record, of the newest `BATCHES`
+    built: BySteps = field(default_factory=BySteps)  # one more than the number of the newest batch
     curves: dict[tuple[str, str], dict[int, float]] = field(
         default_factory=lambda: defaultdict[tuple[str, str], dict[int, float]](dict)
     )  # (metric, source) -> step -> value
@@ -125,14 +177,33 @@ class State:
 
 
 def new(run: RunFile, limit: int = LIMIT) -> State:
-    return State(run, observe.view(run), Index(list(run.envs), limit))
+    view = observe.view(run)
+    view.rewards_kept = 1  # their curves are kept here
+    return State(run, view, Index(list(run.envs), limit))
 
 
 def hear(state: State, message: Message) -> None:
     """Note when a policy version was announced: all that the fold has to know of a step before it comes to what happened in it."""
     record = to_event(message, BOOKS[VERSIONS]).record
-    if isinstance(record, PolicyVersion) and record.learner == state.run.learner.name:
-        state.steps.hear(record.version, message.timestamp_s)
+    if not isinstance(record, PolicyVersion) or record.learner != state.run.learner.name:
+        return
+    if state.steps.hear(record.version, message.timestamp_s):
+        _regroup(state)
+
+
+def _regroup(state: State) -> None:
+    """Steps were put together: so is everything that is kept by step."""
+    steps = state.steps
+    for counts in (state.built, *state.published.values(), *state.taken.values(), *state.ended.values()):
+        counts.regroup(steps)
+    for name, values in state.curves.items():
+        state.curves[name] = {steps.end_of(step): values[step] for step in sorted(values)}
+    for name, made in state.view.evals.items():
+        state.view.evals[name] = {steps.end_of(version): made[version] for version in sorted(made)}
+    together = defaultdict[int, Counter[tuple[str, int]]](Counter)
+    for number in sorted(state.made_of):
+        together[steps.end_of(number)] += state.made_of[number]
+    state.made_of = together
 
 
 def fold(state: State, message: Message) -> State:
@@ -152,7 +223,11 @@ def fold(state: State, message: Message) -> State:
             state.published[message.topic, message.partition].add(step, 1)
         case "batches":
             if (message.key or b"").isdigit() and (number := int(message.key or b"")) not in state.batches:  # else: a further piece of it
-                state.batches[number] = message.offset, step
+                state.batches[number] = message.offset
+                if len(state.batches) > BATCHES:
+                    del state.batches[next(iter(state.batches))]
+                if (more := number + 1 - state.built.until(None)) > 0:
+                    state.built.add(step, more)
         case _ if message.topic in BOOKS:
             _book(state, message)
         case _:
@@ -165,8 +240,9 @@ def _book(state: State, message: Message) -> None:
         hear(state, message)
     step = state.steps.at(message.timestamp_s)
     if step > state.step:
-        if state.step >= 0 and state.moments.wanted(state.step):
-            state.moments.keep(state.step, loop(state, message.timestamp_s, state.step))
+        start = state.steps.start_of(state.step)
+        if state.step >= 0 and state.moments.wanted(start):
+            state.moments.keep(start, loop(state, message.timestamp_s, state.step))
         state.step = step
     event = to_event(message, BOOKS[message.topic])
     if message.topic in observe.TOPICS:
@@ -177,8 +253,10 @@ def _book(state: State, message: Message) -> None:
         case Metric(step=int(number)):
             metric = observe.believable(event, state.view.version)
             for name, value in metric.values.items() if metric else ():
-                if name.startswith(CURVES):
-                    state.curves[name, event.key][number] = value
+                if name.startswith(CURVES) or (name.startswith("batches/") and name.endswith(REWARD)):
+                    state.curves[name, event.key][state.steps.end_of(number)] = value
+        case Evaluation(learner=state.view.learner) as made:
+            _evaluated(state, made)
         case JournalEntry() as entry:
             part = message.topic.partition(".")[2]
             for piece in entry.slices:
@@ -193,10 +271,24 @@ def _end(state: State, fate: Fate, step: int) -> None:
     state.index.end(fate, step)
     if fate.batch is not None and fate.policy_versions is not None:
         for version in fate.policy_versions.tolist():
-            state.made_of[fate.batch][fate.environment, fate.batch - version] += 1
+            state.made_of[state.steps.end_of(fate.batch)][fate.environment, fate.batch - version] += 1
+
+
+def _evaluated(state: State, made: Evaluation) -> None:
+    """Of an evaluation its results are kept, not its problems."""
+    by_version = state.view.evals[made.name]
+    by_version.pop(made.version)
+    ids, counts, rewards = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
+    results = msgspec.structs.replace(made, problems=ids, samples=counts, passed=counts, rewards=rewards)
+    by_version[state.steps.end_of(made.version)] = results
 
 
 # ---- questions ------------------------------------------------------------------------------------------------------------------------
+
+
+def rewards(state: State, env: str) -> Mapping[int, float]:
+    """batch -> mean reward of the env's rollouts in it."""
+    return state.curves.get((f"batches/{env}{REWARD}", REWARD_OF), {})
 
 
 def published(state: State, kind: str, of: str = "", step: int | None = None) -> int:
@@ -212,8 +304,8 @@ def lags(state: State, step: int | None = None) -> dict[str, int | None]:
         taken = sum(counts.until(step) for (who, topic), counts in state.taken.items() if who == part and topic.startswith(f"{kind}."))
         found[part] = max(0, published(state, kind, step=step) - taken) if taken else None
     trained = state.view.version if step is None else step
-    built = max((number for number, (_, then) in state.batches.items() if step is None or then <= step), default=-1)
-    found[f"learner-{state.run.learner.name}"] = max(0, built + 1 - trained) if built >= 0 and trained >= 0 else None
+    built = state.built.until(step)
+    found[f"learner-{state.run.learner.name}"] = max(0, built - trained) if built and trained >= 0 else None
     return found
 
 

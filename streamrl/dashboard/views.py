@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from streamrl.dashboard import loop
 from streamrl.dashboard.index import FATES, IN_FLIGHT, NEVER, Query
-from streamrl.dashboard.state import State, as_it_was, published
+from streamrl.dashboard.state import State, as_it_was, published, rewards
 from streamrl.orchestrator.display import REWARD_BATCHES
 from streamrl.orchestrator.observe import SILENT_S
 from streamrl.orchestrator.picture import SMOOTH_BATCHES, trailing_mean
@@ -39,7 +40,8 @@ Texts = Callable[[Sequence[int]], list[str]]
 
 
 def overview(state: State, time_s: float, step: int | None = None) -> dict[str, Any]:
-    """Everything but the rollouts, as it was at the end of `step`; default: as it is at `time_s`."""
+    """Everything but the rollouts, as it was at the end of `step`; default: as it is at `time_s`. Of an older step: at the end of its piece."""
+    asked, step = step, None if step is None else state.steps.end_of(step)
     newest = state.view.version
     heard_s = max(state.view.heard_s.values(), default=None)
     target = state.run.orchestrator.target
@@ -48,7 +50,7 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
         "envs": state.index.envs,
         "first": state.steps.versions[0] if state.steps.versions else 0,
         "newest": newest,
-        "step": newest if step is None else step,
+        "step": newest if asked is None else asked,
         "replay": step is not None,
         "max_steps": state.run.orchestrator.max_steps,
         "heard_s_ago": None if heard_s is None else max(0.0, time_s - heard_s),
@@ -67,7 +69,8 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
 
 def figures(state: State, step: int | None = None) -> dict[str, Any]:
     """The few numbers at the top."""
-    rewards = {env: [value for at, value in sorted(found.items()) if step is None or at <= step] for env, found in state.view.rewards.items()}
+    by_batch = {env: rewards(state, env) for env in state.index.envs}
+    earned = {env: [found[at] for at in sorted(found) if step is None or at <= step] for env, found in by_batch.items() if found}
     counts, ages = fates(state, step), Counter[int]()
     for number, made in state.made_of.items():
         if step is None or number <= step:
@@ -75,7 +78,7 @@ def figures(state: State, step: int | None = None) -> dict[str, Any]:
                 ages[age] += count
     ended = sum(count for env in counts for name, count in env["counts"].items() if name != IN_FLIGHT)
     return {
-        "rewards": {env: fmean(values[-REWARD_BATCHES:]) if values else None for env, values in rewards.items()},
+        "rewards": {env: fmean(values[-REWARD_BATCHES:]) if values else None for env, values in earned.items()},
         "reward_batches": REWARD_BATCHES,
         "rollouts": published(state, "rollouts", step=step),
         "expired_share": sum(env["counts"]["expired"] for env in counts) / ended if ended else None,
@@ -105,7 +108,7 @@ def composition(state: State, step: int | None = None) -> dict[str, Any]:
         made = sum((state.made_of[number] for number in together), Counter[tuple[str, int]]())
         bars.append(
             {
-                "first": together[0],
+                "first": state.steps.start_of(together[0]),
                 "last": together[-1],
                 "env": [sum(count for (env, _), count in made.items() if env == name) for name in state.index.envs],
                 "age": [sum(count for (_, age), count in made.items() if age == at) for at in ages],
@@ -116,8 +119,8 @@ def composition(state: State, step: int | None = None) -> dict[str, Any]:
 
 def panels(state: State, step: int | None = None) -> list[dict[str, Any]]:
     """Curves over steps; those of which nothing is known are left out."""
-    rewards = [curve(env, state.view.rewards.get(env, {}), step, smooth=True) for env in state.run.envs]
-    found = [{"title": "Reward", "unit": f"mean of a batch; line: of {SMOOTH_BATCHES}", "series": [made for made in rewards if made["points"]]}]
+    earned = [curve(env, rewards(state, env), step, smooth=True) for env in state.run.envs]
+    found = [{"title": "Reward", "unit": f"mean of a batch; line: of {SMOOTH_BATCHES}", "series": [made for made in earned if made["points"]]}]
     found += [made for name in state.view.evals if (made := _evaluation(state, name, step))]
     for title, unit, names in PANELS:
         there = [(name, source) for name in names for metric, source in state.curves if metric == name]
@@ -168,25 +171,34 @@ def _rounded(value: float) -> float:
 # ---- rollouts -------------------------------------------------------------------------------------------------------------------------------
 
 
-def page(state: State, query: Query, number: int = 0, step: int | None = None) -> dict[str, Any]:
-    """Page `number` of the rollouts that are asked for, and how many there are."""
-    index = state.index
-    found = index.select(query, step, np.inf if step is None else state.steps.end_s(step))
-    rewards = index.rows["reward"][found]
-    finite = rewards[np.isfinite(rewards)]
-    return {
-        "total": len(found),
-        "reward_mean": float(finite.mean(dtype=np.float64)) if len(finite) else None,
-        "page": number,
-        "pages": max(1, -(-len(found) // PAGE_ROWS)),
-        "kept": len(index.uids),
-        "rows": [row(state, at, step) for at in found[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()],
-    }
+def page(state: State, query: Query, number: int = 0, step: int | None = None, lock: AbstractContextManager[object] | None = None) -> dict[str, Any]:
+    """Page `number` of the rollouts that are asked for, and how many there are.
+
+    `lock` keeps others from folding; it is taken for a piece of the index at a time.
+    """
+    index, lock = state.index, lock or nullcontext()
+    while True:
+        with lock:
+            forgotten, shown = index.forgotten, None if step is None else state.steps.end_of(step)
+            before_s = np.inf if shown is None else state.steps.end_s(shown)
+        found = index.select(query, shown, before_s, lock)
+        finite = found.rewards[np.isfinite(found.rewards)]
+        with lock:
+            if index.forgotten == forgotten:  # else the rows have other numbers now
+                return {
+                    "total": len(found.rows),
+                    "reward_mean": float(finite.mean(dtype=np.float64)) if len(finite) else None,
+                    "page": number,
+                    "pages": max(1, -(-len(found.rows) // PAGE_ROWS)),
+                    "kept": len(index.uids),
+                    "forgotten": forgotten,
+                    "rows": [row(state, at, shown) for at in found.rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()],
+                }
 
 
 def row(state: State, at: int, step: int | None = None) -> dict[str, Any]:
     """A rollout by what the index has of it."""
-    index = state.index
+    index, step = state.index, None if step is None else state.steps.end_of(step)
     found, place = index.rows[at], index.place(at)
     met = int(found["ended"]) <= (NEVER - 1 if step is None else step)
     reward = float(found["reward"])

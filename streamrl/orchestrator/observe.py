@@ -37,7 +37,7 @@ BATCHES: Mapping[str, tuple[str, ...]] = {"batches": ("batch", "batch-part")}
 WRITERS = {"batches": "batcher", "batcher": "batcher", "orchestrator": "orchestrator", "learner": "learner-", "env": "env-"}
 """First piece of a metric's name -> how the name of the part that measures it begins; pieces that are not here may come from several parts."""
 STEPS_AHEAD = 1_000  # a metric of a later step than so many behind the newest version belongs to no step of this run
-REWARDS_KEPT = 2_000  # batches of an env, where the run is followed; a dashboard keeps all
+REWARDS_KEPT = 2_000  # batches of an env, where the run is followed; a dashboard keeps its own curves
 
 TROUBLES = {"failed": "failed", "invalid": "put aside"}
 """Fates that say that an env does something wrong -> in words."""
@@ -216,8 +216,8 @@ def _reward(seen: View, env: str, step: int, value: float) -> None:
     is_late = bool(rewards) and step not in rewards and step < next(reversed(rewards))
     rewards[step] = value
     if is_late:
-        seen.rewards[env] = dict(sorted(rewards.items()))
-    elif 0 < seen.rewards_kept < len(rewards):
+        rewards = seen.rewards[env] = dict(sorted(rewards.items()))
+    if 0 < seen.rewards_kept < len(rewards):
         del rewards[next(iter(rewards))]
 
 

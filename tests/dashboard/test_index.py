@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from streamrl.dashboard.index import FATES, IN_FLIGHT, Index, Place, Query
+from streamrl.dashboard import index as indexes
+from streamrl.dashboard import views
+from streamrl.dashboard.index import FATES, IN_FLIGHT, NAME_CHARS, Index, Place, Query
+from streamrl.dashboard.state import new
 from tests.build import rollout
-from tests.dashboard.made import fate
+from tests.dashboard.made import RUN, fate
 
 
 def filled(count: int = 6, limit: int = 100) -> Index:
@@ -17,7 +22,7 @@ def filled(count: int = 6, limit: int = 100) -> Index:
 
 
 def uids(index: Index, *asked: object, **query: object) -> list[str]:
-    return [index.uids[row] for row in index.select(Query(**query), *asked).tolist()]  # type: ignore[arg-type]
+    return [index.uids[row] for row in index.select(Query(**query), *asked).rows.tolist()]  # type: ignore[arg-type]
 
 
 def test_a_row_has_where_it_lies_and_what_to_find_it_by():
@@ -83,7 +88,7 @@ def test_what_cannot_be_read_has_a_row_and_comes_last_by_reward():
 def test_memory_is_bounded_and_the_newest_stay(count: int):
     index = filled(count, limit=8)
     assert len(index.uids) == len(index.groups) == len(index.rows) <= 8
-    assert index.place(int(index.select(Query())[0])) == Place("copy", 0, 2 * (count - 1))
+    assert index.place(int(index.select(Query()).rows[0])) == Place("copy", 0, 2 * (count - 1))
     for row in range(len(index.uids)):
         assert index.find(index.place(row)) == row
     if count > 8:
@@ -91,3 +96,65 @@ def test_memory_is_bounded_and_the_newest_stay(count: int):
         index.end(fate("expired", [0], 0, None), step=0)  # of one that is forgotten: nothing to note, nothing kept
         index.add(Place("copy", 0, 2 * count), 99.0, rollout("copy", "next"), "")
         assert index.fates()[-1] == FATES.index(IN_FLIGHT)
+
+
+def test_a_uid_of_any_length_is_kept_in_part_and_its_group_is_found_by_its_whole_name():
+    index, long = Index(["copy"]), "g" * 100_000
+    index.add(Place("copy", 0, 0), 0.0, rollout("copy", long, 0), "")
+    assert len(index.uids[0]) == len(index.groups[0]) == NAME_CHARS and index.uids[0].endswith("…")
+    assert len(uids(index, group=long)) == len(uids(index, group=index.groups[0])) == 1
+
+
+def test_the_texts_of_rollouts_are_bounded_in_bytes():
+    index = Index(["copy"], limit=1_000, limit_bytes=20_000)
+    for i in range(1_000):
+        index.add(Place("copy", 0, i), float(i), rollout("copy", f"{i:0150}", 0), "")
+    assert len(index.uids) <= 50 and index.forgotten == 1_000 - len(index.uids)
+    assert index.find(Place("copy", 0, 999)) == len(index.uids) - 1
+
+
+def test_fates_whose_rollouts_never_come_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(indexes, "EARLY", 10)
+    index = filled(1)
+    for offset in range(1, 100):
+        index.end(fate("expired", [offset], 0, None), step=0)
+    assert len(index._early) == 10  # pyright: ignore[reportPrivateUsage]
+
+
+class Counting:
+    """A lock that counts how often it was taken, and does something each time."""
+
+    def __init__(self, done: Callable[[int], None] = lambda times: None) -> None:
+        self.times, self._done = 0, done
+
+    def __enter__(self) -> None:
+        self.times += 1
+        self._done(self.times)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_question_holds_the_lock_for_a_piece_of_the_rollouts_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(indexes, "AT_ONCE", 10)
+    index, lock = filled(95), Counting()
+    sizes = list[int]()
+    matching = index._matching  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(index, "_matching", lambda *asked: sizes.append(asked[-1] - asked[-2]) or matching(*asked))
+    found = index.select(Query(sort="reward-high"), lock=lock)
+    assert lock.times == 10 and sizes == [*[10] * 9, 5]
+    assert found.rows.tolist() == list(range(94, -1, -1)) and found.rewards.tolist() == [float(reward) for reward in range(94, -1, -1)]
+
+
+def test_rollouts_that_are_forgotten_while_somebody_looks_are_looked_for_again():
+    state = new(RUN, limit=8)
+    for i in range(8):
+        state.index.add(Place("copy", 0, i), float(i), rollout("copy", f"g{i}"), "")
+
+    def one_more(times: int) -> None:
+        if times == 2:  # between the question and its answer the oldest two are forgotten
+            state.index.add(Place("copy", 0, 8), 8.0, rollout("copy", "g8"), "")
+
+    found = views.page(state, Query(), lock=Counting(one_more))
+    assert [row["uid"] for row in found["rows"]] == [f"g{i}-0" for i in range(8, 1, -1)]
+    assert found["total"] == found["kept"] == 7 and found["forgotten"] == 2

@@ -78,7 +78,7 @@ def test_a_rollout_is_read_where_it_lies(recording: MemoryLog):
     row = views.page(state, Query(fate="batched", env="copy"))["rows"][0]
     found = rollout_at(recording, Place("copy", row["partition"], row["offset"]))
     assert isinstance(found, Rollout) and found.rollout_uid == row["uid"]
-    trained = batch_at(recording, state.batches[row["batch"]][0])
+    trained = batch_at(recording, state.batches[row["batch"]])
     assert trained is not None and trained.number == row["batch"] and row["uid"] in trained.uids
     assert views.detail(found, trained, None)["turns"][1]["advantages"] is not None
     assert rollout_at(recording, Place("copy", 0, recording.end("rollouts.copy", 0) - 1)).startswith("the record cannot be read: ")  # type: ignore[union-attr]

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamrl.dashboard import state as states
 from streamrl.dashboard import views
 from streamrl.dashboard.index import IN_FLIGHT, Query
-from streamrl.dashboard.state import BySteps, Moments, State, Steps, fold, hear, lags, new, published
-from streamrl.stream.log import Message
-from tests.dashboard.made import END_S, RUN, messages
+from streamrl.dashboard.state import BySteps, Moments, State, Steps, fold, hear, lags, new, published, thinned
+from streamrl.records import Evaluation, Metric, PolicyVersion
+from streamrl.stream.codec import to_message
+from streamrl.stream.log import Message, Output
+from tests.build import rollout
+from tests.dashboard.made import END_S, RUN, Topics, entry, fate, messages
 
 
 def folded(taken: list[Message], ahead: bool = True) -> State:
@@ -130,3 +136,93 @@ def test_what_nobody_can_read_is_passed_over():
         [*messages(), Message("metrics", b"x", b"\xc1", (("schema", b"metric/1"),), 0, 99, 41.0), Message("elsewhere", b"", b"", (), 0, 0, 41.0)]
     )
     assert published(state, "rollouts") == 8
+
+
+def test_older_versions_are_put_together_in_pieces():
+    """Of versions 0 to 9 the newest 4 stay; 0 to 5 are six pieces of width 1, three of width 2."""
+    assert thinned(range(10), 1, recent=4, older=3) == ([0, 2, 4, 6, 7, 8, 9], 2)
+    assert thinned([0, 2, 4, 6, 7, 8, 9, 10, 11], 2, recent=4, older=2) == ([0, 4, 8, 9, 10, 11], 4)
+    assert thinned([0, 5, 10, 15, 20], 1, recent=1, older=2) == ([0, 10, 20], 8)  # 0 and 5, 10 and 15
+    assert thinned([3], 1, recent=4, older=3) == ([3], 1) and thinned([], 1) == ([], 1)
+
+
+def test_how_often_a_run_was_thinned_does_not_matter():
+    kept, width = list[int](), 1
+    for n in range(1, 200):
+        kept, width = thinned([*kept, n - 1], width, recent=4, older=4)
+        assert (kept, width) == thinned(range(n), 1, recent=4, older=4) and len(kept) <= 8
+
+
+def test_a_hundred_thousand_steps_take_no_more_memory_than_a_few_thousand():
+    """A count and the times of steps, one record a step. What is kept of an old step is exact at the end of its piece."""
+    steps, counts = Steps(), BySteps()
+    for version in range(100_000):
+        if steps.hear(version, float(version)):
+            counts.regroup(steps)
+        counts.add(steps.at(float(version)), 1)
+        if version % 1_000 == 0:
+            assert len(steps.versions) == len(steps.times_s) <= states.MOST and len(counts) <= states.MOST
+    assert steps.versions[0] == 0 and steps.versions[-states.RECENT :] == list(range(100_000 - states.RECENT, 100_000))
+    for asked in (0, 1, 777, 50_000, 99_000, 99_999):
+        end = steps.end_of(asked)
+        assert asked <= end < asked + steps.width and counts.until(end) == end + 1
+        assert steps.end_s(end) == (end + 1 if end < 99_999 else float("inf"))
+
+
+def long_run(count: int) -> list[Message]:
+    """In step k, at second k: version k, a rollout, a batch, its fate, two metrics, and an evaluation in every tenth."""
+    made = Topics()
+    for k in range(count):
+        made.add(k, "policy-versions", "lead", PolicyVersion(learner="lead", version=k, uri="", size_bytes=0, sha256=""))
+        made.add(k + 0.1, "rollouts.copy", "g", rollout("copy", "g", k, version=k))
+        made.put(Message("batches", str(k).encode(), b"", (), 0, 0, k + 0.2))
+        made.add(k + 0.3, "fates", "copy", fate("batched", [k], k, k))
+        made.add(k + 0.4, "journal.buffer", "buffer", entry("rollouts.copy", k, k + 1))
+        values = {"batches/copy/reward/mean": k / count, "batcher/batch_age_mean": 0.0}
+        made.add(k + 0.5, "metrics", "batcher", Metric(source="batcher", time_s=k, values=values, step=k))
+    return made.messages
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["at the start", "as it comes"])
+def test_what_a_long_run_keeps_and_what_a_request_reads_is_bounded(ahead: bool, monkeypatch: pytest.MonkeyPatch):
+    """600 steps, as if 40 were many: what the page is made from has no more, and an old step is shown as it was at the end of its piece."""
+    monkeypatch.setattr(states, "MOST", 40)
+    monkeypatch.setattr(states, "BATCHES", 30)
+    monkeypatch.setattr(states, "thinned", partial(thinned, recent=20, older=10))
+    state = folded(long_run(600), ahead)
+    counts = [state.built, *state.published.values(), *state.taken.values(), *state.ended.values()]
+    by_step = [state.steps.versions, state.made_of, *counts, *state.curves.values()]
+    assert len(by_step) == 8 and max(map(len, by_step)) <= 41  # and one for what was before the first version
+    assert list(state.batches) == list(range(570, 600)) and sum(map(len, state.view.rewards.values())) == 1
+    assert state.steps.width == 64 and views.overview(state, 600.0)["figures"]["rollouts"] == 600
+    for asked, end in ((0, 63), (63, 63), (100, 127), (599, 599)):
+        found = views.overview(state, 600.0, asked)
+        assert found["step"] == asked and found["time_s"] == pytest.approx(end + 1, abs=0.6)
+        assert found["figures"]["rollouts"] == found["figures"]["batched"] == end + 1 == sum(sum(bar["env"]) for bar in found["composition"]["bars"])
+        assert found["figures"]["age_mean"] == 0 and found["panels"][0]["series"][0]["points"][-1] == [end, pytest.approx(end / 600, rel=1e-4)]
+        assert lags(state, end)["buffer"] == 0 and found["loop"]
+        assert views.page(state, Query(), step=asked)["total"] == views.page(state, Query(fate="batched"), step=asked)["total"] == end + 1
+        bars = found["composition"]["bars"]
+        assert bars[0]["first"] == 0 and bars[-1]["last"] == end and all(b["first"] == a["last"] + 1 for a, b in pairwise(bars))
+
+
+def test_evaluations_keep_their_results_and_not_their_problems():
+    state = folded(messages())
+    made = Evaluation(
+        name="held",
+        environment="copy",
+        learner="lead",
+        version=1,
+        sha256="",
+        problems=np.arange(3),
+        samples=np.ones(3, np.int32),
+        passed=np.ones(3, np.int32),
+        rewards=np.ones(3, np.float32),
+        pass_at=[],
+        reward_mean=0.5,
+        reward_low=0.0,
+        reward_high=1.0,
+    )
+    fold(state, to_message(Output("evals", "held", made))._replace(timestamp_s=33.0))
+    kept = state.view.evals["held"][1]
+    assert kept.reward_mean == 0.5 and len(kept.problems) == len(kept.rewards) == 0

@@ -38,7 +38,7 @@ export async function list(step) {
   if (mine !== asked) return;
   if (!answer.ok) return void (byId('found').textContent = found.error);
   const mean = known(found.reward_mean) ? `, mean reward ${short(found.reward_mean)}` : '';
-  byId('found').textContent = `${whole(found.total)}${mean}`;
+  byId('found').textContent = `${whole(found.total)}${mean}${found.forgotten ? `, of the newest ${whole(found.kept)}: ${whole(found.forgotten)} older ones are no longer held here` : ''}`;
   byId('page').textContent = `page ${found.page + 1} of ${whole(found.pages)}`;
   byId('before').disabled = found.page === 0;
   byId('after').disabled = found.page + 1 >= found.pages;
