@@ -11,6 +11,7 @@ import numpy as np
 from streamrl.config import RunFile
 
 SMOOTH_BATCHES = 20
+DRAWN = 5_000  # points of a curve, and versions of the rug: the picture is narrower than that
 COLORS = ("#1f6feb", "#e36209", "#1a7f37", "#8250df", "#bf3989", "#0a7ea4")
 INK, FAINT = "#24292f", "#d0d7de"
 
@@ -34,9 +35,12 @@ def draw(run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float
     for index, env in enumerate(run.envs):
         curve = curves.get(env, Curve([], [], []))
         color = COLORS[index % len(COLORS)]
-        smooth = trailing_mean(curve.rewards, SMOOTH_BATCHES)
-        for axes, x in ((by_step, curve.steps), (by_time, curve.seconds)):
-            axes.scatter(x, curve.rewards, s=7, color=color, alpha=0.28, linewidths=0)
+        drawn = spread(len(curve.rewards))
+        smooth = trailing_mean(curve.rewards, SMOOTH_BATCHES)[drawn]
+        rewards = np.asarray(curve.rewards, np.float64)[drawn]
+        for axes, every in ((by_step, curve.steps), (by_time, curve.seconds)):
+            x = np.asarray(every, np.float64)[drawn]
+            axes.scatter(x, rewards, s=7, color=color, alpha=0.28, linewidths=0)
             axes.plot(x, smooth, color=color, linewidth=2.2, label=env, solid_capstyle="round")
     _versions(by_step, {version: float(version) for version in versions})
     _versions(by_time, versions)
@@ -77,7 +81,7 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
     if not at:
         return
     transform = axes.get_xaxis_transform()
-    axes.vlines(list(at.values()), 1.0, 1.02, transform=transform, color=INK, alpha=0.35, linewidth=0.6, clip_on=False)
+    axes.vlines(np.array(list(at.values()))[spread(len(at))], 1.0, 1.02, transform=transform, color=INK, alpha=0.35, linewidth=0.6, clip_on=False)
     for version in named(max(at)):
         if version in at:
             axes.vlines([at[version]], 1.0, 1.035, transform=transform, color=INK, linewidth=1.0, clip_on=False)
@@ -90,6 +94,12 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
                 fontsize=8,
                 color=INK,
             )
+
+
+def spread(count: int, most: int = DRAWN) -> np.ndarray:
+    """Which of `count` points in a row are drawn: at most `most`, at equal distances, the last one among them. (m,) int64, ascending."""
+    every = max(1, -(-count // most))
+    return np.arange(count - 1, -1, -every)[::-1]
 
 
 def named(newest: int, most: int = 7) -> list[int]:

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -164,13 +164,20 @@ def _evals(found: History) -> dict[str, list[dict[str, Any]]]:
 
 def clock(found: History, time_s: float) -> float:
     """Seconds from the first ready server to `time_s`, sessions put end to end; without an orchestrator, since the first version."""
+    return clocks(found, [time_s])[0]
+
+
+def clocks(found: History, times_s: Sequence[float]) -> list[float]:
+    """`clock` at each of these times; what the orchestrator has said is gone through once for all of them."""
+    at = np.asarray(times_s, np.float64)
+    if not len(at):
+        return []
     if not found.active:
-        return max(0.0, time_s - min(found.versions.values(), default=time_s))
-    times, seconds = zip(*found.active, strict=True)
-    first, last = found.active[0], found.active[-1]
-    if time_s <= first[0]:
-        return max(0.0, first[1] - (first[0] - time_s))
-    return float(np.interp(time_s, times, seconds)) + max(0.0, time_s - last[0])
+        return np.maximum(0.0, at - min(found.versions.values(), default=at[0])).tolist()
+    times, seconds = np.array(found.active, np.float64).T
+    before = np.maximum(0.0, seconds[0] - (times[0] - at))
+    since = np.interp(at, times, seconds) + np.maximum(0.0, at - times[-1])
+    return np.where(at <= times[0], before, since).tolist()
 
 
 def time_to_target(run: RunFile, found: History) -> float | None:
@@ -221,13 +228,14 @@ def write(run: RunFile, log: Log) -> dict[str, Any]:
     report = summarise(run, found, installed(run))
     run.directory.mkdir(parents=True, exist_ok=True)
     (run.directory / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    draw(run, curves(found), {version: clock(found, time_s) for version, time_s in found.versions.items()}, run.directory / "reward.png")
+    versions = dict(zip(found.versions, clocks(found, list(found.versions.values())), strict=True))
+    draw(run, curves(found), versions, run.directory / "reward.png")
     return report
 
 
 def curves(found: History) -> dict[str, Curve]:
     return {
-        env: Curve([b for b, _, _ in points], [clock(found, t) for _, t, _ in points], [r for _, _, r in points])
+        env: Curve([b for b, _, _ in points], clocks(found, [t for _, t, _ in points]), [r for _, _, r in points])
         for env, points in found.rewards.items()
     }
 

@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from streamrl.batcher.parts import split
 from streamrl.config import RunFile, parse
 from streamrl.metrics import Meter
 from streamrl.orchestrator import report
-from streamrl.orchestrator.picture import named, trailing_mean
+from streamrl.orchestrator.picture import named, spread, trailing_mean
 from streamrl.orchestrator.report import History, clock, gather, summarise, time_to_target
 from streamrl.records import Fate, PolicyVersion, Record, Server
 from streamrl.stream.codec import to_message
@@ -125,6 +126,32 @@ def test_time_runs_while_there_is_a_server():
     found = History(active=[(101.0, 1.0), (110.0, 10.0), (201.0, 11.0), (210.0, 20.0)])
     assert [clock(found, time_s) for time_s in (100.0, 105.0, 110.0, 201.0, 205.5, 212.0)] == pytest.approx([0.0, 5.0, 10.0, 11.0, 15.5, 22.0])
     assert clock(found, 90.0) == 0.0
+
+
+class Gone(list[tuple[float, float]]):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_the_times_of_a_long_run_are_found_in_one_pass():
+    """A server from the first second on: 1,000 batches ask for their time, and what the orchestrator said is not gone through for each."""
+    said = Gone((float(i), float(i)) for i in range(1_000))
+    found = History(active=said)
+    found.rewards["copy"] = [(i, i + 0.5, 0.0) for i in range(1_000)]
+    assert report.curves(found)["copy"].seconds == pytest.approx([i + 0.5 for i in range(1_000)])
+    assert said.times <= 1
+    assert report.clocks(found, []) == [] and report.clocks(History(versions={0: 5.0}), [4.0, 7.0]) == [0.0, 2.0]
+
+
+def test_of_a_long_run_so_many_points_are_drawn():
+    assert spread(0).tolist() == [] and spread(3, most=3).tolist() == [0, 1, 2]
+    assert spread(10, most=4).tolist() == [0, 3, 6, 9] and spread(11, most=4).tolist() == [1, 4, 7, 10]
+    assert len(spread(1_000_000)) == 5_000
 
 
 def test_the_target_is_reached_with_its_last_batch(run: RunFile):
