@@ -26,7 +26,7 @@ EARLY = 65_536  # fates that may wait for their rollouts; of one that retention 
 NAME_CHARS = 200  # of a uid or a group that are kept
 AT_ONCE = 16_384  # rollouts that are looked through while nobody else may fold
 NONE = -1  # no fate, no batch; a version that could not be read
-NEVER = np.iinfo(np.int32).max  # the step of an end that has not come
+NEVER = int(np.iinfo(np.int32).max)  # the step of an end that has not come
 
 ROW = np.dtype(
     [
@@ -142,7 +142,7 @@ class Index:
     def end(self, fate: Fate, step: int) -> None:
         """Rollouts met their fate at this step."""
         shelf = self._shelves.setdefault((fate.environment, fate.partition), Shelf())
-        what = (KINDS.index(fate.fate), NONE if fate.batch is None else fate.batch, step)
+        what = (KINDS.index(fate.fate), NONE if fate.batch is None else _int32(fate.batch), min(_int32(step), NEVER - 1))
         for offset in fate.offsets.tolist():
             row = shelf.find(offset)
             if row is not None:
@@ -238,6 +238,11 @@ def _order(rows: np.ndarray, sort: Sort) -> np.ndarray:
 def _name(text: str) -> str:
     """A uid or a group as far as it is kept."""
     return text if len(text) <= NAME_CHARS else text[: NAME_CHARS - 1] + "…"
+
+
+def _int32(value: int) -> int:
+    """The nearest number that a column can hold: a record may say anything."""
+    return max(-NEVER, min(value, NEVER))
 
 
 def _bytes(uid: str, group: str) -> int:

@@ -158,3 +158,10 @@ def test_rollouts_that_are_forgotten_while_somebody_looks_are_looked_for_again()
     found = views.page(state, Query(), lock=Counting(one_more))
     assert [row["uid"] for row in found["rows"]] == [f"g{i}-0" for i in range(8, 1, -1)]
     assert found["total"] == found["kept"] == 7 and found["forgotten"] == 2
+
+
+def test_a_number_that_no_column_holds_ends_nothing():
+    index = Index(["copy"])
+    index.add(Place("copy", 0, 0), 0.0, rollout("copy", "g", 0), "")
+    index.end(fate("batched", [0], 1, 2**40), step=2**40)
+    assert uids(index, fate="batched") == ["g-0"] and index.rows["batch"][0] == 2**31 - 1
