@@ -69,11 +69,12 @@ class Source:
 
 def sampled(env: str, version: int, group: int, sample: int) -> Rollout:
     """Its answer is of two versions, one more certain than the other."""
-    spans = [VersionSpan(version=version, start=0, end=1), VersionSpan(version=version + 1, start=1, end=3)]
+    oldest = max(version - 1, 0)
+    spans = [VersionSpan(version=oldest, start=0, end=1), VersionSpan(version=version, start=1, end=3)]
     how = InferenceMetadata(server="inference-0", temperature=1.0, version_spans=spans if version else [])
     answer = Turn(message="", role="assistant", tokens=tokens(3, 4, 5), logprobs=floats(-0.01, -4.0, -0.5), inference_metadata=how)
     turns = [Turn(message="12=", role="user", tokens=tokens(1, 2)), answer]
-    return rollout(env, f"{env}-{group}", sample, version, reward=(group + sample) % 2, turns=turns)
+    return rollout(env, f"{env}-{group}", sample, oldest, version, reward=(group + sample) % 2, turns=turns)
 
 
 @contextmanager

@@ -140,7 +140,8 @@ def test_groups_in_flight_and_their_rate_are_bounded(fake: type[FakeClient]):
     wants(log, 10**6)
     begun = time.monotonic()
     live(log, run_file(max_groups_per_s=10), lambda: len(published(log)) >= 15 * GROUP)
-    assert len({r.group_id for r in published(log)}) <= 10 * (time.monotonic() - begun + process.BURST_S) + 1
+    # The first launch is due at once, and those of the burst before it are made up for.
+    assert len({r.group_id for r in published(log)}) <= 10 * (time.monotonic() - begun + process.BURST_S) + 2
 
 
 def test_a_generation_that_fails_is_published_with_its_failure(fake: type[FakeClient]):

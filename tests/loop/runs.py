@@ -25,7 +25,8 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import read
 from tests.waiting import patience
 
-MARK = "STREAMRL_TEST_MARK"  # in the environment of everything that a run starts
+# In the environment of everything that a run starts. vLLM is given few variables (`credentials.handed_on`), and those of this prefix are among them.
+MARK = "XDG_STREAMRL_TEST_MARK"
 ROOT = Path(__file__).parents[2]
 STREAMRL = (sys.executable, "-m", "streamrl.cli")
 

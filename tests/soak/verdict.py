@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from streamrl.buffer.groups import total_tokens
 from streamrl.config import RunFile
 from streamrl.errors import StreamrlError
-from streamrl.records import Fate, JournalEntry, PolicyVersion
+from streamrl.records import Fate, JournalEntry, PolicyVersion, Rollout
 from streamrl.replay.letters import letters
 from streamrl.stream.codec import to_event
 from streamrl.stream.journal import entries
-from streamrl.stream.log import Log, read
+from streamrl.stream.log import Log, Message, read
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, pull
 from tests.chaos import verdict as chaos
@@ -32,7 +33,7 @@ class Soaked(Verdict):
     rubbish: int = 0  # records
     dead_lettered: int = 0  # of them
     clock_steps_s: tuple[float, float] = (0.0, 0.0)  # the largest step forward and back between two entries of the batcher's journal
-    good_without_one_fate: int = 0  # none, and nobody holds it; or more than one; or `invalid`
+    good_without_one_fate: int = 0  # none, and nobody holds it; or more than one; or `invalid` without being too long
     rubbish_not_put_aside: int = 0  # without exactly one letter and the one fate `invalid`
     letters_astray: int = 0  # of records that are no rubbish
     weights_astray: int = 0  # versions that are kept and do not come as announced, and whatever else lies in the store
@@ -73,7 +74,7 @@ def announced_as(weights: str) -> str:
 
 
 def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
-    """Every good rollout has one, and it is not `invalid`; every bad one has a letter, and is `invalid`."""
+    """Every good rollout has one, and it is `invalid` only where it is too long; every bad one has a letter, and is `invalid`."""
     fates: dict[Where, list[str]] = {}
     for message in read(log, "fates", 0, log.start("fates", 0)):
         fate = to_event(message, ("fate",)).record
@@ -92,9 +93,17 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
                     found.rubbish_not_put_aside += (mine, letters_here) != (["invalid"], 1)
                 else:
                     found.fates.update(mine)
-                    found.good_without_one_fate += len(mine) != 1 or mine == ["invalid"]
-                    found.letters_astray += letters_here
+                    refused = is_too_long(message, run)
+                    found.good_without_one_fate += len(mine) != 1 or (mine == ["invalid"]) != refused
+                    found.letters_astray += letters_here != (refused and bool(mine))
     found.letters_astray += put_aside.total()
+
+
+def is_too_long(message: Message, run: RunFile) -> bool:
+    """Is this rollout longer than the model takes? The buffer puts it aside."""
+    record = to_event(message, ("rollout",)).record
+    assert isinstance(record, Rollout)
+    return total_tokens(record) > run.model.max_seq_len
 
 
 def look_at_weights(log: Log, run: RunFile, found: Soaked) -> None:

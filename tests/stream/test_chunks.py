@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import structs
 
 from streamrl.errors import StreamrlError
 from streamrl.records import Rollout
@@ -15,7 +16,7 @@ from streamrl.stream.dead_letters import letter_of, reject
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Log, Message, Output, Undecodable, read
 from streamrl.stream.memory import MemoryLog
-from tests.build import rollout
+from tests.build import rollout, turns
 from tests.kafka import make_topics
 from tests.waiting import until
 
@@ -168,7 +169,8 @@ def test_on_a_broker_a_rollout_larger_than_a_message_is_one_record(broker: str, 
     monkeypatch.undo()
     make_topics(broker, {f"{run_name}.rollouts.x": 1})
     log = KafkaLog({"bootstrap.servers": broker}, run_name)
-    sent = rollout(metadata={"note": "x" * 9_000_000})
+    prompt, answer = turns()
+    sent = rollout(turns=[structs.replace(prompt, message="x" * 9_000_000), answer])
     writer = log.writer("a")
     assert writer.commit([to_message(Output("rollouts.x", "g", sent))]) == 2
     writer.close()
@@ -176,5 +178,5 @@ def test_on_a_broker_a_rollout_larger_than_a_message_is_one_record(broker: str, 
     for start in range(3):
         (message,) = read(log, "rollouts.x", 0, start)
         record = to_event(message, ("rollout",)).record
-        assert isinstance(record, Rollout) and record.metadata == sent.metadata and message.offset == 2
+        assert isinstance(record, Rollout) and record.turns[0].message == sent.turns[0].message and message.offset == 2
     assert len(list(read(log, "rollouts.x", 0, 0, whole=False))) == 3
