@@ -288,7 +288,7 @@ def _evaluated(state: State, made: Evaluation) -> None:
 
 def rewards(state: State, env: str) -> Mapping[int, float]:
     """batch -> mean reward of the env's rollouts in it."""
-    return state.curves.get((f"batches/{env}{REWARD}", REWARD_OF), {})
+    return state.curves.get((f"batches/{env}/reward/mean", REWARD_OF), {})
 
 
 def published(state: State, kind: str, of: str = "", step: int | None = None) -> int:
