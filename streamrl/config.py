@@ -229,20 +229,20 @@ PRESETS: dict[str, dict[str, Any]] = {
     "document-000": {"loss": "clipped-ratio", "average": "tokens", "kl": "k1", "kl_in": "loss", "normalize_advantages": False},
     "document-003": {"loss": "grpo", "average": "samples", "kl": "k3", "kl_in": "loss", "normalize_advantages": False},
 }
-"""The losses of the design documents as a whole: loss, divergence and normalisation. Document 003's advantages are `buffer.advantage: grpo`."""
+"""The losses of docs/design/logprobs.md and docs/design/grpo.md as a whole. The advantages of the latter are `buffer.advantage: grpo`."""
 
 
 class Learner(Section):
     """Batches in, policy versions out."""
 
     name: str = "lead"  # of the run's own: all parts follow its versions. Others may join, under other names (`streamrl learner --name`)
-    preset: Literal["", "document-000", "document-003"] = ""  # a design document's loss as a whole: loss, average, kl, kl_in, normalize_advantages
-    loss: Annotated[str, one_of(*LOSSES)] = "ppo"  # ppo, dapo, cispo, gspo, grpo (document 003), clipped-ratio (document 000), or MODULE:FUNCTION
+    preset: Literal["", "document-000", "document-003"] = ""  # sets loss, average, kl, kl_in, normalize_advantages as in a design; docs/losses.md
+    loss: Annotated[str, one_of(*LOSSES)] = "ppo"  # ppo, dapo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION
     average: Literal["", "tokens", "samples", "constant"] = ""  # what a token counts in its batch; empty: as the loss's source has it
     clip_epsilon: float = Field(default=0.2, gt=0)  # the ratio may go down to 1 - clip_epsilon
     clip_epsilon_high: float = Field(default=0.0, ge=0)  # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
     correction: Correction = Correction()
-    kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"  # estimator of the divergence from the reference: k1 (document 000), k2, k3, or MODULE:FUNCTION
+    kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"  # estimator of the divergence from the reference: k1, k2, k3 (docs/losses.md), or MODULE:FUNCTION
     reference: Reference = Reference()
     kl_coefficient: float = Field(default=0.01, ge=0)  # 0: no reference is asked
     kl_in: Literal["loss", "advantages"] = "loss"  # added to the loss, or subtracted from the advantages

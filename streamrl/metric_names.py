@@ -1,7 +1,7 @@
 """Every metric: its name, its unit, what it says. One list for the topic `metrics`, for Prometheus, for the sinks and for docs/metrics.md.
 
-A piece of a name in braces stands for a name of the run (an env, a topic, a server); in Prometheus it is a label. `replays/` and `batches/` are those
-of design document 001. `python -m streamrl.metric_names` prints the table of docs/metrics.md.
+A piece of a name in braces stands for a name of the run (an env, a topic, a server); in Prometheus it is a label. `replays/` and `batches/` are
+those of docs/design/overview.md. `python -m streamrl.metric_names` prints the table of docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ MEASURES = (
     Measure("env/forks", "turns", "that began another sequence since the last report"),
     Measure("env/reward_mean", "reward", "of rollouts published since the last report"),
     Measure("env/request_s", "s", "a request to a server takes, mean"),
-    Measure("inference_context/rollouts", "rollouts", "made with an inference context (document 002)", "counter"),
+    Measure("inference_context/rollouts", "rollouts", "made with an inference context", "counter"),
     Measure("inference_context/misaligned", "rollouts", "whose tokens are not the server's", "counter"),
     Measure("inference_context/short", "rollouts", "of very few tokens", "counter"),
     Measure("inference_context/unchecked", "rollouts", "whose prompt ids were not sent, so that nothing was compared", "counter"),

@@ -1,6 +1,6 @@
 """How a part publishes what it measures: outside the transactions, so metrics never count as outputs of a run.
 
-Names carry their unit. `replays/` and `batches/` are those of design document 001 and come from the pure steps of buffer and batcher.
+Names carry their unit. `replays/` and `batches/` are listed in docs/design/overview.md and come from the pure steps of buffer and batcher.
 """
 
 from __future__ import annotations

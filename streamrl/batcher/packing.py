@@ -79,7 +79,7 @@ def expand(batch: Batch) -> RlExample:
     """The dense arrays of a batch.
 
     The model reads token i to predict token i + 1, so what is known of a token stands one position before it; a rollout's first token has no
-    predictor and cannot train. Document 000's example, seven prompt tokens and one sampled: loss mask [0, 0, 0, 0, 0, 0, 1, 0].
+    predictor and cannot train. The example of docs/design/logprobs.md, seven prompt tokens and one sampled: loss mask [0, 0, 0, 0, 0, 0, 1, 0].
     """
     dense = blank(batch.row_count, batch.max_seq_len)
     flat = RlExample(*(array.reshape(-1) for array in dense))

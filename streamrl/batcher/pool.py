@@ -437,7 +437,7 @@ def group_of(event: Event) -> ScoredGroup:
 
 
 def batch_values(config: Config, batch: Batch, held: dict[str, tuple[int, int, int]], newest_versions: np.ndarray) -> dict[str, float]:
-    """The metrics of document 001 that belong to a batch, how well it is filled and divided, and the share of mixed versions.
+    """The metrics of docs/design/overview.md that belong to a batch, how well it is filled and divided, and the share of mixed versions.
 
     `held`: (rollouts, tokens, on-policy rollouts) of each env just before it was built. `newest_versions`: (n,) int32, as the batch's oldest.
     """

@@ -1,4 +1,4 @@
-"""What came in from an env between two policy versions: which rollouts are refused, and the `replays/` metrics of document 001 over the others."""
+"""What came in from an env between two policy versions: which rollouts are refused, and the `replays/` metrics over the others."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Intake(msgspec.Struct):
                 self.rewards.setdefault(name, Moments()).add(value)
 
     def values(self, env: str) -> dict[str, float]:
-        """By the names of document 001."""
+        """By the names of docs/design/overview.md."""
         named = {f"rewards/{name}": moments for name, moments in self.rewards.items()}
         over = {
             f"{name}/{what}": value

@@ -1,8 +1,8 @@
 """Which of a finite set of problems is posed next: all of them once an epoch, in an order of its own, without end.
 
 The order follows from seed and epoch alone. Number n is posed in epoch n // size, and rank r of w poses the numbers r, r + w, r + 2w, ...; so ranks
-never meet, whatever their pace, every problem is posed once an epoch, and a restart needs to know no more than the next number. (Document 003: "an
-infinite sampler for the dataloader, ensuring each rank receives a distinct portion of the dataset".)
+never meet, whatever their pace, every problem is posed once an epoch, and a restart needs to know no more than the next number. docs/design/grpo.md
+asks for such a sampler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Problems from files: JSON Lines or Parquet, a prompt or its token ids, and the right answer. What cannot be used is named by file and line.
 
-A sample (document 003) has `prompt`, a text or a list of chat messages, or `input_token_ids`, the very prompt in the vocabulary of the policy.
+A sample (docs/design/grpo.md) has `prompt`, a text or a list of chat messages, or `input_token_ids`, the very prompt in the vocabulary of the policy.
 Where it has both, the ids count and the text is for people. Its right answer is `gt_answer`. Other columns may be kept.
 """
 

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw: design document 002.
+"""What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw: docs/design/inference-context.md.
 
 For envs that call chat completions themselves. Say at which temperature they sample and, from `servers`, which policy version answers:
 without either a rollout is not trained on. Ask for `logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide.

@@ -18,7 +18,7 @@ Average = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def over_tokens(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     """1 / T, with T the sampled tokens of the batch: every token counts the same, so long rollouts count for more.
 
-    DAPO, arXiv:2503.14476, section 3.3; design document 000.
+    DAPO, arXiv:2503.14476, section 3.3; docs/design/logprobs.md.
     """
     return mask / np.float32(max(mask.sum(dtype=np.float64), 1.0))
 
@@ -26,7 +26,7 @@ def over_tokens(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
 def over_samples(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     """1 / (N * n_i): summed over a rollout's own length n_i, then over the N rollouts of the batch. GRPO, arXiv:2402.03300, equation 19.
 
-    Design document 003: the loss is summed per sample over its length, the gradient divided by the samples of all processes.
+    docs/design/grpo.md: the loss is summed per sample over its length, the gradient divided by the samples of all processes.
     """
     lengths = _lengths(mask, rollouts)
     return mask / (np.maximum(lengths, 1) * max(_samples(mask, rollouts), 1)).astype(np.float32)

@@ -2,7 +2,8 @@
 
 Three choices, each on its own: importance weights, rejection, and which policy the loss measures its ratio from (`objective.py`). All arrays are
 (rows, max_seq_len) float32; d = current - policy, of the sampled tokens, without a gradient, 0 outside `mask`. Nothing here normalises: what is
-rejected counts 0, and still counts in the denominators of `averages.py`. Design document 004; the cut into choices follows verl.
+rejected counts 0, and still counts in the denominators of `averages.py`. docs/design/sampling-logprobs.md asks for a correction;
+the choices are those of verl.
 """
 
 from __future__ import annotations

@@ -50,12 +50,12 @@ def bounded(ratios: jax.Array, clip: Clip) -> jax.Array:
 
 
 def clipped_ratio(tokens: Tokens, clip: Clip) -> jax.Array:
-    """-clip(ratio) * A: the loss of design document 000. Outside the clip range its gradient is 0 whatever the sign of A."""
+    """-clip(ratio) * A: the loss of docs/design/logprobs.md. Outside the clip range its gradient is 0 whatever the sign of A."""
     return -bounded(ratio(tokens.current, tokens.old), clip) * tokens.advantages
 
 
 def grpo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """-A * current: the policy gradient. Design document 003; GRPO, arXiv:2402.03300, equation 19 where old is current, gradient 20.
+    """-A * current: the policy gradient. docs/design/grpo.md; GRPO, arXiv:2402.03300, equation 19 where old is current, gradient 20.
 
     There is no ratio in it: rollouts of another policy take importance weights (`corrections.py`).
     """
@@ -95,7 +95,7 @@ def gspo(tokens: Tokens, clip: Clip) -> jax.Array:
 
 
 def k1(current: jax.Array, reference: jax.Array) -> jax.Array:
-    """current - reference: unbiased for KL(current || reference), high variance. Document 000's term."""
+    """current - reference: unbiased for KL(current || reference), high variance. The term of docs/design/logprobs.md."""
     return current - reference
 
 

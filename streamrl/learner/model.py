@@ -42,8 +42,8 @@ def named(array: np.ndarray | jax.Array) -> NamedArray:
 def predict(model: Model, example: RlExample) -> Predictions:
     """Logprobs of the next tokens under softmax(logits / temperature), each segment seeing only itself.
 
-    Document 004: a server's logprobs are those of the distribution it sampled from, so the learner divides by the same temperature. The last
-    position of a segment predicts a token of somebody else's; the loss mask is 0 there.
+    A server's logprobs are those of the distribution it sampled from, so the learner divides by the same temperature
+    (docs/design/sampling-logprobs.md). The last position of a segment predicts a token of somebody else's; the loss mask is 0 there.
     """
     scores = logits(model, example) / jnp.asarray(example.temperatures)[..., None]
     log_softmax = jax.nn.log_softmax(scores, axis=-1)

@@ -28,7 +28,7 @@ def test_no_row_overflows_and_no_rollout_is_lost():
     assert rows is not None and np.bincount(rows, weights=lengths).max() <= 64 and len(rows) == 500
 
 
-def test_the_worked_example_of_document_000():
+def test_the_worked_example_of_the_design_of_logprobs():
     # "What is 2+2?" is 7 tokens, "4" one; the row holds 8 positions, the last of which predicts nothing
     batch = assemble([group(sizes=(1,), prompt=7)], 0, 0, row_count=1, max_seq_len=8)
     assert batch is not None

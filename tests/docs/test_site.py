@@ -157,6 +157,27 @@ def test_links_lead_somewhere_in_the_repository_too(page: str):
     assert wrong == []
 
 
+NAMED = re.compile(r"`((?:streamrl|tests|deploy|docs)/[^`<>*\s]+)`(?: \(((?:`\w+`(?:, )?)+)\))?")  # a path, and perhaps names that it has
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/design/")] + ["docs/glossary.md"])
+def test_files_and_names_that_a_design_points_to_are_there(page: str):
+    named = NAMED.findall((ROOT / page).read_text())
+    assert named
+    assert [path for path, _ in named if not (ROOT / path).exists()] == []
+    wanted = [(path, name) for path, names in named for name in re.findall(r"\w+", names)]
+    assert [(path, name) for path, name in wanted if not re.search(rf"\b(def|class) {name}\b", (ROOT / path).read_text())] == []
+
+
+def test_no_reference_leads_nowhere():
+    """The code points to docs/design/ by path, and each path is a page."""
+    found = re.compile(r"docs/design/[\w/.-]+\.md")
+    sources = [path for room in ("streamrl", "tests") for path in (ROOT / room).rglob("*.py")]
+    pointed = {name for path in sources for name in found.findall(path.read_text())}
+    assert pointed >= {"docs/design/logprobs.md", "docs/design/grpo.md"}
+    assert sorted(name for name in pointed if not (ROOT / name).is_file()) == []
+
+
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.name)
 def test_pictures_are_ours_whole_and_for_light_and_dark(picture: Path):
     root = ElementTree.fromstring(picture.read_text())

@@ -1,4 +1,7 @@
-"""Document 002 on a real BPE tokenizer: what a server sends decides, the rest is looked up, and what does not fit is never trained on."""
+"""docs/design/inference-context.md, on a real BPE tokenizer.
+
+What a server sends decides, the rest is looked up, and what does not fit is never trained on.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,7 @@ def test_a_directory_without_a_tokenizer_is_named(tmp_path: Path):
     assert InferenceContext.of_model(tmp_path).tokenize_prompt(PROMPT).tolist() == InferenceContext(TOKENIZER).tokenize_prompt(PROMPT).tolist()
 
 
-def test_the_call_of_the_document_gives_rollouts_of_their_own_at_the_contexts_version_and_temperature(caplog: pytest.LogCaptureFixture):
+def test_the_call_of_the_design_gives_rollouts_of_their_own_at_the_contexts_version_and_temperature(caplog: pytest.LogCaptureFixture):
     """Five arguments, four choices of one completion: four rollouts, none of them a duplicate, expired or sampled at another temperature."""
     context = InferenceContext(TOKENIZER, temperature=0.7, policy_version=5)
     choices = [choice(["?"] * 5, ids=[7] * 5).model_copy(update={"index": index}) for index in range(4)]

@@ -50,7 +50,10 @@ def divided(division: Division) -> RlExample:
 
 
 def gradient(directory: Path, micro_batch_rows: int = 0, taken: RlExample | None = None) -> dict[str, np.ndarray]:
-    """Of document 003's loss, with the divergence from another policy: what Adam keeps of each parameter's first step when it forgets at once."""
+    """The gradient of the loss of docs/design/grpo.md, with the divergence from another policy.
+
+    It is what Adam keeps of each parameter's first step when it forgets at once.
+    """
     settings = Learner(
         loss="grpo", kl_coefficient=0.1, normalize_advantages=False, micro_batch_rows=micro_batch_rows, beta1=0.0, max_grad_norm=1e9, warmup_steps=0
     )

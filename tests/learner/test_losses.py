@@ -81,7 +81,7 @@ def test_dapo_clips_higher():
 
 def test_grpo_is_the_policy_gradient():
     np.testing.assert_allclose(values(grpo), -ADVANTAGES * CURRENT, rtol=1e-6)
-    np.testing.assert_allclose(slope(grpo), -ADVANTAGES, rtol=1e-6)  # design document 003: no ratio
+    np.testing.assert_allclose(slope(grpo), -ADVANTAGES, rtol=1e-6)  # docs/design/grpo.md: no ratio
 
 
 def test_cispo_clips_the_weight_and_not_the_gradient():

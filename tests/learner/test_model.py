@@ -59,7 +59,7 @@ def agrees_with_numpy(directory: Path) -> bool:
 
 
 def test_packed_and_alone_are_equal(tiny: Path):
-    """Document 000's shift: entry i is of token i + 1 of the same segment."""
+    """The shift of docs/design/logprobs.md: entry i is of token i + 1 of the same segment."""
     packed, _ = predict(tiny, example([[Segment(ONE, 4), Segment(TWO, 9), Segment(ONE, 4)], [Segment(THREE, 1), Segment(TWO, 9)]], ROW))
     for row, start, tokens in ((0, 0, ONE), (0, 7, TWO), (0, 19, ONE), (1, 0, THREE), (1, CONTEXT, TWO)):
         alone = np.asarray(eqx.filter_jit(model.predict)(model.load(tiny, CONTEXT), model.single(np.array(tokens))).logprobs)[0, :-1]

@@ -66,8 +66,11 @@ WHOLE = with_reference(example([[SEGMENTS[0], SEGMENTS[1]], [SEGMENTS[2]], [SEGM
 
 
 @pytest.mark.parametrize("advantage", [1.0, -0.5])
-def test_the_example_of_design_document_000(advantage: float):
-    """Its seven prompt tokens and one sampled, with its logprobs: ratio exp(-0.001 + 0.002), divergence -0.001 + 0.002, one token to divide by."""
+def test_the_example_of_the_design_of_logprobs(advantage: float):
+    """Seven prompt tokens and one sampled, with the logprobs of docs/design/logprobs.md.
+
+    The ratio is exp(-0.001 + 0.002), the divergence -0.001 + 0.002, and there is one token to divide by.
+    """
     settings = Learner.model_validate({"preset": "document-000", "kl_coefficient": 0.1})
     assert (settings.loss, settings.kl, settings.kl_in, settings.normalize_advantages) == ("clipped-ratio", "k1", "loss", False)
     taken = example([[Segment([101, 2054, 2003, 1016, 1009, 1016, 1029, 1018], 7, advantage, [-0.002])]], 8)
@@ -79,8 +82,8 @@ def test_the_example_of_design_document_000(advantage: float):
     assert float(loss) == pytest.approx(-np.exp(0.001) * advantage + 0.1 * 0.001, abs=1e-6)
 
 
-def test_the_gradient_of_design_document_003_by_hand():
-    """Summed per sample over its own length, with k3 in it, and divided by the number of samples: equation 19 of GRPO, term by term."""
+def test_the_gradient_of_the_design_of_grpo_by_hand():
+    """Summed per sample over its own length, with k3 in it, divided by the number of samples: equation 19 of GRPO, term by term."""
     settings = Learner.model_validate({"preset": "document-003", "kl_coefficient": 0.1})
     assert (settings.loss, settings.average, settings.kl, settings.normalize_advantages) == ("grpo", "samples", "k3", False)
 
