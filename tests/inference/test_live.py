@@ -230,7 +230,15 @@ def test_vllm_dies_with_an_agent_that_is_killed(live: Live, tmp_path: Path):
     assert any(p.name().startswith("VLLM::") for p in family), (tmp_path / "log").read_text()[-2000:]
     os.kill(agent.pid, signal.SIGKILL)
     agent.wait()
-    assert until(lambda: [p for p in family if psutil.pid_exists(p.pid) and p.status() != psutil.STATUS_ZOMBIE], lambda left: not left) == []
+    assert until(lambda: [p for p in family if lives(p)], lambda left: not left) == []
+
+
+def lives(process: psutil.Process) -> bool:
+    """A process may end between two questions about it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def until(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 20.0) -> T:

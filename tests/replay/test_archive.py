@@ -39,7 +39,7 @@ def recording() -> MemoryLog:
 def everything(log: Log) -> dict[tuple[str, int], list[Message]]:
     """All that lies in a log; times as a broker keeps them, in whole milliseconds."""
     there = [(topic, p) for topic, count in sorted(log.topics().items()) for p in range(count)]
-    return {(t, p): [m._replace(timestamp_s=round(m.timestamp_s, 3)) for m in read(log, t, p, log.start(t, p))] for t, p in there}
+    return {(t, p): [m._replace(timestamp_s=round(m.timestamp_s * 1000) / 1000) for m in read(log, t, p, log.start(t, p))] for t, p in there}
 
 
 def bounds(log: Log) -> dict[tuple[str, int], tuple[int, int]]:
