@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from streamrl.records import Demand, Rollout
-from streamrl.stream.codec import to_event, to_message
+from streamrl.stream.codec import to_event
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Message, Output, read
+from tests.data_path import publish
 from tests.inference.stub import Stub
 from tests.kafka import make_topics
 from tests.waiting import patience, until
@@ -30,18 +31,10 @@ def log(broker: str, run_name: str) -> KafkaLog:
     return KafkaLog({"bootstrap.servers": broker}, run_name)
 
 
-def tell(log: KafkaLog, *outputs: Output) -> None:
-    writer = log.plain_writer()
-    for output in outputs:
-        writer.send(to_message(output))
-    writer.flush()
-    writer.close()
-
-
 def wants(log: KafkaLog, tokens: int, closed: int = 7) -> None:
     """Of this producer 7 groups were closed in earlier lives."""
     closed_groups = {"outside-outside": closed}
-    tell(log, Output("demand", "outside", Demand(environment="outside", wanted_tokens=tokens, held_tokens=0, closed_groups=closed_groups)))
+    publish(log, Output("demand", "outside", Demand(environment="outside", wanted_tokens=tokens, held_tokens=0, closed_groups=closed_groups)))
 
 
 def published(log: KafkaLog) -> list[Message]:
@@ -50,8 +43,8 @@ def published(log: KafkaLog) -> list[Message]:
 
 def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: KafkaLog, run_name: str):
     with Stub("inference-0", key="a-key-of-the-run") as stub:
-        tell(log, Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")), Output("servers", "gone", None))
-        tell(log, Output("servers", "inference-0", stub.record()))
+        publish(log, Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")), Output("servers", "gone", None))
+        publish(log, Output("servers", "inference-0", stub.record()))
         wants(log, 0)
         environment = {**os.environ, "STREAMRL_INFERENCE_KEY": stub.key}
         command = [sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"]
@@ -80,7 +73,7 @@ def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: Ka
 
 def test_what_it_has_on_its_way_stays_within_what_is_wanted_and_a_silent_server_is_not_asked(log: KafkaLog, run_name: str):
     with Stub("inference-1") as stub, Stub("inference-0") as silent:
-        tell(log, *(Output("servers", s.name, s.record(heartbeat_s=time.time() - age)) for s, age in ((silent, 60), (stub, -60))))
+        publish(log, *(Output("servers", s.name, s.record(heartbeat_s=time.time() - age)) for s, age in ((silent, 60), (stub, -60))))
         wants(log, 30)  # a group is 4 x (6 + 3) = 36 tokens: one, and no other before it is closed
         script = subprocess.Popen([sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"], stderr=subprocess.PIPE, text=True)
         ended = threading.Timer(patience(60), script.kill)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from streamrl.records import Demand, Rollout
-from streamrl.stream.codec import decode, to_event, to_message
+from streamrl.stream.codec import decode, to_event
 from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import Message, Output, read
+from tests.data_path import publish
 from tests.go import built
 from tests.inference.stub import Stub
 from tests.kafka import make_topics
@@ -52,17 +53,9 @@ def stub() -> Iterator[Stub]:
         yield made
 
 
-def tell(log: KafkaLog, *outputs: Output) -> None:
-    writer = log.plain_writer()
-    for output in outputs:
-        writer.send(to_message(output))
-    writer.flush()
-    writer.close()
-
-
 def wants(log: KafkaLog, tokens: int, closed: int) -> None:
     demand = Demand(environment="outside", wanted_tokens=tokens, held_tokens=0, closed_groups={"outside-go": closed})
-    tell(log, Output("demand", "outside", demand))
+    publish(log, Output("demand", "outside", demand))
 
 
 def published(log: KafkaLog) -> list[Message]:
@@ -70,8 +63,8 @@ def published(log: KafkaLog) -> list[Message]:
 
 
 def test_it_publishes_what_is_wanted_and_our_codec_reads_it(env: Path, log: KafkaLog, run_name: str, stub: Stub):
-    tell(log, Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")), Output("servers", "gone", None))
-    tell(log, Output("servers", "inference-0", stub.record(heartbeat_s=4e9)))  # no agent renews it here
+    publish(log, Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")), Output("servers", "gone", None))
+    publish(log, Output("servers", "inference-0", stub.record(heartbeat_s=4e9)))  # no agent renews it here
     wants(log, 30, closed=7)  # a group is 4 x (6 + 3) = 36 tokens: one, and no other before it is closed; 7 are of earlier lives
     command = [str(env), log.address, run_name, "outside", "2"]
     with subprocess.Popen(command, env={**os.environ, "STREAMRL_INFERENCE_KEY": stub.key}, stderr=subprocess.PIPE, text=True) as process:
@@ -90,7 +83,7 @@ def test_it_publishes_what_is_wanted_and_our_codec_reads_it(env: Path, log: Kafk
     assert len({r.rollout_uid for r in rollouts}) == 8 and {r.producer for r in rollouts} == {"outside-go"}
     assert {(m.key or b"").decode() for m in messages} == {r.group_id for r in rollouts}
     assert {(r.policy_version, r.newest_policy_version) for r in rollouts} == {(2, 3)}
-    tell(log, *(Output("rollouts.outside", group, None) for group in sorted({r.group_id for r in rollouts})))
+    publish(log, *(Output("rollouts.outside", group, None) for group in sorted({r.group_id for r in rollouts})))
     ours = [message for message in published(log) if message.value is None]
     assert {(m.key, m.partition) for m in ours} == {(m.key, m.partition) for m in messages}  # its partitions are those that our client chooses
     sampling = [body["sampling_params"] for path, body in stub.asked if path == "/inference/v1/generate"]
