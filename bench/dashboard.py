@@ -1,8 +1,10 @@
-"""The dashboard with a long run: time until it has read it, memory, how long answers take, how long until the page stands in a browser.
+"""The dashboard with a long run: time until it has read it, memory, how long answers take, how long
+until the page stands in a browser.
 
     python -m bench.dashboard [--rollouts 100000] [--prompt 16] [--response 32] ...
 
-The run is made as for `bench.replay`, with the real buffer and batcher on a real broker. The exit code is 1 beyond `LIMIT_MB` or `LIMIT_MS`.
+The run is made as for `bench.replay`, with the real buffer and batcher on a real broker. The exit
+code is 1 beyond `LIMIT_MB` or `LIMIT_MS`.
 """
 
 from __future__ import annotations
@@ -46,9 +48,14 @@ def main() -> None:
 
 def measure(run: RunFile, address: str) -> dict[str, Any]:
     """Start the dashboard, wait until it has read everything, ask it."""
-    started, environment = time.monotonic(), {**os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_KAFKA": address}
+    started, environment = (
+        time.monotonic(),
+        {**os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_KAFKA": address},
+    )
     command = [*STREAMRL, "dashboard", str(run.directory / "run.yaml"), "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         url = process.stdout.readline().strip()
@@ -58,10 +65,22 @@ def measure(run: RunFile, address: str) -> dict[str, Any]:
                 time.sleep(0.05)
             read_s = time.monotonic() - started
             found = client.get("/api/rollouts").json()
-            answers = {what: timed(lambda path=path: client.get(path)) for what, path in PAGES.items()}
-            rows = [row for page in range(ASKED) for row in client.get(f"/api/rollouts?page={page * 20}&fate=batched").json()["rows"][:1]]
-            places = iter([f"/api/rollouts/{row['env']}/{row['partition']}/{row['offset']}" for row in rows])
-            answers["one rollout: its tokens and its batch, from the topics"] = timed(lambda: client.get(next(places)), len(rows))
+            answers = {
+                what: timed(lambda path=path: client.get(path)) for what, path in PAGES.items()
+            }
+            rows = [
+                row
+                for page in range(ASKED)
+                for row in client.get(f"/api/rollouts?page={page * 20}&fate=batched").json()[
+                    "rows"
+                ][:1]
+            ]
+            places = iter(
+                [f"/api/rollouts/{row['env']}/{row['partition']}/{row['offset']}" for row in rows]
+            )
+            answers["one rollout: its tokens and its batch, from the topics"] = timed(
+                lambda: client.get(next(places)), len(rows)
+            )
         with chromium() as browser:
             opened = time.monotonic()
             with page_of(browser, url) as (page, complaints):

@@ -1,4 +1,6 @@
-"""The floor: the pure stages in one process, no broker. What is left of the data path when transport is free, by stage."""
+"""The floor: the pure stages in one process, no broker. What is left of the data path when
+transport is free, by stage.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,19 @@ class Stage:
 
     def turn(self, messages: list[Message]) -> list[Message]:
         name = self.part.name
-        events = timed(self.spent, f"{name}: decode", lambda: [to_event(m, self.part.schemas_of(m.topic)) for m in messages])
-        self.state, outputs = timed(self.spent, f"{name}: step", lambda: self.part.step(self.part.config, self.state, events, 0.0))
-        made = timed(self.spent, f"{name}: encode", lambda: [to_message(output) for output in outputs])
+        events = timed(
+            self.spent,
+            f"{name}: decode",
+            lambda: [to_event(m, self.part.schemas_of(m.topic)) for m in messages],
+        )
+        self.state, outputs = timed(
+            self.spent,
+            f"{name}: step",
+            lambda: self.part.step(self.part.config, self.state, events, 0.0),
+        )
+        made = timed(
+            self.spent, f"{name}: encode", lambda: [to_message(output) for output in outputs]
+        )
         timed(self.spent, f"{name}: digest", lambda: digest(made))
         return made
 
@@ -61,7 +73,14 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
         return placed
 
     def announce(version: int) -> None:
-        record = PolicyVersion(learner=run.learner.name, version=version, uri="", size_bytes=0, sha256="", vocab_size=shape.vocab_size)
+        record = PolicyVersion(
+            learner=run.learner.name,
+            version=version,
+            uri="",
+            size_bytes=0,
+            sha256="",
+            vocab_size=shape.vocab_size,
+        )
         (message,) = logged([to_message(Output("policy-versions", run.learner.name, record))])
         for stage in stages:
             deliver(stage.turn([message]))
@@ -73,7 +92,11 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
             deliver(stages[1].turn(groups))
         for message in messages:
             if message.topic == "batches":
-                record: Record | Any = timed(spent, "trainer: decode", lambda m=message: to_event(m, ("batch", "batch-part")).record)
+                record: Record | Any = timed(
+                    spent,
+                    "trainer: decode",
+                    lambda m=message: to_event(m, ("batch", "batch-part")).record,
+                )
                 assert isinstance(record, Batch | BatchPart)
                 if batch := joiner.add(record):
                     timed(spent, "trainer: expand", lambda b=batch: expand(b))
@@ -81,13 +104,33 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
                     announce(batch.number + 1)
 
     def group(number: int) -> list[Output]:
-        return [Output(f"rollouts.{env}", r.group_id, r) for r in source.group(env, number, stages[0].state.version)]
+        return [
+            Output(f"rollouts.{env}", r.group_id, r)
+            for r in source.group(env, number, stages[0].state.version)
+        ]
 
     announce(0)
     started = time.perf_counter()
     for number in count(0, CHUNK_GROUPS):
-        made = timed(spent, "generator: make", lambda n=number: [r for g in range(n, n + CHUNK_GROUPS) for r in group(g)])
-        deliver(stages[0].turn(logged(timed(spent, "generator: encode", lambda o=made: [to_message(output) for output in o]))))
+        made = timed(
+            spent,
+            "generator: make",
+            lambda n=number: [r for g in range(n, n + CHUNK_GROUPS) for r in group(g)],
+        )
+        deliver(
+            stages[0].turn(
+                logged(
+                    timed(
+                        spent,
+                        "generator: encode",
+                        lambda o=made: [to_message(output) for output in o],
+                    )
+                )
+            )
+        )
         if (elapsed := time.perf_counter() - started) > seconds:
             break
-    return {"rollouts_per_s": done / elapsed, "us_per_rollout": {what: 1e6 * s / done for what, s in spent.items()}}
+    return {
+        "rollouts_per_s": done / elapsed,
+        "us_per_rollout": {what: 1e6 * s / done for what, s in spent.items()},
+    }

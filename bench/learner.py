@@ -1,9 +1,10 @@
-"""The learner against Levanter alone: the same model, batches and loss, some steps of one and the same steps of the other in turns.
+"""The learner against Levanter alone: the same model, batches and loss, some steps of one and the
+same steps of the other in turns.
 
     python -m bench.learner [--pairs 200] [--layers 4] [--hidden 128] ...
 
-bench/README.md says how and why; the figures go to bench/results/learner.json. The exit code is 1 when the learner trains fewer than `LEAST` times as
-many tokens in a second as Levanter alone.
+bench/README.md says how and why; the figures go to bench/results/learner.json. The exit code is 1
+when the learner trains fewer than `LEAST` times as many tokens in a second as Levanter alone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ from streamrl.stream.log import Log, Output
 LEAST = 0.9  # of the tokens/s of Levanter alone
 GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
 SHAPES = ("4x128x8x512", "4x128x8x256")  # the first one is what the goal is for
-TURN = 8  # steps of one, then of the other: a version is announced beside the next step, which is to be the learner's own. The first is not counted
+# steps of one, then of the other: a version is announced beside the next step, which is to be the
+# learner's own. The first is not counted
+TURN = 8
 LABELS = {
     "levanter_s": "Levanter alone",
     "learner_s": "learner, all of it",
@@ -76,12 +79,21 @@ def run_file(directory: Path, layers: int, hidden: int, rows: int, row: int) -> 
 
 
 def a_batch(run: RunFile, number: int) -> Batch:
-    """As full as whole groups make it. Some of the advantages are positive, some negative, and the sampled logprobs are near those of the policy."""
+    """As full as whole groups make it. Some of the advantages are positive, some negative, and the
+    sampled logprobs are near those of the policy.
+    """
     random, rows, row = np.random.default_rng(number), run.batcher.rows, run.batcher.max_seq_len
     longest = row - PROMPT
     groups, made = list[ScoredGroup](), None
     while True:
-        groups.append(a_group(f"{number}-{len(groups)}", random.integers(longest // 8, longest // 3, GROUP).astype(np.int32), random, number))
+        groups.append(
+            a_group(
+                f"{number}-{len(groups)}",
+                random.integers(longest // 8, longest // 3, GROUP).astype(np.int32),
+                random,
+                number,
+            )
+        )
         larger = assemble(groups, number, number, rows, row)
         if larger is None:
             assert made is not None, "a group fits into the rows"
@@ -89,47 +101,89 @@ def a_batch(run: RunFile, number: int) -> Batch:
         made = larger
 
 
-def a_group(name: str, lengths: np.ndarray, random: np.random.Generator, version: int) -> ScoredGroup:
+def a_group(
+    name: str, lengths: np.ndarray, random: np.random.Generator, version: int
+) -> ScoredGroup:
     n, total = len(lengths), int(lengths.sum())
     prompt, tokens = (random.integers(4, 16, size).astype(np.uint16) for size in (PROMPT, total))
-    logprobs, advantages = random.normal(-2.8, 0.1, total).astype(np.float32), random.normal(0, 1, n).astype(np.float32)
-    return scored_group(name, lengths, prompt, tokens, version, environment="copy-digits", policy_logprobs=logprobs, advantages=advantages)
+    logprobs, advantages = (
+        random.normal(-2.8, 0.1, total).astype(np.float32),
+        random.normal(0, 1, n).astype(np.float32),
+    )
+    return scored_group(
+        name,
+        lengths,
+        prompt,
+        tokens,
+        version,
+        environment="copy-digits",
+        policy_logprobs=logprobs,
+        advantages=advantages,
+    )
 
 
 def rows_of(example: RlExample) -> Rows:
     """The same batch for Levanter alone, made beforehand: it trains from memory."""
     example = normalized(example)
     weights = over_tokens(example.loss_mask, example.segment_ids)
-    return Rows(example.input_ids, example.segment_ids, example.position_ids, example.policy_logprobs, example.advantages * weights)
+    return Rows(
+        example.input_ids,
+        example.segment_ids,
+        example.position_ids,
+        example.policy_logprobs,
+        example.advantages * weights,
+    )
 
 
 def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, Any]:
-    """`pairs` steps of each, in turns of `turn`; who is first changes with every turn. The batches lie in the log, and in memory, before it begins.
+    """`pairs` steps of each, in turns of `turn`; who is first changes with every turn. The batches
+    lie in the log, and in memory, before it begins.
 
-    A turn of the learner begins with nothing under way and ends when its last version is announced, so nothing of it falls into a turn of the other.
+    A turn of the learner begins with nothing under way and ends when its last version is announced,
+    so nothing of it falls into a turn of the other.
     """
     batches = [a_batch(run, number) for number in range(pairs + turn)]
     feeder = log.writer("bench")
     for batch in batches:
-        feeder.commit([to_message(Output("batches", str(batch.number), record)) for record in split(batch)])
+        feeder.commit(
+            [to_message(Output("batches", str(batch.number), record)) for record in split(batch)]
+        )
     c = run.learner
-    plain = Plain(run.batcher.rows, Settings(c.learning_rate, c.warmup_steps, c.beta1, c.beta2, c.weight_decay, c.max_grad_norm))
+    plain = Plain(
+        run.batcher.rows,
+        Settings(
+            c.learning_rate, c.warmup_steps, c.beta1, c.beta2, c.weight_decay, c.max_grad_norm
+        ),
+    )
     identity, alone, ours, losses = f"learner-{c.name}", list[float](), list[float](), list[float]()
     meter = Meter(log, identity)
-    with training(run) as policy, Trainee(c.name, policy, {}, log.writer(identity, "policy-versions"), meter) as trainee:
+    with (
+        training(run) as policy,
+        Trainee(c.name, policy, {}, log.writer(identity, "policy-versions"), meter) as trainee,
+    ):
         trainee.publish(None)
         trainee.settle()
         coming = trainee.watched(until_done(log))
         with plain.training():
             plain.begin(model.load(policy.origin, run.model.max_seq_len))
         for first in range(0, len(batches), turn):
-            turns = [(ours, partial(steps_of_ours, trainee, coming)), (alone, partial(steps_alone, plain, losses))]
+            turns = [
+                (ours, partial(steps_of_ours, trainee, coming)),
+                (alone, partial(steps_alone, plain, losses)),
+            ]
             for seconds, steps in turns if first // turn % 2 else reversed(turns):
                 seconds += steps(batches[first : first + turn])
         first_model = model.load(policy.origin, run.model.max_seq_len)
-        apart, moved = off_max(policy.state.model, plain.state.model), off_max(policy.state.model, first_model)
+        apart, moved = (
+            off_max(policy.state.model, plain.state.model),
+            off_max(policy.state.model, first_model),
+        )
     said = [metric.values for metric in measured(log, identity)]
-    times = {"levanter_s": alone, "learner_s": ours, **{name: [values[f"learner/{name}"] for values in said] for name in BESIDE}}
+    times = {
+        "levanter_s": alone,
+        "learner_s": ours,
+        **{name: [values[f"learner/{name}"] for values in said] for name in BESIDE},
+    }
     times["step_s"] = [whole - stood for whole, stood in zip(ours, times["publish_s"], strict=True)]
     off = max(abs(values["learner/loss"] - loss) for values, loss in zip(said, losses, strict=True))
     counted = {name: seconds[turn:] for name, seconds in times.items()}
@@ -141,8 +195,14 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
         "pairs": pairs,
         "turn": turn,
         "tokens_per_batch": tokens,
-        "tokens_per_s": {name: tokens / quantile(counted[key], 0.5) for name, key in (("learner", "learner_s"), ("levanter", "levanter_s"))},
-        "ms": {name: {k: 1000 * v for k, v in spread(seconds).items()} for name, seconds in counted.items()},
+        "tokens_per_s": {
+            name: tokens / quantile(counted[key], 0.5)
+            for name, key in (("learner", "learner_s"), ("levanter", "levanter_s"))
+        },
+        "ms": {
+            name: {k: 1000 * v for k, v in spread(seconds).items()}
+            for name, seconds in counted.items()
+        },
         "ratio": spread(against(counted, "learner_s")),
         "ratio_of_all": sum(counted["levanter_s"]) / sum(counted["learner_s"]),
         "ratio_of_the_step": spread(against(counted, "step_s")),
@@ -152,7 +212,9 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
     }
 
 
-def steps_of_ours(trainee: Trainee, coming: Iterator[Taken], batches: Sequence[Batch]) -> list[float]:
+def steps_of_ours(
+    trainee: Trainee, coming: Iterator[Taken], batches: Sequence[Batch]
+) -> list[float]:
     """Seconds of each step. What is under way behind the last of them belongs to all of them alike."""
     seconds = list[float]()
     for _ in batches:
@@ -184,12 +246,18 @@ def against(times: Mapping[str, Sequence[float]], ours: str) -> list[float]:
 def measured(log: Log, source: str) -> list[Metric]:
     """What the learner has said of each step."""
     said = (record for record, _ in records(log, log.topics(), METRICS, ("metric",)))
-    return sorted((r for r in said if isinstance(r, Metric) and r.source == source and r.step is not None), key=lambda metric: metric.step or 0)
+    return sorted(
+        (r for r in said if isinstance(r, Metric) and r.source == source and r.step is not None),
+        key=lambda metric: metric.step or 0,
+    )
 
 
 def off_max(one: Any, other: Any) -> float:
     """How far two models are apart."""
-    return max(float(abs(a - b).max()) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return max(
+        float(abs(a - b).max())
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
 
 
 def until_done(log: Log) -> Iterator[Taken]:
@@ -202,24 +270,45 @@ def real_tokens(batch: Batch) -> int:
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    shown = Table("", *(f"{r['tiny']['layers']} x {r['tiny']['hidden']}, {r['rows']} x {r['max_seq_len']}" for r in results), box=None)
+    shown = Table(
+        "",
+        *(
+            f"{r['tiny']['layers']} x {r['tiny']['hidden']}, {r['rows']} x {r['max_seq_len']}"
+            for r in results
+        ),
+        box=None,
+    )
     for column in shown.columns[1:]:
         column.justify = "right"
     for name, label in (("learner", "learner, tokens/s"), ("levanter", "Levanter alone, tokens/s")):
         shown.add_row(label, *(f"{r['tokens_per_s'][name]:,.0f}" for r in results))
     shown.add_row("ratio, median of pairs", *(f"{r['ratio']['median']:.3f}" for r in results))
-    shown.add_row("  of all the time, checkpoints too", *(f"{r['ratio_of_all']:.3f}" for r in results))
-    shown.add_row("  of the step alone", *(f"{r['ratio_of_the_step']['median']:.3f}" for r in results))
+    shown.add_row(
+        "  of all the time, checkpoints too", *(f"{r['ratio_of_all']:.3f}" for r in results)
+    )
+    shown.add_row(
+        "  of the step alone", *(f"{r['ratio_of_the_step']['median']:.3f}" for r in results)
+    )
     for name, label in LABELS.items():
-        shown.add_row(f"{label}, ms", *(f"{r['ms'][name]['median']:.1f}" if name in r["ms"] else "" for r in results))
+        shown.add_row(
+            f"{label}, ms",
+            *(f"{r['ms'][name]['median']:.1f}" if name in r["ms"] else "" for r in results),
+        )
     shown.add_row("losses differ by at most", *(f"{r['loss_off_max']:.1g}" for r in results))
     return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--shape", action="append", metavar="LAYERSxHIDDENxROWSxROW", help="of model and batch; may be repeated: a column each")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        metavar="LAYERSxHIDDENxROWSxROW",
+        help="of model and batch; may be repeated: a column each",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "learner.json")
     given = parser.parse_args()
     results = list[dict[str, Any]]()
@@ -236,7 +325,9 @@ def main() -> None:
     write(given.out, {"shapes": results})
     Console().print(table(results))
     if (found := results[0]["ratio"]["median"]) < LEAST:
-        raise SystemExit(f"bench: the learner trains {found:.2f} times as many tokens/s as Levanter alone; expected {LEAST}")
+        raise SystemExit(
+            f"bench: the learner trains {found:.2f} times as many tokens/s as Levanter alone; expected {LEAST}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A broker, and lines of stations on it: each station a process, a line started together and halted while another one is measured.
+"""A broker, and lines of stations on it: each station a process, a line started together and halted
+while another one is measured.
 
 A line may have a place to itself: its broker halts with it.
 """
@@ -32,7 +33,8 @@ from streamrl.stream.kafka import KafkaLog
 HERE = [sys.executable, "-m"]
 START_S = 60.0  # at most
 LONG_MS = 3_600_000
-# Of a broker that halts with its line: it is not thought dead when it goes on, and keeps a few seconds of what went through, not all of it.
+# Of a broker that halts with its line: it is not thought dead when it goes on, and keeps a few
+# seconds of what went through, not all of it.
 HALTING = Setup(
     {
         "broker.session.timeout.ms": str(LONG_MS),
@@ -47,10 +49,18 @@ HALTING = Setup(
 class Station:
     """A process of the data path."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], logs: Path) -> None:
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], logs: Path
+    ) -> None:
         self.name = name
         self._log = (logs / f"{name}.log").open("wb")
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
 
     def order(self, **values: Any) -> None:
         assert self.process.stdin is not None
@@ -63,7 +73,9 @@ class Station:
 
     def check(self) -> None:
         if self.process.poll() is not None:
-            raise SystemExit(f"bench: {self.name} ended with {self.process.returncode}: {self.tail(1000)}")
+            raise SystemExit(
+                f"bench: {self.name} ended with {self.process.returncode}: {self.tail(1000)}"
+            )
 
     def tail(self, characters: int) -> str:
         """The end of its log."""
@@ -96,7 +108,9 @@ class Slowest:
 
 
 class Line:
-    """Stations one behind another: started together, halted while another line is measured. Those of `counted` are at its end."""
+    """Stations one behind another: started together, halted while another line is measured. Those
+    of `counted` are at its end.
+    """
 
     def __init__(
         self,
@@ -108,7 +122,10 @@ class Line:
         kafka: psutil.Popen,
         alone: bool,
     ) -> None:
-        self.stations = {name: Station(name, command, environment, directory) for name, command in stations.items()}
+        self.stations = {
+            name: Station(name, command, environment, directory)
+            for name, command in stations.items()
+        }
         self.first, self._kafka, self._alone = first, kafka, alone
         self._counted = [directory / name for name in counted]
 
@@ -118,7 +135,9 @@ class Line:
         while missing := [path.name for path in self._counted if not path.exists()]:
             self.check()
             if time.monotonic() > deadline:
-                raise SystemExit(f"bench: {missing[0]} has not started within {START_S:.0f} s: {self.tails()}")
+                raise SystemExit(
+                    f"bench: {missing[0]} has not started within {START_S:.0f} s: {self.tails()}"
+                )
             time.sleep(0.05)
 
     @cached_property
@@ -132,7 +151,10 @@ class Line:
 
     def tails(self) -> str:
         """What each station has said last, on a line each."""
-        return "\n".join(f"{name}: {station.tail(300).strip() or 'nothing'}" for name, station in self.stations.items())
+        return "\n".join(
+            f"{name}: {station.tail(300).strip() or 'nothing'}"
+            for name, station in self.stations.items()
+        )
 
     def go(self, rate: float | None) -> None:
         if self._alone:
@@ -159,21 +181,34 @@ class Line:
         return result
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Rollouts/s over `seconds`, and the CPU of every station and of the broker, in ms a rollout."""
+        """Rollouts/s over `seconds`, and the CPU of every station and of the broker, in ms a
+        rollout.
+        """
         self.go(None)
         time.sleep(1.0)
-        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._kafka.pid}
-        started, before, cpu = time.monotonic(), self.count.get(), {name: cpu_s(pid) for name, pid in pids.items()}
+        pids = {name: station.process.pid for name, station in self.stations.items()} | {
+            "broker": self._kafka.pid
+        }
+        started, before, cpu = (
+            time.monotonic(),
+            self.count.get(),
+            {name: cpu_s(pid) for name, pid in pids.items()},
+        )
         time.sleep(seconds)
         elapsed, done = time.monotonic() - started, self.count.get() - before
         self.check()
         if not done:
             raise SystemExit(f"bench: nothing came out in {seconds:g} s: {self.tails()}")
-        return {"rollouts_per_s": done / elapsed, "cpu_ms": {name: 1000 * (cpu_s(pid) - cpu[name]) / done for name, pid in pids.items()}}
+        return {
+            "rollouts_per_s": done / elapsed,
+            "cpu_ms": {name: 1000 * (cpu_s(pid) - cpu[name]) / done for name, pid in pids.items()},
+        }
 
     def peaks_mb(self) -> dict[str, float]:
         """The most memory that each station and the broker have held, in MiB."""
-        pids = {name: station.process.pid for name, station in self.stations.items()} | {"broker": self._kafka.pid}
+        pids = {name: station.process.pid for name, station in self.stations.items()} | {
+            "broker": self._kafka.pid
+        }
         return {name: peak_rss_mb(pid) for name, pid in pids.items()}
 
     def stop(self) -> None:
@@ -186,29 +221,45 @@ class Line:
 
 
 class Place:
-    """A directory with a broker of its own, and the lines that were built on it: or, with `alone`, the one line that it halts with."""
+    """A directory with a broker of its own, and the lines that were built on it: or, with `alone`,
+    the one line that it halts with.
+    """
 
     def __init__(self, directory: Path, stack: ExitStack, alone: bool = False) -> None:
         self.directory, self._stack, self._alone = directory, stack, alone
         self.kafka = broker.start(directory / "kafka", setup=HALTING if alone else broker.PLAIN)
         stack.callback(self.kafka.stop)
-        self.environment = {**os.environ, "STREAMRL_KAFKA": self.kafka.address, "PYTHONPATH": str(Path(__file__).parents[1])}
+        self.environment = {
+            **os.environ,
+            "STREAMRL_KAFKA": self.kafka.address,
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+        }
 
     @property
     def address(self) -> dict[str, str]:
         return {"bootstrap.servers": self.kafka.address}
 
     def ours(self, name: str, shape: Shape, followers: int = 0, **kinds: int) -> Line:
-        """generator -> buffer -> batcher -> trainer, as run `name`; `followers` more trainers read the same batches. `kinds`: see `run_file`."""
+        """generator -> buffer -> batcher -> trainer, as run `name`; `followers` more trainers read
+        the same batches. `kinds`: see `run_file`.
+        """
         run, directory = run_file(name, self.directory, shape, **kinds), self._room(name)
         topics.apply(run, self.address)
         log = KafkaLog(self.address, name)
-        for topic, partitions in log.topics().items():  # a broker makes hundreds of logs one after another, and is slow to answer meanwhile
+        # a broker makes hundreds of logs one after another, and is slow to answer meanwhile
+        for topic, partitions in log.topics().items():
             log.end(topic, partitions - 1)
         path, settings = directory / "run.json", directory / "settings.json"
         path.write_text(run.to_json())
         settings.write_text(
-            json.dumps({"run": run.model_dump(mode="json"), "shape": shape._asdict(), "kafka": self.address, "counts": str(directory)})
+            json.dumps(
+                {
+                    "run": run.model_dump(mode="json"),
+                    "shape": shape._asdict(),
+                    "kafka": self.address,
+                    "counts": str(directory),
+                }
+            )
         )
         followers_named = [f"follower-{i}" for i in range(followers)]
         stations = {
@@ -220,12 +271,23 @@ class Place:
         }
         return self._line(stations, "generator", ["trainer", *followers_named], directory)
 
-    def raw(self, name: str, shape: Shape, hops: dict[str, float], lookahead: int = LOOKAHEAD, transactions: bool = False) -> Line:
-        """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout; and twice as much in flight. `transactions`: see `raw.py`."""
+    def raw(
+        self,
+        name: str,
+        shape: Shape,
+        hops: dict[str, float],
+        lookahead: int = LOOKAHEAD,
+        transactions: bool = False,
+    ) -> Line:
+        """The ceiling with as many bytes on each hop as ours had: `hops`, a rollout; and twice as
+        much in flight. `transactions`: see `raw.py`.
+        """
         directory = self._room(name)
         config = {"max.message.bytes": "8388608", "retention.ms": "3600000"}
         admin = AdminClient(self.address)  # kept: its requests end with it
-        for made in admin.create_topics([NewTopic(f"{name}.{topic}", 1, 1, config=config) for topic in (*TOPICS, JOURNAL)]).values():
+        for made in admin.create_topics(
+            [NewTopic(f"{name}.{topic}", 1, 1, config=config) for topic in (*TOPICS, JOURNAL)]
+        ).values():
             made.result()
         sizes = {
             "rollout_bytes": int(hops["rollouts"]),
@@ -237,14 +299,25 @@ class Place:
             "in_flight": 2 * (lookahead + 1) * shape.batch,
         }
         path = directory / "raw.json"
-        settings = {"kafka": self.address, "counts": str(directory), "raw": sizes, "raw_prefix": name, "raw_transactions": transactions}
+        settings = {
+            "kafka": self.address,
+            "counts": str(directory),
+            "raw": sizes,
+            "raw_prefix": name,
+            "raw_transactions": transactions,
+        }
         path.write_text(json.dumps(settings))
         Count(directory / "sink", create=True)
-        stations = {role: [*HERE, "bench.raw", role, str(path)] for role in ("sink", "relay", "gather", "source")}
+        stations = {
+            role: [*HERE, "bench.raw", role, str(path)]
+            for role in ("sink", "relay", "gather", "source")
+        }
         return self._line(stations, "source", ["source"], directory)
 
     def topic_bytes(self, name: str) -> dict[str, int]:
-        """Bytes in the broker's files by topic of run `name`, partitions together: headers and batch overhead included."""
+        """Bytes in the broker's files by topic of run `name`, partitions together: headers and
+        batch overhead included.
+        """
         sizes: dict[str, int] = {}
         for path in (self.directory / "kafka").glob(f"**/{name}.*/*.log"):
             topic = path.parent.name.rpartition("-")[0].removeprefix(f"{name}.")
@@ -256,8 +329,12 @@ class Place:
         directory.mkdir(parents=True)
         return directory
 
-    def _line(self, stations: dict[str, list[str]], first: str, counted: Sequence[str], directory: Path) -> Line:
-        line = Line(stations, first, counted, self.environment, directory, self.kafka.process, self._alone)
+    def _line(
+        self, stations: dict[str, list[str]], first: str, counted: Sequence[str], directory: Path
+    ) -> Line:
+        line = Line(
+            stations, first, counted, self.environment, directory, self.kafka.process, self._alone
+        )
         self._stack.callback(line.stop)
         line.wait()
         return line

@@ -1,10 +1,12 @@
-"""A live run of the quickstart's size: where the time of learner and server goes, by cause, and what it gains to let them overlap.
+"""A live run of the quickstart's size: where the time of learner and server goes, by cause, and
+what it gains to let them overlap.
 
     python -m bench.loop [--steps 120] [--rounds 2] [--free] ...
     python -m bench.loop --table       what was measured last, as Markdown
 
-The same run in turns: as its file says, and one thing at a time (`lookahead: 0`, nothing begun for a batch before the version that it trains).
-`--free`: without the limit of the second env. bench/README.md says how and why; the figures go to bench/results/loop.json.
+The same run in turns: as its file says, and one thing at a time (`lookahead: 0`, nothing begun for
+a batch before the version that it trains). `--free`: without the limit of the second env.
+bench/README.md says how and why; the figures go to bench/results/loop.json.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "deploy" / "runs" / "quickstart.yaml"
 COMMON = ["orchestrator.target=null", "inference.heartbeat_s=0.2", "learner.checkpoint_every=50"]
 OVERLAPPED, ONE_AT_A_TIME = "overlapped", "one at a time"
-LOOPS = {OVERLAPPED: list[str](), ONE_AT_A_TIME: ["batcher.lookahead=0", "batcher.admission=capacity", "batcher.eta=0"]}
+LOOPS = {
+    OVERLAPPED: list[str](),
+    ONE_AT_A_TIME: ["batcher.lookahead=0", "batcher.admission=capacity", "batcher.eta=0"],
+}
 SKIPPED = 20  # steps: compilation, and the first of everything
 LIMIT_S = 270.0
 
@@ -51,7 +56,11 @@ class Heard(NamedTuple):
 def gathered(log: Log) -> Heard:
     heard = Heard([], {}, {})
     there = log.topics()
-    for topic, schema in {"metrics": "metric", "policy-versions": "policy-version", "fates": "fate"}.items():
+    for topic, schema in {
+        "metrics": "metric",
+        "policy-versions": "policy-version",
+        "fates": "fate",
+    }.items():
         for record, _ in records(log, there, topic, (schema,)):
             match record:
                 case Metric():
@@ -67,7 +76,11 @@ def gathered(log: Log) -> Heard:
 
 def by_step(heard: Heard, name: str) -> dict[int, Metric]:
     """The records that have that value, by their step."""
-    return {metric.step: metric for metric in heard.metrics if metric.step is not None and name in metric.values}
+    return {
+        metric.step: metric
+        for metric in heard.metrics
+        if metric.step is not None and name in metric.values
+    }
 
 
 def swaps(heard: Heard) -> list[Interval]:
@@ -81,16 +94,26 @@ def swaps(heard: Heard) -> list[Interval]:
 
 
 def made(metric: Metric) -> Made:
-    shares = [seconds for name, seconds in metric.values.items() if name.startswith("batcher/waited_for_share_s/")]
+    shares = [
+        seconds
+        for name, seconds in metric.values.items()
+        if name.startswith("batcher/waited_for_share_s/")
+    ]
     return Made(metric.time_s, metric.values["batcher/waited_for_data_s"], sum(shares))
 
 
 def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
-    """Steps/s, and shares of the time of learner and server, over the steps behind the first `skipped`.
+    """Steps/s, and shares of the time of learner and server, over the steps behind the first
+    `skipped`.
 
-    A record of a step is of the time when training could go on behind it. Batch k is built when version k - `lookahead` is announced.
+    A record of a step is of the time when training could go on behind it. Batch k is built when
+    version k - `lookahead` is announced.
     """
-    steps, batches, standing = by_step(heard, "learner/step_s"), by_step(heard, "batcher/waited_for_data_s"), swaps(heard)
+    steps, batches, standing = (
+        by_step(heard, "learner/step_s"),
+        by_step(heard, "batcher/waited_for_data_s"),
+        swaps(heard),
+    )
     numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)
     window = Interval(steps[numbers[0] - 1].time_s, steps[numbers[-1]].time_s)
     learner = dict.fromkeys(("training", "publishing", *CAUSES), 0.0)
@@ -98,7 +121,10 @@ def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
         values, begun = steps[number].values, steps[number - 1].time_s
         learner["training"] += values["learner/step_s"]
         learner["publishing"] += values["learner/publish_s"]
-        idle, announced = Interval(begun, begun + values["learner/idle_s"]), heard.versions[max(number - lookahead, 0)]
+        idle, announced = (
+            Interval(begun, begun + values["learner/idle_s"]),
+            heard.versions[max(number - lookahead, 0)],
+        )
         for cause, seconds in waiting(idle, made(batches[number]), standing, announced).items():
             learner[cause] += seconds
     total_s = window.end - window.start
@@ -107,10 +133,13 @@ def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
         "steps": len(numbers),
         "steps_per_s": len(numbers) / total_s,
         "learner": {name: seconds / total_s for name, seconds in learner.items()},
-        "server": server(heard, window, [made(metric).waits["share"] for metric in batches.values()]),
+        "server": server(
+            heard, window, [made(metric).waits["share"] for metric in batches.values()]
+        ),
         "step_s": quantile([steps[number].values["learner/step_s"] for number in numbers], 0.5),
         "swap_s": quantile([interval.end - interval.start for interval in standing], 0.5),
-        "batch_age_mean": sum(steps[number].values["learner/batch_age_mean"] for number in numbers) / len(numbers),
+        "batch_age_mean": sum(steps[number].values["learner/batch_age_mean"] for number in numbers)
+        / len(numbers),
         "expired_frac": heard.fates.get("expired", 0) / max(sum(heard.fates.values()), 1),
     }
 
@@ -124,7 +153,12 @@ def server(heard: Heard, window: Interval, shares: Sequence[Interval]) -> dict[s
         if "inference/idle_s" in metric.values and window.start <= metric.time_s <= window.end
     ]
     total_s = looks[-1].time - looks[0].time
-    found = {"sampling": looks[-1].asked_s - looks[0].asked_s, "weights": looks[-1].paused_s - looks[0].paused_s, "share": 0.0, "demand": 0.0}
+    found = {
+        "sampling": looks[-1].asked_s - looks[0].asked_s,
+        "weights": looks[-1].paused_s - looks[0].paused_s,
+        "share": 0.0,
+        "demand": 0.0,
+    }
     for before, after in pairwise(looks):
         for cause, seconds in unasked(before, after, shares).items():
             found[cause] += seconds
@@ -134,17 +168,38 @@ def server(heard: Heard, window: Interval, shares: Sequence[Interval]) -> dict[s
 def run_one(name: str, overrides: Sequence[str], steps: int) -> Run:
     """A whole run as a user starts it; then what its log says."""
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as directory:
-        run = config.load(QUICKSTART, [*COMMON, *overrides, f"orchestrator.max_steps={steps}", f"orchestrator.max_wall_s={LIMIT_S}"])
+        run = config.load(
+            QUICKSTART,
+            [
+                *COMMON,
+                *overrides,
+                f"orchestrator.max_steps={steps}",
+                f"orchestrator.max_wall_s={LIMIT_S}",
+            ],
+        )
         run = RunFile.model_validate({**run.model_dump(), "runs_dir": directory})
         path = Path(directory) / "run.json"
         path.write_text(run.to_json())
         ended = subprocess.run(
-            [sys.executable, "-m", "streamrl.cli", "up", str(path)], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            [sys.executable, "-m", "streamrl.cli", "up", str(path)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
         if ended.returncode:
-            raise SystemExit(f"bench: the run ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}")
+            raise SystemExit(
+                f"bench: the run ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}"
+            )
         with broker.ensure(broker.home_of(run)) as address:
-            return {"name": name, **figures(gathered(KafkaLog({"bootstrap.servers": address}, run.run)), SKIPPED, run.batcher.lookahead)}
+            return {
+                "name": name,
+                **figures(
+                    gathered(KafkaLog({"bootstrap.servers": address}, run.run)),
+                    SKIPPED,
+                    run.batcher.lookahead,
+                ),
+            }
 
 
 def means(runs: Sequence[Run]) -> Run:
@@ -164,20 +219,33 @@ def means(runs: Sequence[Run]) -> Run:
 
 def gains(runs: Sequence[Run], one: str, other: str) -> dict[str, float]:
     """Steps/s of one to that of the other, by round."""
-    pairs = zip((run for run in runs if run["name"] == one), (run for run in runs if run["name"] == other), strict=True)
+    pairs = zip(
+        (run for run in runs if run["name"] == one),
+        (run for run in runs if run["name"] == other),
+        strict=True,
+    )
     return spread([mine["steps_per_s"] / theirs["steps_per_s"] for mine, theirs in pairs])
 
 
 def table(runs: Sequence[Run]) -> str:
-    shown = [means([run for run in runs if run["name"] == name]) for name in dict.fromkeys(run["name"] for run in runs)]
+    shown = [
+        means([run for run in runs if run["name"] == name])
+        for name in dict.fromkeys(run["name"] for run in runs)
+    ]
     rows = [
         ("steps/s", *(f"{r['steps_per_s']:.2f}" for r in shown)),
-        ("a step, a swap, ms", *(f"{1000 * r['step_s']:.0f}, {1000 * r['swap_s']:.0f}" for r in shown)),
+        (
+            "a step, a swap, ms",
+            *(f"{1000 * r['step_s']:.0f}, {1000 * r['swap_s']:.0f}" for r in shown),
+        ),
         ("age of a batch, versions", *(f"{r['batch_age_mean']:.2f}" for r in shown)),
         ("rollouts that expired", *(f"{r['expired_frac']:.1%}" for r in shown)),
     ]
     for part, labels in LABELS.items():
-        rows += [(f"{part}: {label}", *(f"{r[part][cause]:.1%}" for r in shown)) for cause, label in labels.items()]
+        rows += [
+            (f"{part}: {label}", *(f"{r[part][cause]:.1%}" for r in shown))
+            for cause, label in labels.items()
+        ]
     return markdown(("", *(r["name"] for r in shown)), rows)
 
 
@@ -202,16 +270,25 @@ LABELS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120, help="of each run; the first 20 are not counted")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=120, help="of each run; the first 20 are not counted"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="of each, in turns")
-    parser.add_argument("--free", action="store_true", help="and without max_groups_per_s of add-digits")
+    parser.add_argument(
+        "--free", action="store_true", help="and without max_groups_per_s of add-digits"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "loop.json")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     given = parser.parse_args()
     loops = dict(LOOPS)
     if given.free:
-        loops |= {f"{name}, no limit": [*overrides, "envs.add-digits.max_groups_per_s=0"] for name, overrides in LOOPS.items()}
+        loops |= {
+            f"{name}, no limit": [*overrides, "envs.add-digits.max_groups_per_s=0"]
+            for name, overrides in LOOPS.items()
+        }
     runs: list[Run] = json.loads(given.out.read_text())["runs"] if given.table else []
     for number in range(0 if given.table else given.rounds):
         for name, overrides in loops.items():
@@ -219,12 +296,21 @@ def main() -> None:
             runs.append(run_one(name, overrides, given.steps))
             print(f"  {runs[-1]['steps_per_s']:.2f} steps/s", flush=True)
     if not given.table:
-        write(given.out, {"runs": runs, "command": f"python -m bench.loop --steps {given.steps} --rounds {given.rounds}" + " --free" * given.free})
+        write(
+            given.out,
+            {
+                "runs": runs,
+                "command": f"python -m bench.loop --steps {given.steps} --rounds {given.rounds}"
+                + " --free" * given.free,
+            },
+        )
     print(f"\n{table(runs)}\n")
     names = list(dict.fromkeys(run["name"] for run in runs))
     for one, other in zip(names[::2], names[1::2], strict=True):
         gain = gains(runs, one, other)
-        print(f"steps/s, {one} to {other}: {gain['median']:.2f} ({gain['min']:.2f} to {gain['max']:.2f})")
+        print(
+            f"steps/s, {one} to {other}: {gain['median']:.2f} ({gain['min']:.2f} to {gain['max']:.2f})"
+        )
 
 
 if __name__ == "__main__":

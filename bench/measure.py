@@ -44,7 +44,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     def line(cells: Sequence[str]) -> str:
         first, *others = zip(cells, widths, strict=True)
-        return "| " + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]) + " |"
+        return (
+            "| "
+            + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
+            + " |"
+        )
 
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(map(line, (header, rule, *rows)))
@@ -52,7 +56,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write(path: Path, results: Mapping[str, Any]) -> None:
     """As JSON, with the machine they are of."""
-    machine = {"cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30), "python": platform.python_version()}
+    machine = {
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "python": platform.python_version(),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**results, "machine": machine}, indent=1) + "\n")
     print(f"written to {path}")

@@ -1,5 +1,6 @@
-"""Memory that is there. The host of a virtual machine may take back what is free, and then the first touch of a page costs up to ten times as much as
-filling it does: whoever writes a log to such memory measures the host.
+"""Memory that is there. The host of a virtual machine may take back what is free, and then the
+first touch of a page costs up to ten times as much as filling it does: whoever writes a log to such
+memory measures the host.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ CHUNK_BYTES = 4 << 20
 
 
 def fill_page_cache(directory: Path, most_bytes: int = MOST_BYTES) -> int:
-    """Have the kernel's page cache take what is free, as on a machine that has run for a while. Returns the bytes read.
+    """Have the kernel's page cache take what is free, as on a machine that has run for a while.
+    Returns the bytes read.
 
-    A file of nothing in `directory` is read. Its pages are the first that the kernel gives to somebody else. They go with the file, which has to stay
-    while something is measured.
+    A file of nothing in `directory` is read. Its pages are the first that the kernel gives to
+    somebody else. They go with the file, which has to stay while something is measured.
     """
     size = min(psutil.virtual_memory().free - SPARE_BYTES, most_bytes)
     if size <= 0:

@@ -1,11 +1,14 @@
-"""The ceiling: the same bytes over the same number of hops through plain librdkafka, with no transactions, no codec and nothing decided.
+"""The ceiling: the same bytes over the same number of hops through plain librdkafka, with no
+transactions, no codec and nothing decided.
 
     python -m bench.raw source|relay|gather|sink SETTINGS.json
 
-source -> raw.rollouts -> relay -> raw.groups -> gather -> raw.batches -> sink, each a process, with our own client settings. Who stands between hands
-on the bytes that came, as many as ours had on that hop. What is in flight is bounded, as ours is.
+source -> raw.rollouts -> relay -> raw.groups -> gather -> raw.batches -> sink, each a process, with
+our own client settings. Who stands between hands on the bytes that came, as many as ours had on
+that hop. What is in flight is bounded, as ours is.
 
-With `transactions`: as much in one as ours have, with a record in a journal, and readers that see only what is committed. Still nothing is decided.
+With `transactions`: as much in one as ours have, with a record in a journal, and readers that see
+only what is committed. Still nothing is decided.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from bench.stations import Count, Orders
 from bench.work import VARIANTS
-from streamrl.stream.kafka import CALL_TIMEOUT_S, COMMON, CONSUMER, PRODUCER, START_TIMEOUT_S, TRANSACTIONAL
+from streamrl.stream.kafka import (
+    CALL_TIMEOUT_S,
+    COMMON,
+    CONSUMER,
+    PRODUCER,
+    START_TIMEOUT_S,
+    TRANSACTIONAL,
+)
 
 TOPICS = ("rollouts", "groups", "batches")
 JOURNAL, ENTRY = "journal", bytes(200)
@@ -32,7 +42,9 @@ MAX_RECORD = 4_000_000
 
 def consumer(kafka: dict[str, str], topic: str, transactions: bool) -> Consumer:
     isolation = "read_committed" if transactions else "read_uncommitted"
-    made = Consumer({**COMMON, **kafka, **CONSUMER, "isolation.level": isolation, "group.id": "raw"})
+    made = Consumer(
+        {**COMMON, **kafka, **CONSUMER, "isolation.level": isolation, "group.id": "raw"}
+    )
     made.assign([TopicPartition(topic, 0, 0)])
     return made
 
@@ -50,7 +62,9 @@ def taken(source: Consumer) -> list[bytes]:
 
 def together(values: Sequence[bytes], size: int) -> bytes:
     """As much of each as makes `size` bytes."""
-    return b"".join([memoryview(value)[: size // len(values)] for value in values]).ljust(size, b"\0")
+    return b"".join([memoryview(value)[: size // len(values)] for value in values]).ljust(
+        size, b"\0"
+    )
 
 
 def payloads(size: int) -> list[bytes]:
@@ -62,8 +76,14 @@ class Sender:
     """A producer, plain or transactional."""
 
     def __init__(self, kafka: dict[str, str], prefix: str, role: str, transactions: bool) -> None:
-        own: dict[str, Any] = {**TRANSACTIONAL, "transactional.id": f"{prefix}.{role}"} if transactions else {}
-        self.producer, self._journal, self._transactions = Producer({**COMMON, **kafka, **PRODUCER, **own}), f"{prefix}.{JOURNAL}", transactions
+        own: dict[str, Any] = (
+            {**TRANSACTIONAL, "transactional.id": f"{prefix}.{role}"} if transactions else {}
+        )
+        self.producer, self._journal, self._transactions = (
+            Producer({**COMMON, **kafka, **PRODUCER, **own}),
+            f"{prefix}.{JOURNAL}",
+            transactions,
+        )
         if transactions:
             self.producer.init_transactions(START_TIMEOUT_S)
 
@@ -90,12 +110,21 @@ class Sender:
 
 def main(role: str, path: str) -> None:
     settings = json.loads(Path(path).read_text())
-    kafka, sizes, prefix, transactions = settings["kafka"], settings["raw"], settings["raw_prefix"], settings["raw_transactions"]
+    kafka, sizes, prefix, transactions = (
+        settings["kafka"],
+        settings["raw"],
+        settings["raw_prefix"],
+        settings["raw_transactions"],
+    )
     counts, orders = Path(settings["counts"]), Orders()
     sender = Sender(kafka, prefix, role, transactions)
     rollouts, groups, batches = (f"{prefix}.{topic}" for topic in TOPICS)
     if role == "source":
-        count, sunk, values = Count(counts / "source", create=True), Count(counts / "sink"), payloads(sizes["rollout_bytes"])
+        count, sunk, values = (
+            Count(counts / "source", create=True),
+            Count(counts / "sink"),
+            payloads(sizes["rollout_bytes"]),
+        )
         while not orders.over.is_set():
             if orders.values.get("rate", 0) == 0 or count.get() - sunk.get() > sizes["in_flight"]:
                 sender.producer.poll(0)
@@ -116,7 +145,11 @@ def main(role: str, path: str) -> None:
             count.add(came // pieces * sizes["batch"])
             came %= pieces
     else:
-        topic, out, many = (rollouts, groups, sizes["group"]) if role == "relay" else (groups, batches, sizes["batch"] // sizes["group"])
+        topic, out, many = (
+            (rollouts, groups, sizes["group"])
+            if role == "relay"
+            else (groups, batches, sizes["batch"] // sizes["group"])
+        )
         size = sizes["group_bytes"] if role == "relay" else sizes["batch_bytes"]
         source, held = consumer(kafka, topic, transactions), list[bytes]()
         while not orders.over.is_set():

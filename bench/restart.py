@@ -1,10 +1,12 @@
-"""How long a buffer and a batcher take to be back after SIGKILL with a full window: from exec to "ready" and to the first commit.
+"""How long a buffer and a batcher take to be back after SIGKILL with a full window: from exec to
+"ready" and to the first commit.
 
     python -m bench.restart [--rollouts 10000] [--tokens 512] [--kills 5]
 
-Real processes (`streamrl buffer|batcher RUN.yaml`) on a real broker. The window holds `--rollouts` rollouts of `--tokens` tokens in open groups
-(buffer) or in groups that no batch has taken (batcher). A trickle of new records goes on, so that there is something to commit. Each kill comes at
-another distance from the last snapshot.
+Real processes (`streamrl buffer|batcher RUN.yaml`) on a real broker. The window holds `--rollouts`
+rollouts of `--tokens` tokens in open groups (buffer) or in groups that no batch has taken
+(batcher). A trickle of new records goes on, so that there is something to commit. Each kill comes
+at another distance from the last snapshot.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _READY = re.compile(r"ready after [\d.]+ s at entry -?\d+, (\d+) records read")
 
 
 def settings(directory: Path, tokens: int) -> dict[str, Any]:
-    """Nothing closes and nothing is batched: no version is announced, and groups of rollouts lack one member."""
+    """Nothing closes and nothing is batched: no version is announced, and groups of rollouts lack
+    one member.
+    """
     return {
         "run": "restart",
         "runs_dir": str(directory / "runs"),
@@ -63,7 +67,10 @@ def open_rollouts(tokens: int) -> Iterator[Record]:
 
 def make_rollout(number: int, sample: int, tokens: int) -> Rollout:
     how = InferenceMetadata(server="inference-0", temperature=1.0)
-    prompt, answer = np.arange(tokens // 8, dtype=np.uint16), np.arange(tokens - tokens // 8, dtype=np.uint16)
+    prompt, answer = (
+        np.arange(tokens // 8, dtype=np.uint16),
+        np.arange(tokens - tokens // 8, dtype=np.uint16),
+    )
     logprobs = np.full(len(answer), -0.5, np.float32)
     return Rollout(
         environment=ENV,
@@ -76,7 +83,13 @@ def make_rollout(number: int, sample: int, tokens: int) -> Rollout:
         reward=sample / GROUP,
         turns=[
             Turn(message="", role="user", tokens=prompt),
-            Turn(message="", role="assistant", tokens=answer, logprobs=logprobs, inference_metadata=how),
+            Turn(
+                message="",
+                role="assistant",
+                tokens=answer,
+                logprobs=logprobs,
+                inference_metadata=how,
+            ),
         ],
     )
 
@@ -140,7 +153,12 @@ class Process:
         self.started = time.monotonic()
         self.ready_s, self.records_read = float("nan"), -1
         command = [sys.executable, "-m", "streamrl.cli", role, str(path)]
-        self._process = subprocess.Popen(command, env={**os.environ, "STREAMRL_KAFKA": address}, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, "STREAMRL_KAFKA": address},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self._reader = threading.Thread(target=self._listen)
         self._reader.start()
 
@@ -166,25 +184,38 @@ def until(true: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def measure(role: str, run: RunFile, path: Path, address: str, rollouts: int, tokens: int, kills: int) -> Iterator[tuple[float, float, int]]:
+def measure(
+    role: str, run: RunFile, path: Path, address: str, rollouts: int, tokens: int, kills: int
+) -> Iterator[tuple[float, float, int]]:
     """(seconds to ready, seconds to the first commit, records read) of each restart."""
     log = KafkaLog({"bootstrap.servers": address}, run.run)
-    topic, messages = (f"rollouts.{ENV}", rollouts) if role == "buffer" else (f"groups.{ENV}", rollouts // GROUP)
+    topic, messages = (
+        (f"rollouts.{ENV}", rollouts) if role == "buffer" else (f"groups.{ENV}", rollouts // GROUP)
+    )
     source = Source(log, topic, open_rollouts(tokens) if role == "buffer" else groups(tokens))
     source.send(messages)
     process = Process(role, path, address)
-    until(lambda: log.committed(role).get((topic, 0), 0) >= log.end(topic, 0) > 0, f"a {role} with its window full")
+    until(
+        lambda: log.committed(role).get((topic, 0), 0) >= log.end(topic, 0) > 0,
+        f"a {role} with its window full",
+    )
     source.start()
     try:
         for _ in range(kills):
             source.send(messages // 10)  # another distance from the last snapshot
-            until(lambda: log.end(topic, 0) - log.committed(role)[topic, 0] < 20, f"a {role} that keeps up")
+            until(
+                lambda: log.end(topic, 0) - log.committed(role)[topic, 0] < 20,
+                f"a {role} that keeps up",
+            )
             process.kill()
             commits = log.reader({(f"journal.{role}", 0): log.end(f"journal.{role}", 0)})
             while commits.poll(500, 0.2):
                 pass  # what it had committed before it died
             process = Process(role, path, address)
-            until(lambda: bool(commits.poll(1, 0.005)), f"the first commit of a {role} started again")  # noqa: B023
+            until(
+                lambda: bool(commits.poll(1, 0.005)),  # noqa: B023
+                f"the first commit of a {role} started again",
+            )
             committed_s = time.monotonic() - process.started
             commits.close()
             yield process.ready_s, committed_s, process.records_read
@@ -194,12 +225,23 @@ def measure(role: str, run: RunFile, path: Path, address: str, rollouts: int, to
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Restart times of buffer and batcher with a full window.")
+    parser = argparse.ArgumentParser(
+        description="Restart times of buffer and batcher with a full window."
+    )
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args()
-    table = Table("part", "restarts", "ready, median", "first commit, median", "worst", "records read", box=None, header_style="bold")
+    table = Table(
+        "part",
+        "restarts",
+        "ready, median",
+        "first commit, median",
+        "worst",
+        "records read",
+        box=None,
+        header_style="bold",
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     with tempfile.TemporaryDirectory() as name, broker.ensure(Path(name) / "kafka") as address:
@@ -208,11 +250,20 @@ def main() -> None:
         run = config.load(path)
         topics.apply(run, {"bootstrap.servers": address})
         for role in ("buffer", "batcher"):
-            ready, committed, read = zip(*measure(role, run, path, address, options.rollouts, options.tokens, options.kills), strict=True)
+            ready, committed, read = zip(
+                *measure(role, run, path, address, options.rollouts, options.tokens, options.kills),
+                strict=True,
+            )
             times = (quantile(ready, 0.5), quantile(committed, 0.5), max(committed))
-            table.add_row(role, str(options.kills), *(f"{seconds:.2f} s" for seconds in times), f"{min(read):,} to {max(read):,}")
+            table.add_row(
+                role,
+                str(options.kills),
+                *(f"{seconds:.2f} s" for seconds in times),
+                f"{min(read):,} to {max(read):,}",
+            )
     Console().print(
-        f"{options.rollouts:,} rollouts of {options.tokens} tokens in the window, {os.cpu_count()} cores; seconds from exec on", highlight=False
+        f"{options.rollouts:,} rollouts of {options.tokens} tokens in the window, {os.cpu_count()} cores; seconds from exec on",
+        highlight=False,
     )
     Console().print(table)
 

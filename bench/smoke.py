@@ -1,7 +1,8 @@
-"""Has the data path become slower? Ours to plain Kafka in one short run, against the ratio that is recorded.
+"""Has the data path become slower? Ours to plain Kafka in one short run, against the ratio that is
+recorded.
 
-python -m bench.smoke            fails when twice in a row below 60 % of it
-python -m bench.smoke --record   the ratio as of now: bench/results/smoke.json
+python -m bench.smoke            fails when twice in a row below 60 % of it python -m bench.smoke
+--record   the ratio as of now: bench/results/smoke.json
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from bench.work import Shape
 RECORDED = RESULTS / "smoke.json"
 ENOUGH = 0.6  # of the recorded ratio: what a busy machine does to it is less than that
 WARM_S, ROUNDS, ROUND_S = 20.0, 3, 3.0
-HOPS = {"rollouts": 7_320.0, "groups": 6_300.0, "batches": 6_290.0}  # bytes a rollout, as `make bench` measures them
+# bytes a rollout, as `make bench` measures them
+HOPS = {"rollouts": 7_320.0, "groups": 6_300.0, "batches": 6_290.0}
 
 
 def measure() -> float:
@@ -37,7 +39,9 @@ def measure() -> float:
         raw.turn(WARM_S / 8)
         own, ceiling = in_turns((ours, raw), ROUNDS, ROUND_S)
     for name, results in (("ours", own), ("plain Kafka", ceiling)):
-        print(f"{name}: {', '.join(format(result['rollouts_per_s'], ',.0f') for result in results)} rollouts/s")
+        print(
+            f"{name}: {', '.join(format(result['rollouts_per_s'], ',.0f') for result in results)} rollouts/s"
+        )
     return ratio(own, ceiling)
 
 
@@ -45,7 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true")
     if parser.parse_args().record:
-        write(RECORDED, {"ratio_to_raw": round(measure(), 3), "command": "python -m bench.smoke --record"})
+        write(
+            RECORDED,
+            {"ratio_to_raw": round(measure(), 3), "command": "python -m bench.smoke --record"},
+        )
         return
     least = ENOUGH * json.loads(RECORDED.read_text())["ratio_to_raw"]
     for _ in range(2):
@@ -57,7 +64,9 @@ def main() -> None:
         print(f"ours to plain Kafka: {found:.2f}; at least {least:.2f} is wanted")
         if found >= least:
             return
-    sys.exit(f"bench: the data path has become slower: twice not {least:.2f} of plain Kafka; `make bench` shows where the time goes")
+    sys.exit(
+        f"bench: the data path has become slower: twice not {least:.2f} of plain Kafka; `make bench` shows where the time goes"
+    )
 
 
 if __name__ == "__main__":

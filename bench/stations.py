@@ -1,4 +1,5 @@
-"""The two ends of the data path, each a process: who makes rollouts, and who takes batches. They take orders on stdin, a JSON object a line.
+"""The two ends of the data path, each a process: who makes rollouts, and who takes batches. They
+take orders on stdin, a JSON object a line.
 
     python -m bench.stations generator SETTINGS.json      {"rate": rollouts/s, or null for as many as are wanted; 0 pauses}
     python -m bench.stations trainer SETTINGS.json        {"report": true}: latencies since the last report, in s
@@ -70,13 +71,22 @@ class Orders:
 
 
 def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders) -> None:
-    """Every env of the run in turn, within its demand, a transaction at a time: rollouts and the env's progress."""
+    """Every env of the run in turn, within its demand, a transaction at a time: rollouts and the
+    env's progress.
+    """
     writer = log.writer("env-bench")
-    reader = log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")})
+    reader = log.reader(
+        {(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")}
+    )
     names, source, at_once = list(run.envs), Source(shape), shape.transaction_groups
-    credits = {env: Credit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens)) for env in names}
+    credits = {
+        env: Credit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens)) for env in names
+    }
     counters = {env: Counter(EnvProgress(producer=f"{env}-0", next_problem=0), 1) for env in names}
-    late = {env: strew(writer, source, env, shape.stragglers // len(names) // (shape.group - 1)) for env in names}
+    late = {
+        env: strew(writer, source, env, shape.stragglers // len(names) // (shape.group - 1))
+        for env in names
+    }
     version, due, turn, begun = 0, 0.0, 0, 0
     last = time.monotonic()
     while not orders.over.is_set():
@@ -107,7 +117,10 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
             due -= 1
         if outputs:
             rollouts = len(outputs)
-            outputs += [Output(f"journal.env-{env}-0", f"{env}-0", counters[env].done(numbers)) for env, numbers in done.items()]
+            outputs += [
+                Output(f"journal.env-{env}-0", f"{env}-0", counters[env].done(numbers))
+                for env, numbers in done.items()
+            ]
             writer.commit([to_message(output) for output in outputs])
             count.add(rollouts)
         else:
@@ -119,7 +132,9 @@ def sent(env: str, rollouts: Sequence[Rollout]) -> list[Output]:
 
 
 def delayed(late: deque[Rollout], group: list[Rollout]) -> list[Rollout]:
-    """The group but for one, which joins those that are late; instead the one that has been late for longest, and completes its group."""
+    """The group but for one, which joins those that are late; instead the one that has been late
+    for longest, and completes its group.
+    """
     if not late:
         return group
     late.append(group[0])
@@ -127,16 +142,23 @@ def delayed(late: deque[Rollout], group: list[Rollout]) -> list[Rollout]:
 
 
 def strew(writer: Writer, source: Source, env: str, groups: int) -> deque[Rollout]:
-    """Begin groups that lack a rollout each: as many the buffer holds from now on. Returns what they lack."""
+    """Begin groups that lack a rollout each: as many the buffer holds from now on. Returns what
+    they lack.
+    """
     late = deque[Rollout]()
     for start in range(0, groups, source.shape.transaction_groups):
-        begun = [source.group(env, -1 - number, 0) for number in range(start, min(start + source.shape.transaction_groups, groups))]
+        begun = [
+            source.group(env, -1 - number, 0)
+            for number in range(start, min(start + source.shape.transaction_groups, groups))
+        ]
         writer.commit([to_message(output) for group in begun for output in sent(env, group[1:])])
         late.extend(group[0] for group in begun)
     return late
 
 
-def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders, leads: bool) -> None:
+def train(
+    run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders, leads: bool
+) -> None:
     """Batches to trainer arrays; each of the lead's gives a policy version."""
     writer = log.writer("learner-lead") if leads else None
     joiner = Joiner()
@@ -147,7 +169,14 @@ def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders,
         if writer is None:
             return
         batch = version - 1 if version else None
-        made = {"uri": "", "size_bytes": 0, "sha256": "", "batch": batch, "time_s": time.time(), "vocab_size": vocab_size}
+        made = {
+            "uri": "",
+            "size_bytes": 0,
+            "sha256": "",
+            "batch": batch,
+            "time_s": time.time(),
+            "vocab_size": vocab_size,
+        }
         record = PolicyVersion(learner=run.learner.name, version=version, **made)
         writer.commit([to_message(Output("policy-versions", run.learner.name, record))])
 
@@ -163,7 +192,9 @@ def train(run: RunFile, log: Log, vocab_size: int, count: Count, orders: Orders,
             if batch is None:
                 continue
             arrays = expand(batch)
-            assert np.count_nonzero(arrays.segment_ids) == int((batch.prompt_lengths[batch.groups] + batch.lengths).sum())
+            assert np.count_nonzero(arrays.segment_ids) == int(
+                (batch.prompt_lengths[batch.groups] + batch.lengths).sum()
+            )
             if latencies is not None and len(latencies) < LATENCIES:
                 latencies += [age_ms(uid) / 1000 for uid in batch.uids]
             count.add(len(batch.uids))
@@ -177,7 +208,11 @@ def main(role: str, path: str) -> None:
     settle_in()
     settings = json.loads(Path(path).read_text())
     run, shape = RunFile.model_validate(settings["run"]), Shape(**settings["shape"])
-    log, count, orders = KafkaLog(settings["kafka"], run.run), Count(Path(settings["counts"]) / role, create=True), Orders()
+    log, count, orders = (
+        KafkaLog(settings["kafka"], run.run),
+        Count(Path(settings["counts"]) / role, create=True),
+        Orders(),
+    )
     if role == "generator":
         generate(run, log, shape, count, orders)
     else:

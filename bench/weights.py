@@ -1,8 +1,10 @@
-"""From the learner's last update to the new version serving on every server, by stage, against copying and hashing the bytes and vLLM's own reload.
+"""From the learner's last update to the new version serving on every server, by stage, against
+copying and hashing the bytes and vLLM's own reload.
 
     python -m bench.weights [--size "1 MB" --size "100 MB" --size "1 GB"] [--rounds 7] ...
 
-bench/README.md says how and why; the figures go to bench/results/weights.json, where other sizes stay as they were.
+bench/README.md says how and why; the figures go to bench/results/weights.json, where other sizes
+stay as they were.
 """
 
 from __future__ import annotations
@@ -44,11 +46,14 @@ from streamrl.stream.log import Log
 from streamrl.weights.store import pull
 
 SIZES = {"1 MB": (2, 128), "100 MB": (10, 512), "1 GB": (25, 1024)}  # layers, hidden size
-UNSERVED = "1 GB"  # ends when the copies are verified: two vLLMs with it do not fit into this machine's memory
+# ends when the copies are verified: two vLLMs with it do not fit into this machine's memory
+UNSERVED = "1 GB"
 CONTEXT = 2048  # tokens: a request is in flight for as long as a round takes
 STREAMS = 4  # requests in flight on each server
 PATIENCE_S = 240.0
-REST_S = 3.0  # before the chain and before the plain work: memory that the one has just freed is written to up to ten times as fast
+# before the chain and before the plain work: memory that the one has just freed is written to up to
+# ten times as fast
+REST_S = 3.0
 STAGES = ("export", "hash", "probe", "announce", "pull", "pause", "reload", "resume")
 
 
@@ -70,17 +75,25 @@ class Topic:
     """What comes in on a topic, as records."""
 
     def __init__(self, log: Log, topic: str, schema: str) -> None:
-        self._reader = log.reader({(topic, p): log.start(topic, p) for p in range(log.topics()[topic])})
+        self._reader = log.reader(
+            {(topic, p): log.start(topic, p) for p in range(log.topics()[topic])}
+        )
         self._schema, self.found = schema, list[Any]()
 
-    def until(self, wanted: Callable[[list[Any]], Any], what: str, alive: Callable[[], None]) -> Any:
+    def until(
+        self, wanted: Callable[[list[Any]], Any], what: str, alive: Callable[[], None]
+    ) -> Any:
         """What `wanted` makes of all records so far, once that is anything."""
         deadline = time.monotonic() + PATIENCE_S
         while not (made := wanted(self.found)):
             alive()
             if time.monotonic() > deadline:
                 raise SystemExit(f"bench: {what} did not come within {PATIENCE_S:.0f} s")
-            self.found += [event.record for m in self._reader.poll(500, 0.05) if (event := to_event(m, (self._schema,))).record is not None]
+            self.found += [
+                event.record
+                for m in self._reader.poll(500, 0.05)
+                if (event := to_event(m, (self._schema,))).record is not None
+            ]
         return made
 
 
@@ -90,28 +103,51 @@ class Agents:
     def __init__(self, run: RunFile, log: Log, directory: Path, address: str) -> None:
         self._run, self._directory, self._address = directory / "run.json", directory, address
         self._run.write_text(run.to_json())
-        self.servers, self.metrics = Topic(log, "servers", "server"), Topic(log, "metrics", "metric")
+        self.servers, self.metrics = (
+            Topic(log, "servers", "server"),
+            Topic(log, "metrics", "metric"),
+        )
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def have(self, count: int, version: int) -> None:
-        """So many, serving `version`: together they start sooner than one after the other, so the most are to be wanted first."""
+        """So many, serving `version`: together they start sooner than one after the other, so the
+        most are to be wanted first.
+        """
         while len(self.processes) > count:
             self.end(self.processes.pop())
         if len(self.processes) == count:
             return
-        environment = {**os.environ, "STREAMRL_KAFKA": self._address, "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = {
+            **os.environ,
+            "STREAMRL_KAFKA": self._address,
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+        }
         for index in range(len(self.processes), count):
-            command = [sys.executable, "-m", "streamrl.cli", "inference", str(self._run), "--index", str(index)]
+            command = [
+                sys.executable,
+                "-m",
+                "streamrl.cli",
+                "inference",
+                str(self._run),
+                "--index",
+                str(index),
+            ]
             with (self._directory / f"inference-{index}.log").open("wb") as log:
-                self.processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+                self.processes.append(
+                    subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                )
         self.serve(version)
 
     def urls(self) -> list[str]:
         """Of those that there are."""
 
         def known(records: list[Any]) -> list[str] | None:
-            urls = {record.server_id: record.url for record in records if isinstance(record, Server)}
-            found = [urls.get(server_name(GENERATION, index), "") for index in range(len(self.processes))]
+            urls = {
+                record.server_id: record.url for record in records if isinstance(record, Server)
+            }
+            found = [
+                urls.get(server_name(GENERATION, index), "") for index in range(len(self.processes))
+            ]
             return found if all(found) else None
 
         return self.servers.until(known, "the address of every server", self.check)
@@ -120,16 +156,24 @@ class Agents:
         """Wait until every server serves `version`; what each measured."""
 
         def found(records: list[Any]) -> list[dict[str, float]] | None:
-            values = [r.values for r in records if isinstance(r, Metric) and r.step == version and "inference/pull_s" in r.values]
+            values = [
+                r.values
+                for r in records
+                if isinstance(r, Metric) and r.step == version and "inference/pull_s" in r.values
+            ]
             return values if len(values) == len(self.processes) else None
 
-        return self.metrics.until(found, f"version {version} on {len(self.processes)} servers", self.check)
+        return self.metrics.until(
+            found, f"version {version} on {len(self.processes)} servers", self.check
+        )
 
     def check(self) -> None:
         for index, process in enumerate(self.processes):
             if process.poll() is not None:
                 said = (self._directory / f"inference-{index}.log").read_text()[-1000:]
-                raise SystemExit(f"bench: inference-{index} ended with {process.returncode}: {said}")
+                raise SystemExit(
+                    f"bench: inference-{index} ended with {process.returncode}: {said}"
+                )
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
@@ -144,13 +188,19 @@ class Copiers:
     """What an agent does up to vLLM: hears of a version, pulls it, verifies it. `count` at a time."""
 
     def __init__(self, run: RunFile, log: Log, directory: Path, count: int) -> None:
-        self._store, self._announced = run.store, [Announcements(log, run.learner.name) for _ in range(count)]
+        self._store, self._announced = (
+            run.store,
+            [Announcements(log, run.learner.name) for _ in range(count)],
+        )
         self._copies = [directory / f"copy-{index}" for index in range(count)]
 
     def begin(self, version: int) -> Callable[[], list[dict[str, float]]]:
         """Begin to wait for `version`. Returns what waits until each has it."""
         pool = ThreadPoolExecutor(len(self._copies))
-        found = [pool.submit(self._copy, version, *pair) for pair in zip(self._announced, self._copies, strict=True)]
+        found = [
+            pool.submit(self._copy, version, *pair)
+            for pair in zip(self._announced, self._copies, strict=True)
+        ]
 
         def finish() -> list[dict[str, float]]:
             with pool:
@@ -171,7 +221,9 @@ class Copiers:
 
 
 def plain(directory: Path, copies: int, scratch: Path) -> float:
-    """Seconds to copy the files and to hash them, one after the other, as one would by hand; `copies` times at once."""
+    """Seconds to copy the files and to hash them, one after the other, as one would by hand;
+    `copies` times at once.
+    """
 
     def one(index: int) -> None:
         to = scratch / f"plain-{index}"
@@ -189,11 +241,20 @@ def plain(directory: Path, copies: int, scratch: Path) -> float:
 
 @contextmanager
 def requests(urls: Sequence[str]) -> Iterator[list[list[float]]]:
-    """`STREAMS` requests in flight on each server for as long as the block lasts; of each request, the times (s) of its tokens."""
+    """`STREAMS` requests in flight on each server for as long as the block lasts; of each request,
+    the times (s) of its tokens.
+    """
     over, times = threading.Event(), list[list[float]]()
 
     def ask(url: str) -> None:
-        body = {"model": MODEL, "prompt": [1, 4, 5, 6], "max_tokens": CONTEXT - 8, "ignore_eos": True, "stream": True, "temperature": 1.0}
+        body = {
+            "model": MODEL,
+            "prompt": [1, 4, 5, 6],
+            "max_tokens": CONTEXT - 8,
+            "ignore_eos": True,
+            "stream": True,
+            "temperature": 1.0,
+        }
         with httpx.Client(base_url=url, timeout=60.0) as client:
             while not over.is_set():
                 times.append(seen := list[float]())
@@ -204,7 +265,11 @@ def requests(urls: Sequence[str]) -> Iterator[list[list[float]]]:
                         if over.is_set():
                             return
 
-    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls for _ in range(STREAMS)]
+    threads = [
+        threading.Thread(target=ask, args=(url,), daemon=True)
+        for url in urls
+        for _ in range(STREAMS)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -215,20 +280,39 @@ def requests(urls: Sequence[str]) -> Iterator[list[list[float]]]:
             thread.join(60)
 
 
-def gaps(times: Sequence[Sequence[float]], start: float = float("-inf"), end: float = float("inf")) -> list[float]:
-    """Seconds from each token of a request to its next, for all requests; of those that lie between the two times at least in part."""
-    return [after - before for request in times for before, after in pairwise(request) if after > start and before < end]
+def gaps(
+    times: Sequence[Sequence[float]], start: float = float("-inf"), end: float = float("inf")
+) -> list[float]:
+    """Seconds from each token of a request to its next, for all requests; of those that lie between
+    the two times at least in part.
+    """
+    return [
+        after - before
+        for request in times
+        for before, after in pairwise(request)
+        if after > start and before < end
+    ]
 
 
-def stages(learner: dict[str, float], record: PolicyVersion, updated_s: float, servers: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Seconds of each stage, and in all, on the server that was last. `updated_s`: when the update was done, by the clock of `record.time_s`.
+def stages(
+    learner: dict[str, float],
+    record: PolicyVersion,
+    updated_s: float,
+    servers: Sequence[dict[str, float]],
+) -> dict[str, float]:
+    """Seconds of each stage, and in all, on the server that was last. `updated_s`: when the update
+    was done, by the clock of `record.time_s`.
 
     The learner computes the probe between the end of the hashing and the time that it announces.
     """
     spent = [
         {
             "announce": values["inference/heard_s"],
-            **{name: values[f"inference/{name}_s"] for name in ("pull", "pause", "reload", "resume") if f"inference/{name}_s" in values},
+            **{
+                name: values[f"inference/{name}_s"]
+                for name in ("pull", "pause", "reload", "resume")
+                if f"inference/{name}_s" in values
+            },
         }
         for values in servers
     ]
@@ -238,8 +322,12 @@ def stages(learner: dict[str, float], record: PolicyVersion, updated_s: float, s
     return {**made, **slowest, "all": sum(made.values()) + sum(slowest.values())}
 
 
-def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> list[dict[str, Any]]:
-    """One size, with each number of servers: a quiet round is the chain and then the plain work; then rounds with requests in flight."""
+def measure(
+    size: str, directory: Path, rounds: int, servers: Sequence[int]
+) -> list[dict[str, Any]]:
+    """One size, with each number of servers: a quiet round is the chain and then the plain work;
+    then rounds with requests in flight.
+    """
     run, results = run_file(directory, *SIZES[size]), list[dict[str, Any]]()
     with ExitStack() as stack:
         kafka = broker.start(directory / "kafka")
@@ -248,16 +336,24 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
         topics.apply(run, address)
         log = KafkaLog(address, run.run)
         policy = stack.enter_context(training(run))
-        trainee = stack.enter_context(Trainee(run.learner.name, policy, {}, log.writer("learner-lead", "policy-versions")))
+        trainee = stack.enter_context(
+            Trainee(run.learner.name, policy, {}, log.writer("learner-lead", "policy-versions"))
+        )
         announced = Topic(log, "policy-versions", "policy-version")
 
         def update() -> tuple[dict[str, float], PolicyVersion, float]:
-            """The next version, as if a step had just made it; what it took, its announcement, and when it began."""
+            """The next version, as if a step had just made it; what it took, its announcement, and
+            when it began.
+            """
             policy.position = policy.position._replace(version=policy.version + 1, sha256="")
             updated_s = time.time()
             made = trainee.publish(policy.version - 1)
             trainee.settle()
-            record = announced.until(lambda records: [r for r in records if r.version == policy.version], "an announcement", lambda: None)[0]
+            record = announced.until(
+                lambda records: [r for r in records if r.version == policy.version],
+                "an announcement",
+                lambda: None,
+            )[0]
             return made.spent, record, updated_s
 
         update()
@@ -272,20 +368,42 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
             def chain() -> dict[str, float]:
                 waits = copiers.begin(policy.version + 1) if copiers else None  # noqa: B023
                 spent, record, updated_s = update()
-                return stages(spent, record, updated_s, waits() if waits else agents.serve(record.version) if agents else [])
+                return stages(
+                    spent,
+                    record,
+                    updated_s,
+                    waits() if waits else agents.serve(record.version) if agents else [],
+                )
 
             def both() -> dict[str, float]:
                 time.sleep(REST_S)
                 made = chain()
                 time.sleep(REST_S)
-                copied_s = plain(Path(announced.found[-1].uri.removeprefix("file://")), count, directory)  # noqa: B023
+                copied_s = plain(
+                    Path(announced.found[-1].uri.removeprefix("file://")),
+                    count,  # noqa: B023
+                    directory,
+                )
                 least = copied_s + made.get("reload", 0.0)
                 of_vllm = sum(made.get(stage, 0.0) for stage in ("pause", "resume"))
-                return {**made, "plain": copied_s, "ratio": made["all"] / least, "ratio_to_swap": made["all"] / (least + of_vllm)}
+                return {
+                    **made,
+                    "plain": copied_s,
+                    "ratio": made["all"] / least,
+                    "ratio_to_swap": made["all"] / (least + of_vllm),
+                }
 
             chain()  # the first of everything
             quiet = [both() for _ in range(rounds)]
-            results.append({"size": size, "bytes": announced.found[-1].size_bytes, "servers": count, "vllm": agents is not None, **middle(quiet)})
+            results.append(
+                {
+                    "size": size,
+                    "bytes": announced.found[-1].size_bytes,
+                    "servers": count,
+                    "vllm": agents is not None,
+                    **middle(quiet),
+                }
+            )
             if agents:
                 results[-1]["in_flight"] = busy(chain, agents.urls(), rounds)
             if copiers:
@@ -294,7 +412,9 @@ def measure(size: str, directory: Path, rounds: int, servers: Sequence[int]) -> 
 
 
 def busy(chain: Callable[[], dict[str, float]], urls: Sequence[str], rounds: int) -> dict[str, Any]:
-    """The same with requests in flight: how long the longest was without a token, and how long a token takes otherwise."""
+    """The same with requests in flight: how long the longest was without a token, and how long a
+    token takes otherwise.
+    """
     made, pauses, usual = list[dict[str, float]](), list[float](), list[float]()
     for _ in range(rounds):
         with requests(urls) as times:
@@ -305,12 +425,18 @@ def busy(chain: Callable[[], dict[str, float]], urls: Sequence[str], rounds: int
             time.sleep(1.0)
         pauses.append(max(gaps(times, begun, ended)))
         usual += gaps(times, end=begun)
-    return {**middle(made), "pause_seen_s": {"median": quantile(pauses, 0.5), "max": max(pauses)}, "between_tokens_s": quantile(usual, 0.5)}
+    return {
+        **middle(made),
+        "pause_seen_s": {"median": quantile(pauses, 0.5), "max": max(pauses)},
+        "between_tokens_s": quantile(usual, 0.5),
+    }
 
 
 def middle(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The median of every figure, and of the ratio its ends, too."""
-    found: dict[str, Any] = {name: quantile([one[name] for one in rounds], 0.5) for name in rounds[0]}
+    found: dict[str, Any] = {
+        name: quantile([one[name] for one in rounds], 0.5) for name in rounds[0]
+    }
     for name in {"ratio", "ratio_to_swap"} & set(found):
         found[name] = spread([one[name] for one in rounds])
     return found
@@ -318,12 +444,26 @@ def middle(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
     heads = [f"{r['size']}, {r['servers']} server{'s' * (r['servers'] > 1)}" for r in results]
-    shown = Table("ms", *heads, box=None, title="from the update to the tokens of the new version", title_justify="left")
+    shown = Table(
+        "ms",
+        *heads,
+        box=None,
+        title="from the update to the tokens of the new version",
+        title_justify="left",
+    )
     for column in shown.columns[1:]:
         column.justify = "right"
 
-    def row(label: str, cell: Callable[[dict[str, Any]], float | None], unit: float = 1000, digits: int = 1) -> None:
-        shown.add_row(label, *("" if (value := cell(r)) is None else f"{unit * value:,.{digits}f}" for r in results))
+    def row(
+        label: str,
+        cell: Callable[[dict[str, Any]], float | None],
+        unit: float = 1000,
+        digits: int = 1,
+    ) -> None:
+        shown.add_row(
+            label,
+            *("" if (value := cell(r)) is None else f"{unit * value:,.{digits}f}" for r in results),
+        )
 
     for stage in STAGES:
         row("pull, verify" if stage == "pull" else stage, lambda r, s=stage: r.get(s))
@@ -331,17 +471,35 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
     row("copying and hashing, plainly", lambda r: r["plain"])
     row("ratio to that and the reload", lambda r: r["ratio"]["median"], 1, 2)
     row("  and vLLM's pause and resume, too", lambda r: r["ratio_to_swap"]["median"], 1, 2)
-    row("pause seen in flight, median", lambda r: r["in_flight"]["pause_seen_s"]["median"] if "in_flight" in r else None)
+    row(
+        "pause seen in flight, median",
+        lambda r: r["in_flight"]["pause_seen_s"]["median"] if "in_flight" in r else None,
+    )
     row("  longest", lambda r: r["in_flight"]["pause_seen_s"]["max"] if "in_flight" in r else None)
-    row("  between tokens otherwise", lambda r: r["in_flight"]["between_tokens_s"] if "in_flight" in r else None)
-    row("all, with requests in flight", lambda r: r["in_flight"]["all"] if "in_flight" in r else None)
+    row(
+        "  between tokens otherwise",
+        lambda r: r["in_flight"]["between_tokens_s"] if "in_flight" in r else None,
+    )
+    row(
+        "all, with requests in flight",
+        lambda r: r["in_flight"]["all"] if "in_flight" in r else None,
+    )
     return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", action="append", choices=list(SIZES), help="of the weights; may be repeated: default all")
-    parser.add_argument("--servers", type=int, action="append", help="may be repeated: default 1, 2")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        choices=list(SIZES),
+        help="of the weights; may be repeated: default all",
+    )
+    parser.add_argument(
+        "--servers", type=int, action="append", help="may be repeated: default 1, 2"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=RESULTS / "weights.json")
     given = parser.parse_args()

@@ -12,7 +12,8 @@ from streamrl import config
 from streamrl.config import RunFile
 from streamrl.records import InferenceMetadata, Rollout, ScoredGroup, Turn, VersionSpan, token_dtype
 
-TRANSACTION_TOKENS = 64 * 8 * (512 + 1024)  # that a generator commits at once: 64 groups of the standard shape
+# that a generator commits at once: 64 groups of the standard shape
+TRANSACTION_TOKENS = 64 * 8 * (512 + 1024)
 LOOKAHEAD = 16  # batches: how deep the pipeline is
 VARIANTS = 64  # different payloads: enough that no cache holds them all
 
@@ -25,7 +26,8 @@ class Shape(NamedTuple):
     group: int = 8  # rollouts a problem
     vocab_size: int = 50_000
     batch: int = 256  # rollouts
-    stragglers: int = 0  # rollouts that wait in the buffer all the time, each for the last one of its group
+    # rollouts that wait in the buffer all the time, each for the last one of its group
+    stragglers: int = 0
 
     @property
     def rollout_tokens(self) -> int:
@@ -39,7 +41,11 @@ class Shape(NamedTuple):
     @property
     def straggling_batches(self) -> int:
         """Batches that are made while a group waits for its last rollout."""
-        return -(-self.stragglers * self.group // ((self.group - 1) * self.batch)) if self.stragglers else 0
+        return (
+            -(-self.stragglers * self.group // ((self.group - 1) * self.batch))
+            if self.stragglers
+            else 0
+        )
 
     @property
     def token_bytes(self) -> int:
@@ -53,11 +59,22 @@ class Shape(NamedTuple):
     @property
     def group_bytes(self) -> int:
         """Payload of a group's share of a record: the prompt once."""
-        return (self.prompt + self.group * self.response) * self.token_bytes + self.group * self.response * 4
+        return (
+            self.prompt + self.group * self.response
+        ) * self.token_bytes + self.group * self.response * 4
 
 
-def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions: int = 1, lookahead: int = LOOKAHEAD) -> RunFile:
-    """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead` batches deep."""
+def run_file(
+    name: str,
+    directory: Path,
+    shape: Shape,
+    envs: int = 1,
+    partitions: int = 1,
+    lookahead: int = LOOKAHEAD,
+) -> RunFile:
+    """The run: `envs` envs with equal shares, rows of 8,192 tokens, the pipeline `lookahead`
+    batches deep.
+    """
     row = max(8192, shape.rollout_tokens)
     budget = shape.batch * shape.rollout_tokens
     window = (shape.stragglers + 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
@@ -66,7 +83,9 @@ def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions
         {
             "run": name,
             "runs_dir": str(directory),
-            "envs": {f"env-{i}": {"kind": "copy-digits", "fraction": 1 / envs} for i in range(envs)},
+            "envs": {
+                f"env-{i}": {"kind": "copy-digits", "fraction": 1 / envs} for i in range(envs)
+            },
             "buffer": {
                 "group_size": shape.group,
                 "min_group_size": shape.group,
@@ -86,10 +105,24 @@ def run_file(name: str, directory: Path, shape: Shape, envs: int = 1, partitions
     )
 
 
-def scored_group(name: str, lengths: np.ndarray, prompt: np.ndarray, tokens: np.ndarray, version: int = 0, **fields: Any) -> ScoredGroup:
-    """A group without a buffer: sequences of these lengths, (n,) int; logprobs and advantages are 0 unless `fields` say otherwise."""
+def scored_group(
+    name: str,
+    lengths: np.ndarray,
+    prompt: np.ndarray,
+    tokens: np.ndarray,
+    version: int = 0,
+    **fields: Any,
+) -> ScoredGroup:
+    """A group without a buffer: sequences of these lengths, (n,) int; logprobs and advantages are 0
+    unless `fields` say otherwise.
+    """
     n = len(lengths)
-    made = {"environment": "bench", "policy_logprobs": np.zeros(len(tokens), np.float32), "advantages": np.zeros(n, np.float32), **fields}
+    made = {
+        "environment": "bench",
+        "policy_logprobs": np.zeros(len(tokens), np.float32),
+        "advantages": np.zeros(n, np.float32),
+        **fields,
+    }
     return ScoredGroup(
         group_id=name,
         problem_id=name,
@@ -109,13 +142,19 @@ def scored_group(name: str, lengths: np.ndarray, prompt: np.ndarray, tokens: np.
 
 
 class Source:
-    """Rollouts as fast as they can be made: the same few payloads under ever new names, whichever env they are of."""
+    """Rollouts as fast as they can be made: the same few payloads under ever new names, whichever
+    env they are of.
+    """
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
         self.shape = shape
-        self._prompts = random.integers(0, shape.vocab_size, (VARIANTS, shape.prompt)).astype(token_dtype(shape.vocab_size))
-        self._responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(token_dtype(shape.vocab_size))
+        self._prompts = random.integers(0, shape.vocab_size, (VARIANTS, shape.prompt)).astype(
+            token_dtype(shape.vocab_size)
+        )
+        self._responses = random.integers(0, shape.vocab_size, (VARIANTS, shape.response)).astype(
+            token_dtype(shape.vocab_size)
+        )
         self._logprobs = -random.exponential(1.0, (VARIANTS, shape.response)).astype(np.float32)
 
         self._asked = [Turn(message="", role="user", tokens=tokens) for tokens in self._prompts]
@@ -131,10 +170,21 @@ class Source:
             version_spans=[VersionSpan(version=version, start=0, end=self.shape.response)],
         )
         both = zip(self._responses, self._logprobs, strict=True)
-        return [Turn(message="", role="assistant", tokens=tokens, logprobs=logprobs, inference_metadata=how) for tokens, logprobs in both]
+        return [
+            Turn(
+                message="",
+                role="assistant",
+                tokens=tokens,
+                logprobs=logprobs,
+                inference_metadata=how,
+            )
+            for tokens, logprobs in both
+        ]
 
     def group(self, env: str, number: int, version: int) -> list[Rollout]:
-        """The rollouts of problem `number` of an env, sampled by `version`; the name of each ends in the time it was made."""
+        """The rollouts of problem `number` of an env, sampled by `version`; the name of each ends
+        in the time it was made.
+        """
         group_id, made = f"{env}-{number}", clock_ms()
         if version != self._version:
             self._version, self._answers = version, self.answers(version)

@@ -18,13 +18,20 @@ from streamrl.envs.base import Answer, Earned, Problem
 
 
 class Brief:
-    """-1 for each sampled token beyond the first so many: at the token itself, so that only what was said up to it is blamed."""
+    """-1 for each sampled token beyond the first so many: at the token itself, so that only what
+    was said up to it is blamed.
+    """
 
     def __init__(self, most_tokens: int) -> None:
         self.most_tokens = most_tokens
 
     def __call__(self, problem: Problem, answer: Answer, earned: Mapping[str, float]) -> Earned:
-        return Earned(tokens=[{"brief": [-1.0 * (i >= self.most_tokens) for i in range(len(said.tokens))]} for said in answer.said])
+        return Earned(
+            tokens=[
+                {"brief": [-1.0 * (i >= self.most_tokens) for i in range(len(said.tokens))]}
+                for said in answer.said
+            ]
+        )
 
 
 def right_and_brief(problem: Problem, answer: Answer, earned: Mapping[str, float]) -> float:

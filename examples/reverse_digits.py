@@ -1,4 +1,6 @@
-"""An env in one file: `47=` is to be answered `74`. Named in a run file as `kind: examples/reverse_digits.py:ReverseDigits`."""
+"""An env in one file: `47=` is to be answered `74`. Named in a run file as `kind:
+examples/reverse_digits.py:ReverseDigits`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ class ReverseDigits:
         self.seed, self.digits = seed, digits
 
     def problem(self, index: int) -> Problem:
-        # The same seed and index must give the same problem in every process: no global randomness here.
+        # The same seed and index must give the same problem in every process: no global randomness
+        # here.
         number = "".join(random.Random(f"{self.seed} {index}").choices("0123456789", k=self.digits))
         return Problem([{"role": "user", "content": f"{number}="}], answer=number[::-1])
 

@@ -1,6 +1,8 @@
-"""Three environments of verifiers, one of each sort, small enough for a model of a few characters. Nothing here knows of streamrl.
+"""Three environments of verifiers, one of each sort, small enough for a model of a few characters.
+Nothing here knows of streamrl.
 
-Named in a run file as `kind: verifiers:examples/verifiers_envs.py` with `params: {sort: single-turn}`, or multi-turn, or tool.
+Named in a run file as `kind: verifiers:examples/verifiers_envs.py` with `params: {sort:
+single-turn}`, or multi-turn, or tool.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def copy() -> vf.Environment:
         return float(completion[0].content == answer)
 
     rows = [{"question": f"{n}=", "answer": str(n)} for n in range(10)]
-    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric([first, exact], [0.5, 0.5]))
+    return vf.SingleTurnEnv(
+        dataset=Dataset.from_list(rows), rubric=vf.Rubric([first, exact], [0.5, 0.5])
+    )
 
 
 class Guess(vf.MultiTurnEnv):
@@ -34,7 +38,10 @@ class Guess(vf.MultiTurnEnv):
 
     @vf.stop
     async def found(self, state: vf.State) -> bool:
-        return bool(state["trajectory"]) and state["trajectory"][-1]["completion"][-1].content == state["answer"]
+        return (
+            bool(state["trajectory"])
+            and state["trajectory"][-1]["completion"][-1].content == state["answer"]
+        )
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
         said = messages[-1].content
@@ -52,7 +59,9 @@ def guess() -> vf.Environment:
         return sum(text in {"0", "1", "2", "3", "4"} for text in said) / len(said)
 
     rows = [{"question": "0-4", "answer": str(n)} for n in range(5)]
-    return Guess(dataset=Dataset.from_list(rows), rubric=vf.Rubric([found, numbers], [0.7, 0.3]), max_turns=3)
+    return Guess(
+        dataset=Dataset.from_list(rows), rubric=vf.Rubric([found, numbers], [0.7, 0.3]), max_turns=3
+    )
 
 
 def look_up() -> vf.Environment:
@@ -75,7 +84,18 @@ def look_up() -> vf.Environment:
         return 0.75 * sum(a == b for a, b in zip(said.content, wanted, strict=False)) / len(wanted)
 
     def answered(completion: Any, answer: str) -> float:
-        return float(len(completion) > 1 and completion[-1].role == "assistant" and completion[-1].content == answer)
+        return float(
+            len(completion) > 1
+            and completion[-1].role == "assistant"
+            and completion[-1].content == answer
+        )
 
-    rows = [{"question": f"{n}=", "answer": str(table[n]), "info": {"digit": str(n)}} for n in range(10)]
-    return vf.ToolEnv(tools=[secret], dataset=Dataset.from_list(rows), rubric=vf.Rubric([called, answered], [0.5, 0.5]), max_turns=3)
+    rows = [
+        {"question": f"{n}=", "answer": str(table[n]), "info": {"digit": str(n)}} for n in range(10)
+    ]
+    return vf.ToolEnv(
+        tools=[secret],
+        dataset=Dataset.from_list(rows),
+        rubric=vf.Rubric([called, answered], [0.5, 0.5]),
+        max_turns=3,
+    )

@@ -1,9 +1,12 @@
-"""Who may do what on the broker: each role of a run, as a user of its own, what its part reads and writes, and nothing else.
+"""Who may do what on the broker: each role of a run, as a user of its own, what its part reads and
+writes, and nothing else.
 
-A part's topics are those that the templates in topics/ give its room (tests/test_topology.py holds CONSUMES and PRODUCES to them). A user is named
-`<run>.<role>`. Roles are `env-<name>` (each env its own), buffer, batcher, scorer, learner, inference, evaluator, orchestrator; `auditor` reads all
-(status, audit, replay, export), `operator` does everything within the run, such as `streamrl topics apply` and `streamrl up`. Idempotent writing
-needs no rule of its own: since Kafka 2.8 whoever may write to a topic may do it idempotently.
+A part's topics are those that the templates in topics/ give its room (tests/test_topology.py holds
+CONSUMES and PRODUCES to them). A user is named `<run>.<role>`. Roles are `env-<name>` (each env its
+own), buffer, batcher, scorer, learner, inference, evaluator, orchestrator; `auditor` reads all
+(status, audit, replay, export), `operator` does everything within the run, such as `streamrl topics
+apply` and `streamrl up`. Idempotent writing needs no rule of its own: since Kafka 2.8 whoever may
+write to a topic may do it idempotently.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -16,7 +19,13 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from streamrl import topics
 from streamrl.config import RunFile
@@ -31,8 +40,9 @@ READS_BACK = {  # what it has done, when it starts again
 }
 
 
-# Of an env's user on each broker: it may be taken over, or written by somebody else, and is to leave room for the others. The byte rates are far
-# above what rollouts need (docs/operations.md, Sizing); the percentage is of one thread of the broker.
+# Of an env's user on each broker: it may be taken over, or written by somebody else, and is to
+# leave room for the others. The byte rates are far above what rollouts need (docs/operations.md,
+# Sizing); the percentage is of one thread of the broker.
 QUOTAS = {"producerByteRate": 20_000_000, "consumerByteRate": 20_000_000, "requestPercentage": 50}
 
 
@@ -50,7 +60,8 @@ class Rule(NamedTuple):
 
     resource: Literal["topic", "group", "transactional-id"]
     name: str  # on the broker: with the run
-    operations: tuple[str, ...]  # Kafka's: READ, WRITE, DESCRIBE, ALL; the first two include the third
+    # Kafka's: READ, WRITE, DESCRIBE, ALL; the first two include the third
+    operations: tuple[str, ...]
     prefixed: bool = False
 
     def __str__(self) -> str:
@@ -63,9 +74,16 @@ def user(run: RunFile, role: str) -> str:
 
 
 def roles(run: RunFile) -> list[Role]:
-    """The parts' roles, in the order of the loop. An env from outside (`replicas: 0`) writes transactions as `<env>-outside`."""
+    """The parts' roles, in the order of the loop. An env from outside (`replicas: 0`) writes
+    transactions as `<env>-outside`.
+    """
     envs = [
-        Role(f"env-{name}", "envs", tuple(env_part(name, i) for i in range(env.replicas)) or (f"{name}-outside",), name)
+        Role(
+            f"env-{name}",
+            "envs",
+            tuple(env_part(name, i) for i in range(env.replicas)) or (f"{name}-outside",),
+            name,
+        )
         for name, env in run.envs.items()
     ]
     return [
@@ -84,19 +102,33 @@ def rules(run: RunFile) -> dict[str, list[Rule]]:
     """What each role is to be allowed, by role."""
     whole = f"{run.run}."  # a run's name has no dot, so no other run's begins like that
     reading = [Rule("topic", whole, ("READ",), True), Rule("group", whole, ("DESCRIBE",), True)]
-    everything = [Rule(resource, whole, ("ALL",), True) for resource in ("topic", "group", "transactional-id")]
+    everything = [
+        Rule(resource, whole, ("ALL",), True) for resource in ("topic", "group", "transactional-id")
+    ]
     found = {role.name: list(_of(role, run)) for role in roles(run)}
-    # Any learner's name: a second one on the same batches is the same role. The report that an orchestrator ends with is made of all topics.
-    found["learner"] += [Rule("transactional-id", f"{whole}learner-", ("WRITE",), True), Rule("group", f"{whole}learner-", ("READ",), True)]
-    found["scorer"] += [Rule("group", f"{whole}learner-{run.learner.name}", ("DESCRIBE",))]  # how far the lead is: the rest is to be scored
+    # Any learner's name: a second one on the same batches is the same role. The report that an
+    # orchestrator ends with is made of all topics.
+    found["learner"] += [
+        Rule("transactional-id", f"{whole}learner-", ("WRITE",), True),
+        Rule("group", f"{whole}learner-", ("READ",), True),
+    ]
+    # how far the lead is: the rest is to be scored
+    found["scorer"] += [Rule("group", f"{whole}learner-{run.learner.name}", ("DESCRIBE",))]
     found["orchestrator"] += reading
     return {**found, "auditor": reading, "operator": everything}
 
 
 def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
-    """Have the cluster allow all of it, and say what; what was allowed before stays. Raises AccessDenied, and ConfigError where nobody is checked."""
+    """Have the cluster allow all of it, and say what; what was allowed before stays. Raises
+    AccessDenied, and ConfigError where nobody is checked.
+    """
     admin = Admin(settings)
-    wanted = [binding for role, allowed in rules(run).items() for rule in allowed for binding in _bindings(user(run, role), rule)]
+    wanted = [
+        binding
+        for role, allowed in rules(run).items()
+        for rule in allowed
+        for binding in _bindings(user(run, role), rule)
+    ]
 
     def order() -> None:
         for future in admin.create_acls(wanted, request_timeout=CALL_TIMEOUT_S).values():
@@ -104,7 +136,9 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
                 future.result()
             except KafkaException as exception:
                 if exception.args[0].code() == KafkaError.SECURITY_DISABLED:
-                    raise ConfigError(f"the broker at {admin.address} has no authorizer: everybody may do everything; see SECURITY.md") from None
+                    raise ConfigError(
+                        f"the broker at {admin.address} has no authorizer: everybody may do everything; see SECURITY.md"
+                    ) from None
                 raise
 
     admin.seen()  # says why where nobody answers
@@ -116,16 +150,25 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
 
 
 def in_words(run: RunFile) -> list[str]:
-    return [f"User:{user(run, role)}  {rule}" for role, allowed in rules(run).items() for rule in allowed]
+    return [
+        f"User:{user(run, role)}  {rule}"
+        for role, allowed in rules(run).items()
+        for rule in allowed
+    ]
 
 
 def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
-    """A KafkaUser for each role, as Strimzi's user operator takes them: it makes up a password, which lies in a Secret of the user's name."""
+    """A KafkaUser for each role, as Strimzi's user operator takes them: it makes up a password,
+    which lies in a Secret of the user's name.
+    """
     return [
         {
             "apiVersion": "kafka.strimzi.io/v1",
             "kind": "KafkaUser",
-            "metadata": {"name": user(run, role), "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run}},
+            "metadata": {
+                "name": user(run, role),
+                "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
+            },
             "spec": {
                 "authentication": {"type": "scram-sha-512"},
                 "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
@@ -143,14 +186,23 @@ def render(run: RunFile, cluster: str = "streamrl") -> str:
 
 def _acl(rule: Rule) -> dict[str, Any]:
     kind = "transactionalId" if rule.resource == "transactional-id" else rule.resource
-    resource = {"type": kind, "name": rule.name, "patternType": "prefix" if rule.prefixed else "literal"}
-    return {"resource": resource, "operations": [operation.capitalize() for operation in rule.operations]}
+    resource = {
+        "type": kind,
+        "name": rule.name,
+        "patternType": "prefix" if rule.prefixed else "literal",
+    }
+    return {
+        "resource": resource,
+        "operations": [operation.capitalize() for operation in rule.operations],
+    }
 
 
 def _of(role: Role, run: RunFile) -> Iterator[Rule]:
     for topic in topics.plan(run):
         if _concerns(topic, role, run):
-            reads = role.room in topic.kind.readers or topic.kind.name in READS_BACK.get(role.room, ())
+            reads = role.room in topic.kind.readers or topic.kind.name in READS_BACK.get(
+                role.room, ()
+            )
             operations = ("READ",) * reads + ("WRITE",) * (role.room in topic.kind.writers)
             if operations:
                 yield Rule("topic", topic.name, operations)
@@ -162,7 +214,9 @@ def _of(role: Role, run: RunFile) -> Iterator[Rule]:
 
 
 def _concerns(topic: Topic, role: Role, run: RunFile) -> bool:
-    """Of the topics of a kind: an env has its own, a journal belongs to one part, and dead letters are written by whoever reads their source."""
+    """Of the topics of a kind: an env has its own, a journal belongs to one part, and dead letters
+    are written by whoever reads their source.
+    """
     of = topic.name.removeprefix(f"{run.run}.{topic.kind.name}").removeprefix(".")
     match topic.kind.per:
         case "run":
@@ -176,7 +230,19 @@ def _concerns(topic: Topic, role: Role, run: RunFile) -> bool:
 
 
 def _bindings(name: str, rule: Rule) -> Iterator[AclBinding]:
-    kind = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "transactional-id": ResourceType.TRANSACTIONAL_ID}[rule.resource]
+    kind = {
+        "topic": ResourceType.TOPIC,
+        "group": ResourceType.GROUP,
+        "transactional-id": ResourceType.TRANSACTIONAL_ID,
+    }[rule.resource]
     pattern = ResourcePatternType.PREFIXED if rule.prefixed else ResourcePatternType.LITERAL
     for operation in rule.operations:
-        yield AclBinding(kind, rule.name, pattern, f"User:{name}", "*", AclOperation[operation], AclPermissionType.ALLOW)
+        yield AclBinding(
+            kind,
+            rule.name,
+            pattern,
+            f"User:{name}",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )

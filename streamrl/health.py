@@ -1,7 +1,9 @@
-"""What a part says of itself over HTTP: `/livez`, `/readyz`, `/metrics`. One server for all parts, in a thread beside them; it only reads.
+"""What a part says of itself over HTTP: `/livez`, `/readyz`, `/metrics`. One server for all parts,
+in a thread beside them; it only reads.
 
-What there is to say comes from the part's log (`stream/watched.py`). The metrics are those of the topic `metrics`, by the names of
-`metric_names.py`, each with its run and its part as labels. Where a part listens is noted beside the runs, for Prometheus.
+What there is to say comes from the part's log (`stream/watched.py`). The metrics are those of the
+topic `metrics`, by the names of `metric_names.py`, each with its run and its part as labels. Where
+a part listens is noted beside the runs, for Prometheus.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from socket import AF_INET6, gethostname
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from streamrl.config import RunFile, is_loopback
@@ -30,8 +37,12 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0  # between two questions to the broker
 REQUEST_S = 10.0  # for a client to say what it wants
-LEAVE_S = 0.5  # for the thread that asks the broker, when the part ends: it may be the broker that is gone, and then a part leaves at once
-TARGETS = ".targets"  # beside the runs: a file a part, where `file_sd_configs` finds them (it takes one * in a path, at its end)
+# for the thread that asks the broker, when the part ends: it may be the broker that is gone, and
+# then a part leaves at once
+LEAVE_S = 0.5
+# beside the runs: a file a part, where `file_sd_configs` finds them (it takes one * in a path, at
+# its end)
+TARGETS = ".targets"
 SLOW = ("learner", "scorer")  # parts whose loop turns once a batch
 TEXT = "text/plain; charset=utf-8"
 
@@ -61,7 +72,9 @@ class Page(NamedTuple):
 
 @contextlib.contextmanager
 def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generator[Log]:
-    """The log that `part` is to use, and the server for as long as the block lasts. Raises PortTaken."""
+    """The log that `part` is to use, and the server for as long as the block lasts. Raises
+    PortTaken.
+    """
     if not run.metrics.serve:
         yield log
         return
@@ -71,7 +84,12 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
     file = note_of(run, part)
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
-        threading.Thread(target=_look, args=(watched, over, file, run.run, server.address), name="lag", daemon=True),
+        threading.Thread(
+            target=_look,
+            args=(watched, over, file, run.run, server.address),
+            name="lag",
+            daemon=True,
+        ),
     ]
     for thread in threads:
         thread.start()
@@ -87,7 +105,10 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
 
 
 def place(run: RunFile, at: Asked) -> Address:
-    return Address(run.metrics.host if at.host is None else at.host, run.metrics.port if at.port is None else at.port)
+    return Address(
+        run.metrics.host if at.host is None else at.host,
+        run.metrics.port if at.port is None else at.port,
+    )
 
 
 def note_of(run: RunFile, part: str) -> Path:
@@ -101,13 +122,17 @@ def limit_s(run: RunFile, part: str) -> float:
 
 
 def forget(run: RunFile) -> None:
-    """Take away what parts of the run have noted: those that were killed could not. One that lives notes it again."""
+    """Take away what parts of the run have noted: those that were killed could not. One that lives
+    notes it again.
+    """
     for file in (run.directory.parent / TARGETS).glob(f"{run.run}.*.json"):
         file.unlink(missing_ok=True)
 
 
 def _look(watched: Watched, over: threading.Event, file: Path, run: str, address: Address) -> None:
-    """Ask the broker for the ends of the inputs, now and then; soon again while that is what readiness waits for. And keep the note."""
+    """Ask the broker for the ends of the inputs, now and then; soon again while that is what
+    readiness waits for. And keep the note.
+    """
     pages, said = -1, False
     while not over.is_set():
         if pages != len(watched.pages) or not file.exists():
@@ -121,23 +146,37 @@ def _look(watched: Watched, over: threading.Event, file: Path, run: str, address
 
 
 def _note(file: Path, run: str, address: Address, watched: Watched, level: int) -> None:
-    """Tell Prometheus where this part is. A directory that cannot be written is no reason not to work: then somebody has chosen the port."""
+    """Tell Prometheus where this part is. A directory that cannot be written is no reason not to
+    work: then somebody has chosen the port.
+    """
     host = gethostname() if address.host in ("0.0.0.0", "::") else address.host
     target = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
     labels = {"run": run, "part": watched.part}
     entries: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
     for path in watched.pages:
-        entries.append({"targets": [target], "labels": {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path}})
+        entries.append(
+            {
+                "targets": [target],
+                "labels": {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path},
+            }
+        )
     part = file.with_suffix(".part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(entries, indent=1))
         part.replace(file)
     except OSError as error:
-        logger.log(level, "%s cannot be written (%s): Prometheus has to be told of %s", file, error.strerror, target)
+        logger.log(
+            level,
+            "%s cannot be written (%s): Prometheus has to be told of %s",
+            file,
+            error.strerror,
+            target,
+        )
 
 
-# ---- the pages ------------------------------------------------------------------------------------------------------------------------
+# ---- the pages
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 class Pages:
@@ -155,7 +194,11 @@ class Pages:
                 return self.live()
             case "/readyz":
                 lacks = self._watched.unready()
-                return Page(503, "".join(f"{self._watched.part}: {lack}\n" for lack in lacks).encode()) if lacks else Page(200, b"ready\n")
+                return (
+                    Page(503, "".join(f"{self._watched.part}: {lack}\n" for lack in lacks).encode())
+                    if lacks
+                    else Page(200, b"ready\n")
+                )
             case "/metrics":
                 return Page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
             case _ if path in self._watched.pages:
@@ -171,7 +214,10 @@ class Pages:
         """Does its loop turn?"""
         if (since_s := self._watched.since_turn_s) <= self._within_s:
             return Page(200, b"alive\n")
-        return Page(503, f"{self._watched.part}: its loop last turned {since_s:.0f} s ago, the limit is {self._within_s:.0f} s\n".encode())
+        return Page(
+            503,
+            f"{self._watched.part}: its loop last turned {since_s:.0f} s ago, the limit is {self._within_s:.0f} s\n".encode(),
+        )
 
 
 class Families:
@@ -190,8 +236,14 @@ class Families:
             labels, of = (known[0].labels, known[1]) if known else ((), ())
             family = known[0].prometheus if known else exposed(name)
             if family not in families:
-                kind = CounterMetricFamily if known and known[0].kind == "counter" else GaugeMetricFamily
-                families[family] = kind(family, _help(known[0]) if known else name, labels=("run", "part", *labels))
+                kind = (
+                    CounterMetricFamily
+                    if known and known[0].kind == "counter"
+                    else GaugeMetricFamily
+                )
+                families[family] = kind(
+                    family, _help(known[0]) if known else name, labels=("run", "part", *labels)
+                )
             families[family].add_metric([self._run, source, *of], value)
         return iter(families.values())
 
@@ -207,7 +259,8 @@ def _help(known: Measure) -> str:
     return f"{known.name} ({known.unit}): {known.meaning}"
 
 
-# ---- the server -----------------------------------------------------------------------------------------------------------------------
+# ---- the server
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 class Server(ThreadingHTTPServer):
@@ -247,7 +300,9 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _may_ask(self, bound: str) -> bool:
-        """On loopback only by a name of loopback: a web page elsewhere may have its own name point here (DNS rebinding)."""
+        """On loopback only by a name of loopback: a web page elsewhere may have its own name point
+        here (DNS rebinding).
+        """
         asked = self.headers.get("Host")
         if asked is None or not is_loopback(bound):
             return True
@@ -262,5 +317,9 @@ def listen(address: Address, pages: Pages) -> Server:
     try:
         return Server(address, pages)
     except OSError as error:
-        where = f"metrics cannot be shown at {address.host}:{address.port} ({error.strerror or error})"
-        raise PortTaken(f"{where}; choose another --metrics-port (0: any free one) or --metrics-host") from None
+        where = (
+            f"metrics cannot be shown at {address.host}:{address.port} ({error.strerror or error})"
+        )
+        raise PortTaken(
+            f"{where}; choose another --metrics-port (0: any free one) or --metrics-host"
+        ) from None

@@ -1,6 +1,8 @@
-"""How a part publishes what it measures: outside the transactions, so metrics never count as outputs of a run.
+"""How a part publishes what it measures: outside the transactions, so metrics never count as
+outputs of a run.
 
-Names carry their unit. `replays/` and `batches/` are listed in docs/design/overview.md and come from the pure steps of buffer and batcher.
+Names carry their unit. `replays/` and `batches/` are listed in docs/design/overview.md and come
+from the pure steps of buffer and batcher.
 """
 
 from __future__ import annotations
@@ -25,9 +27,16 @@ class Meter:
         self.source = source
         self._writer = log.plain_writer()
 
-    def publish(self, values: Mapping[str, float], step: int | None = None, time_s: float | None = None) -> None:
+    def publish(
+        self, values: Mapping[str, float], step: int | None = None, time_s: float | None = None
+    ) -> None:
         """Send; not waited for. `step` is the batch or policy version the values belong to."""
-        record = Metric(source=self.source, time_s=time.time() if time_s is None else time_s, values=dict(values), step=step)
+        record = Metric(
+            source=self.source,
+            time_s=time.time() if time_s is None else time_s,
+            values=dict(values),
+            step=step,
+        )
         self._writer.send(to_message(Output(METRICS, self.source, record)))
 
     def send(self, message: Message) -> None:
@@ -35,7 +44,9 @@ class Meter:
         self._writer.send(message)
 
     def close(self) -> None:
-        """Send what is waiting, if there is a broker; when there is none, its part ends for that reason, and not for this."""
+        """Send what is waiting, if there is a broker; when there is none, its part ends for that
+        reason, and not for this.
+        """
         with contextlib.suppress(BrokerUnreachable):
             self._writer.flush(CLOSE_S)
         self._writer.close()

@@ -1,4 +1,6 @@
-"""Whose file it is: a program, or a library, is run from a place found by itself only if nobody else can have put it there."""
+"""Whose file it is: a program, or a library, is run from a place found by itself only if nobody
+else can have put it there.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 
 
 def is_ours(path: Path) -> bool:
-    """Does it belong to this user or to root, and may nobody else write to it? A group of the user's own does not count as somebody else."""
+    """Does it belong to this user or to root, and may nobody else write to it? A group of the
+    user's own does not count as somebody else.
+    """
     try:
         found = path.stat()
     except OSError:

@@ -1,10 +1,13 @@
-"""Every message, in the order it travels: env, buffer, batcher, learner, inference, and the books kept on the way.
+"""Every message, in the order it travels: env, buffer, batcher, learner, inference, and the books
+kept on the way.
 
-Each class is one record of one topic (`topics/`). On the wire it is a MessagePack map with these field names (`stream/codec.py`); docs/records.md
-describes the bytes for other languages. Fields may be added with a default; nothing is renamed, retyped or removed within a schema version.
+Each class is one record of one topic (`topics/`). On the wire it is a MessagePack map with these
+field names (`stream/codec.py`); docs/records.md describes the bytes for other languages. Fields may
+be added with a default; nothing is renamed, retyped or removed within a schema version.
 
-Arrays are numpy, one-dimensional unless said otherwise. Token arrays hold the smallest unsigned type that fits the vocabulary
-(`token_dtype`). Times are seconds since the epoch. A record checks itself when it is made and when it is decoded, so an invalid one exists nowhere.
+Arrays are numpy, one-dimensional unless said otherwise. Token arrays hold the smallest unsigned
+type that fits the vocabulary (`token_dtype`). Times are seconds since the epoch. A record checks
+itself when it is made and when it is decoded, so an invalid one exists nowhere.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Smallest little-endian unsigned integer type that holds every id of a vocabulary of `vocab_size` tokens."""
+    """Smallest little-endian unsigned integer type that holds every id of a vocabulary of
+    `vocab_size` tokens.
+    """
     if vocab_size < 1:
         raise ValueError(f"vocab_size is {vocab_size}; it must be at least 1")
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-# ---- env ------------------------------------------------------------------------------------------------------------------------------
+# ---- env
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 class VersionSpan(Record, frozen=True, array_like=True, kw_only=True):
@@ -42,7 +48,9 @@ class VersionSpan(Record, frozen=True, array_like=True, kw_only=True):
 
 
 class InferenceMetadata(Record, frozen=True, kw_only=True):
-    """How a turn was sampled: what the learner needs to reproduce the distribution, and what a person needs to find the server."""
+    """How a turn was sampled: what the learner needs to reproduce the distribution, and what a
+    person needs to find the server.
+    """
 
     server: str
     temperature: float
@@ -57,36 +65,50 @@ class InferenceMetadata(Record, frozen=True, kw_only=True):
 class Turn(Record, frozen=True, kw_only=True):
     """A single message of a rollout, with the very tokens the model saw or sampled.
 
-    What it earned counts from its last token backwards (`reward`) or at each token (`token_rewards`); both are part of the rollout's `reward`.
+    What it earned counts from its last token backwards (`reward`) or at each token
+    (`token_rewards`); both are part of the rollout's `reward`.
     """
 
     message: str
     role: str
     tokens: Array | None = None  # (n,) unsigned: ids
-    logprobs: Array | None = None  # (n,) float32: of the distribution sampled from; None when the policy did not sample this turn
+    # (n,) float32: of the distribution sampled from; None when the policy did not sample this turn
+    logprobs: Array | None = None
     reward: float | None = None
     rewards: dict[str, float] = {}  # what `reward` was made of, by name, before weights
     token_rewards: Array | None = None  # (n,) float32: weighted, on top of `reward`
-    fork: bool = False  # the tokens so far are not what the model saw next: a sequence of its own begins here
+    # the tokens so far are not what the model saw next: a sequence of its own begins here
+    fork: bool = False
     inference_metadata: InferenceMetadata | None = None
     timestamp: float | None = None  # s
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.tokens.ndim != 1 or self.tokens.dtype.kind != "u"):
-            raise ValueError(f"turn tokens must be one-dimensional and unsigned, not {self.tokens.dtype}{list(self.tokens.shape)}")
+            raise ValueError(
+                f"turn tokens must be one-dimensional and unsigned, not {self.tokens.dtype}{list(self.tokens.shape)}"
+            )
         if self.logprobs is not None:
-            check_floats("turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens))
+            check_floats(
+                "turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens)
+            )
         if self.token_rewards is not None:
-            check_floats("turn token_rewards", self.token_rewards, 0 if self.tokens is None else len(self.tokens))
-        if not (math.isfinite(self.reward or 0.0) and all(map(math.isfinite, self.rewards.values()))):
+            check_floats(
+                "turn token_rewards",
+                self.token_rewards,
+                0 if self.tokens is None else len(self.tokens),
+            )
+        if not (
+            math.isfinite(self.reward or 0.0) and all(map(math.isfinite, self.rewards.values()))
+        ):
             raise ValueError("turn: a reward is not finite")
 
 
 class Rollout(Record, frozen=True, kw_only=True):
-    """A sequence of turns and what it earned; `failure` says why there is nothing to train on, so that its group can still close.
+    """A sequence of turns and what it earned; `failure` says why there is nothing to train on, so
+    that its group can still close.
 
-    Its turns' tokens, one after another, are what the model saw; where a turn is a `fork` another such sequence begins (a chat template that rewrites
-    history), so a rollout may be several.
+    Its turns' tokens, one after another, are what the model saw; where a turn is a `fork` another
+    such sequence begins (a chat template that rewrites history), so a rollout may be several.
     """
 
     environment: str
@@ -97,13 +119,16 @@ class Rollout(Record, frozen=True, kw_only=True):
     group_id: str
     producer: str  # the env replica: its outstanding work is counted back to it
     reward: float = 0.0  # the scalar that trains
-    rewards: dict[str, float] = {}  # what it was made of, by name, over all its turns, before weights
+    # what it was made of, by name, over all its turns, before weights
+    rewards: dict[str, float] = {}
     temperature: float = 1.0
     policy_version: int  # of its oldest token
     newest_policy_version: int  # of its newest token
     truncated: bool = False  # by a limit; `metadata["truncation"]` says which
     failure: str = ""
-    misaligned: str = ""  # why its tokens cannot be those that the policy saw: invalid, never trained on. A 16th field changes all golden bytes
+    # why its tokens cannot be those that the policy saw: invalid, never trained on. A 16th field
+    # changes all golden bytes
+    misaligned: str = ""
 
     def __iter__(self):
         return iter(self.turns)
@@ -111,8 +136,11 @@ class Rollout(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.rollout_uid or not self.group_id:
             raise ValueError("rollout_uid and group_id must not be empty")
-        if not (0 <= self.policy_version <= self.newest_policy_version < 2**31):  # versions travel as int32
-            raise self._invalid(f"policy versions {self.policy_version} to {self.newest_policy_version} are not a span")
+        # versions travel as int32
+        if not (0 <= self.policy_version <= self.newest_policy_version < 2**31):
+            raise self._invalid(
+                f"policy versions {self.policy_version} to {self.newest_policy_version} are not a span"
+            )
         if not (math.isfinite(self.reward) and all(map(math.isfinite, self.rewards.values()))):
             raise self._invalid("a reward is not finite")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
@@ -133,7 +161,9 @@ class Rollout(Record, frozen=True, kw_only=True):
 
 
 class EnvProgress(Record, frozen=True, kw_only=True):
-    """Where an env replica is: every problem of its own below `next_problem` is published, left out, or in `open_problems`; its totals so far."""
+    """Where an env replica is: every problem of its own below `next_problem` is published, left
+    out, or in `open_problems`; its totals so far.
+    """
 
     producer: str
     next_problem: int
@@ -144,7 +174,9 @@ class EnvProgress(Record, frozen=True, kw_only=True):
 
 
 class Visit(Record, frozen=True, kw_only=True):
-    """A problem of a finite set was posed: how its rollouts did. By its visits it may be left out of the next epochs (`envs/pass_rates.py`)."""
+    """A problem of a finite set was posed: how its rollouts did. By its visits it may be left out
+    of the next epochs (`envs/pass_rates.py`).
+    """
 
     environment: str
     problem: int  # which of the set
@@ -155,17 +187,22 @@ class Visit(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= self.rollouts or not self.rollouts:
-            raise ValueError(f"visit of problem {self.problem}: {self.passed} of {self.rollouts} rollouts passed")
+            raise ValueError(
+                f"visit of problem {self.problem}: {self.passed} of {self.rollouts} rollouts passed"
+            )
 
 
-# ---- buffer ---------------------------------------------------------------------------------------------------------------------------
+# ---- buffer
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
-    """The rollouts of one problem with their advantages; an empty one says that a group closed with nothing to train on.
+    """The rollouts of one problem with their advantages; an empty one says that a group closed with
+    nothing to train on.
 
-    One entry is one sequence. A rollout that forked has several, next to each other, with the same uid, offset, advantage and reward.
-    Ragged: `tokens`, `policy_logprobs` and `loss_mask` are the rollouts' own parts one after another, cut by `lengths`; `prompt` precedes each.
+    One entry is one sequence. A rollout that forked has several, next to each other, with the same
+    uid, offset, advantage and reward. Ragged: `tokens`, `policy_logprobs` and `loss_mask` are the
+    rollouts' own parts one after another, cut by `lengths`; `prompt` precedes each.
     """
 
     environment: str
@@ -181,7 +218,8 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     policy_logprobs: Array  # (sum of lengths,) float32; 0 where not sampled
     loss_mask: Array | None = None  # (sum of lengths,) uint8: 1 where sampled; None when all are
     advantages: Array  # (n,) float32: of the whole rollout
-    token_advantages: Array | None = None  # (sum of lengths,) float32: of each token; None when it is its rollout's
+    # (sum of lengths,) float32: of each token; None when it is its rollout's
+    token_advantages: Array | None = None
     rewards: Array  # (n,) float32
     temperatures: Array  # (n,) float32
     oldest_versions: Array  # (n,) int32
@@ -190,7 +228,20 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         me, n, total = f"group {self.group_id!r}", len(self.uids), int(self.lengths.sum())
-        check_lengths(me, self, ("offsets", "lengths", "advantages", "rewards", "temperatures", "oldest_versions", "newest_versions"), n)
+        check_lengths(
+            me,
+            self,
+            (
+                "offsets",
+                "lengths",
+                "advantages",
+                "rewards",
+                "temperatures",
+                "oldest_versions",
+                "newest_versions",
+            ),
+            n,
+        )
         check_lengths(me, self, ("tokens",), total)
         check_floats(f"{me}: policy_logprobs", self.policy_logprobs, total)
         check_floats(f"{me}: advantages", self.advantages, n)
@@ -203,15 +254,18 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         return len(self.uids) * len(self.prompt) + len(self.tokens)
 
 
-# ---- batcher --------------------------------------------------------------------------------------------------------------------------
+# ---- batcher
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 class Batch(Record, frozen=True, kw_only=True):
-    """What the learner trains on at policy version `number`: whole groups, packed into rows. Readable by itself.
+    """What the learner trains on at policy version `number`: whole groups, packed into rows.
+    Readable by itself.
 
-    Ragged like its groups: `prompts` cut by `prompt_lengths` (one a group), `tokens`, `policy_logprobs`, `loss_mask`, `token_advantages` cut by
-    `lengths` (one a sequence; a rollout that forked has several, under the same uid). Sequence i belongs to group `groups[i]` and lies in row
-    `rows[i]`, behind those of that row that come before it in the arrays.
+    Ragged like its groups: `prompts` cut by `prompt_lengths` (one a group), `tokens`,
+    `policy_logprobs`, `loss_mask`, `token_advantages` cut by `lengths` (one a sequence; a rollout
+    that forked has several, under the same uid). Sequence i belongs to group `groups[i]` and lies
+    in row `rows[i]`, behind those of that row that come before it in the arrays.
     `batcher/packing.py:expand` makes the fixed, dense RlExample of it.
     """
 
@@ -233,7 +287,8 @@ class Batch(Record, frozen=True, kw_only=True):
     policy_logprobs: Array  # (sum of lengths,) float32
     loss_mask: Array | None = None  # (sum of lengths,) uint8
     advantages: Array  # (n,) float32: of the whole rollout
-    token_advantages: Array | None = None  # (sum of lengths,) float32: of each token; None when it is its rollout's
+    # (sum of lengths,) float32: of each token; None when it is its rollout's
+    token_advantages: Array | None = None
     rewards: Array  # (n,) float32
     temperatures: Array  # (n,) float32
     oldest_versions: Array  # (n,) int32
@@ -241,8 +296,23 @@ class Batch(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         me, n, g = f"batch {self.number}", len(self.uids), len(self.group_ids)
         if self.processes < 1 or self.row_count % self.processes:
-            raise ValueError(f"{me}: {self.row_count} rows cannot be divided among {self.processes} processes")
-        check_lengths(me, self, ("groups", "rows", "lengths", "advantages", "rewards", "temperatures", "oldest_versions"), n)
+            raise ValueError(
+                f"{me}: {self.row_count} rows cannot be divided among {self.processes} processes"
+            )
+        check_lengths(
+            me,
+            self,
+            (
+                "groups",
+                "rows",
+                "lengths",
+                "advantages",
+                "rewards",
+                "temperatures",
+                "oldest_versions",
+            ),
+            n,
+        )
         check_lengths(me, self, ("group_environments", "prompt_lengths"), g)
         check_lengths(me, self, ("prompts",), int(self.prompt_lengths.sum()))
         check_lengths(me, self, ("tokens",), int(self.lengths.sum()))
@@ -253,21 +323,29 @@ class Batch(Record, frozen=True, kw_only=True):
 
 
 class Demand(Record, frozen=True, kw_only=True):
-    """How much work the batcher wants from an env: its replicas together keep what they have launched and not seen closed within `wanted_tokens`."""
+    """How much work the batcher wants from an env: its replicas together keep what they have
+    launched and not seen closed within `wanted_tokens`.
+    """
 
     environment: str
     wanted_tokens: int  # for the next batches, less what the batcher holds; 0 when it has enough
     held_tokens: int
-    closed_groups: dict[str, int]  # by producer, since the run began: groups that came to an end in the buffer
+    # by producer, since the run began: groups that came to an end in the buffer
+    closed_groups: dict[str, int]
     missing_tokens: int = 0  # how many the next batch is short of right now
-    granted_groups: dict[str, int] = {}  # by producer, since the run began: groups that it may have begun; empty: as many as `wanted_tokens` allows
+    # by producer, since the run began: groups that it may have begun; empty: as many as
+    # `wanted_tokens` allows
+    granted_groups: dict[str, int] = {}
 
 
-# ---- scorer ---------------------------------------------------------------------------------------------------------------------------
+# ---- scorer
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 class Scores(Record, frozen=True, kw_only=True):
-    """Logprobs of a batch's tokens under the reference. Those of a large batch are several records, each with some of the tokens."""
+    """Logprobs of a batch's tokens under the reference. Those of a large batch are several records,
+    each with some of the tokens.
+    """
 
     number: int  # the batch
     scorer: str  # the worker
@@ -279,24 +357,31 @@ class Scores(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_floats(f"scores of batch {self.number}: logprobs", self.logprobs, None)
         if not 0 <= self.start <= self.start + len(self.logprobs) <= self.tokens:
-            raise ValueError(f"scores of batch {self.number}: tokens {self.start} to {self.start + len(self.logprobs)} of {self.tokens}")
+            raise ValueError(
+                f"scores of batch {self.number}: tokens {self.start} to {self.start + len(self.logprobs)} of {self.tokens}"
+            )
 
 
-# ---- learner and weights --------------------------------------------------------------------------------------------------------------
+# ---- learner and weights
+# --------------------------------------------------------------------------------------------------------------
 
 
 class Probe(Record, frozen=True, kw_only=True):
-    """A short text and the learner's own logprobs of it: what a server must answer too, or it does not serve this version."""
+    """A short text and the learner's own logprobs of it: what a server must answer too, or it does
+    not serve this version.
+    """
 
     tokens: Array  # (n,) unsigned
     logprobs: Array  # (n - 1,) float32: of tokens[1:], each given those before it
 
 
 class PolicyVersion(Record, frozen=True, kw_only=True):
-    """Version `version` exists: where its weights are and how to tell that they are whole. Version 0 is the initial model (`batch` None).
+    """Version `version` exists: where its weights are and how to tell that they are whole. Version
+    0 is the initial model (`batch` None).
 
-    A learner that computes an announced version again may get other bits (another device, a changed setting). It announces the version again under
-    the next `lineage`; of several records of one version, the one with the highest lineage is valid.
+    A learner that computes an announced version again may get other bits (another device, a changed
+    setting). It announces the version again under the next `lineage`; of several records of one
+    version, the one with the highest lineage is valid.
     """
 
     learner: str
@@ -308,12 +393,15 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     probe: Probe | None = None
     time_s: float = 0.0
     vocab_size: int = 0  # token ids are below it; 0: not said
-    skipped: bool = False  # nothing was trained on the batch (its loss or gradient was not finite): the weights are those of the version before
+    # nothing was trained on the batch (its loss or gradient was not finite): the weights are those
+    # of the version before
+    skipped: bool = False
     lineage: int = 0  # how often this version has been computed again with another result
     replaces: str = ""  # sha256 of the version's lineage before this one
 
 
-# ---- inference ------------------------------------------------------------------------------------------------------------------------
+# ---- inference
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 class Server(Record, frozen=True, kw_only=True):
@@ -331,16 +419,20 @@ class Server(Record, frozen=True, kw_only=True):
     max_model_len: int = 0  # tokens
     mismatch_max_abs: float = 0.0  # of the last probe
     mismatch_tokens: int = 0  # compared by the last probe
-    doubted: bool = False  # in state `error` because of its probe: asked only where no other server of the pool is ready
+    # in state `error` because of its probe: asked only where no other server of the pool is ready
+    doubted: bool = False
 
 
-# ---- the books ------------------------------------------------------------------------------------------------------------------------
+# ---- the books
+# ------------------------------------------------------------------------------------------------------------------------
 
 FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
 
 
 class Fate(Record, frozen=True, kw_only=True):
-    """The one end of each of these rollouts. A fate belongs to a record of rollouts.<env>: (partition, offset)."""
+    """The one end of each of these rollouts. A fate belongs to a record of rollouts.<env>:
+    (partition, offset).
+    """
 
     fate: FateKind
     environment: str
@@ -359,7 +451,9 @@ class Fate(Record, frozen=True, kw_only=True):
 
 
 class Slice(Record, frozen=True, array_like=True, kw_only=True):
-    """Records `start` to `end` (exclusive) of one input partition, `count` of them, taken in one go. Slices of a partition tile."""
+    """Records `start` to `end` (exclusive) of one input partition, `count` of them, taken in one
+    go. Slices of a partition tile.
+    """
 
     topic: str  # without the run's name
     partition: int
@@ -371,8 +465,9 @@ class Slice(Record, frozen=True, array_like=True, kw_only=True):
 class JournalEntry(Record, frozen=True, kw_only=True):
     """One turn of a part's loop: what it took, in order, and when; enough to run it again.
 
-    Where `removed` is not None the part took no records: at its start it brought its state in line with its configuration (`Part.reconcile`), and
-    with what retention had deleted: of each (topic, partition, offset) everything below the offset.
+    Where `removed` is not None the part took no records: at its start it brought its state in line
+    with its configuration (`Part.reconcile`), and with what retention had deleted: of each (topic,
+    partition, offset) everything below the offset.
     """
 
     sequence: int
@@ -386,7 +481,9 @@ class JournalEntry(Record, frozen=True, kw_only=True):
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
-    """A part's state after entry `sequence`, held records by reference; cut into `parts` records where it is large."""
+    """A part's state after entry `sequence`, held records by reference; cut into `parts` records
+    where it is large.
+    """
 
     sequence: int
     positions: list[tuple[str, int, int]]  # topic, partition, next offset
@@ -397,7 +494,9 @@ class Snapshot(Record, frozen=True, kw_only=True):
 
 
 class BatchPart(Record, frozen=True, kw_only=True):
-    """A piece of a Batch that is larger than a message may be; the last piece carries the digest of the whole."""
+    """A piece of a Batch that is larger than a message may be; the last piece carries the digest of
+    the whole.
+    """
 
     number: int
     part: int
@@ -426,7 +525,9 @@ class PassAt(Record, frozen=True, array_like=True, kw_only=True):
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
-    """What one policy version made of held-out problems: every token counted was sampled by that version. Never trained on."""
+    """What one policy version made of held-out problems: every token counted was sampled by that
+    version. Never trained on.
+    """
 
     name: str  # of the evaluation in the run file
     environment: str  # of the run
@@ -442,7 +543,8 @@ class Evaluation(Record, frozen=True, kw_only=True):
     reward_low: float
     reward_high: float
     truncated: int = 0  # answers that a limit ended
-    repeated: int = 0  # answers that were thrown away, and asked for again: failed, or of another version in part
+    # answers that were thrown away, and asked for again: failed, or of another version in part
+    repeated: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1  # -1: off
@@ -492,19 +594,28 @@ MAX_DEPTH = 32  # of maps and lists in free-form fields
 
 
 def check_depth(value: Any) -> None:
-    """Lists and maps at most MAX_DEPTH deep. Deeper ones would be readable or not by how much of the stack is in use, and a replay would differ."""
+    """Lists and maps at most MAX_DEPTH deep. Deeper ones would be readable or not by how much of
+    the stack is in use, and a replay would differ.
+    """
     if not value:
         return
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [inner for v in level if isinstance(v, dict | list) for inner in (v.values() if isinstance(v, dict) else v)]
+        level = [
+            inner
+            for v in level
+            if isinstance(v, dict | list)
+            for inner in (v.values() if isinstance(v, dict) else v)
+        ]
         if not level:
             return
     raise ValueError("nested too deeply")
 
 
 def check_lengths(what: str, record: Record, names: Sequence[str], length: int) -> None:
-    """Each of these arrays of the record is one-dimensional and of that length. `what`: the record, for the message."""
+    """Each of these arrays of the record is one-dimensional and of that length. `what`: the record,
+    for the message.
+    """
     for name in names:
         array = getattr(record, name)
         if array.ndim != 1 or len(array) != length:
@@ -521,5 +632,8 @@ def check_floats(what: str, array: Array, length: int | None) -> None:
         raise ValueError(f"{what} must be float32, not {array.dtype}")
     if array.ndim != 1 or length not in (None, len(array)):
         raise misshapen(what, array, array.size if length is None else length)
-    if not (math.isfinite(np.vdot(array, array)) or np.isfinite(array).all()):  # the sum of squares is not finite where a value is not, and cheap
-        raise ValueError(f"{what}: value {int(np.flatnonzero(~np.isfinite(array))[0])} is not finite")
+    # the sum of squares is not finite where a value is not, and cheap
+    if not (math.isfinite(np.vdot(array, array)) or np.isfinite(array).all()):
+        raise ValueError(
+            f"{what}: value {int(np.flatnonzero(~np.isfinite(array))[0])} is not finite"
+        )

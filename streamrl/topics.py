@@ -1,7 +1,9 @@
-"""Topics as code: `topics/*.yaml` are templates, one a kind; a run's topics follow from its run file. For kubectl (Strimzi), or for `apply`.
+"""Topics as code: `topics/*.yaml` are templates, one a kind; a run's topics follow from its run
+file. For kubectl (Strimzi), or for `apply`.
 
-What a topic carries, by which key, who writes it and who reads it stands in its template, for people in comments, for programs in annotations.
-Parts name topics without the run (`rollouts.copy-digits`); on the broker each is `<run>.<topic>`, so two runs never meet.
+What a topic carries, by which key, who writes it and who reads it stands in its template, for
+people in comments, for programs in annotations. Parts name topics without the run
+(`rollouts.copy-digits`); on the broker each is `<run>.<topic>`, so two runs never meet.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -21,7 +23,15 @@ from typing import Any, Literal, TypeVar
 import yaml
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Where
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from streamrl.config import RunFile
 from streamrl.errors import AccessDenied, BrokerError, ConfigError, StreamrlError
@@ -44,7 +54,8 @@ METRICS = "metrics"
 EVALS = "evals"
 DEAD_LETTERS = "dead-letters"
 
-DELETING = ("retention.", "local.retention.", "cleanup.policy")  # settings by which a broker deletes records
+# settings by which a broker deletes records
+DELETING = ("retention.", "local.retention.", "cleanup.policy")
 CALL_TIMEOUT_S = 10.0
 REQUEST_RECORDS = 4_000  # of a request to make topics
 SETTLE_LIMIT_S = 30.0  # until a new topic has leaders, or a deleted one is gone
@@ -80,8 +91,13 @@ def scorer_part(worker: int) -> str:
     return f"scorer-{worker}"
 
 
-# ---- what there should be ---------------------------------------------------------------------------------------------------------------
-KEPT = {"argocd.argoproj.io/sync-options": "Prune=false,Delete=false", "helm.sh/resource-policy": "keep"}  # a topic outlives its manifest
+# ---- what there should be
+# ---------------------------------------------------------------------------------------------------------------
+# a topic outlives its manifest
+KEPT = {
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "helm.sh/resource-policy": "keep",
+}
 
 
 @dataclass(frozen=True)
@@ -122,27 +138,57 @@ class Topic:
 def kinds() -> dict[str, Kind]:
     """The templates, by name."""
     here = Path(__file__).parent
-    directory = next(place for place in (here / "topic_templates", here.parent / "topics") if place.is_dir())  # installed; working tree
+    # installed; working tree
+    directory = next(
+        place for place in (here / "topic_templates", here.parent / "topics") if place.is_dir()
+    )
     return {path.stem: _kind(path) for path in sorted(directory.glob("*.yaml"))}
 
 
 def _kind(path: Path) -> Kind:
     text = path.read_text()
-    notes: dict[str, Any] = {name.removeprefix("streamrl/"): note for name, note in yaml.safe_load(text)["metadata"]["annotations"].items()}
-    records, writers, readers = (tuple(filter(None, notes[name].split(","))) for name in ("records", "writers", "readers"))
-    return Kind(path.stem, notes["per"], records, notes["key"], writers, readers, notes.get("dead-letters") == "true", text)
+    notes: dict[str, Any] = {
+        name.removeprefix("streamrl/"): note
+        for name, note in yaml.safe_load(text)["metadata"]["annotations"].items()
+    }
+    records, writers, readers = (
+        tuple(filter(None, notes[name].split(","))) for name in ("records", "writers", "readers")
+    )
+    return Kind(
+        path.stem,
+        notes["per"],
+        records,
+        notes["key"],
+        writers,
+        readers,
+        notes.get("dead-letters") == "true",
+        text,
+    )
 
 
 def parts_with_journal(run: RunFile) -> list[str]:
     """Who keeps a journal. The learner does not: its checkpoint holds its position."""
-    return ["buffer", "batcher", *(env_part(name, i) for name, env in run.envs.items() for i in range(env.replicas))]
+    return [
+        "buffer",
+        "batcher",
+        *(env_part(name, i) for name, env in run.envs.items() for i in range(env.replicas)),
+    ]
 
 
 def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
     """Every topic of a run, by kind. `cluster` is the name of Strimzi's Kafka, for kubectl."""
     templates = kinds()
-    sources = [topic for kind in templates.values() if kind.has_dead_letters for topic in _instances(kind, run, [])]
-    return [_topic(kind, of, run, cluster) for kind in templates.values() for of in _names(kind, run, sources)]
+    sources = [
+        topic
+        for kind in templates.values()
+        if kind.has_dead_letters
+        for topic in _instances(kind, run, [])
+    ]
+    return [
+        _topic(kind, of, run, cluster)
+        for kind in templates.values()
+        for of in _names(kind, run, sources)
+    ]
 
 
 def _instances(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
@@ -164,19 +210,26 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
         "cluster": cluster,
         "partitions": wanted.partitions,
         "replicas": wanted.replicas,
-        "min_insync_replicas": max(1, wanted.replicas - 1),  # one copy may be away, and nothing acknowledged is lost with another
+        # one copy may be away, and nothing acknowledged is lost with another
+        "min_insync_replicas": max(1, wanted.replicas - 1),
         "retention_ms": round(wanted.retention_hours * 3_600_000),
     }
     manifest = yaml.safe_load(Template(kind.text).substitute(values))
     own = manifest["spec"]["config"]
-    bounded = own.get("retention.ms", -1) != -1  # others are a part's memory, or what the whole run is known by: nothing of them may be deleted
-    more = {name: value for name, value in wanted.config.items() if bounded or not name.startswith(DELETING)}
+    # others are a part's memory, or what the whole run is known by: nothing of them may be deleted
+    bounded = own.get("retention.ms", -1) != -1
+    more = {
+        name: value
+        for name, value in wanted.config.items()
+        if bounded or not name.startswith(DELETING)
+    }
     manifest["spec"]["config"] = {name: str(value) for name, value in {**own, **more}.items()}
     return Topic(manifest["metadata"]["name"], kind, manifest)
 
 
 def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
-    """The topics of a recorded run, whose names without the run and numbers of partitions are given, and what else the run file plans.
+    """The topics of a recorded run, whose names without the run and numbers of partitions are
+    given, and what else the run file plans.
 
     Raises ConfigError for a topic of no kind.
     """
@@ -184,21 +237,33 @@ def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
     for name, count in partitions.items():
         kind, _, of = name.partition(".")
         if kind not in templates:
-            raise ConfigError(f"topic {name} is of no kind that streamrl knows: {', '.join(templates)}")
-        topic = made.get(f"{run.run}.{name}") or _topic(templates[kind], of, run, "streamrl")  # else: of an env that has been taken out
-        made[topic.name] = replace(topic, manifest={**topic.manifest, "spec": {**topic.manifest["spec"], "partitions": count}})
+            raise ConfigError(
+                f"topic {name} is of no kind that streamrl knows: {', '.join(templates)}"
+            )
+        # else: of an env that has been taken out
+        topic = made.get(f"{run.run}.{name}") or _topic(templates[kind], of, run, "streamrl")
+        made[topic.name] = replace(
+            topic,
+            manifest={**topic.manifest, "spec": {**topic.manifest["spec"], "partitions": count}},
+        )
     return list(made.values())
 
 
 def render(run: RunFile, cluster: str = "streamrl") -> str:
-    """The run's KafkaTopics for `kubectl apply -f -`. Strimzi deletes a topic with its manifest, so what prunes manifests is told to leave these."""
+    """The run's KafkaTopics for `kubectl apply -f -`. Strimzi deletes a topic with its manifest, so
+    what prunes manifests is told to leave these.
+    """
     manifests = [dict(topic.manifest) for topic in plan(run, cluster)]
     for manifest in manifests:
-        manifest["metadata"] = {**manifest["metadata"], "annotations": {**manifest["metadata"]["annotations"], **KEPT}}
+        manifest["metadata"] = {
+            **manifest["metadata"],
+            "annotations": {**manifest["metadata"]["annotations"], **KEPT},
+        }
     return yaml.safe_dump_all(manifests, sort_keys=False, explicit_start=True)
 
 
-# ---- what there is, and the way there ---------------------------------------------------------------------------------------------------
+# ---- what there is, and the way there
+# ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -217,9 +282,11 @@ class Change:
 
 
 def diff(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
-    """What `apply` would do on the cluster that librdkafka's `settings` reach. Raises BrokerUnreachable; changes nothing.
+    """What `apply` would do on the cluster that librdkafka's `settings` reach. Raises
+    BrokerUnreachable; changes nothing.
 
-    Topics of the run that the plan does not have (of an env that was taken out) stay as they are: they are its past.
+    Topics of the run that the plan does not have (of an env that was taken out) stay as they are:
+    they are its past.
     """
     return _diff(_Cluster(settings), plan(run))
 
@@ -227,7 +294,8 @@ def diff(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
 def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
     """Make the cluster as planned and return what was changed: nothing, the second time.
 
-    Raises ConfigError, before anything is changed, when partitions differ on a topic that has data or would become fewer, or replicas differ.
+    Raises ConfigError, before anything is changed, when partitions differ on a topic that has data
+    or would become fewer, or replicas differ.
     """
     cluster = _Cluster(settings)
     changes = _diff(cluster, plan(run))
@@ -236,7 +304,9 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
             _check_allowed(cluster, change)
     cluster.create([change.topic for change in changes if change.what == "create"])
     cluster.grow([change.topic for change in changes if change.what == "partitions"])
-    cluster.configure([change for change in changes if change.what not in ("create", "partitions", "replicas")])
+    cluster.configure(
+        [change for change in changes if change.what not in ("create", "partitions", "replicas")]
+    )
     return changes
 
 
@@ -247,7 +317,9 @@ def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, i
     """
     cluster, wanted = _Cluster(settings), recorded(run, partitions)
     if there := sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}.")):
-        raise ConfigError(f"{cluster.address} has topics of a run {run.run!r} already ({there[0]}, ...); take another name with --as")
+        raise ConfigError(
+            f"{cluster.address} has topics of a run {run.run!r} already ({there[0]}, ...); take another name with --as"
+        )
     try:
         cluster.create(wanted)
     except BaseException:
@@ -269,10 +341,16 @@ def _diff(cluster: _Cluster, topics: list[Topic]) -> list[Change]:
     missing = [Change(topic, "create") for topic in topics if topic.name not in there]
     present = [topic for topic in topics if topic.name in there]
     configs = cluster.configs(present)
-    return missing + [change for topic in present for change in _differences(topic, *there[topic.name], configs[topic.name])]
+    return missing + [
+        change
+        for topic in present
+        for change in _differences(topic, *there[topic.name], configs[topic.name])
+    ]
 
 
-def _differences(topic: Topic, partitions: int, replicas: int, config: Mapping[str, str]) -> Iterator[Change]:
+def _differences(
+    topic: Topic, partitions: int, replicas: int, config: Mapping[str, str]
+) -> Iterator[Change]:
     if partitions != topic.partitions:
         yield Change(topic, "partitions", str(partitions), str(topic.partitions))
     if replicas != topic.replicas:
@@ -285,7 +363,10 @@ def _differences(topic: Topic, partitions: int, replicas: int, config: Mapping[s
 def _check_allowed(cluster: _Cluster, change: Change) -> None:
     name = change.topic.name
     if change.what == "replicas":
-        what, why = f"topics.replicas: {change.old} there, {change.new} in the run file", "set it back, or move the copies with Kafka's own tools"
+        what, why = (
+            f"topics.replicas: {change.old} there, {change.new} in the run file",
+            "set it back, or move the copies with Kafka's own tools",
+        )
     elif int(change.new) < int(change.old):
         what, why = (
             f"topics.partitions: {change.old} there, {change.new} in the run file",
@@ -300,7 +381,9 @@ def _check_allowed(cluster: _Cluster, change: Change) -> None:
 
 
 class _Cluster:
-    """The few questions and orders for a cluster's administration, each made again while a broker starts or moves."""
+    """The few questions and orders for a cluster's administration, each made again while a broker
+    starts or moves.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.address, self._settings = str(settings.get("bootstrap.servers")), settings
@@ -308,14 +391,26 @@ class _Cluster:
 
     def partitions(self) -> dict[str, tuple[int, int]]:
         """(partitions, replicas) of every topic."""
-        return {name: (len(t.partitions), max((len(p.replicas) for p in t.partitions.values()), default=0)) for name, t in self._topics().items()}
+        return {
+            name: (
+                len(t.partitions),
+                max((len(p.replicas) for p in t.partitions.values()), default=0),
+            )
+            for name, t in self._topics().items()
+        }
 
     def configs(self, topics: list[Topic]) -> dict[str, dict[str, str]]:
         """All settings of each topic, by its name."""
 
         def ask() -> dict[str, dict[str, str]]:
-            futures = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, t.name) for t in topics], request_timeout=CALL_TIMEOUT_S)
-            return {resource.name: {name: str(entry.value) for name, entry in future.result().items()} for resource, future in futures.items()}
+            futures = self._admin.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, t.name) for t in topics],
+                request_timeout=CALL_TIMEOUT_S,
+            )
+            return {
+                resource.name: {name: str(entry.value) for name, entry in future.result().items()}
+                for resource, future in futures.items()
+            }
 
         return self._again(ask) if topics else {}
 
@@ -336,7 +431,10 @@ class _Cluster:
 
         def order(some: list[Topic]) -> None:
             new = [NewTopic(t.name, t.partitions, t.replicas, config=t.config) for t in some]
-            self._carry_out(self._admin.create_topics(new, request_timeout=CALL_TIMEOUT_S), unless=KafkaError.TOPIC_ALREADY_EXISTS)
+            self._carry_out(
+                self._admin.create_topics(new, request_timeout=CALL_TIMEOUT_S),
+                unless=KafkaError.TOPIC_ALREADY_EXISTS,
+            )
 
         for some in requests(topics):
             self._again(partial(order, some))
@@ -344,7 +442,13 @@ class _Cluster:
 
     def grow(self, topics: list[Topic]) -> None:
         if topics:
-            self._again(lambda: self._carry_out(self._admin.create_partitions([NewPartitions(t.name, t.partitions) for t in topics])))
+            self._again(
+                lambda: self._carry_out(
+                    self._admin.create_partitions(
+                        [NewPartitions(t.name, t.partitions) for t in topics]
+                    )
+                )
+            )
             self._settle(partial(_have_leaders, topics))
 
     def configure(self, changes: list[Change]) -> None:
@@ -352,20 +456,34 @@ class _Cluster:
             return
         entries: dict[str, list[ConfigEntry]] = {}
         for change in changes:
-            entries.setdefault(change.topic.name, []).append(ConfigEntry(change.what, change.new, incremental_operation=AlterConfigOpType.SET))
-        resources = [ConfigResource(ResourceType.TOPIC, name, incremental_configs=found) for name, found in entries.items()]
-        self._again(lambda: self._carry_out(self._admin.incremental_alter_configs(resources, request_timeout=CALL_TIMEOUT_S)))
+            entries.setdefault(change.topic.name, []).append(
+                ConfigEntry(change.what, change.new, incremental_operation=AlterConfigOpType.SET)
+            )
+        resources = [
+            ConfigResource(ResourceType.TOPIC, name, incremental_configs=found)
+            for name, found in entries.items()
+        ]
+        self._again(
+            lambda: self._carry_out(
+                self._admin.incremental_alter_configs(resources, request_timeout=CALL_TIMEOUT_S)
+            )
+        )
 
     def delete(self, names: list[str]) -> None:
         def order() -> None:
-            self._carry_out(self._admin.delete_topics(names, request_timeout=CALL_TIMEOUT_S), unless=KafkaError.UNKNOWN_TOPIC_OR_PART)
+            self._carry_out(
+                self._admin.delete_topics(names, request_timeout=CALL_TIMEOUT_S),
+                unless=KafkaError.UNKNOWN_TOPIC_OR_PART,
+            )
 
         if names:
             self._again(order)
             self._settle(lambda there: not set(names) & there.keys())
 
     def _carry_out(self, futures: Mapping[Any, Any], unless: int | None = None) -> None:
-        """Wait for all; what the cluster refuses is a ConfigError with its reason. `unless`: an error that says it is done already."""
+        """Wait for all; what the cluster refuses is a ConfigError with its reason. `unless`: an
+        error that says it is done already.
+        """
         for name, future in futures.items():
             try:
                 future.result()
@@ -379,11 +497,15 @@ class _Cluster:
                     raise
 
     def _settle(self, done: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Wait until the cluster's view of its topics shows that an order has been carried out everywhere."""
+        """Wait until the cluster's view of its topics shows that an order has been carried out
+        everywhere.
+        """
         deadline = time.monotonic() + SETTLE_LIMIT_S
         while not done(self._topics()):
             if time.monotonic() > deadline:
-                raise BrokerError(f"{self.address} has accepted changes of topics but not carried them out for {SETTLE_LIMIT_S:.0f} s; see its log")
+                raise BrokerError(
+                    f"{self.address} has accepted changes of topics but not carried them out for {SETTLE_LIMIT_S:.0f} s; see its log"
+                )
             time.sleep(0.05)
 
     def _topics(self) -> Mapping[str, Any]:
@@ -397,7 +519,9 @@ class _Cluster:
 
 
 def requests(topics: list[Topic]) -> Iterator[list[Topic]]:
-    """The topics, cut into lists that a controller makes in one go: it writes a record for each topic, partition and setting, 10,000 at most."""
+    """The topics, cut into lists that a controller makes in one go: it writes a record for each
+    topic, partition and setting, 10,000 at most.
+    """
     some, records = list[Topic](), 0
     for topic in topics:
         wanted = 1 + topic.partitions + len(topic.config)
@@ -411,7 +535,11 @@ def requests(topics: list[Topic]) -> Iterator[list[Topic]]:
 
 
 def _have_leaders(wanted: list[Topic], there: Mapping[str, Any]) -> bool:
-    return all(t.name in there and len([p for p in there[t.name].partitions.values() if p.leader >= 0]) == t.partitions for t in wanted)
+    return all(
+        t.name in there
+        and len([p for p in there[t.name].partitions.values() if p.leader >= 0]) == t.partitions
+        for t in wanted
+    )
 
 
 _REFUSED = {

@@ -1,32 +1,60 @@
-"""A real byte-level BPE tokenizer, trained here: spaces are `Ġ`, characters beyond ASCII are split over tokens, and a template marks the turns."""
+"""A real byte-level BPE tokenizer, trained here: spaces are `Ġ`, characters beyond ASCII are split
+over tokens, and a template marks the turns.
+"""
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-TEXT = ["hello world, what is two plus two?", "two plus two is four", "the answer is four", "user assistant hello hello world"] * 5
+TEXT = [
+    "hello world, what is two plus two?",
+    "two plus two is four",
+    "the answer is four",
+    "user assistant hello hello world",
+] * 5
 SPECIAL = ["<pad>", "<eos>", "<|user|>", "<|assistant|>", "<|tool|>"]
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-THINKS = TEMPLATE.replace("message['content']", "(message['content'].split('!')[-1] if message['role'] == 'assistant' else message['content'])")
+THINKS = TEMPLATE.replace(
+    "message['content']",
+    "(message['content'].split('!')[-1] if message['role'] == 'assistant' else message['content'])",
+)
 
 
 def bpe(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    """Some 300 tokens. `THINKS` as the template drops what an earlier answer says before `!`, as templates drop thoughts."""
+    """Some 300 tokens. `THINKS` as the template drops what an earlier answer says before `!`, as
+    templates drop thoughts.
+    """
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    raw.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False))
-    fast = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False)
+    raw.train_from_iterator(
+        TEXT,
+        trainers.BpeTrainer(
+            vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )
     fast.chat_template = template
     return fast
 
 
 def letters(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """A text as a policy may sample it, and the tokenizer never cuts it: byte by byte; special tokens whole."""
+    """A text as a policy may sample it, and the tokenizer never cuts it: byte by byte; special
+    tokens whole.
+    """
     words = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
-    return [tokenizer.convert_tokens_to_ids(letter) for word in words for letter in ([word] if word in SPECIAL else word)]  # type: ignore[misc]
+    return [
+        tokenizer.convert_tokens_to_ids(letter)
+        for word in words
+        for letter in ([word] if word in SPECIAL else word)
+    ]  # type: ignore[misc]

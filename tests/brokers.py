@@ -1,11 +1,12 @@
-"""The broker that the tests use, by STREAMRL_TEST_BROKER: `local`, a process of this machine, or `container`, Kafka as docker-compose.yml has it.
+"""The broker that the tests use, by STREAMRL_TEST_BROKER: `local`, a process of this machine, or
+`container`, Kafka as docker-compose.yml has it.
 
 With Docker:
 
     STREAMRL_TEST_BROKER=container .venv/bin/pytest tests/stream/test_contract.py tests/deploy/test_compose.py
 
-the first is what every log promises, the second the loop. Tests of the local broker itself, and of runs that have one of their own, start a local
-one either way.
+the first is what every log promises, the second the loop. Tests of the local broker itself, and of
+runs that have one of their own, start a local one either way.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ KINDS = ("local", "container")
 ROOT = Path(__file__).parents[1]
 PULL_AND_START_S = patience(600.0)
 # Of docker-compose.yml's Kafka: where it listens and where its data lie are another machine's.
-PLACES = ("listeners", "advertised.listeners", "listener.security.protocol.map", "controller.quorum.voters", "log.dirs", "node.id")
+PLACES = (
+    "listeners",
+    "advertised.listeners",
+    "listener.security.protocol.map",
+    "controller.quorum.voters",
+    "log.dirs",
+    "node.id",
+)
 
 
 class NoDocker(Exception):
@@ -56,7 +64,9 @@ def check() -> None:
             docker.from_env().ping()
         except DockerException as error:
             why = " ".join(str(error).split())
-            raise NoDocker(f"{VARIABLE}=container needs Docker, and none answers here ({why}); start it, or leave {VARIABLE} out") from None
+            raise NoDocker(
+                f"{VARIABLE}=container needs Docker, and none answers here ({why}); start it, or leave {VARIABLE} out"
+            ) from None
 
 
 @contextmanager
@@ -86,8 +96,13 @@ def container() -> Iterator[str]:
     from testcontainers.core.container import DockerContainer
 
     kafka, port = service(), random.choice(local.PORTS)
-    environment = {**kafka["environment"], "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}"}
-    made = DockerContainer(kafka["image"], env={name: str(value) for name, value in environment.items()}).with_bind_ports(9092, port)
+    environment = {
+        **kafka["environment"],
+        "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}",
+    }
+    made = DockerContainer(
+        kafka["image"], env={name: str(value) for name, value in environment.items()}
+    ).with_bind_ports(9092, port)
     made.start()
     try:
         _wait(f"127.0.0.1:{port}")
@@ -102,8 +117,14 @@ def service() -> dict[str, Any]:
 
 
 def properties(environment: Mapping[str, Any]) -> dict[str, str]:
-    """What the image makes of its variables: KAFKA_A_B is a.b. Kafka's names have neither `-` nor `_`, so three or two underscores do not occur."""
-    return {name.removeprefix("KAFKA_").lower().replace("_", "."): str(value) for name, value in environment.items() if name.startswith("KAFKA_")}
+    """What the image makes of its variables: KAFKA_A_B is a.b. Kafka's names have neither `-` nor
+    `_`, so three or two underscores do not occur.
+    """
+    return {
+        name.removeprefix("KAFKA_").lower().replace("_", "."): str(value)
+        for name, value in environment.items()
+        if name.startswith("KAFKA_")
+    }
 
 
 def settings(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -112,11 +133,16 @@ def settings(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _wait(address: str) -> None:
-    deadline, admin = time.monotonic() + PULL_AND_START_S, AdminClient({"bootstrap.servers": address, "log_level": 0})
+    deadline, admin = (
+        time.monotonic() + PULL_AND_START_S,
+        AdminClient({"bootstrap.servers": address, "log_level": 0}),
+    )
     while True:
         try:
             admin.list_topics(timeout=patience(5))
             return
         except KafkaException as error:
             if time.monotonic() > deadline:
-                raise AssertionError(f"the container's Kafka does not answer at {address}: {error}") from None
+                raise AssertionError(
+                    f"the container's Kafka does not answer at {address}: {error}"
+                ) from None

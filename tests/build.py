@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamrl.records import Evaluation, InferenceMetadata, PassAt, PolicyVersion, Rollout, ScoredGroup, Turn
+from streamrl.records import (
+    Evaluation,
+    InferenceMetadata,
+    PassAt,
+    PolicyVersion,
+    Rollout,
+    ScoredGroup,
+    Turn,
+)
 from streamrl.stream.log import Event
 
 
@@ -19,13 +27,23 @@ def floats(*values: float) -> np.ndarray:
 
 
 def turns(
-    prompt: Sequence[int] = (1, 2), response: Sequence[int] = (3, 4, 5), logprob: float = -0.5, temperature: float = 1.0, top_p: float = 1.0
+    prompt: Sequence[int] = (1, 2),
+    response: Sequence[int] = (3, 4, 5),
+    logprob: float = -0.5,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
 ) -> list[Turn]:
     how = InferenceMetadata(server="inference-0", temperature=temperature, top_p=top_p)
     asked = Turn(message="12=", role="user", tokens=tokens(*prompt))
     return [
         asked,
-        Turn(message="12", role="assistant", tokens=tokens(*response), logprobs=np.full(len(response), logprob, np.float32), inference_metadata=how),
+        Turn(
+            message="12",
+            role="assistant",
+            tokens=tokens(*response),
+            logprobs=np.full(len(response), logprob, np.float32),
+            inference_metadata=how,
+        ),
     ]
 
 
@@ -61,7 +79,15 @@ def rollout_event(offset: int, record: Rollout, partition: int = 0) -> Event:
 
 def version_event(version: int, learner: str = "lead", vocab_size: int = 0) -> Event:
     batch = version - 1 if version else None
-    record = PolicyVersion(learner=learner, version=version, batch=batch, uri="file:///nowhere", size_bytes=1, sha256="00", vocab_size=vocab_size)
+    record = PolicyVersion(
+        learner=learner,
+        version=version,
+        batch=batch,
+        uri="file:///nowhere",
+        size_bytes=1,
+        sha256="00",
+        vocab_size=vocab_size,
+    )
     return Event("policy-versions", 0, version, learner, record)
 
 

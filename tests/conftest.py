@@ -15,8 +15,9 @@ from tests import brokers
 if TYPE_CHECKING:
     from tests.secure import Secure
 
-# Most of the time of a learner in a test, and of a broker that has just started, goes into compiling what is run a few times only: neither XLA nor
-# Java optimises here. The learner of a whole run (tests/loop) is compiled as a user's is.
+# Most of the time of a learner in a test, and of a broker that has just started, goes into
+# compiling what is run a few times only: neither XLA nor Java optimises here. The learner of a
+# whole run (tests/loop) is compiled as a user's is.
 QUICK_TO_COMPILE = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
@@ -24,7 +25,9 @@ QUICK_TO_COMPILE = {
 
 
 def pytest_configure() -> None:
-    """Kafka's program is fetched once for the working tree, wherever a test's directory is; the user's own cluster stays out of the tests."""
+    """Kafka's program is fetched once for the working tree, wherever a test's directory is; the
+    user's own cluster stays out of the tests.
+    """
     os.environ.setdefault("STREAMRL_HOME", str(Path(__file__).parents[1] / ".streamrl"))
     os.environ.pop("STREAMRL_KAFKA", None)
     for name, options in QUICK_TO_COMPILE.items():
@@ -37,7 +40,9 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a real Apache Kafka. A local one ends with the session, and with the process however that ends."""
+    """Address of a real Apache Kafka. A local one ends with the session, and with the process
+    however that ends.
+    """
     with brokers.running(tmp_path_factory.mktemp("kafka")) as address:
         yield address
 

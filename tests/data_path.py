@@ -1,4 +1,6 @@
-"""A small data path for tests: the real buffer and batcher in threads over any log, fed with rollouts and versions by the test."""
+"""A small data path for tests: the real buffer and batcher in threads over any log, fed with
+rollouts and versions by the test.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,24 @@ RUN = config.parse(
     }
 )
 TOPICS = {
-    **dict.fromkeys(("policy-versions", "batches", "demand", "fates", "metrics", "journal.buffer", "journal.batcher", "dead-letters.batches"), 1),
-    **{f"{kind}.{env}": 1 for env in RUN.envs for kind in ("rollouts", "groups", "dead-letters.rollouts", "dead-letters.groups")},
+    **dict.fromkeys(
+        (
+            "policy-versions",
+            "batches",
+            "demand",
+            "fates",
+            "metrics",
+            "journal.buffer",
+            "journal.batcher",
+            "dead-letters.batches",
+        ),
+        1,
+    ),
+    **{
+        f"{kind}.{env}": 1
+        for env in RUN.envs
+        for kind in ("rollouts", "groups", "dead-letters.rollouts", "dead-letters.groups")
+    },
 }
 
 
@@ -41,7 +59,9 @@ def parts(run: RunFile = RUN) -> list[Part[Any, Any]]:
 def running(log: Log, run: RunFile = RUN) -> Iterator[None]:
     """Buffer and batcher at work."""
     stop = threading.Event()
-    threads = [threading.Thread(target=main, args=(run, log, stop)) for main in (buffer.main, batcher.main)]
+    threads = [
+        threading.Thread(target=main, args=(run, log, stop)) for main in (buffer.main, batcher.main)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -66,13 +86,24 @@ def announce(log: Log, version: int) -> None:
         Output(
             "policy-versions",
             "lead",
-            PolicyVersion(learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=version - 1 if version else None),
+            PolicyVersion(
+                learner="lead",
+                version=version,
+                uri="",
+                size_bytes=0,
+                sha256="",
+                batch=version - 1 if version else None,
+            ),
         ),
     )
 
 
 def send_groups(log: Log, env: str, numbers: range, version: int, size: int = 2) -> None:
-    records = [rollout(env, f"{env}-{g}", i, version, reward=(g * 7 + i * 3) % 5 / 4) for g in numbers for i in range(size)]
+    records = [
+        rollout(env, f"{env}-{g}", i, version, reward=(g * 7 + i * 3) % 5 / 4)
+        for g in numbers
+        for i in range(size)
+    ]
     publish(log, *(Output(f"rollouts.{env}", record.group_id, record) for record in records))
 
 
@@ -92,7 +123,11 @@ def wait_for_batches(log: Log, count: int, timeout_s: float = 60.0) -> list[Batc
 def wait_until_heard(log: Log, timeout_s: float = 60.0) -> None:
     """Until the buffer has read all policy versions."""
     where = ("policy-versions", 0)
-    until(lambda: log.committed("buffer").get(where, 0) >= log.end(*where), timeout_s, "the buffer has not heard of the version")
+    until(
+        lambda: log.committed("buffer").get(where, 0) >= log.end(*where),
+        timeout_s,
+        "the buffer has not heard of the version",
+    )
 
 
 def play(log: Log, batches: int = 4, run: RunFile = RUN) -> list[Batch]:

@@ -13,5 +13,7 @@ def built(directory: Path) -> Path:
     """The program, in that directory."""
     program = directory / "go-env"
     environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
-    subprocess.run(["go", "build", "-o", str(program), "."], cwd=SOURCE, env=environment, check=True)
+    subprocess.run(
+        ["go", "build", "-o", str(program), "."], cwd=SOURCE, env=environment, check=True
+    )
     return program

@@ -12,8 +12,14 @@ PATIENCE_S = 60.0
 LOOK_S = 0.01
 
 
-def live(main: Callable[[threading.Event], object], until: Callable[[], bool], timeout_s: float = PATIENCE_S) -> float:
-    """One life of `main`, stopped as soon as `until` holds. Returns the seconds that stopping took; raises what it raised."""
+def live(
+    main: Callable[[threading.Event], object],
+    until: Callable[[], bool],
+    timeout_s: float = PATIENCE_S,
+) -> float:
+    """One life of `main`, stopped as soon as `until` holds. Returns the seconds that stopping took;
+    raises what it raised.
+    """
     stop, errors = threading.Event(), list[BaseException]()
 
     def target() -> None:

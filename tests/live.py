@@ -1,7 +1,9 @@
-"""Real servers for tests: agents with vLLM on the tiny model, fed from a log in memory, and the learner's own logprobs to hold them to.
+"""Real servers for tests: agents with vLLM on the tiny model, fed from a log in memory, and the
+learner's own logprobs to hold them to.
 
-Starting vLLM takes most of a minute, so one agent is shared by the whole session: the fixture `live`. It moves on from version to version; a test
-takes the next number with `announce` and never assumes one.
+Starting vLLM takes most of a minute, so one agent is shared by the whole session: the fixture
+`live`. It moves on from version to version; a test takes the next number with `announce` and never
+assumes one.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Live:
         self._agents: list[tuple[threading.Thread, threading.Event]] = []
         self.errors: dict[str, BaseException] = {}
 
-    def announce(self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()) -> int:
+    def announce(
+        self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()
+    ) -> int:
         """Write the next version and announce it; its number. `spoil` and `hide` as in `prepare`."""
         return self.tell(self.prepare(spoil, hide))
 
@@ -58,10 +62,13 @@ class Live:
         self.write("policy-versions", record.learner, record)
         return record.version
 
-    def prepare(self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()) -> PolicyVersion:
+    def prepare(
+        self, spoil: Callable[[Path], None] = lambda stored: None, hide: Sequence[str] = ()
+    ) -> PolicyVersion:
         """Write the next version, with the learner's logprobs of a probe.
 
-        `spoil` gets the stored directory after it was claimed; the tensors in `hide` are left out of what servers load.
+        `spoil` gets the stored directory after it was claimed; the tensors in `hide` are left out
+        of what servers load.
         """
         self.version += 1
         whole = self._origin.parent / version_name(self.version)
@@ -70,7 +77,11 @@ class Live:
         def write(directory: Path) -> None:
             for path in self._origin.iterdir():
                 (directory / path.name).write_bytes(path.read_bytes())
-            save_file({n: t for n, t in tensors.items() if n not in hide}, directory / WEIGHTS, metadata={"format": "pt"})
+            save_file(
+                {n: t for n, t in tensors.items() if n not in hide},
+                directory / WEIGHTS,
+                metadata={"format": "pt"},
+            )
 
         stored = self.store.put(self.version, write)
         whole.mkdir()
@@ -82,11 +93,17 @@ class Live:
         probe = Probe(tokens=text, logprobs=self.logprobs(self.version, [text], 1.0)[0])
         return PolicyVersion(learner="lead", version=self.version, probe=probe, **stored._asdict())
 
-    def logprobs(self, version: int, sequences: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
-        """The learner's: of each sequence's tokens[1:] under that version's weights, divided by the temperature."""
+    def logprobs(
+        self, version: int, sequences: Sequence[np.ndarray], temperature: float
+    ) -> list[np.ndarray]:
+        """The learner's: of each sequence's tokens[1:] under that version's weights, divided by the
+        temperature.
+        """
         from tests.parity import learner_logprobs
 
-        return learner_logprobs(self._origin.parent / version_name(version), sequences, temperature, CONTEXT)
+        return learner_logprobs(
+            self._origin.parent / version_name(version), sequences, temperature, CONTEXT
+        )
 
     def start(self, index: int) -> str:
         """Start agent `index` in a thread; its name on `servers`."""
@@ -104,9 +121,14 @@ class Live:
 
     def servers(self) -> dict[str, Server | None]:
         """The last record of each."""
-        return {event.key: event.record for event in (to_event(m, ("server",)) for m in read(self.log, "servers", 0, 0))}  # type: ignore[misc]
+        return {
+            event.key: event.record
+            for event in (to_event(m, ("server",)) for m in read(self.log, "servers", 0, 0))
+        }  # type: ignore[misc]
 
-    def until(self, identity: str, wanted: Callable[[Server], bool], timeout_s: float = 30.0) -> Server:
+    def until(
+        self, identity: str, wanted: Callable[[Server], bool], timeout_s: float = 30.0
+    ) -> Server:
         """Wait for a record of that server."""
         deadline = time.monotonic() + patience(timeout_s)
         while time.monotonic() < deadline:
@@ -114,10 +136,14 @@ class Live:
             if record is not None and wanted(record):
                 return record
             time.sleep(0.02)
-        raise AssertionError(f"{identity} did not get there in {timeout_s:g} s: {self.servers()}, {self.errors}")
+        raise AssertionError(
+            f"{identity} did not get there in {timeout_s:g} s: {self.servers()}, {self.errors}"
+        )
 
     def serving(self, identity: str, version: int, timeout_s: float = 30.0) -> Server:
-        return self.until(identity, lambda s: s.state == "ready" and s.version == version, timeout_s)
+        return self.until(
+            identity, lambda s: s.state == "ready" and s.version == version, timeout_s
+        )
 
     @asynccontextmanager
     async def client(self, *identities: str) -> AsyncIterator[Client]:
@@ -125,7 +151,9 @@ class Live:
         client = Client(api_key=KEY)
 
         def listen() -> None:
-            """To the end: after two minutes of heartbeats a part of the topic would be a time when a server had not come yet."""
+            """To the end: after two minutes of heartbeats a part of the topic would be a time when
+            a server had not come yet.
+            """
             while messages := reader.poll(512, 0.0):
                 for event in (to_event(message, ("server",)) for message in messages):
                     if not identities or event.key in identities:
@@ -170,7 +198,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def run_file(directory: Path) -> RunFile:
-    """Blocks of 32 tokens, so that prompts of some length do come from the prefix cache (on a CPU a block has 128 otherwise)."""
+    """Blocks of 32 tokens, so that prompts of some length do come from the prefix cache (on a CPU a
+    block has 128 otherwise).
+    """
     return parse(
         {
             "run": "live",
@@ -178,15 +208,25 @@ def run_file(directory: Path) -> RunFile:
             "envs": {"copy-digits": {}},
             "batcher": {"max_seq_len": CONTEXT},
             "model": {"max_seq_len": CONTEXT},
-            "inference": {"max_model_len": CONTEXT, "heartbeat_s": 0.2, "api_key": f"env:{KEY_VARIABLE}", "extra_args": ["--block-size", "32"]},
+            "inference": {
+                "max_model_len": CONTEXT,
+                "heartbeat_s": 0.2,
+                "api_key": f"env:{KEY_VARIABLE}",
+                "extra_args": ["--block-size", "32"],
+            },
         }
     )
 
 
 def perturbed(tensors: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """A policy of its own for every seed: the tiny model's tensors with noise of their own size, and a head that is not close to uniform."""
+    """A policy of its own for every seed: the tiny model's tensors with noise of their own size,
+    and a head that is not close to uniform.
+    """
     rng = np.random.default_rng(seed)
-    noisy = {name: t + rng.standard_normal(t.shape).astype(np.float32) * t.std() for name, t in sorted(tensors.items())}
+    noisy = {
+        name: t + rng.standard_normal(t.shape).astype(np.float32) * t.std()
+        for name, t in sorted(tensors.items())
+    }
     head = noisy["lm_head.weight"] * 10
     head[EOS] = 0  # answers of some length
     return {**noisy, "lm_head.weight": head}
@@ -197,6 +237,10 @@ def vllm_processes(url: str) -> list[psutil.Process]:
     port = url.rpartition(":")[2]
     for found in psutil.process_iter(["cmdline"]):
         line = found.info["cmdline"] or []
-        if "vllm.entrypoints.openai.api_server" in line and line[line.index("--port") + 1] == port and "leash.py" not in " ".join(line[:3]):
+        if (
+            "vllm.entrypoints.openai.api_server" in line
+            and line[line.index("--port") + 1] == port
+            and "leash.py" not in " ".join(line[:3])
+        ):
             return [found, *found.children(recursive=True)]
     return []

@@ -16,7 +16,9 @@ from streamrl.learner.model import load, predict
 ROWS = 32
 
 
-def learner_logprobs(directory: Path, sequences: Sequence[np.ndarray], temperature: float, context: int) -> list[np.ndarray]:
+def learner_logprobs(
+    directory: Path, sequences: Sequence[np.ndarray], temperature: float, context: int
+) -> list[np.ndarray]:
     """Of each sequence's tokens[1:], by the function that the learner trains with.
 
     A row of `context` tokens a sequence, and ROWS rows every time, so that it compiles once.
@@ -27,18 +29,33 @@ def learner_logprobs(directory: Path, sequences: Sequence[np.ndarray], temperatu
         for start in range(0, len(sequences), ROWS):
             chunk = sequences[start : start + ROWS]
             predicted = np.asarray(_predict(model, rows_of(chunk, temperature, context)))
-            found += [row[: len(sequence) - 1] for row, sequence in zip(predicted, chunk, strict=False)]
+            found += [
+                row[: len(sequence) - 1] for row, sequence in zip(predicted, chunk, strict=False)
+            ]
     return found
 
 
 def rows_of(sequences: Sequence[np.ndarray], temperature: float, context: int) -> RlExample:
     """Up to ROWS sequences, each alone in its row."""
     shape = (ROWS, context)
-    ids, segments, zeros = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    ids, segments, zeros = (
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.float32),
+    )
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
     positions = np.tile(np.arange(context, dtype=np.int32), (ROWS, 1))
-    return RlExample(ids, zeros, segments, positions, zeros, zeros, zeros, np.full(shape, temperature, np.float32))
+    return RlExample(
+        ids,
+        zeros,
+        segments,
+        positions,
+        zeros,
+        zeros,
+        zeros,
+        np.full(shape, temperature, np.float32),
+    )
 
 
 @eqx.filter_jit

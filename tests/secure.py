@@ -1,7 +1,9 @@
-"""A broker that asks who is there: TLS with certificates made here, SCRAM users, and an authorizer that allows what it was told to and nothing else.
+"""A broker that asks who is there: TLS with certificates made here, SCRAM users, and an authorizer
+that allows what it was told to and nothing else.
 
-Three doors, all on loopback: clients come in by SASL_SSL and a password; the administrator, the broker itself and its controller by TLS with a
-certificate. So no password is ever on a command line, not even the broker's.
+Three doors, all on loopback: clients come in by SASL_SSL and a password; the administrator, the
+broker itself and its controller by TLS with a certificate. So no password is ever on a command
+line, not even the broker's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -47,7 +54,10 @@ class Secure(NamedTuple):
     def add_users(self, passwords: Mapping[str, str]) -> None:
         admin = AdminClient(self.admin)
         how = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        users = [UserScramCredentialUpsertion(user, how, password.encode()) for user, password in passwords.items()]
+        users = [
+            UserScramCredentialUpsertion(user, how, password.encode())
+            for user, password in passwords.items()
+        ]
         for future in admin.alter_user_scram_credentials(users).values():
             future.result(20)
 
@@ -88,7 +98,9 @@ def secure_broker(directory: Path) -> Iterator[Secure]:
 
 
 def make_certificates(directory: Path, names: tuple[str, ...]) -> Path:
-    """`ca.pem`, and for each name `<name>.pem` with its key and a certificate of that authority, good for 127.0.0.1 and for a day."""
+    """`ca.pem`, and for each name `<name>.pem` with its key and a certificate of that authority,
+    good for 127.0.0.1 and for a day.
+    """
     made = directory / "certificates"
     made.mkdir(parents=True)
     ca_key = ec.generate_private_key(ec.SECP256R1())
@@ -97,12 +109,24 @@ def make_certificates(directory: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _certificate(name, key, "test authority", ca_key, is_ca=False)
-        plain = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        (made / f"{name}.pem").write_bytes(plain + certificate.public_bytes(serialization.Encoding.PEM))
+        plain = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        (made / f"{name}.pem").write_bytes(
+            plain + certificate.public_bytes(serialization.Encoding.PEM)
+        )
     return made
 
 
-def _certificate(name: str, key: ec.EllipticCurvePrivateKey, issuer: str, issuer_key: ec.EllipticCurvePrivateKey, is_ca: bool) -> x509.Certificate:
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: str,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    is_ca: bool,
+) -> x509.Certificate:
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -115,5 +139,8 @@ def _certificate(name: str, key: ec.EllipticCurvePrivateKey, issuer: str, issuer
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
     )
     if not is_ca:
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
     return builder.sign(issuer_key, hashes.SHA256())

@@ -1,4 +1,6 @@
-"""Who may do what: the rules by hand, and a broker that keeps them, over TLS, each role with its own password."""
+"""Who may do what: the rules by hand, and a broker that keeps them, over TLS, each role with its
+own password.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.waiting import until
 
 ENVS = {"a": {"replicas": 2}, "out": {"replicas": 0}}
 DEAD = "dead-letters"
-PARTS = {  # by hand, from the picture in docs/architecture.md: what each reads, what it writes, and what it does both to; all else is refused
+# by hand, from the picture in docs/architecture.md: what each reads, what it writes, and what it
+# does both to; all else is refused
+PARTS = {
     "env-a": ("demand servers", "rollouts.a metrics", "journal.env-a-0 journal.env-a-1"),
     "env-out": ("demand servers", "rollouts.out metrics", ""),
     "buffer": (
@@ -41,7 +45,12 @@ PARTS = {  # by hand, from the picture in docs/architecture.md: what each reads,
     "evaluator": ("policy-versions rollouts.a rollouts.out", "metrics", "evals"),
 }
 ALLOWED = {
-    role: {topic: what for names, what in zip(lists, ("r", "w", "rw"), strict=True) for topic in names.split()} for role, lists in PARTS.items()
+    role: {
+        topic: what
+        for names, what in zip(lists, ("r", "w", "rw"), strict=True)
+        for topic in names.split()
+    }
+    for role, lists in PARTS.items()
 }
 
 
@@ -49,7 +58,8 @@ def run_file(name: str = "r") -> RunFile:
     return config.parse({"run": name, "envs": ENVS})
 
 
-# ---- the rules --------------------------------------------------------------------------------------------------------------------------
+# ---- the rules
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def letters(operations: Any) -> str:
@@ -59,26 +69,45 @@ def letters(operations: Any) -> str:
 def test_every_role_has_the_topics_of_its_part_and_no_others():
     rules = acls.rules(run_file())
     for role, wanted in ALLOWED.items():
-        found = {rule.name: letters(rule.operations) for rule in rules[role] if rule.resource == "topic"}
+        found = {
+            rule.name: letters(rule.operations) for rule in rules[role] if rule.resource == "topic"
+        }
         assert found == {f"r.{topic}": what for topic, what in wanted.items()}, role
 
 
 def test_every_role_is_itself_and_nobody_else():
-    names = {role: {str(rule) for rule in allowed if rule.resource != "topic"} for role, allowed in acls.rules(run_file()).items()}
+    names = {
+        role: {str(rule) for rule in allowed if rule.resource != "topic"}
+        for role, allowed in acls.rules(run_file()).items()
+    }
     reader = str(Rule("group", "r.reader", ("DESCRIBE",)))
-    assert names["buffer"] == {reader, str(Rule("transactional-id", "r.buffer", ("WRITE",))), str(Rule("group", "r.buffer", ("READ",)))}
-    assert names["env-a"] == {reader, *(str(Rule("transactional-id", f"r.env-a-{i}", ("WRITE",))) for i in (0, 1))}
+    assert names["buffer"] == {
+        reader,
+        str(Rule("transactional-id", "r.buffer", ("WRITE",))),
+        str(Rule("group", "r.buffer", ("READ",))),
+    }
+    assert names["env-a"] == {
+        reader,
+        *(str(Rule("transactional-id", f"r.env-a-{i}", ("WRITE",))) for i in (0, 1)),
+    }
     assert names["env-out"] == {reader, str(Rule("transactional-id", "r.out-outside", ("WRITE",)))}
     assert names["inference"] == {reader}
     writes = {str(Rule("transactional-id", f"r.scorer-{i}", ("WRITE",))) for i in (0, 1)}
     commits = {str(Rule("group", f"r.scorer-{i}", ("READ",))) for i in (0, 1)}
-    assert names["scorer"] == {reader, *writes, *commits, str(Rule("group", "r.learner-lead", ("DESCRIBE",)))}
+    assert names["scorer"] == {
+        reader,
+        *writes,
+        *commits,
+        str(Rule("group", "r.learner-lead", ("DESCRIBE",))),
+    }
 
 
 def test_nothing_reaches_beyond_the_run():
     for role, allowed in acls.rules(run_file()).items():
         for rule in allowed:
-            assert rule.name.startswith("r.") and not (rule.prefixed and role not in ("learner", "orchestrator", "auditor", "operator")), (role, rule)
+            assert rule.name.startswith("r.") and not (
+                rule.prefixed and role not in ("learner", "orchestrator", "auditor", "operator")
+            ), (role, rule)
 
 
 def test_in_words():
@@ -86,7 +115,8 @@ def test_in_words():
     assert "User:r.operator  ALL        topic r.*" in acls.in_words(run_file())
 
 
-# ---- on a broker that keeps them --------------------------------------------------------------------------------------------------------
+# ---- on a broker that keeps them
+# --------------------------------------------------------------------------------------------------------
 
 
 class People(NamedTuple):
@@ -103,13 +133,20 @@ class People(NamedTuple):
 
     def refused(self, role: str, what: str) -> str:
         """The pattern of the one line that says so."""
-        return re.escape(f"user '{self.run.run}.{role}' may not {what} on {self.secure.address}; `streamrl topics acls RUN.yaml` lists") + r"[^\n]*$"
+        return (
+            re.escape(
+                f"user '{self.run.run}.{role}' may not {what} on {self.secure.address}; `streamrl topics acls RUN.yaml` lists"
+            )
+            + r"[^\n]*$"
+        )
 
 
 @pytest.fixture(scope="module")
 def people(secure: Secure) -> People:
     made = People(secure, run_file(f"t{uuid.uuid4().hex[:10]}"))
-    secure.add_users({acls.user(made.run, role): f"password of {role}" for role in acls.rules(made.run)})
+    secure.add_users(
+        {acls.user(made.run, role): f"password of {role}" for role in acls.rules(made.run)}
+    )
     assert acls.apply(made.run, secure.admin) == acls.in_words(made.run)
     topics.apply(made.run, made.settings("operator"))
     return made
@@ -134,7 +171,10 @@ def mark(people: People, role: str, identity: str, position: tuple[str, int]) ->
 @pytest.mark.parametrize("role", ALLOWED)
 def test_the_broker_allows_each_role_what_its_part_does_and_nothing_else(people: People, role: str):
     """The broker's own answer, for every topic of the run."""
-    planned, admin = [topic.name for topic in topics.plan(people.run)], AdminClient(people.settings(role))
+    planned, admin = (
+        [topic.name for topic in topics.plan(people.run)],
+        AdminClient(people.settings(role)),
+    )
     futures = admin.describe_topics(TopicCollection(planned), include_authorized_operations=True)
     found: dict[str, str] = {}
     for name, future in futures.items():
@@ -152,14 +192,21 @@ def test_an_env_does_its_work(people: People):
     plain.send(Message("metrics", b"env-a-0", b"value"))
     plain.flush()
     plain.close()
-    reader = log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "servers", "journal.env-a-0")})
+    reader = log.reader(
+        {(topic, 0): log.start(topic, 0) for topic in ("demand", "servers", "journal.env-a-0")}
+    )
     assert [message.topic for message in until(lambda: reader.poll(10, 0.1))] == ["journal.env-a-0"]
     reader.close()
 
 
-@pytest.mark.parametrize("topic", ["batches", "policy-versions", "rollouts.out", "groups.a", "config"])
+@pytest.mark.parametrize(
+    "topic", ["batches", "policy-versions", "rollouts.out", "groups.a", "config"]
+)
 def test_an_env_cannot_read_what_is_not_its_business(people: People, topic: str):
-    log, refused = people.log("env-a"), people.refused("env-a", f"read topic {people.run.run}.{topic}")
+    log, refused = (
+        people.log("env-a"),
+        people.refused("env-a", f"read topic {people.run.run}.{topic}"),
+    )
     with pytest.raises(AccessDenied, match=refused):
         log.reader({(topic, 0): 0})
     with pytest.raises(AccessDenied, match=refused):
@@ -171,15 +218,31 @@ def test_an_env_cannot_read_what_is_not_its_business(people: People, topic: str)
 @pytest.mark.parametrize("topic", ["rollouts.a", "metrics"])
 def test_it_cannot_read_what_it_may_write(people: People, topic: str):
     reader = people.log("env-a").reader({(topic, 0): 0})
-    with pytest.raises(AccessDenied, match=people.refused("env-a", f"read topic {people.run.run}.{topic}")):
+    with pytest.raises(
+        AccessDenied, match=people.refused("env-a", f"read topic {people.run.run}.{topic}")
+    ):
         until(lambda: reader.poll(10, 0.1))
     reader.close()
 
 
-@pytest.mark.parametrize("topic", ["batches", "policy-versions", "rollouts.out", "demand", "servers", "journal.buffer", "dead-letters.rollouts.a"])
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "batches",
+        "policy-versions",
+        "rollouts.out",
+        "demand",
+        "servers",
+        "journal.buffer",
+        "dead-letters.rollouts.a",
+    ],
+)
 def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
     """Not in a transaction either, next to what is its own; and then nothing of that is written."""
-    refused, before = people.refused("env-a", f"write to topic {people.run.run}.{topic}"), people.log("auditor").end("rollouts.a", 0)
+    refused, before = (
+        people.refused("env-a", f"write to topic {people.run.run}.{topic}"),
+        people.log("auditor").end("rollouts.a", 0),
+    )
     with pytest.raises(AccessDenied, match=refused):
         write(people, "env-a", "env-a-1", "rollouts.a", topic)
     plain = people.log("env-a").plain_writer()
@@ -194,9 +257,15 @@ def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
 
 
 def test_nobody_can_be_somebody_else(people: People):
-    with pytest.raises(AccessDenied, match=people.refused("env-a", f"write as transactional id {people.run.run}.buffer")):
+    with pytest.raises(
+        AccessDenied,
+        match=people.refused("env-a", f"write as transactional id {people.run.run}.buffer"),
+    ):
         people.log("env-a").writer("buffer")
-    with pytest.raises(AccessDenied, match=people.refused("env-a", f"mark positions as group {people.run.run}.env-a-0")):
+    with pytest.raises(
+        AccessDenied,
+        match=people.refused("env-a", f"mark positions as group {people.run.run}.env-a-0"),
+    ):
         mark(people, "env-a", "env-a-0", ("servers", 0))
     assert write(people, "learner", "learner-another", "policy-versions") == 0
     mark(people, "learner", "learner-another", ("batches", 0))
@@ -204,17 +273,24 @@ def test_nobody_can_be_somebody_else(people: People):
 
 def test_the_inference_agent_announces_nothing(people: People):
     plain = people.log("inference").plain_writer()
-    with pytest.raises(AccessDenied, match=people.refused("inference", f"write to topic {people.run.run}.policy-versions")):
+    with pytest.raises(
+        AccessDenied,
+        match=people.refused("inference", f"write to topic {people.run.run}.policy-versions"),
+    ):
         plain.send(Message("policy-versions", b"key", b"value"))
         plain.flush()
 
 
 def test_topics_and_rules_are_the_operators(people: People):
-    with pytest.raises(AccessDenied, match=people.refused("env-a", "make, describe or change topics")):
+    with pytest.raises(
+        AccessDenied, match=people.refused("env-a", "make, describe or change topics")
+    ):
         topics.apply(people.run, people.settings("env-a"))
     with pytest.raises(AccessDenied, match=people.refused("operator", "change access rules")):
         acls.apply(people.run, people.settings("operator"))
-    with pytest.raises(AccessDenied, match=people.refused("auditor", f"write to topic {people.run.run}.config")):
+    with pytest.raises(
+        AccessDenied, match=people.refused("auditor", f"write to topic {people.run.run}.config")
+    ):
         write(people, "operator", "operator", "config")
         plain = people.log("auditor").plain_writer()
         plain.send(Message("config", b"key", b"value"))
@@ -226,7 +302,8 @@ def test_an_operator_has_nothing_to_say_in_another_run(people: People):
         topics.apply(run_file(f"{people.run.run}-b"), people.settings("operator"))
 
 
-# ---- the door -------------------------------------------------------------------------------------------------------------------------------
+# ---- the door
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,26 +312,58 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamrl.stream.kafka.Admin.seen.__defaults__", (0.5,))
 
 
-def test_a_wrong_password_a_false_certificate_and_no_tls_do_not_get_in(people: People, tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_password_a_false_certificate_and_no_tls_do_not_get_in(
+    people: People, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
     good, false = people.settings("buffer"), make_certificates(tmp_path, ())
     quickly(monkeypatch)
     for settings, error, says in (
-        ({**good, "sasl.password": "wrong-hunter2"}, AccessDenied, "invalid credentials.*see `kafka` in the run file"),
+        (
+            {**good, "sasl.password": "wrong-hunter2"},
+            AccessDenied,
+            "invalid credentials.*see `kafka` in the run file",
+        ),
         ({**good, "sasl.username": "nobody"}, AccessDenied, "invalid credentials"),
-        ({**good, "ssl.ca.location": str(false / "ca.pem")}, AccessDenied, "certificate verify failed"),
-        ({"bootstrap.servers": people.secure.address}, BrokerUnreachable, "no Kafka broker answers"),
-        ({**good, "security.protocol": "SASL_PLAINTEXT"}, BrokerUnreachable, "no Kafka broker answers"),
-        ({**good, "ssl.ca.location": "/nowhere/ca.pem"}, ConfigError, "librdkafka does not take these settings: .*ssl.ca.location"),
-        ({**good, "sasl.passwort": "wrong-hunter2"}, ConfigError, 'No such configuration property: "sasl.passwort"'),
+        (
+            {**good, "ssl.ca.location": str(false / "ca.pem")},
+            AccessDenied,
+            "certificate verify failed",
+        ),
+        (
+            {"bootstrap.servers": people.secure.address},
+            BrokerUnreachable,
+            "no Kafka broker answers",
+        ),
+        (
+            {**good, "security.protocol": "SASL_PLAINTEXT"},
+            BrokerUnreachable,
+            "no Kafka broker answers",
+        ),
+        (
+            {**good, "ssl.ca.location": "/nowhere/ca.pem"},
+            ConfigError,
+            "librdkafka does not take these settings: .*ssl.ca.location",
+        ),
+        (
+            {**good, "sasl.passwort": "wrong-hunter2"},
+            ConfigError,
+            'No such configuration property: "sasl.passwort"',
+        ),
     ):
         with pytest.raises(error, match=says) as caught:
             KafkaLog(settings, people.run.run).topics()
         assert "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_administrators_door_wants_a_certificate(people: People, monkeypatch: pytest.MonkeyPatch):
+def test_the_administrators_door_wants_a_certificate(
+    people: People, monkeypatch: pytest.MonkeyPatch
+):
     quickly(monkeypatch)
-    without = {name: value for name, value in people.secure.admin.items() if name not in ("ssl.key.location", "ssl.certificate.location")}
+    without = {
+        name: value
+        for name, value in people.secure.admin.items()
+        if name not in ("ssl.key.location", "ssl.certificate.location")
+    }
     with pytest.raises((AccessDenied, BrokerUnreachable)):
         KafkaLog(without, people.run.run).topics()
 

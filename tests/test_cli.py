@@ -19,22 +19,47 @@ RUN = "run: r\nenvs: {copy-digits: {}}\n"
 @pytest.fixture
 def run_file(tmp_path: Path, run_name: str) -> Path:
     path = tmp_path / "r.yaml"
-    path.write_text(f"run: {run_name}\nenvs: {{copy-digits: {{}}}}\nruns_dir: {tmp_path / 'runs'}\n")
+    path.write_text(
+        f"run: {run_name}\nenvs: {{copy-digits: {{}}}}\nruns_dir: {tmp_path / 'runs'}\n"
+    )
     return path
 
 
 def streamrl(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "streamrl.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=patience(120), env={**os.environ, **environment})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        env={**os.environ, **environment},
+    )
 
 
 def test_help_imports_nothing_heavy():
     script = "import sys; from streamrl.cli import cli; cli(['--help'], standalone_mode=False); print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert not {"pydantic", "confluent_kafka", "numpy", "rich", "jax", "yaml"} & set(shown.splitlines()[-1].split())
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert not {"pydantic", "confluent_kafka", "numpy", "rich", "jax", "yaml"} & set(
+        shown.splitlines()[-1].split()
+    )
     assert all(
         name in shown
-        for name in ("up", "broker", "topics", "env", "buffer", "batcher", "scorer", "learner", "inference", "orchestrator", "status", "completion")
+        for name in (
+            "up",
+            "broker",
+            "topics",
+            "env",
+            "buffer",
+            "batcher",
+            "scorer",
+            "learner",
+            "inference",
+            "orchestrator",
+            "status",
+            "completion",
+        )
     )
 
 
@@ -54,7 +79,11 @@ def test_a_bad_run_file_is_one_line_that_names_the_key(tmp_path: Path, text: str
     path.write_text(text)
     failed = streamrl("buffer", path)
     assert failed.returncode == 2 and failed.stdout == ""
-    assert failed.stderr.startswith(f"streamrl: {path}: ") and expected in failed.stderr and failed.stderr.count("\n") == 1
+    assert (
+        failed.stderr.startswith(f"streamrl: {path}: ")
+        and expected in failed.stderr
+        and failed.stderr.count("\n") == 1
+    )
 
 
 def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -62,7 +91,10 @@ def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "runs" / "other").mkdir(parents=True)
     (tmp_path / "runs" / "other" / "run.yaml").write_text(RUN)
     result = CliRunner().invoke(cli, ["status", "nosuch"])
-    assert result.exit_code == 2 and "nosuch: neither a run file nor a run in runs/ (there: other)" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "nosuch: neither a run file nor a run in runs/ (there: other)" in result.stderr
+    )
     result = CliRunner().invoke(cli, ["status", "missing.yaml"])
     assert result.exit_code == 2 and "missing.yaml: cannot be read" in result.stderr
 
@@ -70,7 +102,10 @@ def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_broker_is_one_line_and_debug_shows_where(run_file: Path):
     failed = streamrl("buffer", run_file)
     assert failed.returncode == BrokerUnreachable.exit_code
-    assert failed.stderr.startswith("streamrl: no broker is running for run 't") and failed.stderr.count("\n") == 1
+    assert (
+        failed.stderr.startswith("streamrl: no broker is running for run 't")
+        and failed.stderr.count("\n") == 1
+    )
     assert "Traceback" in streamrl("--debug", "buffer", run_file).stderr
 
 
@@ -88,10 +123,17 @@ def test_missing_topics_are_one_line(run_file: Path, broker: str):
     assert failed.returncode == 4 and "streamrl topics apply" in failed.stderr
 
 
-def test_topics_are_made_once_and_a_part_leaves_when_asked(run_file: Path, broker: str, run_name: str):
+def test_topics_are_made_once_and_a_part_leaves_when_asked(
+    run_file: Path, broker: str, run_name: str
+):
     assert streamrl("topics", "diff", run_file, STREAMRL_KAFKA=broker).returncode == 1
-    assert f"+ {run_name}.batches" in streamrl("topics", "apply", run_file, STREAMRL_KAFKA=broker).stdout
-    assert streamrl("topics", "apply", run_file, STREAMRL_KAFKA=broker).stdout == "nothing to change\n"
+    assert (
+        f"+ {run_name}.batches"
+        in streamrl("topics", "apply", run_file, STREAMRL_KAFKA=broker).stdout
+    )
+    assert (
+        streamrl("topics", "apply", run_file, STREAMRL_KAFKA=broker).stdout == "nothing to change\n"
+    )
     for sent, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)):
         part = subprocess.Popen(
             [sys.executable, "-m", "streamrl.cli", "buffer", run_file],
@@ -113,7 +155,10 @@ def test_unexpected_errors_are_one_line_with_their_place(monkeypatch: pytest.Mon
     monkeypatch.setattr(command_line, "_load", fail)
     result = CliRunner().invoke(cli, ["status", "r"])
     assert result.exit_code == 1
-    assert result.stderr.startswith("streamrl: unexpected KeyError: 'gone' (in fail, test_cli.py:") and result.stderr.count("\n") == 1
+    assert (
+        result.stderr.startswith("streamrl: unexpected KeyError: 'gone' (in fail, test_cli.py:")
+        and result.stderr.count("\n") == 1
+    )
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch):
@@ -122,7 +167,10 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(command_line, "_load", fail)
     result = CliRunner().invoke(cli, ["status", "r"])
-    assert (result.exit_code, result.stderr) == (1, "streamrl: No space left on device: runs/r/report.json\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "streamrl: No space left on device: runs/r/report.json\n",
+    )
 
 
 def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch):

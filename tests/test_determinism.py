@@ -1,7 +1,9 @@
-"""A step is a function of its arguments: nothing that it calls reads the clock, randomness, the environment or a file, or orders things by hash.
+"""A step is a function of its arguments: nothing that it calls reads the clock, randomness, the
+environment or a file, or orders things by hash.
 
-Held three ways. By its sources: from `step` and `paused` on, every name that may be reached is followed through the package, and what leaves it must
-be on a list. By watching: the real steps run over everything that can come while each call is looked at. By comparing: the same fold in processes
+Held three ways. By its sources: from `step` and `paused` on, every name that may be reached is
+followed through the package, and what leaves it must be on a list. By watching: the real steps run
+over everything that can come while each call is looked at. By comparing: the same fold in processes
 with other hash seeds gives the same bytes. Each way is shown to find what it is there for.
 """
 
@@ -38,22 +40,68 @@ from tests.inputs import busy, log_of, real_parts, schedule_of
 from tests.waiting import patience
 
 PACKAGE = Path(__file__).parents[1] / "streamrl"
-ROOTS = [(f"streamrl.{room}.process", name) for room in ("buffer", "batcher") for name in ("step", "paused")] + [("streamrl.stream.worker", "apply")]
+ROOTS = [
+    (f"streamrl.{room}.process", name)
+    for room in ("buffer", "batcher")
+    for name in ("step", "paused")
+] + [("streamrl.stream.worker", "apply")]
 
-# ---- by its sources -----------------------------------------------------------------------------------------------------------------------
+# ---- by its sources
+# -----------------------------------------------------------------------------------------------------------------------
 
-MODULES = ("__future__", "bisect", "collections", "dataclasses", "functools", "hashlib", "heapq", "itertools", "math", "typing")
+MODULES = (
+    "__future__",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "typing",
+)
 MODULES += ("msgpack", "msgspec", "numpy", "re")
-NOT_THESE = ("numpy.random", "numpy.load", "numpy.save", "numpy.fromfile", "numpy.memmap", "numpy.loadtxt", "numpy.genfromtxt", "numpy.datetime64")
-BUILTINS = {"open", "input", "print", "id", "hash", "eval", "exec", "compile", "__import__", "globals", "locals", "vars", "breakpoint", "object"}
-LEAVES = {("streamrl.imports", "import_path")}  # loads the function that the run file names: code, and the same at every step
+NOT_THESE = (
+    "numpy.random",
+    "numpy.load",
+    "numpy.save",
+    "numpy.fromfile",
+    "numpy.memmap",
+    "numpy.loadtxt",
+    "numpy.genfromtxt",
+    "numpy.datetime64",
+)
+BUILTINS = {
+    "open",
+    "input",
+    "print",
+    "id",
+    "hash",
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "globals",
+    "locals",
+    "vars",
+    "breakpoint",
+    "object",
+}
+# loads the function that the run file names: code, and the same at every step
+LEAVES = {("streamrl.imports", "import_path")}
 Place = tuple[str, str]  # module, name of what it defines
 
 
 def sources() -> dict[str, ast.Module]:
     """Every module of the package, by its name."""
     files = sorted(PACKAGE.rglob("*.py"))
-    names = [".".join(("streamrl", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__") for path in files]
+    names = [
+        ".".join(("streamrl", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
+        for path in files
+    ]
     return {name: ast.parse(path.read_text()) for name, path in zip(names, files, strict=True)}
 
 
@@ -65,7 +113,12 @@ def definitions(module: ast.Module) -> dict[str, ast.stmt]:
             found[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {name.id: node for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            found |= {
+                name.id: node
+                for target in targets
+                for name in ast.walk(target)
+                if isinstance(name, ast.Name)
+            }
     return found
 
 
@@ -74,9 +127,16 @@ def imported(tree: ast.AST) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else alias.name.split(".")[0] for alias in node.names}
+            found |= {
+                alias.asname or alias.name.split(".")[0]: alias.name
+                if alias.asname
+                else alias.name.split(".")[0]
+                for alias in node.names
+            }
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
     return found
 
 
@@ -92,7 +152,9 @@ def names(node: ast.AST) -> Iterator[str]:
 
 
 def reached(modules: Mapping[str, ast.Module], roots: list[Place]) -> dict[str, Place]:
-    """What may be called from the roots and is not the package's own: full name -> who uses it. A class is reached with all its methods."""
+    """What may be called from the roots and is not the package's own: full name -> who uses it. A
+    class is reached with all its methods.
+    """
     todo, seen, outside = list(roots), set[Place](), dict[str, Place]()
     while todo:
         here = todo.pop()
@@ -141,7 +203,8 @@ def may(name: str) -> bool:
 def test_what_a_step_may_reach_is_on_the_list():
     outside = reached(sources(), ROOTS)
     assert {name: user for name, user in outside.items() if not may(name)} == {}
-    assert "numpy.concatenate" in outside and "hashlib.sha256" in outside  # it looks as far as groups.py and parts.py
+    # it looks as far as groups.py and parts.py
+    assert "numpy.concatenate" in outside and "hashlib.sha256" in outside
 
 
 @pytest.mark.parametrize(
@@ -164,7 +227,8 @@ def test_what_a_step_may_reach_is_on_the_list():
         "import threading\ndef step(): return threading.get_ident()",
         "def step(a, b): return sorted([a, b], key=id)",
         "def step(a, b): return hash(a)",
-        "from streamrl.stream.worker import run\ndef step(): return run",  # through the package, to its clock
+        # through the package, to its clock
+        "from streamrl.stream.worker import run\ndef step(): return run",
     ],
 )
 def test_a_source_that_reaches_further_is_found(source: str):
@@ -172,15 +236,39 @@ def test_a_source_that_reaches_further_is_found(source: str):
     assert [name for name in outside if not may(name)]
 
 
-# ---- by watching --------------------------------------------------------------------------------------------------------------------------
+# ---- by watching
+# --------------------------------------------------------------------------------------------------------------------------
 
-WATCHED = {"time", "datetime", "random", "_random", "secrets", "uuid", "os", "posix", "io", "_io", "pathlib", "socket", "_socket", "tempfile"}
-WATCHED_CALLS = {("builtins", "open"), ("builtins", "input"), ("builtins", "id"), ("builtins", "hash"), ("numpy", "fromfile")}
+WATCHED = {
+    "time",
+    "datetime",
+    "random",
+    "_random",
+    "secrets",
+    "uuid",
+    "os",
+    "posix",
+    "io",
+    "_io",
+    "pathlib",
+    "socket",
+    "_socket",
+    "tempfile",
+}
+WATCHED_CALLS = {
+    ("builtins", "open"),
+    ("builtins", "input"),
+    ("builtins", "id"),
+    ("builtins", "hash"),
+    ("numpy", "fromfile"),
+}
 
 
 @contextmanager
 def watching() -> Iterator[list[str]]:
-    """Everything forbidden that is called in this thread meanwhile, however its name came there. numpy's own generator is seen by its state."""
+    """Everything forbidden that is called in this thread meanwhile, however its name came there.
+    numpy's own generator is seen by its state.
+    """
     offences: list[str] = []
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
@@ -189,10 +277,17 @@ def watching() -> Iterator[list[str]]:
         elif event == "c_call":
             owner, name = getattr(argument, "__self__", None), argument.__name__
             kind = owner if isinstance(owner, type) else type(owner)
-            modules = {owner.__name__ if isinstance(owner, ModuleType) else kind.__module__, str(argument.__module__)}
+            modules = {
+                owner.__name__ if isinstance(owner, ModuleType) else kind.__module__,
+                str(argument.__module__),
+            }
         else:
             return
-        offences.extend(f"{module}.{name}" for module in modules if module in WATCHED or (module, name) in WATCHED_CALLS)
+        offences.extend(
+            f"{module}.{name}"
+            for module in modules
+            if module in WATCHED or (module, name) in WATCHED_CALLS
+        )
 
     before = generator_state()
     gc.disable()  # whoever listens to collections (hypothesis does) is not the step
@@ -212,7 +307,9 @@ def generator_state() -> bytes:
 
 
 def watched_fold(part: Part[Any, Any], seed: int) -> tuple[list[str], bytes]:
-    """Everything that can come, through `apply` and `paused`. Returns what was called and must not be, and a digest of all outputs and the state."""
+    """Everything that can come, through `apply` and `paused`. Returns what was called and must not
+    be, and a digest of all outputs and the state.
+    """
     log = log_of(busy())
     if part.name == "batcher":
         run_through(log, real_parts(17)[0], seed)
@@ -220,7 +317,12 @@ def watched_fold(part: Part[Any, Any], seed: int) -> tuple[list[str], bytes]:
 
 
 def run_through(log: Any, part: Part[Any, Any], seed: int) -> tuple[list[str], bytes]:
-    state, positions, called, total = part.initial(), dict[Any, int](), list[str](), hashlib.sha256()
+    state, positions, called, total = (
+        part.initial(),
+        dict[Any, int](),
+        list[str](),
+        hashlib.sha256(),
+    )
     writer = log.writer(part.name)
     for number, turn in enumerate(schedule_of(log, part, [5, 1, 9], random.Random(seed))):
         messages: list[Any] = []
@@ -278,7 +380,8 @@ def test_a_step_that_does_is_found(what: str):
     assert called
 
 
-# ---- by comparing -------------------------------------------------------------------------------------------------------------------------
+# ---- by comparing
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def by_set(part: Part[Any, Any]) -> Part[Any, Any]:
@@ -287,14 +390,18 @@ def by_set(part: Part[Any, Any]) -> Part[Any, Any]:
     def step(*arguments: Any) -> Any:
         state, outputs = part.step(*arguments)
         order = list({f"{output.topic} {place}" for place, output in enumerate(outputs)})
-        return state, sorted(outputs, key=lambda output: order.index(f"{output.topic} {outputs.index(output)}"))
+        return state, sorted(
+            outputs, key=lambda output: order.index(f"{output.topic} {outputs.index(output)}")
+        )
 
     return replace(part, step=step)
 
 
 def fold_digests(altered: bool) -> str:
     """Of both parts; called in processes of its own."""
-    return " ".join(watched_fold(by_set(part) if altered else part, 0)[1].hex() for part in real_parts(17))
+    return " ".join(
+        watched_fold(by_set(part) if altered else part, 0)[1].hex() for part in real_parts(17)
+    )
 
 
 def in_processes(altered: bool) -> set[str]:
@@ -303,7 +410,14 @@ def in_processes(altered: bool) -> set[str]:
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, env=environment, timeout=patience(120))
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=PACKAGE.parent,
+            env=environment,
+            timeout=patience(120),
+        )
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     return found

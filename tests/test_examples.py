@@ -39,14 +39,27 @@ def test_the_pages_settings_make_a_run_file():
 
 
 def test_the_pages_rewards_are_the_examples():
-    env = config.parse({"run": "mine", **yaml.safe_load(next(block for block in blocks("yaml") if "reward_weights" in block))}).envs["sums"]
-    named = {name: make_reward(reward.kind, reward.params, "w") for name, reward in env.rewards.items()}
+    env = config.parse(
+        {
+            "run": "mine",
+            **yaml.safe_load(next(block for block in blocks("yaml") if "reward_weights" in block)),
+        }
+    ).envs["sums"]
+    named = {
+        name: make_reward(reward.kind, reward.params, "w") for name, reward in env.rewards.items()
+    }
     said = [Said("4", np.zeros(3, np.uint16)), Said("4", np.zeros(30, np.uint16))]
     for answers, expected in ((said[:1], 0.5 + 0.5), (said, 0.5)):
         earned = leveled({"score": 1.0})
         for name, reward in named.items():
-            earned = together(earned, leveled(reward(Problem([]), Answer("4", True, answers), totals(earned)), name))  # type: ignore[arg-type]
-        assert linearise(earned, env.reward_weights, [len(s.tokens) for s in answers]).reward == expected
+            earned = together(
+                earned,
+                leveled(reward(Problem([]), Answer("4", True, answers), totals(earned)), name),
+            )  # type: ignore[arg-type]
+        assert (
+            linearise(earned, env.reward_weights, [len(s.tokens) for s in answers]).reward
+            == expected
+        )
 
 
 def test_the_pages_record_is_a_rollout():
@@ -65,8 +78,15 @@ def test_the_pages_record_is_a_rollout():
 
 def test_the_outside_env_is_short_and_knows_nothing_of_streamrl():
     text = OUTSIDE.read_text()
-    imported = {name.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for name in node.names}
-    imported |= {str(node.module) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+    imported = {
+        name.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import)
+        for name in node.names
+    }
+    imported |= {
+        str(node.module) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)
+    }
     assert len(text.splitlines()) <= 80
     assert imported <= {"array", "json", "os", "sys", "time", "urllib.request", "kafka", "msgpack"}
 
@@ -79,14 +99,25 @@ def test_what_the_outside_env_sends_is_a_rollout():
         "logprobs": {"content": [{"logprob": -0.5}]},
         "weight_versions": [{"version": "3", "start": 0, "end": 1}],
     }
-    made = outside().rollout("outside", "g", 0, {"server_id": "inference-0"}, "7=", [1, 11, 15], choice)
+    made = outside().rollout(
+        "outside", "g", 0, {"server_id": "inference-0"}, "7=", [1, 11, 15], choice
+    )
     record = decode("rollout/1", msgpack.packb(made) or b"")
     assert isinstance(record, Rollout)
-    assert (record.reward, record.policy_version, record.group_id, record.rollout_uid) == (1.0, 3, "g", "g-0")
+    assert (record.reward, record.policy_version, record.group_id, record.rollout_uid) == (
+        1.0,
+        3,
+        "g",
+        "g-0",
+    )
     prompt, answer = record.turns
     assert prompt.tokens is not None and prompt.tokens.tolist() == [1, 11, 15]
     assert answer.logprobs is not None and answer.logprobs.tolist() == [-0.5]
-    assert record.truncated and answer.inference_metadata is not None and answer.inference_metadata.finish_reason == "length"
+    assert (
+        record.truncated
+        and answer.inference_metadata is not None
+        and answer.inference_metadata.finish_reason == "length"
+    )
     for ids, dtype in (([1, 65535], "<u2"), ([1, 65536], "<u4")):
         array = unpack_array(memoryview(outside().packed(ids).data))
         assert array.tolist() == ids and array.dtype == dtype

@@ -1,4 +1,6 @@
-"""docs/export.md: its queries give what the rollouts say. (That its commands run is in tests/docs/.)"""
+"""docs/export.md: its queries give what the rollouts say. (That its commands run is in
+tests/docs/.)
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ def rewards(log: MemoryLog, env: str) -> dict[str, list[float]]:
 
 def test_the_reward_per_problem_with_duckdb(archive: MemoryLog):
     rows = duckdb.sql(blocks("sql")[0]).fetchall()
-    expected = [(env, problem, len(r), np.mean(r)) for env in ("add", "copy-digits") for problem, r in rewards(archive, env).items()]
+    expected = [
+        (env, problem, len(r), np.mean(r))
+        for env in ("add", "copy-digits")
+        for problem, r in rewards(archive, env).items()
+    ]
     assert len(rows) == 9 and rows == sorted(expected, key=lambda row: (row[0], row[3], row[1]))
 
 
@@ -66,7 +72,9 @@ def test_the_answers_to_the_hardest_problem(archive: MemoryLog):
     of_all = {**rewards(archive, "copy-digits"), **rewards(archive, "add")}
     hardest = min(of_all, key=lambda problem: (np.mean(of_all[problem]), problem))
     rows = duckdb.sql(blocks("sql")[1]).fetchall()
-    assert [reward for _, reward, _ in rows] == of_all[hardest][:5] and {answer for *_, answer in rows} == {"12"}
+    assert [reward for _, reward, _ in rows] == of_all[hardest][:5] and {
+        answer for *_, answer in rows
+    } == {"12"}
 
 
 def test_the_page_names_every_column():

@@ -18,7 +18,9 @@ from tests.build import rollout
 def test_a_reward_that_is_the_goal_in_float32_reaches_it(goal: float):
     reward = float(np.float32(goal))
     assert reaches(reward, goal) and reached(Goal("copy", goal, 2), {"copy": [reward] * 2})
-    assert not reaches(goal - 0.01, goal) and not reached(Goal("copy", goal, 2), {"copy": [goal - 0.01] * 2})
+    assert not reaches(goal - 0.01, goal) and not reached(
+        Goal("copy", goal, 2), {"copy": [goal - 0.01] * 2}
+    )
 
 
 def test_earlier_curricula_go_on_as_they_did():

@@ -1,4 +1,6 @@
-"""/livez, /readyz and /metrics of a part: over HTTP, with the log in memory; and the real buffer and batcher behind them."""
+"""/livez, /readyz and /metrics of a part: over HTTP, with the log in memory; and the real buffer
+and batcher behind them.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,22 @@ def noted(run: RunFile, part: str, paths: int = 1) -> list[str]:
     file = run.directory.parent / ".targets" / f"small.{part}.json"
     until(lambda: file.exists() and len(json.loads(file.read_text())) >= paths)
     entries = json.loads(file.read_text())
-    assert all(entry["labels"]["run"] == "small" and entry["labels"]["part"] == part for entry in entries)
-    return [f"http://{entry['targets'][0]}{entry['labels'].get('__metrics_path__', '/metrics')}" for entry in entries]
+    assert all(
+        entry["labels"]["run"] == "small" and entry["labels"]["part"] == part for entry in entries
+    )
+    return [
+        f"http://{entry['targets'][0]}{entry['labels'].get('__metrics_path__', '/metrics')}"
+        for entry in entries
+    ]
 
 
 def samples(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = text_string_to_metric_families(page)
-    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in families
+        for s in family.samples
+    }
 
 
 def test_a_part_from_its_start_to_its_end(run: RunFile):
@@ -67,7 +78,10 @@ def test_a_part_from_its_start_to_its_end(run: RunFile):
         base = metrics.removesuffix("/metrics")
         assert base.startswith("http://127.0.0.1:")
         assert get(f"{base}/livez") == (200, "alive\n")
-        assert get(f"{base}/readyz")[0] == 503 and "its state is not restored yet" in get(f"{base}/readyz")[1]
+        assert (
+            get(f"{base}/readyz")[0] == 503
+            and "its state is not restored yet" in get(f"{base}/readyz")[1]
+        )
         log.reader({("in", 0): 0})
         ready(log)
         until(lambda: get(f"{base}/readyz") == (200, "ready\n"))
@@ -77,10 +91,15 @@ def test_a_part_from_its_start_to_its_end(run: RunFile):
         mine = (("part", "buffer"), ("run", "small"))
         assert found["streamrl_buffer_window_tokens", (("environment", "copy"), *mine)] == 12.0
         assert found["streamrl_replays_reward_mean", (("environment", "copy"), *mine)] == 0.25
-        assert found["streamrl_learner_own", mine] == 4.0 and found["streamrl_part_ready", mine] == 1.0
+        assert (
+            found["streamrl_learner_own", mine] == 4.0 and found["streamrl_part_ready", mine] == 1.0
+        )
         assert found["streamrl_part_lag_records", (*mine, ("topic", "in"))] == 0.0
         assert ("process_resident_memory_bytes", ()) in found
-        assert get(f"{base}/nothing") == (404, "nothing at /nothing; there are /livez, /readyz, /metrics\n")
+        assert get(f"{base}/nothing") == (
+            404,
+            "nothing at /nothing; there are /livez, /readyz, /metrics\n",
+        )
     assert not (run.directory.parent / ".targets" / "small.buffer.json").exists()
     with pytest.raises(urllib.error.URLError):
         get(f"{base}/livez")
@@ -92,32 +111,59 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
     data_path.announce(memory, 0)
     for env in run.envs:
         data_path.send_groups(memory, env, range(8), 0)
-    for main, part, wanted in ((buffer.main, "buffer", "groups.add"), (batcher.main, "batcher", "batches")):
+    for main, part, wanted in (
+        (buffer.main, "buffer", "groups.add"),
+        (batcher.main, "batcher", "batches"),
+    ):
         with serving(run, memory, part) as log:
             assert isinstance(log, Watched)
             live(
                 lambda stop, main=main, log=log: main(run, log, stop),
-                lambda log=log, wanted=wanted: bool(log.reports) and log.end(wanted, 0) > 0 and (wanted != "batches" or bool(log.steps)),
+                lambda log=log, wanted=wanted: (
+                    bool(log.reports)
+                    and log.end(wanted, 0) > 0
+                    and (wanted != "batches" or bool(log.steps))
+                ),
             )
-            names = {name for report in log.reports.values() for name in report} | {name for _, name in log.steps} | log.own().keys()
+            names = (
+                {name for report in log.reports.values() for name in report}
+                | {name for _, name in log.steps}
+                | log.own().keys()
+            )
             assert [name for name in names if measure(name) is None] == []
-            assert log.is_ready and any(name.startswith("part/lag_records/") for name in log.own()) is False  # its reader is closed
+            # its reader is closed
+            assert (
+                log.is_ready
+                and any(name.startswith("part/lag_records/") for name in log.own()) is False
+            )
             page = samples(get(noted(run, part)[0])[1])
             for (source, name), value in log.steps.items():
                 known, of = measure(name) or pytest.fail(name)
-                labels = {"run": "small", "part": source, **dict(zip(known.labels, of, strict=True))}
+                labels = {
+                    "run": "small",
+                    "part": source,
+                    **dict(zip(known.labels, of, strict=True)),
+                }
                 assert page[known.prometheus, tuple(sorted(labels.items()))] == pytest.approx(value)
 
 
 def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile):
-    short = run.model_copy(update={"metrics": config.Metrics(live_within_s=0.05, step_within_s=600)})
-    with serving(short, MemoryLog(TOPICS), "buffer") as log, serving(short, MemoryLog(TOPICS), "learner-lead"):
+    short = run.model_copy(
+        update={"metrics": config.Metrics(live_within_s=0.05, step_within_s=600)}
+    )
+    with (
+        serving(short, MemoryLog(TOPICS), "buffer") as log,
+        serving(short, MemoryLog(TOPICS), "learner-lead"),
+    ):
         base = noted(run, "buffer")[0].removesuffix("/metrics")
         until(lambda: get(f"{base}/livez")[0] == 503)
         assert "buffer: its loop last turned" in get(f"{base}/livez")[1]
-        assert get(noted(run, "learner-lead")[0].replace("/metrics", "/livez")) == (200, "alive\n")  # a step may take long
+        # a step may take long
+        assert get(noted(run, "learner-lead")[0].replace("/metrics", "/livez")) == (200, "alive\n")
         reader, stop = log.reader({("in", 0): 0}), threading.Event()
-        turning = threading.Thread(target=lambda: [reader.poll(1, 0.001) for _ in iter(stop.is_set, True)])
+        turning = threading.Thread(
+            target=lambda: [reader.poll(1, 0.001) for _ in iter(stop.is_set, True)]
+        )
         turning.start()
         until(lambda: get(f"{base}/livez")[0] == 200)
         stop.set()
@@ -140,7 +186,14 @@ def test_a_part_may_have_a_page_of_its_own(run: RunFile):
 
 
 @pytest.mark.parametrize(
-    ("host", "status"), [("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 400), ("localhost.evil.example", 400)]
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 400),
+        ("localhost.evil.example", 400),
+    ],
 )
 def test_a_web_page_whose_name_points_here_reads_nothing(run: RunFile, host: str, status: int):
     with serving(run, MemoryLog(TOPICS), "buffer"):
@@ -156,7 +209,9 @@ def test_the_command_line_says_where(run: RunFile):
     with serving(run, MemoryLog(TOPICS), "a", Asked("localhost", port)):
         assert get(f"http://127.0.0.1:{port}/livez")[0] == 200
         with (
-            pytest.raises(PortTaken, match=f"127.0.0.1:{port} .*choose another --metrics-port") as raised,
+            pytest.raises(
+                PortTaken, match=f"127.0.0.1:{port} .*choose another --metrics-port"
+            ) as raised,
             serving(run, MemoryLog(TOPICS), "b", Asked(None, port)),
         ):
             pass
@@ -164,17 +219,25 @@ def test_the_command_line_says_where(run: RunFile):
 
 
 def test_a_run_may_show_nothing(run: RunFile):
-    silent, memory = run.model_copy(update={"metrics": config.Metrics(serve=False)}), MemoryLog(TOPICS)
+    silent, memory = (
+        run.model_copy(update={"metrics": config.Metrics(serve=False)}),
+        MemoryLog(TOPICS),
+    )
     with serving(silent, memory, "buffer") as log:
         same: Log = memory
         assert log is same and not (run.directory.parent / ".targets").exists()
 
 
-def test_what_killed_parts_have_noted_is_forgotten_and_noted_again_by_those_that_live(run: RunFile, monkeypatch: pytest.MonkeyPatch):
+def test_what_killed_parts_have_noted_is_forgotten_and_noted_again_by_those_that_live(
+    run: RunFile, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(health, "LOOK_S", 0.05)
     with serving(run, MemoryLog(TOPICS), "buffer"):
         [mine] = noted(run, "buffer")
-        others = [run.directory.parent / ".targets" / name for name in ("small.gone.json", "smaller.buffer.json")]
+        others = [
+            run.directory.parent / ".targets" / name
+            for name in ("small.gone.json", "smaller.buffer.json")
+        ]
         for file in others:
             file.write_text("[]")
         health.forget(run)
@@ -201,13 +264,18 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFil
         (["scorer", "FILE", "--worker", "1"], "scorer-1"),
         (["learner", "FILE"], "learner-lead"),
         (["learner", "FILE", "--name", "b"], "learner-b"),
-        (["learner", "FILE", "--coordinator", "h:1", "--processes", "2", "--process", "1"], "learner-lead-process-1"),
+        (
+            ["learner", "FILE", "--coordinator", "h:1", "--processes", "2", "--process", "1"],
+            "learner-lead-process-1",
+        ),
         (["inference", "FILE", "--index", "3"], "inference-3"),
         (["evaluator", "FILE"], "evaluator"),
         (["orchestrator", "FILE"], "orchestrator"),
     ],
 )
-def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(command: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
+    command: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     file, served = tmp_path / "run.yaml", list[tuple[str, Asked]]()
     file.write_text(yaml.safe_dump(data_path.RUN.model_dump(mode="json")))
 
@@ -223,6 +291,14 @@ def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(command: l
     monkeypatch.setattr(health, "serving", serve)
     line = [str(file) if word == "FILE" else word for word in command]
     said = {"STREAMRL_METRICS_HOST": "0.0.0.0", "STREAMRL_METRICS_PORT": "8"}
-    for more, environment in (([], {}), (["--metrics-port", "9"], said), ([], {"STREAMRL_METRICS_PORT": "0"})):
+    for more, environment in (
+        ([], {}),
+        (["--metrics-port", "9"], said),
+        ([], {"STREAMRL_METRICS_PORT": "0"}),
+    ):
         assert "far enough" in CliRunner().invoke(cli.cli, [*line, *more], env=environment).output
-    assert served == [(part, Asked(None, None)), (part, Asked("0.0.0.0", 9)), (part, Asked(None, 0))]
+    assert served == [
+        (part, Asked(None, None)),
+        (part, Asked("0.0.0.0", 9)),
+        (part, Asked(None, 0)),
+    ]

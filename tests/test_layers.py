@@ -28,7 +28,13 @@ OUTSIDE = {
     "openai": ["inference/*"],  # envs reach servers through inference/client.py
     "requests": [],
     "aiohttp": [],
-    "socket": ["stream/broker.py", "inference/*", "orchestrator/*", "dashboard/server.py", "health.py"],
+    "socket": [
+        "stream/broker.py",
+        "inference/*",
+        "orchestrator/*",
+        "dashboard/server.py",
+        "health.py",
+    ],
     "starlette": ["dashboard/server.py"],
     "sse_starlette": ["dashboard/server.py"],
     "uvicorn": ["dashboard/server.py"],
@@ -38,7 +44,13 @@ OUTSIDE = {
     "tensorboard": ["orchestrator/sinks/tensorboard.py"],
     "wandb": ["orchestrator/sinks/wandb.py"],
     "mlflow": ["orchestrator/sinks/mlflow.py"],
-    "subprocess": ["stream/broker.py", "stream/distribution.py", "inference/*", "orchestrator/*", "cli.py"],
+    "subprocess": [
+        "stream/broker.py",
+        "stream/distribution.py",
+        "inference/*",
+        "orchestrator/*",
+        "cli.py",
+    ],
     "psutil": ["stream/broker.py", "inference/*", "orchestrator/*", "cli.py"],
     "jax": LEARNING,
     "equinox": LEARNING,
@@ -46,20 +58,36 @@ OUTSIDE = {
     "levanter": LEARNING,
     "optax": LEARNING,
     "torch": [],
-    "vllm": ["inference/inside_vllm/*"],  # runs in an environment of its own, as a program, and these in it
+    # runs in an environment of its own, as a program, and these in it
+    "vllm": ["inference/inside_vllm/*"],
     "transformers": ["learner/*", "weights/*", "envs/*", "inference/*"],
     "reasoning_gym": ["envs/*"],
     "verifiers": ["envs/*"],
     "math_verify": ["envs/*"],
 }
-HEAVY = ("jax", "torch", "levanter", "haliax", "equinox", "optax", "vllm", "transformers", "matplotlib", "openai")
-CORE = ("stream", "buffer", "batcher", "orchestrator", "replay")  # rooms that run without JAX and torch; so do the files above the rooms
-RUNS_WHAT_IT_READS = {"envs/cell.py": {"exec"}, "envs/reasoning_gym.py": {"eval"}}  # inside the sandbox; literals
+HEAVY = (
+    "jax",
+    "torch",
+    "levanter",
+    "haliax",
+    "equinox",
+    "optax",
+    "vllm",
+    "transformers",
+    "matplotlib",
+    "openai",
+)
+# rooms that run without JAX and torch; so do the files above the rooms
+CORE = ("stream", "buffer", "batcher", "orchestrator", "replay")
+# inside the sandbox; literals
+RUNS_WHAT_IT_READS = {"envs/cell.py": {"exec"}, "envs/reasoning_gym.py": {"eval"}}
 BYTES_THAT_RUN = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
 
 def imports(file: str, top_level: bool = False) -> Iterator[str]:
-    """Full names of the modules a file imports; with `top_level`, when it is imported itself (not in functions, not for type checkers)."""
+    """Full names of the modules a file imports; with `top_level`, when it is imported itself (not
+    in functions, not for type checkers).
+    """
     todo: list[ast.AST] = [ast.parse((PACKAGE / file).read_text())]
     while todo:
         node = todo.pop()
@@ -70,12 +98,22 @@ def imports(file: str, top_level: bool = False) -> Iterator[str]:
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif not (top_level and (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _for_type_checkers(node))):
+        elif not (
+            top_level
+            and (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                or _for_type_checkers(node)
+            )
+        ):
             todo.extend(ast.iter_child_nodes(node))
 
 
 def _for_type_checkers(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
 
 
 def first_names(file: str, top_level: bool = False) -> set[str]:
@@ -88,8 +126,14 @@ def is_core(file: str) -> bool:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_outside_world_is_touched_in_its_rooms(file: str):
-    wrong = {name for name in first_names(file) & OUTSIDE.keys() if not any(fnmatch(file, pattern) for pattern in OUTSIDE[name])}
-    assert not wrong, f"{file} imports {', '.join(sorted(wrong))}; that belongs in {[OUTSIDE[name] for name in sorted(wrong)]}"
+    wrong = {
+        name
+        for name in first_names(file) & OUTSIDE.keys()
+        if not any(fnmatch(file, pattern) for pattern in OUTSIDE[name])
+    }
+    assert not wrong, (
+        f"{file} imports {', '.join(sorted(wrong))}; that belongs in {[OUTSIDE[name] for name in sorted(wrong)]}"
+    )
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if is_core(file)])
@@ -104,15 +148,26 @@ def test_no_bytes_that_run(file: str):
 
 
 def dangers(source: str) -> list[str]:
-    """Calls that may run what they read: `torch.load`, YAML with tags, `eval` and `exec`; and switches that allow it to others."""
+    """Calls that may run what they read: `torch.load`, YAML with tags, `eval` and `exec`; and
+    switches that allow it to others.
+    """
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            loads_yaml = name in ("yaml.load", "yaml.load_all") or name.startswith(("yaml.unsafe_", "yaml.full_"))
-            if name in ("torch.load", "np.load", "numpy.load", "eval", "exec", "pd.read_pickle") or loads_yaml:
+            loads_yaml = name in ("yaml.load", "yaml.load_all") or name.startswith(
+                ("yaml.unsafe_", "yaml.full_")
+            )
+            if (
+                name in ("torch.load", "np.load", "numpy.load", "eval", "exec", "pd.read_pickle")
+                or loads_yaml
+            ):
                 found.append(name)
-            found += [word.arg for word in node.keywords if word.arg in ("allow_pickle", "trust_remote_code")]
+            found += [
+                word.arg
+                for word in node.keywords
+                if word.arg in ("allow_pickle", "trust_remote_code")
+            ]
         if isinstance(node, ast.Constant) and node.value == "--trust-remote-code":
             found.append(node.value)
     return found
@@ -120,7 +175,15 @@ def dangers(source: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "source",
-    ["torch.load(f)", "np.load(f)", "g(f, allow_pickle=x)", "yaml.load(f, L)", "yaml.unsafe_load(f)", "a = ['--trust-remote-code']", "eval(s)"],
+    [
+        "torch.load(f)",
+        "np.load(f)",
+        "g(f, allow_pickle=x)",
+        "yaml.load(f, L)",
+        "yaml.unsafe_load(f)",
+        "a = ['--trust-remote-code']",
+        "eval(s)",
+    ],
 )
 def test_bytes_that_run_are_found(source: str):
     assert len(dangers(source)) == 1 and dangers("yaml.safe_load(f); json.load(f)") == []
@@ -128,21 +191,35 @@ def test_bytes_that_run_are_found(source: str):
 
 @pytest.mark.parametrize("file", FILES)
 def test_parts_do_not_call_each_other(file: str):
-    """A part's process is started by the command line; others share its maths at most. What they have to say to each other lies in the log."""
+    """A part's process is started by the command line; others share its maths at most. What they
+    have to say to each other lies in the log.
+    """
     room = file.split("/")[0]
-    foreign = {name for name in imports(file) if name.startswith("streamrl.") and name.split(".")[2:3] == ["process"] and name.split(".")[1] != room}
+    foreign = {
+        name
+        for name in imports(file)
+        if name.startswith("streamrl.")
+        and name.split(".")[2:3] == ["process"]
+        and name.split(".")[1] != room
+    }
     assert file == "cli.py" or room == "replay" or not foreign, f"{file} imports {foreign}"
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.startswith("stream/")])
 def test_the_stream_knows_no_room(file: str):
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"stream"}
-    assert not {name for name in imports(file) if name.startswith("streamrl.") and name.split(".")[1] in rooms}
+    assert not {
+        name
+        for name in imports(file)
+        if name.startswith("streamrl.") and name.split(".")[1] in rooms
+    }
 
 
 def test_records_and_config_stand_below_everything():
     ours = {
-        file: {".".join(name.split(".")[:2]) for name in imports(file) if name.startswith("streamrl")}
+        file: {
+            ".".join(name.split(".")[:2]) for name in imports(file) if name.startswith("streamrl")
+        }
         for file in ("records.py", "errors.py", "config.py")
     }
     below = {f"streamrl.{name}" for name in ("credentials", "errors", "imports", "ownership")}
@@ -150,10 +227,14 @@ def test_records_and_config_stand_below_everything():
 
 
 def test_the_core_really_starts_without_what_is_heavy():
-    core = [f"streamrl.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for file in FILES if is_core(file)]
-    program = (
-        f"import importlib, sys\nfor name in {core!r}: importlib.import_module(name)\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    core = [
+        f"streamrl.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+        for file in FILES
+        if is_core(file)
+    ]
+    program = f"import importlib, sys\nfor name in {core!r}: importlib.import_module(name)\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

@@ -1,6 +1,8 @@
-"""The loop goes on: envs' accounts, buffer and batcher in one process, whatever becomes of rollouts and versions, under settings that are accepted.
+"""The loop goes on: envs' accounts, buffer and batcher in one process, whatever becomes of rollouts
+and versions, under settings that are accepted.
 
-The step functions are the real ones, and so is the account of each replica. Time is a number that goes on by a second whenever nobody can act.
+The step functions are the real ones, and so is the account of each replica. Time is a number that
+goes on by a second whenever nobody can act.
 """
 
 from __future__ import annotations
@@ -51,14 +53,19 @@ class Chain:
         self.state, self.pools = self.buffer.initial(), self.batcher.initial()
         self.credits: dict[str, list[Credit]] = {}
         for name, env in run.envs.items():
-            self.credits[name] = [Credit(f"{name}-{i}", env.replicas, 10.0) for i in range(min(env.replicas, running))]
-        self.ways: dict[str, deque[Event]] = {name: deque() for name in run.envs}  # groups that the batcher has not read
+            self.credits[name] = [
+                Credit(f"{name}-{i}", env.replicas, 10.0) for i in range(min(env.replicas, running))
+            ]
+        # groups that the batcher has not read
+        self.ways: dict[str, deque[Event]] = {name: deque() for name in run.envs}
         self.time_s, self.version = 0.0, -1
         self.numbers = dict.fromkeys(run.envs, 0)
         self.learnt: deque[tuple[float, int]] = deque([(0.0, 0)])  # (when it is announced, version)
         self.sent, self.ended = 0, list[tuple[str, int]]()
 
-    def rollout(self, env: str, group: int, sample: int, producer: str, version: int, spoilt: bool) -> Event:
+    def rollout(
+        self, env: str, group: int, sample: int, producer: str, version: int, spoilt: bool
+    ) -> Event:
         chance, rates = self.random.random, self.mishaps
         failed, refused = chance() < rates.failed, spoilt or chance() < rates.refused
         record = Rollout(
@@ -84,10 +91,13 @@ class Chain:
         version = max(self.version - (self.random.random() < self.mishaps.stale), 0)
         spoilt = self.random.random() < self.mishaps.refused_groups
         number, size = self.numbers[env], self.run.buffer.group_size
-        events = [self.rollout(env, number, i, credit.producer, version, spoilt) for i in range(size)]
+        events = [
+            self.rollout(env, number, i, credit.producer, version, spoilt) for i in range(size)
+        ]
         read = [event for event in events if self.random.random() >= self.mishaps.unread]
         credit.measured(5.0 * size)
-        self.fold_buffer(read or events[:1])  # of one that sends nothing, nobody knows that it was to
+        # of one that sends nothing, nobody knows that it was to
+        self.fold_buffer(read or events[:1])
 
     def fold_buffer(self, events: list[Event]) -> None:
         self.state, outputs = self.buffer.step(self.buffer.config, self.state, events, self.time_s)
@@ -98,11 +108,18 @@ class Chain:
         self.note(outputs)
 
     def fold_batcher(self, events: list[Event]) -> None:
-        self.pools, outputs = self.batcher.step(self.batcher.config, self.pools, events, self.time_s)
+        self.pools, outputs = self.batcher.step(
+            self.batcher.config, self.pools, events, self.time_s
+        )
         for output in outputs:
             if isinstance(output.record, Batch):
                 after_s = self.random.random() * self.mishaps.version_s
-                self.learnt.append((max(self.time_s + after_s, self.learnt[-1][0] if self.learnt else 0.0), output.record.number + 1))
+                self.learnt.append(
+                    (
+                        max(self.time_s + after_s, self.learnt[-1][0] if self.learnt else 0.0),
+                        output.record.number + 1,
+                    )
+                )
             elif isinstance(output.record, Demand):
                 for credit in self.credits[output.record.environment]:
                     credit.demand = output.record
@@ -110,11 +127,15 @@ class Chain:
 
     def note(self, outputs: list[Any]) -> None:
         fates = [output.record for output in outputs if isinstance(output.record, Fate)]
-        self.ended += [(fate.environment, offset) for fate in fates for offset in fate.offsets.tolist()]
+        self.ended += [
+            (fate.environment, offset) for fate in fates for offset in fate.offsets.tolist()
+        ]
 
     def read_groups(self) -> bool:
         closed = self.batcher.paused(self.batcher.config, self.pools)
-        events = [way.popleft() for env, way in self.ways.items() if way and f"groups.{env}" not in closed]
+        events = [
+            way.popleft() for env, way in self.ways.items() if way and f"groups.{env}" not in closed
+        ]
         if events:
             self.fold_batcher(events)
         return bool(events)
@@ -129,7 +150,12 @@ class Chain:
         return True
 
     def begin(self) -> bool:
-        able = [(env, credit) for env, credits in self.credits.items() for credit in credits if credit.allows()]
+        able = [
+            (env, credit)
+            for env, credits in self.credits.items()
+            for credit in credits
+            if credit.allows()
+        ]
         if able:
             self.launch(*self.random.choice(able))
         return bool(able)
@@ -153,33 +179,59 @@ class Chain:
     def balanced(self) -> bool:
         """Has every rollout one end, or is held?"""
         held = [(event.topic.partition(".")[2], event.offset) for event in held_events(self.state)]
-        waiting = [event.record for way in self.ways.values() for event in way] + [event.record for event in held_events(self.pools)]
-        held += [(group.environment, offset) for group in waiting if isinstance(group, ScoredGroup) for offset in group.offsets.tolist()]
-        return len(set(self.ended)) == len(self.ended) and len({*self.ended, *held}) == len(self.ended) + len(held)
+        waiting = [event.record for way in self.ways.values() for event in way] + [
+            event.record for event in held_events(self.pools)
+        ]
+        held += [
+            (group.environment, offset)
+            for group in waiting
+            if isinstance(group, ScoredGroup)
+            for offset in group.offsets.tolist()
+        ]
+        return len(set(self.ended)) == len(self.ended) and len({*self.ended, *held}) == len(
+            self.ended
+        ) + len(held)
 
 
 def run_of(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any]) -> RunFile:
     sizes = {"max_seq_len": 10, "total_token_budget": 20, "row_count": 8}
     quick = {"rollout_timeout_s": 5.0, "env_timeout_s": 1.0}
-    data = {"run": "r", "envs": {name: {**quick, **env} for name, env in envs.items()}, "model": {"max_seq_len": 5}}
-    return config.parse({**data, "buffer": {"group_wait_s": 2.0, **buffer}, "batcher": {**sizes, **batcher}})
+    data = {
+        "run": "r",
+        "envs": {name: {**quick, **env} for name, env in envs.items()},
+        "model": {"max_seq_len": 5},
+    }
+    return config.parse(
+        {**data, "buffer": {"group_wait_s": 2.0, **buffer}, "batcher": {**sizes, **batcher}}
+    )
 
 
 ONE = {"copy": {"fraction": 1.0}}
 
 
-SMALL, LARGE = {"group_size": 2, "max_age": 1, "max_window_tokens": 10}, {"total_token_budget": 100, "row_count": 20}
+SMALL, LARGE = (
+    {"group_size": 2, "max_age": 1, "max_window_tokens": 10},
+    {"total_token_budget": 100, "row_count": 20},
+)
 
 
 @pytest.mark.parametrize(
     ("envs", "buffer", "batcher", "mishaps"),
     [
-        (ONE, {"group_size": 4, "max_age": 0}, {}, Mishaps(refused=0.01)),  # one refused of a group: no version can come before it closes
+        # one refused of a group: no version can come before it closes
+        (ONE, {"group_size": 4, "max_age": 0}, {}, Mishaps(refused=0.01)),
         (ONE, {"group_size": 4, "max_age": 1}, {}, Mishaps(refused=0.1)),
         (ONE, {"group_size": 4, "max_age": 2}, {"lookahead": 1}, Mishaps(refused=0.1)),
-        (ONE, {"group_size": 4, "max_age": 1}, {}, Mishaps(refused_groups=0.01)),  # the producer's account
-        (ONE, {"group_size": 4, "max_age": 2}, {"admission": "capacity"}, Mishaps(refused_groups=0.1)),
-        (ONE, {"group_size": 4, "min_group_size": 2, "max_age": 0}, {}, Mishaps(unread=0.3)),  # groups of fewer than group_size
+        # the producer's account
+        (ONE, {"group_size": 4, "max_age": 1}, {}, Mishaps(refused_groups=0.01)),
+        (
+            ONE,
+            {"group_size": 4, "max_age": 2},
+            {"admission": "capacity"},
+            Mishaps(refused_groups=0.1),
+        ),
+        # groups of fewer than group_size
+        (ONE, {"group_size": 4, "min_group_size": 2, "max_age": 0}, {}, Mishaps(unread=0.3)),
         (ONE, SMALL, LARGE, Mishaps()),  # a window below a batch
         ({"copy": {}}, SMALL, LARGE, Mishaps()),
         (
@@ -190,14 +242,20 @@ SMALL, LARGE = {"group_size": 2, "max_age": 1, "max_window_tokens": 10}, {"total
         ),  # versions that nobody announces; ids that two envs share
     ],
 )
-def test_what_stood_still_goes_on(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any], mishaps: Mishaps):
+def test_what_stood_still_goes_on(
+    envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any], mishaps: Mishaps
+):
     chain = Chain(run_of(envs, buffer, batcher), mishaps, seed=1)
     assert chain.go(100) >= 100 and chain.balanced()
 
 
 def test_replicas_that_do_not_run_hold_nothing_up():
     for rule in ("demand", "capacity"):
-        run = run_of({"copy": {"fraction": 1.0, "replicas": 4}}, {"group_size": 2, "max_age": 1}, {"admission": rule})
+        run = run_of(
+            {"copy": {"fraction": 1.0, "replicas": 4}},
+            {"group_size": 2, "max_age": 1},
+            {"admission": rule},
+        )
         assert Chain(run, Mishaps(), seed=1, running=1).go() >= BATCHES
 
 
@@ -206,7 +264,9 @@ RATE = st.sampled_from([0.0, 0.01, 0.2])
 
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_under_any_settings_that_are_accepted_and_any_mishaps_the_run_reaches_batch_200(data: st.DataObject):
+def test_under_any_settings_that_are_accepted_and_any_mishaps_the_run_reaches_batch_200(
+    data: st.DataObject,
+):
     def chosen(name: str, *values: Any) -> Any:
         return data.draw(st.sampled_from(values), label=name)
 
@@ -228,11 +288,21 @@ def test_under_any_settings_that_are_accepted_and_any_mishaps_the_run_reaches_ba
         "admission": chosen("admission", "demand", "capacity"),
     }
     try:
-        envs = {f"env-{i}": {"fraction": share, "replicas": replicas} for i, share in enumerate(shares)}
+        envs = {
+            f"env-{i}": {"fraction": share, "replicas": replicas} for i, share in enumerate(shares)
+        }
         run = run_of(envs, rules, batches)
     except ConfigError:
         assume(False)
         raise
-    rates = {name: data.draw(RATE, label=name) for name in ("failed", "refused", "unread", "refused_groups", "stale", "ahead")}
-    chain = Chain(run, Mishaps(**rates, version_s=chosen("version_s", 0.0, 3.0)), data.draw(st.integers(0, 99), label="seed"), running=2)
+    rates = {
+        name: data.draw(RATE, label=name)
+        for name in ("failed", "refused", "unread", "refused_groups", "stale", "ahead")
+    }
+    chain = Chain(
+        run,
+        Mishaps(**rates, version_s=chosen("version_s", 0.0, 3.0)),
+        data.draw(st.integers(0, 99), label="seed"),
+        running=2,
+    )
     assert chain.go() >= BATCHES and chain.balanced()

@@ -1,4 +1,6 @@
-"""The wheel, installed into an empty environment and used from a directory that knows nothing of the sources."""
+"""The wheel, installed into an empty environment and used from a directory that knows nothing of
+the sources.
+"""
 
 from __future__ import annotations
 
@@ -48,17 +50,39 @@ load(5)
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
-    call(UV, "build", "--wheel", "--offline", "--no-build-isolation", "--python", sys.executable, "-o", directory, ROOT)
+    call(
+        UV,
+        "build",
+        "--wheel",
+        "--offline",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "-o",
+        directory,
+        ROOT,
+    )
     (made,) = directory.glob("*.whl")
     return made
 
 
 @pytest.fixture(scope="module")
 def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that has the wheel and what it names as the core, in the versions of the lock file; and a run file."""
+    """An environment that has the wheel and what it names as the core, in the versions of the lock
+    file; and a run file.
+    """
     directory = tmp_path_factory.mktemp("empty")
     call(UV, "venv", "--offline", "--python", sys.executable, directory / "env")
-    install = (UV, "pip", "install", "--python", directory / "env", "--constraint", ROOT / "requirements" / "main.txt", wheel)
+    install = (
+        UV,
+        "pip",
+        "install",
+        "--python",
+        directory / "env",
+        "--constraint",
+        ROOT / "requirements" / "main.txt",
+        wheel,
+    )
     try:
         call(*install, "--offline")  # set-up has left all of it in uv's cache
     except AssertionError:
@@ -68,7 +92,13 @@ def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(*command: object, cwd: Path | None = None) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=patience(300), cwd=cwd)
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+        cwd=cwd,
+    )
     assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -78,11 +108,21 @@ def test_the_wheel_is_typed_licensed_and_versioned(wheel: Path):
         names = set(files.namelist())
         about = files.read(f"streamrl-{streamrl.__version__}.dist-info/METADATA").decode()
         licence = files.read(f"streamrl-{streamrl.__version__}.dist-info/licenses/LICENSE").decode()
-    assert "streamrl/py.typed" in names and {f"streamrl/topic_templates/{path.name}" for path in (ROOT / "topics").glob("*.yaml")} <= names
+    assert (
+        "streamrl/py.typed" in names
+        and {f"streamrl/topic_templates/{path.name}" for path in (ROOT / "topics").glob("*.yaml")}
+        <= names
+    )
     assert licence == (ROOT / "LICENSE").read_text() and "Apache License" in licence
     lines = about.splitlines()
-    assert {"License-Expression: Apache-2.0", "License-File: LICENSE", "Requires-Python: >=3.11", "Classifier: Typing :: Typed"} <= set(lines)
-    assert not [name for name in names if not name.startswith(("streamrl/", "streamrl-"))]  # no tests, no docs
+    assert {
+        "License-Expression: Apache-2.0",
+        "License-File: LICENSE",
+        "Requires-Python: >=3.11",
+        "Classifier: Typing :: Typed",
+    } <= set(lines)
+    # no tests, no docs
+    assert not [name for name in names if not name.startswith(("streamrl/", "streamrl-"))]
 
 
 def test_the_changelog_begins_with_what_is_next_or_with_this_version():
@@ -91,18 +131,30 @@ def test_the_changelog_begins_with_what_is_next_or_with_this_version():
 
 
 def test_every_module_of_the_core_is_imported(empty: Path):
-    count, missing = json.loads(call(empty / "env" / "bin" / "python", "-I", "-c", IMPORT_ALL, cwd=empty))
+    count, missing = json.loads(
+        call(empty / "env" / "bin" / "python", "-I", "-c", IMPORT_ALL, cwd=empty)
+    )
     of_core = {name for name in missing if name.split(".")[1] in CORE}
-    assert count > 100 and of_core == {f"streamrl.orchestrator.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")}  # each an extra
+    # each an extra
+    assert count > 100 and of_core == {
+        f"streamrl.orchestrator.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")
+    }
     assert set(missing.values()) <= EXTRAS.keys(), missing
     assert len(missing) < count / 4
 
 
 def test_what_an_extra_brings_is_named_where_it_is_missing(empty: Path):
-    refused = subprocess.run([empty / "env" / "bin" / "streamrl", "learner", "run.yaml"], capture_output=True, text=True, cwd=empty)
+    refused = subprocess.run(
+        [empty / "env" / "bin" / "streamrl", "learner", "run.yaml"],
+        capture_output=True,
+        text=True,
+        cwd=empty,
+    )
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
     assert "is not installed: pip install 'streamrl[learner]'" in refused.stderr
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert set(EXTRAS.values()) <= extras.keys()
 
 
@@ -110,10 +162,16 @@ def test_the_commands_work_from_elsewhere(empty: Path):
     streamrl_command = empty / "env" / "bin" / "streamrl"
     assert "orchestrator" in call(streamrl_command, "--help", cwd=empty)
     assert streamrl.__version__ in call(streamrl_command, "--version", cwd=empty)
-    assert "elsewhere.rollouts.copy-digits  partitions 1" in call(streamrl_command, "topics", "plan", "run.yaml", cwd=empty)
+    assert "elsewhere.rollouts.copy-digits  partitions 1" in call(
+        streamrl_command, "topics", "plan", "run.yaml", cwd=empty
+    )
     assert "kind: KafkaTopic" in call(streamrl_command, "topics", "render", "run.yaml", cwd=empty)
-    (empty / "bad.yaml").write_text("run: elsewhere\nenvs: {copy-digits: {}}\nlearner: {los: ppo}\n")
-    refused = subprocess.run([streamrl_command, "topics", "plan", "bad.yaml"], capture_output=True, text=True, cwd=empty)
+    (empty / "bad.yaml").write_text(
+        "run: elsewhere\nenvs: {copy-digits: {}}\nlearner: {los: ppo}\n"
+    )
+    refused = subprocess.run(
+        [streamrl_command, "topics", "plan", "bad.yaml"], capture_output=True, text=True, cwd=empty
+    )
     assert refused.returncode == 2 and "did you mean 'loss'" in refused.stderr
 
 
@@ -122,8 +180,14 @@ def test_where_there_is_no_posix_the_error_says_so(empty: Path):
     script = "import sys; sys.modules.update(fcntl=None, resource=None); from streamrl.cli import main; main()"
     command = (empty / "env" / "bin" / "python", "-c", script)
     assert "Usage" in call(*command, "--help", cwd=empty)
-    refused = subprocess.run([*command, "buffer", "run.yaml"], capture_output=True, text=True, cwd=empty)
-    assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "on Windows, use WSL 2" in refused.stderr
+    refused = subprocess.run(
+        [*command, "buffer", "run.yaml"], capture_output=True, text=True, cwd=empty
+    )
+    assert (
+        refused.returncode == 1
+        and refused.stderr.count("\n") == 1
+        and "on Windows, use WSL 2" in refused.stderr
+    )
 
 
 def test_a_recorded_run_is_replayed_and_audited(empty: Path):
@@ -138,8 +202,18 @@ def test_a_recorded_run_is_replayed_and_audited(empty: Path):
 
 def test_a_type_checker_sees_the_types(empty: Path):
     (empty / "uses.py").write_text(USES)
-    pyright = [str(Path(sys.executable).parent / "pyright"), "--pythonpath", str(empty / "env" / "bin" / "python"), "--outputjson", "uses.py"]
-    said = json.loads(subprocess.run(pyright, capture_output=True, text=True, timeout=patience(300), cwd=empty).stdout)["generalDiagnostics"]
+    pyright = [
+        str(Path(sys.executable).parent / "pyright"),
+        "--pythonpath",
+        str(empty / "env" / "bin" / "python"),
+        "--outputjson",
+        "uses.py",
+    ]
+    said = json.loads(
+        subprocess.run(
+            pyright, capture_output=True, text=True, timeout=patience(300), cwd=empty
+        ).stdout
+    )["generalDiagnostics"]
     assert [entry["message"] for entry in said if entry["severity"] == "information"] == [
         'Type of "run.learner.learning_rate" is "float"',
         'Type of "Rollout.turns" is "list[Turn]"',

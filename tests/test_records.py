@@ -41,17 +41,33 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def examples() -> dict[str, Record]:
     """One of each kind."""
-    batch = assemble([group(sizes=(1, 2)), group("add", "g1", sizes=(2,))], 3, 3, row_count=2, max_seq_len=10)
+    batch = assemble(
+        [group(sizes=(1, 2)), group("add", "g1", sizes=(2,))], 3, 3, row_count=2, max_seq_len=10
+    )
     assert batch is not None
     return {
-        "rollout": rollout(version=1, newest=2, reward=0.5, metadata={"difficulty": "easy", "digits": 2}),
-        "env-progress": EnvProgress(producer="copy-0", next_problem=7, open_problems=[3, 5], published_groups=5),
-        "visit": Visit(environment="copy", problem=12, epoch=3, passed=5, rollouts=8, policy_version=4),
+        "rollout": rollout(
+            version=1, newest=2, reward=0.5, metadata={"difficulty": "easy", "digits": 2}
+        ),
+        "env-progress": EnvProgress(
+            producer="copy-0", next_problem=7, open_problems=[3, 5], published_groups=5
+        ),
+        "visit": Visit(
+            environment="copy", problem=12, epoch=3, passed=5, rollouts=8, policy_version=4
+        ),
         "scored-group": group(sizes=(1, 2)),
         "batch": batch,
         "batch-part": split(batch, limit_bytes=100)[-1],
-        "scores": Scores(number=3, scorer="scorer-1", reference=-1, tokens=5, start=1, logprobs=floats(-0.5, 0.0)),
-        "demand": Demand(environment="copy", wanted_tokens=100, held_tokens=20, closed_groups={"copy-0": 4}, missing_tokens=3),
+        "scores": Scores(
+            number=3, scorer="scorer-1", reference=-1, tokens=5, start=1, logprobs=floats(-0.5, 0.0)
+        ),
+        "demand": Demand(
+            environment="copy",
+            wanted_tokens=100,
+            held_tokens=20,
+            closed_groups={"copy-0": 4},
+            missing_tokens=3,
+        ),
         "policy-version": PolicyVersion(
             learner="lead",
             version=4,
@@ -62,7 +78,14 @@ def examples() -> dict[str, Record]:
             probe=Probe(tokens=tokens(1, 2), logprobs=floats(-0.25)),
             time_s=1.5,
         ),
-        "server": Server(server_id="inference-0", url="http://127.0.0.1:1", version=4, state="ready", heartbeat_s=2.0, max_model_len=64),
+        "server": Server(
+            server_id="inference-0",
+            url="http://127.0.0.1:1",
+            version=4,
+            state="ready",
+            heartbeat_s=2.0,
+            max_model_len=64,
+        ),
         "fate": Fate(
             fate="batched",
             environment="copy",
@@ -73,9 +96,15 @@ def examples() -> dict[str, Record]:
             batch=3,
         ),
         "journal-entry": JournalEntry(
-            sequence=2, time_s=1.5, slices=[Slice(topic="rollouts.copy", partition=0, start=3, end=9, count=5)], digest=b"\x01\x02", output_count=4
+            sequence=2,
+            time_s=1.5,
+            slices=[Slice(topic="rollouts.copy", partition=0, start=3, end=9, count=5)],
+            digest=b"\x01\x02",
+            output_count=4,
         ),
-        "snapshot": Snapshot(sequence=2, positions=[("rollouts.copy", 0, 9)], state=b"\x80", config="{}"),
+        "snapshot": Snapshot(
+            sequence=2, positions=[("rollouts.copy", 0, 9)], state=b"\x80", config="{}"
+        ),
         "metric": Metric(source="batcher", time_s=1.5, values={"learner/loss": 0.5}, step=3),
         "evaluation": structs.replace(
             evaluation("copy"),
@@ -119,19 +148,48 @@ def whole() -> dict[str, Record]:
         timestamp=1.5,
     )
     short = examples()
-    rest = {"truncated": True, "failure": "it raised", "misaligned": "an id is missing", "temperature": 0.5}
+    rest = {
+        "truncated": True,
+        "failure": "it raised",
+        "misaligned": "an id is missing",
+        "temperature": 0.5,
+    }
     return {
         "rollout": structs.replace(short["rollout"], turns=[turn], **rest),
         "env-progress": structs.replace(short["env-progress"], replicas=2, begins=4),
-        "scored-group": structs.replace(short["scored-group"], loss_mask=ones, token_advantages=some, truncated=np.array([0, 1], np.uint8)),
-        "batch": structs.replace(short["batch"], processes=2, loss_mask=np.ones(5, np.uint8), token_advantages=np.arange(5, dtype=np.float32)),
+        "scored-group": structs.replace(
+            short["scored-group"],
+            loss_mask=ones,
+            token_advantages=some,
+            truncated=np.array([0, 1], np.uint8),
+        ),
+        "batch": structs.replace(
+            short["batch"],
+            processes=2,
+            loss_mask=np.ones(5, np.uint8),
+            token_advantages=np.arange(5, dtype=np.float32),
+        ),
         "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}),
-        "policy-version": structs.replace(short["policy-version"], vocab_size=18, skipped=True, lineage=1, replaces="cd"),
+        "policy-version": structs.replace(
+            short["policy-version"], vocab_size=18, skipped=True, lineage=1, replaces="cd"
+        ),
         "server": structs.replace(
-            short["server"], pool="judges", model="judge", error="no copy", in_flight=3, mismatch_max_abs=0.5, mismatch_tokens=63, doubted=True
+            short["server"],
+            pool="judges",
+            model="judge",
+            error="no copy",
+            in_flight=3,
+            mismatch_max_abs=0.5,
+            mismatch_tokens=63,
+            doubted=True,
         ),
         "fate": structs.replace(short["fate"], cause="of its group"),
-        "journal-entry": structs.replace(short["journal-entry"], snapshot_offset=7, config="{}", removed=[("rollouts.copy", 0, 3)]),
+        "journal-entry": structs.replace(
+            short["journal-entry"],
+            snapshot_offset=7,
+            config="{}",
+            removed=[("rollouts.copy", 0, 3)],
+        ),
         "snapshot": structs.replace(short["snapshot"], part=1, parts=3),
         "evaluation": structs.replace(short["evaluation"], top_p=0.75, top_k=20),
     }
@@ -150,37 +208,68 @@ def test_a_record_comes_back_bit_for_bit(file: str, name: str):
 
 
 def golden(file: str) -> dict[str, bytes]:
-    return {name: bytes.fromhex(text) for name, text in json.loads((GOLDEN / file).read_text()).items()}
+    return {
+        name: bytes.fromhex(text) for name, text in json.loads((GOLDEN / file).read_text()).items()
+    }
 
 
 @pytest.mark.parametrize(("file", "name"), KEPT)
 def test_golden_bytes(file: str, name: str):
     record, kept = MADE[file]()[name], golden(file)[name]
-    assert encode(record) == kept, f"the bytes of {name} have changed: additive changes only, with a default"
+    assert encode(record) == kept, (
+        f"the bytes of {name} have changed: additive changes only, with a default"
+    )
     assert str(decode(f"{name}/1", kept)) == str(record)
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_field_is_in_golden_bytes(name: str):
     """One that is not could be renamed, and no test would see it."""
-    maps = [msgpack.unpackb(golden(file)[name], strict_map_key=False) for file in MADE if name in golden(file)]
+    maps = [
+        msgpack.unpackb(golden(file)[name], strict_map_key=False)
+        for file in MADE
+        if name in golden(file)
+    ]
     seen = {field for fields in maps for field in fields}
     assert [field for field in RECORDS[name].__struct_fields__ if field not in seen] == []
     if name == "rollout":
         (turn,) = maps[-1]["turns"]
-        assert turn.keys() == set(Turn.__struct_fields__) and turn["inference_metadata"].keys() == set(InferenceMetadata.__struct_fields__)
+        assert turn.keys() == set(Turn.__struct_fields__) and turn[
+            "inference_metadata"
+        ].keys() == set(InferenceMetadata.__struct_fields__)
 
 
 def test_a_field_that_was_added_later_is_ignored():
-    later = msgpack.packb({**msgpack.unpackb(encode(examples()["demand"])), "invented_later": [1, 2]})
+    later = msgpack.packb(
+        {**msgpack.unpackb(encode(examples()["demand"])), "invented_later": [1, 2]}
+    )
     assert decode("demand/1", later or b"") == examples()["demand"]
 
 
 def test_arrays_keep_every_bit():
     logprobs = np.array([-0.1, -1e-38, -0.0, -3.4e38], np.float32)
-    again = decode("rollout/1", encode(rollout(turns=[Turn(message="", role="assistant", tokens=tokens(1, 2, 3, 65535), logprobs=logprobs)])))
+    again = decode(
+        "rollout/1",
+        encode(
+            rollout(
+                turns=[
+                    Turn(
+                        message="",
+                        role="assistant",
+                        tokens=tokens(1, 2, 3, 65535),
+                        logprobs=logprobs,
+                    )
+                ]
+            )
+        ),
+    )
     (turn,) = again.turns  # type: ignore[attr-defined]
-    assert turn.logprobs.tobytes() == logprobs.tobytes() and turn.tokens.tolist() == [1, 2, 3, 65535]
+    assert turn.logprobs.tobytes() == logprobs.tobytes() and turn.tokens.tolist() == [
+        1,
+        2,
+        3,
+        65535,
+    ]
 
 
 def test_decoding_copies_nothing():
@@ -210,7 +299,11 @@ def test_an_invalid_rollout_cannot_be_made(fields: dict[str, object], says: str)
 
 @pytest.mark.parametrize(
     ("logprobs", "says"),
-    [(floats(-1, -2), r"shape \[2\], expected \[1\]"), (floats(np.nan), "value 0 is not finite"), (np.array([-1.0]), "must be float32")],
+    [
+        (floats(-1, -2), r"shape \[2\], expected \[1\]"),
+        (floats(np.nan), "value 0 is not finite"),
+        (np.array([-1.0]), "must be float32"),
+    ],
 )
 def test_logprobs_that_do_not_fit_their_tokens_are_refused(logprobs: np.ndarray, says: str):
     with pytest.raises(ValueError, match=says):
@@ -249,4 +342,7 @@ def test_versions_fit_into_what_they_travel_in():
 
 if __name__ == "__main__":  # after a deliberate, additive change: python -m tests.test_records
     for file, make in MADE.items():
-        (GOLDEN / file).write_text(json.dumps({name: encode(record).hex() for name, record in make().items()}, indent=1) + "\n")
+        (GOLDEN / file).write_text(
+            json.dumps({name: encode(record).hex() for name, record in make().items()}, indent=1)
+            + "\n"
+        )

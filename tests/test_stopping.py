@@ -40,7 +40,11 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(("moment", "came"), [(LOCKED, "[15]"), (REFUSED, "[2]")], ids=["locked", "refused"])
+@pytest.mark.parametrize(
+    ("moment", "came"), [(LOCKED, "[15]"), (REFUSED, "[2]")], ids=["locked", "refused"]
+)
 def test_the_event_is_set_and_the_signal_noted(moment: str, came: str):
-    done = subprocess.run([sys.executable, "-c", BEGIN + moment], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + moment], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert (done.stdout, done.stderr, done.returncode) == (f"{came}\n", "", 0)

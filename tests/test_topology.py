@@ -19,20 +19,31 @@ OWN = {"journal"}  # read by the part itself when it starts, not in its loop
 def declared(room: str, name: str) -> set[str]:
     """The constant of a room's process.py, read without importing what the room needs."""
     for node in ast.parse((PACKAGE / room / "process.py").read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == name
+        ):
             return set(ast.literal_eval(node.value))
     raise AssertionError(f"streamrl/{room}/process.py has no {name}")
 
 
-def disagreements(room: str, consumes: set[str], produces: set[str], kinds: Mapping[str, Kind]) -> set[str]:
+def disagreements(
+    room: str, consumes: set[str], produces: set[str], kinds: Mapping[str, Kind]
+) -> set[str]:
     readers = {name for name, kind in kinds.items() if room in kind.readers} - OWN
     writers = {name for name, kind in kinds.items() if room in kind.writers}
-    return {f"{room} reads {topic}" for topic in readers ^ consumes} | {f"{room} writes {topic}" for topic in writers ^ produces}
+    return {f"{room} reads {topic}" for topic in readers ^ consumes} | {
+        f"{room} writes {topic}" for topic in writers ^ produces
+    }
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_and_templates_agree(room: str):
-    assert disagreements(room, declared(room, "CONSUMES"), declared(room, "PRODUCES"), topics.kinds()) == set()
+    assert (
+        disagreements(room, declared(room, "CONSUMES"), declared(room, "PRODUCES"), topics.kinds())
+        == set()
+    )
 
 
 def test_templates_name_rooms_only():
@@ -42,5 +53,11 @@ def test_templates_name_rooms_only():
 
 
 def test_a_disagreement_is_found():
-    consumes, produces = declared("buffer", "CONSUMES") | {"batches"}, declared("buffer", "PRODUCES") - {"fates"}
-    assert disagreements("buffer", consumes, produces, topics.kinds()) == {"buffer reads batches", "buffer writes fates"}
+    consumes, produces = (
+        declared("buffer", "CONSUMES") | {"batches"},
+        declared("buffer", "PRODUCES") - {"fates"},
+    )
+    assert disagreements("buffer", consumes, produces, topics.kinds()) == {
+        "buffer reads batches",
+        "buffer writes fates",
+    }

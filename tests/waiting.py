@@ -1,4 +1,6 @@
-"""How long a test waits, and for what: for an event, never for a time. A limit is what a wait that fails costs, so it may be ample."""
+"""How long a test waits, and for what: for an event, never for a time. A limit is what a wait that
+fails costs, so it may be ample.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,19 @@ def patience(seconds: float) -> float:
     return seconds * FACTOR
 
 
-def until(true: Callable[[], T], limit_s: float = 30.0, otherwise: Callable[[], object] | str = "it did not come", every_s: float = 0.02) -> T:
-    """Waits until `true()` is, and returns what it gave. Fails with what `otherwise` says after `patience(limit_s)`."""
+def until(
+    true: Callable[[], T],
+    limit_s: float = 30.0,
+    otherwise: Callable[[], object] | str = "it did not come",
+    every_s: float = 0.02,
+) -> T:
+    """Waits until `true()` is, and returns what it gave. Fails with what `otherwise` says after
+    `patience(limit_s)`.
+    """
     deadline = time.monotonic() + patience(limit_s)
     while not (found := true()):
-        assert time.monotonic() < deadline, f"not within {patience(limit_s):g} s: {otherwise() if callable(otherwise) else otherwise}"
+        assert time.monotonic() < deadline, (
+            f"not within {patience(limit_s):g} s: {otherwise() if callable(otherwise) else otherwise}"
+        )
         time.sleep(every_s)
     return found

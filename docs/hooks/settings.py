@@ -1,4 +1,6 @@
-"""The settings of a run file as tables, from `streamrl/config.py`: name, type and default from the models, the meaning from the comments."""
+"""The settings of a run file as tables, from `streamrl/config.py`: name, type and default from the
+models, the meaning from the comments.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def places(place: Place) -> Iterator[Place]:
 
 
 def section_of(annotation: Any) -> tuple[type[Section] | None, str]:
-    """The section that a setting is, or has by name or by place, and what then stands behind its name."""
+    """The section that a setting is, or has by name or by place, and what then stands behind its
+    name.
+    """
     origin, inside = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, ""
@@ -61,30 +65,56 @@ def table(place: Place) -> str:
     ]
     title = f"`{place.path}`" if place.path else "The run file"
     about = escaped(inspect.cleandoc(place.model.__doc__ or ""))
-    return "\n".join([f"## {title}", "", about, "", "| setting | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+    return "\n".join(
+        [
+            f"## {title}",
+            "",
+            about,
+            "",
+            "| setting | type | default | meaning |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def meaning(model: type[Section], name: str, field: FieldInfo) -> str:
     """What is said of a setting: the comment beside it, otherwise what the section says that it is."""
     inner = section_of(field.annotation)[0]
-    return comments(model).get(name) or (first_sentence(inner.__doc__) if inner and inner.__doc__ else "")
+    return comments(model).get(name) or (
+        first_sentence(inner.__doc__) if inner and inner.__doc__ else ""
+    )
 
 
 @functools.cache
 def comments(model: type[Section]) -> dict[str, str]:
-    """The comment at the end of the line of each setting, or of the line that its value ends on."""
+    """The comment of each setting: the lines of comment above it, or the one behind it."""
     lines = inspect.getsourcelines(model)[0]
     found: dict[str, str] = {}
     for node in ast.walk(ast.parse("".join(lines))):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno is not None:
-            behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
-            found[node.target.id] = behind.strip().removeprefix("#").strip()
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        assert node.end_lineno is not None
+        behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+        above = list[str]()
+        for line in reversed(lines[: node.lineno - 1]):
+            if not line.strip().startswith("#"):
+                break
+            above.insert(0, line)
+        texts = [line.strip().removeprefix("#").strip() for line in [*above, behind]]
+        found[node.target.id] = " ".join(text for text in texts if text)
     return found
 
 
 def type_of(field: FieldInfo) -> str:
     """In words: `int ≥ 1`, `block` or `spill`, a map."""
-    limits = [f"{sign} {getattr(limit, name):g}" for limit in field.metadata for kind, name, sign in SIGNS if isinstance(limit, kind)]
+    limits = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in field.metadata
+        for kind, name, sign in SIGNS
+        if isinstance(limit, kind)
+    ]
     return " ".join([named(field.annotation), ", ".join(limits)]).strip()
 
 
@@ -93,7 +123,9 @@ def named(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{choice or '(empty)'}`" for choice in inside)
     if origin in (Union, types.UnionType):
-        return " or ".join("nothing" if choice is type(None) else named(choice) for choice in inside)
+        return " or ".join(
+            "nothing" if choice is type(None) else named(choice) for choice in inside
+        )
     if origin is dict:
         return f"map of {named(inside[1])}"
     if origin is list:
@@ -119,8 +151,12 @@ def first_sentence(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """For a cell of a table: `|` and `<` would end or open something. Pages that are named become links."""
-    return re.sub(r"docs/([a-z-]+)\.md", r"[\1](\1.md)", text.replace("|", "\\|").replace("<", "&lt;"))
+    """For a cell of a table: `|` and `<` would end or open something. Pages that are named become
+    links.
+    """
+    return re.sub(
+        r"docs/([a-z-]+)\.md", r"[\1](\1.md)", text.replace("|", "\\|").replace("<", "&lt;")
+    )
 
 
 def without_meaning() -> list[str]:

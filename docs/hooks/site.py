@@ -1,10 +1,12 @@
-"""Hooks of MkDocs: what of the site is made when it is built, from the code and from files outside docs/.
+"""Hooks of MkDocs: what of the site is made when it is built, from the code and from files outside
+docs/.
 
 - README.md is the first page; files that a page links to and that lie outside docs/ (SECURITY.md, a run file, a source) are pages too.
 - `<!-- settings -->` and `<!-- commands -->` in a page are replaced by what `settings.py` and `commands.py` make of the code.
 - Each room of the package has a page of its docstrings (mkdocstrings).
 
-In docs/, on GitHub and in an editor, links are those of the repository; here they are turned into the site's.
+In docs/, on GitHub and in an editor, links are those of the repository; here they are turned into
+the site's.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ LINK = re.compile(r"""(\]\(|src="|srcset="|href=")([^)\s"#:]+)(#[^)\s"]*)?(?=[)\
 FENCE = re.compile(r"\s*(```|~~~)")
 _sources: dict[str, str] = {}  # of the pages that no file of docs/ is: file of the repository, page
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".jsonl": "json", ".toml": "toml"}
-MADE: dict[str, Callable[[], str]] = {"<!-- settings -->": settings.tables, "<!-- commands -->": commands.pages}
+MADE: dict[str, Callable[[], str]] = {
+    "<!-- settings -->": settings.tables,
+    "<!-- commands -->": commands.pages,
+}
 
 
 def on_config(config: Any) -> Any:
@@ -85,11 +90,16 @@ def rooms() -> list[tuple[str, str, list[str]]]:
 
 def named(files: Iterable[Path]) -> list[str]:
     """Names of the modules among them; what runs as a plain file, outside the package, is none."""
-    modules = sorted(file for file in files if not file.stem.startswith("__") and (file.parent / "__init__.py").exists())
+    modules = sorted(
+        file
+        for file in files
+        if not file.stem.startswith("__") and (file.parent / "__init__.py").exists()
+    )
     return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in modules]
 
 
-# ---- links ----------------------------------------------------------------------------------------------------------------------------
+# ---- links
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def place_of(source: str) -> str:
@@ -107,7 +117,11 @@ def outside(page: str, text: str) -> list[str]:
 
     def note(link: str) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
-        if not target.startswith(("docs/", "..")) and target != "README.md" and (ROOT / target).is_file():
+        if (
+            not target.startswith(("docs/", ".."))
+            and target != "README.md"
+            and (ROOT / target).is_file()
+        ):
             found.append(target)
         return link
 

@@ -1,7 +1,9 @@
-"""Advantages once more, over a whole batch, where the method needs that: what the buffer made of each group, against all that train with it.
+"""Advantages once more, over a whole batch, where the method needs that: what the buffer made of
+each group, against all that train with it.
 
-Each function is pure and maps `values`, value by value, by what it finds `over` the batch: (rollouts,) float32, one advantage each. It is called for
-the rollouts themselves, and for their tokens where these have advantages of their own, so that both stay on one scale. Your own: name it
+Each function is pure and maps `values`, value by value, by what it finds `over` the batch:
+(rollouts,) float32, one advantage each. It is called for the rollouts themselves, and for their
+tokens where these have advantages of their own, so that both stay on one scale. Your own: name it
 MODULE:FUNCTION in the run file.
 """
 
@@ -27,20 +29,25 @@ def unchanged(values: np.ndarray, over: np.ndarray) -> np.ndarray:
 
 
 def normalized(values: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """(A - mean) / std, both over the rollouts of the batch, std the population's. REINFORCE++, arXiv:2501.03262.
+    """(A - mean) / std, both over the rollouts of the batch, std the population's. REINFORCE++,
+    arXiv:2501.03262.
 
-    `values`: (m,) float32, `over`: (n,) float32. Returns (m,) float32. Where all rollouts are equal there is no scale to divide by, and they are 0.
+    `values`: (m,) float32, `over`: (n,) float32. Returns (m,) float32. Where all rollouts are equal
+    there is no scale to divide by, and they are 0.
     """
     if not len(over):
         return np.zeros(len(values), np.float32)
     exact = over.astype(np.float64)
     scale = float(exact.std())
     centred = values.astype(np.float64) - exact.mean()
-    return (centred / scale if scale > SAME else np.where(np.abs(centred) > SAME, centred, 0.0)).astype(np.float32)
+    return (
+        centred / scale if scale > SAME else np.where(np.abs(centred) > SAME, centred, 0.0)
+    ).astype(np.float32)
 
 
 STAGES: dict[str, BatchStage] = {"none": unchanged, "normalize": normalized}
-STAGE_OF = dict.fromkeys(NORMALIZED_ADVANTAGES, "normalize")  # what a shipped buffer.advantage needs; the others: none
+# what a shipped buffer.advantage needs; the others: none
+STAGE_OF = dict.fromkeys(NORMALIZED_ADVANTAGES, "normalize")
 
 
 def stage_named(name: str) -> BatchStage:
@@ -49,18 +56,25 @@ def stage_named(name: str) -> BatchStage:
 
 
 def staged(batch: Batch, stage: BatchStage) -> Batch:
-    """The batch with what the stage makes of its advantages, its tokens' included. Raises ValueError naming the batch when that cannot be used."""
+    """The batch with what the stage makes of its advantages, its tokens' included. Raises
+    ValueError naming the batch when that cannot be used.
+    """
     over = batch.advantages[heads(batch.uids)]  # a rollout that forked is one rollout
     changes = {"advantages": _made(batch, stage, batch.advantages, over)}
     if batch.token_advantages is not None:
-        sampled = slice(None) if batch.loss_mask is None else batch.loss_mask > 0  # what was not sampled has none, and is to have none
+        # what was not sampled has none, and is to have none
+        sampled = slice(None) if batch.loss_mask is None else batch.loss_mask > 0
         changes["token_advantages"] = batch.token_advantages.copy()
-        changes["token_advantages"][sampled] = _made(batch, stage, batch.token_advantages[sampled], over)
+        changes["token_advantages"][sampled] = _made(
+            batch, stage, batch.token_advantages[sampled], over
+        )
     return msgspec.structs.replace(batch, **changes)
 
 
 def _made(batch: Batch, stage: BatchStage, values: np.ndarray, over: np.ndarray) -> np.ndarray:
     made = stage(values, over)
     if made.shape != values.shape or not np.isfinite(made).all():
-        raise ValueError(f"batch {batch.number}: batcher.advantage returned {made!r}, expected {len(values)} finite numbers")
+        raise ValueError(
+            f"batch {batch.number}: batcher.advantage returned {made!r}, expected {len(values)} finite numbers"
+        )
     return made.astype(np.float32, copy=False)

@@ -29,12 +29,16 @@ def totals(group: ScoredGroup) -> np.ndarray:
 
 
 def heads(uids: Sequence[str]) -> np.ndarray:
-    """(n,) bool: which sequence is the first of its rollout. Those of one rollout lie next to each other."""
+    """(n,) bool: which sequence is the first of its rollout. Those of one rollout lie next to each
+    other.
+    """
     return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
 
 
 def fitting(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGroup | None]:
-    """What of the group fits into rows, and what does not, if anything. A rollout is trained on as a whole or not at all."""
+    """What of the group fits into rows, and what does not, if anything. A rollout is trained on as
+    a whole or not at all.
+    """
     too_long = totals(group) > max_seq_len
     if not too_long.any():
         return group, None
@@ -43,9 +47,19 @@ def fitting(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGr
 
 
 def only(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
-    """The group with only the sequences where `keep` (n,) bool is true; advantages stay as they were."""
+    """The group with only the sequences where `keep` (n,) bool is true; advantages stay as they
+    were.
+    """
     tokens = np.repeat(keep, group.lengths)
-    n_arrays = ("offsets", "lengths", "advantages", "rewards", "temperatures", "oldest_versions", "newest_versions")
+    n_arrays = (
+        "offsets",
+        "lengths",
+        "advantages",
+        "rewards",
+        "temperatures",
+        "oldest_versions",
+        "newest_versions",
+    )
     fields = {name: getattr(group, name)[keep] for name in n_arrays}
     return ScoredGroup(
         environment=group.environment,
@@ -66,15 +80,32 @@ def only(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
 
 def advantages_by_token(group: ScoredGroup) -> np.ndarray:
     """(sum of lengths,) float32: each token's own, or its rollout's."""
-    return np.repeat(group.advantages, group.lengths) if group.token_advantages is None else group.token_advantages
+    return (
+        np.repeat(group.advantages, group.lengths)
+        if group.token_advantages is None
+        else group.token_advantages
+    )
 
 
 def assemble(
-    groups: Sequence[ScoredGroup], number: int, policy_version: int, row_count: int, max_seq_len: int, division: Division = WHOLE
+    groups: Sequence[ScoredGroup],
+    number: int,
+    policy_version: int,
+    row_count: int,
+    max_seq_len: int,
+    division: Division = WHOLE,
 ) -> Batch | None:
-    """The batch of these groups, or None when `row_count` rows of `max_seq_len` tokens do not hold them."""
+    """The batch of these groups, or None when `row_count` rows of `max_seq_len` tokens do not hold
+    them.
+    """
     lengths = np.concatenate([totals(group) for group in groups])
-    rows = pack(lengths, max_seq_len, row_count, division.processes, costs_of(lengths, division.balance, division.hidden))
+    rows = pack(
+        lengths,
+        max_seq_len,
+        row_count,
+        division.processes,
+        costs_of(lengths, division.balance, division.hidden),
+    )
     if rows is None:
         return None
     environments = sorted({group.environment for group in groups})
@@ -86,7 +117,10 @@ def assemble(
     by_token = None
     if any(group.token_advantages is not None for group in groups):
         by_token = np.concatenate([advantages_by_token(group) for group in groups])
-    masks = [np.ones(len(group.tokens), np.uint8) if group.loss_mask is None else group.loss_mask for group in groups]
+    masks = [
+        np.ones(len(group.tokens), np.uint8) if group.loss_mask is None else group.loss_mask
+        for group in groups
+    ]
     return Batch(
         number=number,
         policy_version=policy_version,
@@ -95,7 +129,9 @@ def assemble(
         processes=division.processes,
         environments=environments,
         group_ids=[group.group_id for group in groups],
-        group_environments=np.array([environments.index(group.environment) for group in groups], np.int32),
+        group_environments=np.array(
+            [environments.index(group.environment) for group in groups], np.int32
+        ),
         prompts=join("prompt"),
         prompt_lengths=np.array([len(group.prompt) for group in groups], np.int32),
         uids=[uid for group in groups for uid in group.uids],
@@ -104,7 +140,9 @@ def assemble(
         lengths=join("lengths"),
         tokens=join("tokens"),
         policy_logprobs=join("policy_logprobs"),
-        loss_mask=None if all(group.loss_mask is None for group in groups) else np.concatenate(masks),
+        loss_mask=None
+        if all(group.loss_mask is None for group in groups)
+        else np.concatenate(masks),
         advantages=join("advantages"),
         token_advantages=by_token,
         rewards=join("rewards"),

@@ -1,4 +1,6 @@
-"""Rollouts to rows of a fixed length, shared out to processes, and the ragged batch on the wire to the dense arrays that the learner takes."""
+"""Rollouts to rows of a fixed length, shared out to processes, and the ragged batch on the wire to
+the dense arrays that the learner takes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from streamrl.records import Batch
 
 
 class RlExample(NamedTuple):
-    """What the learner trains on. All arrays have shape (rows, max_seq_len), the same for every batch of a run.
+    """What the learner trains on. All arrays have shape (rows, max_seq_len), the same for every
+    batch of a run.
 
-    Position i of `loss_mask`, `advantages`, `policy_logprobs` and `reference_logprobs` speaks of the prediction of token i + 1.
+    Position i of `loss_mask`, `advantages`, `policy_logprobs` and `reference_logprobs` speaks of
+    the prediction of token i + 1.
     """
 
     input_ids: np.ndarray  # int32; 0 where padded
@@ -27,16 +31,27 @@ class RlExample(NamedTuple):
     temperatures: np.ndarray  # float32: of the segment; 1 where padded
 
 
-def pack(lengths: np.ndarray, max_seq_len: int, row_count: int, processes: int = 1, costs: np.ndarray | None = None) -> np.ndarray | None:
-    """The row of each sequence: (n,) int32; or None when `row_count` rows of `max_seq_len` tokens do not hold them.
+def pack(
+    lengths: np.ndarray,
+    max_seq_len: int,
+    row_count: int,
+    processes: int = 1,
+    costs: np.ndarray | None = None,
+) -> np.ndarray | None:
+    """The row of each sequence: (n,) int32; or None when `row_count` rows of `max_seq_len` tokens
+    do not hold them.
 
-    Longest first, each to the process with the least to do so far (LPT; Graham 1969, "Bounds on multiprocessing timing anomalies") that has room for
-    it, and there into the tightest row (best fit decreasing). So every process has one of the longest before any has two. Process i has the rows from
-    i * row_count / processes on. `lengths`: (n,) int, tokens of each. `costs`: (n,) float, what each is to its process; by default its tokens. Raises
-    ValueError for a sequence that is longer than a row.
+    Longest first, each to the process with the least to do so far (LPT; Graham 1969, "Bounds on
+    multiprocessing timing anomalies") that has room for it, and there into the tightest row (best
+    fit decreasing). So every process has one of the longest before any has two. Process i has the
+    rows from i * row_count / processes on. `lengths`: (n,) int, tokens of each. `costs`: (n,)
+    float, what each is to its process; by default its tokens. Raises ValueError for a sequence that
+    is longer than a row.
     """
     if len(lengths) and int(lengths.max()) > max_seq_len:
-        raise ValueError(f"rollout {int(lengths.argmax())} has {int(lengths.max())} tokens; a row holds {max_seq_len}")
+        raise ValueError(
+            f"rollout {int(lengths.argmax())} has {int(lengths.max())} tokens; a row holds {max_seq_len}"
+        )
     rows, of_each = np.empty(len(lengths), np.int32), row_count // processes
     shelves = [Shelf(max_seq_len, range(i * of_each, (i + 1) * of_each)) for i in range(processes)]
     least = [(0.0, i) for i in range(processes)]  # a heap: (cost so far, process)
@@ -61,10 +76,13 @@ class Shelf:
     def __init__(self, max_seq_len: int, rows: range) -> None:
         self._max_seq_len = max_seq_len
         self._empty = iter(rows)
-        self._free: list[tuple[int, int]] = []  # (free tokens, row), sorted: the tightest row that fits is found by bisection
+        # (free tokens, row), sorted: the tightest row that fits is found by bisection
+        self._free: list[tuple[int, int]] = []
 
     def place(self, length: int) -> int | None:
-        """The tightest row that has `length` tokens free, which it then has no more; None if there is none."""
+        """The tightest row that has `length` tokens free, which it then has no more; None if there
+        is none.
+        """
         found = bisect_left(self._free, (length, -1))
         if found < len(self._free):
             space, row = self._free.pop(found)
@@ -78,18 +96,31 @@ class Shelf:
 def expand(batch: Batch) -> RlExample:
     """The dense arrays of a batch.
 
-    The model reads token i to predict token i + 1, so what is known of a token stands one position before it; a rollout's first token has no
-    predictor and cannot train. The example of docs/design/logprobs.md, seven prompt tokens and one sampled: loss mask [0, 0, 0, 0, 0, 0, 1, 0].
+    The model reads token i to predict token i + 1, so what is known of a token stands one position
+    before it; a rollout's first token has no predictor and cannot train. The example of
+    docs/design/logprobs.md, seven prompt tokens and one sampled: loss mask [0, 0, 0, 0, 0, 0, 1,
+    0].
     """
     dense = blank(batch.row_count, batch.max_seq_len)
     flat = RlExample(*(array.reshape(-1) for array in dense))
 
-    prompts, own, own_logprobs = cut(batch.prompts, batch.prompt_lengths), cut(batch.tokens, batch.lengths), cut(batch.policy_logprobs, batch.lengths)
+    prompts, own, own_logprobs = (
+        cut(batch.prompts, batch.prompt_lengths),
+        cut(batch.tokens, batch.lengths),
+        cut(batch.policy_logprobs, batch.lengths),
+    )
     own_masks = None if batch.loss_mask is None else cut(batch.loss_mask, batch.lengths)
     free = [row * batch.max_seq_len for row in range(batch.row_count)]  # the next cell of each row
     count, numbers = [0] * batch.row_count, np.arange(batch.max_seq_len, dtype=np.int32)
-    by_token = None if batch.token_advantages is None else cut(batch.token_advantages, batch.lengths)
-    per_rollout = (batch.rows.tolist(), batch.groups.tolist(), batch.advantages.tolist(), batch.temperatures.tolist())
+    by_token = (
+        None if batch.token_advantages is None else cut(batch.token_advantages, batch.lengths)
+    )
+    per_rollout = (
+        batch.rows.tolist(),
+        batch.groups.tolist(),
+        batch.advantages.tolist(),
+        batch.temperatures.tolist(),
+    )
     for i, (row, group, advantage, temperature) in enumerate(zip(*per_rollout, strict=True)):
         start, prompt, tokens = free[row], prompts[group], own[i]
         first = start + len(prompt)
@@ -113,7 +144,8 @@ def expand(batch: Batch) -> RlExample:
 
 
 def rollouts_of(batch: Batch) -> np.ndarray | None:
-    """The number of each position's rollout, from 1 on, 0 where padded: (row_count, max_seq_len) int32. None where no rollout has forked.
+    """The number of each position's rollout, from 1 on, 0 where padded: (row_count, max_seq_len)
+    int32. None where no rollout has forked.
 
     A rollout that forked has several sequences under one uid, in rows of their own perhaps.
     """
@@ -130,10 +162,17 @@ def rollouts_of(batch: Batch) -> np.ndarray | None:
 
 
 def predicted_at(batch: Batch) -> np.ndarray:
-    """Where the dense arrays, flattened, speak of each token of `tokens`: (sum of lengths,) int64; -1 of a first token, which has no predictor."""
+    """Where the dense arrays, flattened, speak of each token of `tokens`: (sum of lengths,) int64;
+    -1 of a first token, which has no predictor.
+    """
     free = [row * batch.max_seq_len for row in range(batch.row_count)]  # the next cell of each row
     places = [np.empty(0, np.int64)]
-    for row, prompt, length in zip(batch.rows.tolist(), batch.prompt_lengths[batch.groups].tolist(), batch.lengths.tolist(), strict=True):
+    for row, prompt, length in zip(
+        batch.rows.tolist(),
+        batch.prompt_lengths[batch.groups].tolist(),
+        batch.lengths.tolist(),
+        strict=True,
+    ):
         first = free[row] + prompt
         free[row] = first + length
         places.append(np.arange(first - 1, first - 1 + length))
@@ -143,13 +182,17 @@ def predicted_at(batch: Batch) -> np.ndarray:
 
 
 def by_token(batch: Batch, dense: np.ndarray) -> np.ndarray:
-    """What an array of shape (row_count, max_seq_len) float32 says of each token: (sum of lengths,) float32, ragged as `tokens`; 0 of a first one."""
+    """What an array of shape (row_count, max_seq_len) float32 says of each token: (sum of lengths,)
+    float32, ragged as `tokens`; 0 of a first one.
+    """
     places = predicted_at(batch)
     return np.where(places < 0, np.float32(0), dense.reshape(-1)[places])
 
 
 def by_row(batch: Batch, values: np.ndarray) -> np.ndarray:
-    """The way back of `by_token`: (row_count, max_seq_len) float32, 0 elsewhere. Raises ValueError when they are not as many as its tokens."""
+    """The way back of `by_token`: (row_count, max_seq_len) float32, 0 elsewhere. Raises ValueError
+    when they are not as many as its tokens.
+    """
     places = predicted_at(batch)
     if values.shape != places.shape:
         raise ValueError(f"batch {batch.number} has {len(places)} tokens, not {values.size}")
@@ -159,14 +202,21 @@ def by_row(batch: Batch, values: np.ndarray) -> np.ndarray:
 
 
 def blank(row_count: int, max_seq_len: int) -> RlExample:
-    """Nothing but padding. One piece of memory, large enough for the kernel's huge pages: touching eight small ones takes ten times as long."""
+    """Nothing but padding. One piece of memory, large enough for the kernel's huge pages: touching
+    eight small ones takes ten times as long.
+    """
     memory = np.zeros((len(RlExample._fields), row_count, max_seq_len), np.float32)
     arrays = dict(zip(RlExample._fields, memory, strict=True))
-    arrays |= {name: arrays[name].view(np.int32) for name in ("input_ids", "segment_ids", "position_ids")}
+    arrays |= {
+        name: arrays[name].view(np.int32) for name in ("input_ids", "segment_ids", "position_ids")
+    }
     arrays["temperatures"][:] = 1
     return RlExample(**arrays)
 
 
 def cut(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     """Its parts of these lengths, one after another: views."""
-    return [array[end - n : end] for n, end in zip(lengths.tolist(), np.cumsum(lengths).tolist(), strict=True)]
+    return [
+        array[end - n : end]
+        for n, end in zip(lengths.tolist(), np.cumsum(lengths).tolist(), strict=True)
+    ]

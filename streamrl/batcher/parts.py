@@ -1,4 +1,6 @@
-"""A batch larger than a message may be travels as several records in one transaction; the last one carries the digest of the whole."""
+"""A batch larger than a message may be travels as several records in one transaction; the last one
+carries the digest of the whole.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def split(batch: Batch, limit_bytes: int = PART_BYTES) -> list[Batch | BatchPart
     data = encode(batch)
     pieces = [data[i : i + limit_bytes] for i in range(0, len(data), limit_bytes)]
     digests = [b""] * (len(pieces) - 1) + [hashlib.sha256(data).digest()]
-    return [BatchPart(number=batch.number, part=i, parts=len(pieces), data=p, digest=d) for i, (p, d) in enumerate(zip(pieces, digests, strict=True))]
+    return [
+        BatchPart(number=batch.number, part=i, parts=len(pieces), data=p, digest=d)
+        for i, (p, d) in enumerate(zip(pieces, digests, strict=True))
+    ]
 
 
 class Joiner:
@@ -30,18 +35,26 @@ class Joiner:
         self._pieces: list[BatchPart] = []
 
     def add(self, record: Batch | BatchPart) -> Batch | None:
-        """The batch that this record completes, if it does. Raises ValueError when pieces are missing or altered."""
+        """The batch that this record completes, if it does. Raises ValueError when pieces are
+        missing or altered.
+        """
         if isinstance(record, Batch):
             return record
         if record.part == 0:
             self._pieces = []
-        if record.part != len(self._pieces) or any(piece.number != record.number for piece in self._pieces):
+        if record.part != len(self._pieces) or any(
+            piece.number != record.number for piece in self._pieces
+        ):
             pieces, self._pieces = len(self._pieces), []
-            raise ValueError(f"batch {record.number}: piece {record.part} of {record.parts} came after {pieces} pieces")
+            raise ValueError(
+                f"batch {record.number}: piece {record.part} of {record.parts} came after {pieces} pieces"
+            )
         self._pieces.append(record)
         if len(self._pieces) < record.parts:
             return None
         data, self._pieces = b"".join(piece.data for piece in self._pieces), []
         if hashlib.sha256(data).digest() != record.digest:
-            raise ValueError(f"batch {record.number}: its {record.parts} pieces do not have the digest announced")
+            raise ValueError(
+                f"batch {record.number}: its {record.parts} pieces do not have the digest announced"
+            )
         return cast(Batch, decode("batch/1", data))

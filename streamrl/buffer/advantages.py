@@ -1,7 +1,8 @@
 """Rewards of one group to advantages: how much better each rollout did than its peers.
 
-Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. Your own: name it MODULE:FUNCTION in the run file. What a method
-asks of a whole batch, the batcher adds (`batcher/advantages.py`). docs/losses.md has them side by side.
+Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. Your own: name it
+MODULE:FUNCTION in the run file. What a method asks of a whole batch, the batcher adds
+(`batcher/advantages.py`). docs/losses.md has them side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ NONE = 1e-6  # an advantage of that size is rounding
 def rloo(rewards: np.ndarray) -> np.ndarray:
     """Each reward less the mean of the others: A_i = r_i - sum_{j != i} r_j / (n - 1).
 
-    `rewards`: (group,) float32. Returns (group,) float32. One reward gives 0. RLOO, arXiv:2402.14740.
+    `rewards`: (group,) float32. Returns (group,) float32. One reward gives 0. RLOO,
+    arXiv:2402.14740.
     """
     n = len(rewards)
     if n < 2:
@@ -30,16 +32,23 @@ def rloo(rewards: np.ndarray) -> np.ndarray:
 
 
 def grpo(rewards: np.ndarray) -> np.ndarray:
-    """Each reward less the group's mean, in units of its standard deviation: A_i = (r_i - mean) / (std + epsilon).
+    """Each reward less the group's mean, in units of its standard deviation: A_i = (r_i - mean) /
+    (std + epsilon).
 
-    `rewards`: (group,) float32. Returns (group,) float32. Equal rewards give 0. GRPO, arXiv:2402.03300.
+    `rewards`: (group,) float32. Returns (group,) float32. Equal rewards give 0. GRPO,
+    arXiv:2402.03300.
     """
     exact = rewards.astype(np.float64)
-    return ((exact - exact.mean()) / (exact.std() + EPSILON)).astype(np.float32) if len(rewards) else np.zeros(0, np.float32)
+    return (
+        ((exact - exact.mean()) / (exact.std() + EPSILON)).astype(np.float32)
+        if len(rewards)
+        else np.zeros(0, np.float32)
+    )
 
 
 def dr_grpo(rewards: np.ndarray) -> np.ndarray:
-    """Each reward less the group's mean: A_i = r_i - mean. No group counts for more because its rewards lie close together.
+    """Each reward less the group's mean: A_i = r_i - mean. No group counts for more because its
+    rewards lie close together.
 
     `rewards`: (group,) float32. Returns (group,) float32. Dr. GRPO, arXiv:2503.20783.
     """
@@ -56,10 +65,12 @@ def reinforce_plus_plus(rewards: np.ndarray) -> np.ndarray:
 
 
 def maxrl(rewards: np.ndarray) -> np.ndarray:
-    """Each reward less the group's mean, in units of the mean: A_i = (r_i - mean) / mean. Problems that are seldom solved count for more.
+    """Each reward less the group's mean, in units of the mean: A_i = (r_i - mean) / mean. Problems
+    that are seldom solved count for more.
 
-    Made for rewards of 0 and 1: there the mean gradient is that of log P(solved), up to its term of order group - 1. `rewards`: (group,)
-    float32. Returns (group,) float32; 0 where the mean is not above 0, or so near it that it is rounding. MaxRL, arXiv:2602.02710.
+    Made for rewards of 0 and 1: there the mean gradient is that of log P(solved), up to its term of
+    order group - 1. `rewards`: (group,) float32. Returns (group,) float32; 0 where the mean is not
+    above 0, or so near it that it is rounding. MaxRL, arXiv:2602.02710.
     """
     if not len(rewards) or rewards.astype(np.float64).mean() <= NONE * np.abs(rewards).max():
         return np.zeros(len(rewards), np.float32)
@@ -70,11 +81,17 @@ def maxrl_of_version_0(rewards: np.ndarray) -> np.ndarray:
     """As runs that began before `rules_version` 1 have it: a mean that is rounding is divided by."""
     exact = rewards.astype(np.float64)
     mean = exact.mean() if len(rewards) else 0.0
-    return ((exact - mean) / mean).astype(np.float32) if mean > 0 else np.zeros(len(rewards), np.float32)
+    return (
+        ((exact - mean) / mean).astype(np.float32)
+        if mean > 0
+        else np.zeros(len(rewards), np.float32)
+    )
 
 
 def informative(advantages: np.ndarray) -> bool:
-    """Is there anything to learn from the group? `advantages`: (group,) float32. DAPO's dynamic sampling, arXiv:2503.14476, leaves the others out."""
+    """Is there anything to learn from the group? `advantages`: (group,) float32. DAPO's dynamic
+    sampling, arXiv:2503.14476, leaves the others out.
+    """
     return bool((np.abs(advantages) > NONE).any())
 
 

@@ -1,13 +1,18 @@
 """How old a rollout may be. The one place that decides: buffer and batcher both ask here.
 
-Batch k is trained at policy version k and gives version k + 1. A rollout is as old as its oldest token.
+Batch k is trained at policy version k and gives version k + 1. A rollout is as old as its oldest
+token.
 """
 
-FUTURE_VERSIONS = 8  # a rollout from a version not heard of yet is held, up to so far ahead; a deep pipeline allows for more
+# a rollout from a version not heard of yet is held, up to so far ahead; a deep pipeline allows for
+# more
+FUTURE_VERSIONS = 8
 
 
 def furthest(lookahead: int) -> int:
-    """How far ahead of what the buffer has heard a rollout may be: what is built already, and what is held, may be trained on before it hears."""
+    """How far ahead of what the buffer has heard a rollout may be: what is built already, and what
+    is held, may be trained on before it hears.
+    """
     return FUTURE_VERSIONS + 2 * max(lookahead - 1, 0)
 
 

@@ -1,4 +1,6 @@
-"""Rollouts of one problem to one scored group: the shared prompt once, everything else one after another."""
+"""Rollouts of one problem to one scored group: the shared prompt once, everything else one after
+another.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,30 @@ def total_tokens(rollout: Rollout) -> int:
 
 
 def sequences(rollout: Rollout) -> list[list[Turn]]:
-    """Its turns, cut where one is a fork: what the model saw in one piece. A piece in which nothing was sampled teaches nothing and is left out."""
+    """Its turns, cut where one is a fork: what the model saw in one piece. A piece in which nothing
+    was sampled teaches nothing and is left out.
+    """
     cut: list[list[Turn]] = [[]]
     for turn in rollout.turns:
         if turn.fork:
             cut.append([])
         cut[-1].append(turn)
-    return [turns for turns in cut if [turn for turn in turns if turn.logprobs is not None and turn.logprobs.size]]
+    return [
+        turns
+        for turns in cut
+        if [turn for turn in turns if turn.logprobs is not None and turn.logprobs.size]
+    ]
 
 
 def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
-    """One group of the events' rollouts, in the order given. Their shared prompt is what all sequences begin with and nobody sampled."""
+    """One group of the events' rollouts, in the order given. Their shared prompt is what all
+    sequences begin with and nobody sampled.
+    """
     rollouts = [rollout_of(event) for event in events]
     cut = [sequences(rollout) for rollout in rollouts]
     flat = [turns for parts in cut for turns in parts]
-    origins = [i for i, parts in enumerate(cut) for _ in parts]  # the rollout of each sequence, by number
+    # the rollout of each sequence, by number
+    origins = [i for i, parts in enumerate(cut) for _ in parts]
     whose = [rollouts[i] for i in origins]
     prompts = [prompt_of(turns) for turns in flat]
     shared = common_prefix(prompts)
@@ -69,7 +80,12 @@ def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
         prompt=prompts[0][:shared],
         lengths=np.array([sum([len(ids) for ids, _ in of_one]) for of_one in own], np.int32),
         tokens=tokens,
-        policy_logprobs=np.concatenate([np.zeros(len(ids), np.float32) if logprobs is None else logprobs for ids, logprobs in pieces]),
+        policy_logprobs=np.concatenate(
+            [
+                np.zeros(len(ids), np.float32) if logprobs is None else logprobs
+                for ids, logprobs in pieces
+            ]
+        ),
         loss_mask=mask,
         advantages=checked(advantage(rewards), first.group_id, len(rewards))[origins],
         token_advantages=_by_token(rollouts, advantage, mask, len(tokens)),
@@ -81,7 +97,9 @@ def score(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
     )
 
 
-def nothing(environment: str, group_id: str, problem_id: str, producer: str, partition: int) -> ScoredGroup:
+def nothing(
+    environment: str, group_id: str, problem_id: str, producer: str, partition: int
+) -> ScoredGroup:
     """The record of a group that closed with nothing to train on: its env may launch another."""
     whole, real = np.zeros(0, np.int32), np.zeros(0, np.float32)
     return ScoredGroup(
@@ -104,8 +122,12 @@ def nothing(environment: str, group_id: str, problem_id: str, producer: str, par
     )
 
 
-def _by_token(rollouts: Sequence[Rollout], advantage: Advantage, mask: np.ndarray | None, total: int) -> np.ndarray | None:
-    """(total,) float32: the advantage of each token behind the shared prompt, 0 where not sampled; None when they are those of the rollouts."""
+def _by_token(
+    rollouts: Sequence[Rollout], advantage: Advantage, mask: np.ndarray | None, total: int
+) -> np.ndarray | None:
+    """(total,) float32: the advantage of each token behind the shared prompt, 0 where not sampled;
+    None when they are those of the rollouts.
+    """
     try:
         found = token_advantages(rollouts, advantage)
     except ValueError as error:
@@ -118,9 +140,13 @@ def _by_token(rollouts: Sequence[Rollout], advantage: Advantage, mask: np.ndarra
 
 
 def checked(advantages: np.ndarray, group_id: str, n: int) -> np.ndarray:
-    """What an advantage function of somebody else's returned, as (n,) float32. Raises ValueError naming the group."""
+    """What an advantage function of somebody else's returned, as (n,) float32. Raises ValueError
+    naming the group.
+    """
     if advantages.shape != (n,) or not np.isfinite(advantages).all():
-        raise ValueError(f"group {group_id}: the advantage function returned {advantages!r}, expected {n} finite numbers")
+        raise ValueError(
+            f"group {group_id}: the advantage function returned {advantages!r}, expected {n} finite numbers"
+        )
     return advantages.astype(np.float32, copy=False)
 
 
@@ -150,11 +176,15 @@ def _behind(turns: Sequence[Turn], shared: int) -> list[Piece]:
     """The turns behind their first `shared` tokens."""
     pieces: list[Piece] = []
     for turn in turns:
-        assert turn.tokens is not None, "a rollout that can be trained on has the tokens of every turn"
+        assert turn.tokens is not None, (
+            "a rollout that can be trained on has the tokens of every turn"
+        )
         skip = min(shared, len(turn.tokens))
         shared -= skip
         if skip < len(turn.tokens):
-            pieces.append((turn.tokens[skip:], None if turn.logprobs is None else turn.logprobs[skip:]))
+            pieces.append(
+                (turn.tokens[skip:], None if turn.logprobs is None else turn.logprobs[skip:])
+            )
     return pieces
 
 
@@ -162,7 +192,9 @@ def _mask(pieces: Sequence[Piece]) -> np.ndarray | None:
     """(sum of lengths,) uint8: 1 where sampled; None when all is."""
     if all(logprobs is not None for _, logprobs in pieces):
         return None
-    return np.concatenate([np.full(len(tokens), logprobs is not None, np.uint8) for tokens, logprobs in pieces])
+    return np.concatenate(
+        [np.full(len(tokens), logprobs is not None, np.uint8) for tokens, logprobs in pieces]
+    )
 
 
 def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What came in from an env between two policy versions: which rollouts are refused, and the `replays/` metrics over the others."""
+"""What came in from an env between two policy versions: which rollouts are refused, and the
+`replays/` metrics over the others.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,27 @@ from streamrl.stream.log import Event
 
 REWARD_LIMIT = 1e18  # squares and sums of rewards up to it are finite in float32
 TEMPERATURES = (1e-6, 1e6)
-LOGPROBS = (-1000.0, 1e-3)  # no sampler in float32 draws a token below -104, so what is below -1000 stands for a missing one; above 0: rounding
+# no sampler in float32 draws a token below -104, so what is below -1000 stands for a missing one;
+# above 0: rounding
+LOGPROBS = (-1000.0, 1e-3)
 ID_CHARS = 256  # of a uid, a group id, a producer: they are remembered
 REWARD_NAMES = 256  # of a rollout, and that an env has metrics of
-SUSPICIOUS_TOKENS = 8  # a rollout of so many tokens that were all sampled with probability 1 is counted, and warned of
+# a rollout of so many tokens that were all sampled with probability 1 is counted, and warned of
+SUSPICIOUS_TOKENS = 8
 
 
-def objection(rollout: Rollout, key: str, environment: str, newest_version: int, vocab_size: int = 0) -> str:
+def objection(
+    rollout: Rollout, key: str, environment: str, newest_version: int, vocab_size: int = 0
+) -> str:
     """Why this readable rollout cannot be used, in a line; empty when it can.
 
-    `newest_version` is the furthest ahead that is held; `vocab_size` bounds token ids, 0 if nobody has said it.
+    `newest_version` is the furthest ahead that is held; `vocab_size` bounds token ids, 0 if nobody
+    has said it.
     """
     if rollout.environment != environment:
-        return f"rollout says environment {rollout.environment!r} but lies in rollouts.{environment}"
+        return (
+            f"rollout says environment {rollout.environment!r} but lies in rollouts.{environment}"
+        )
     if key != rollout.group_id:
         return f"key {key!r} is not the rollout's group_id {rollout.group_id!r}: its group would be split over partitions"
     if rollout.newest_policy_version > newest_version:
@@ -36,7 +46,12 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
     if not TEMPERATURES[0] <= rollout.temperature <= TEMPERATURES[1]:
         return f"temperature {rollout.temperature:g} is not within {TEMPERATURES[0]:g} and {TEMPERATURES[1]:g}"
     for turn in rollout.turns:
-        if vocab_size and turn.tokens is not None and len(turn.tokens) and (largest := _largest(turn.tokens)) >= vocab_size:
+        if (
+            vocab_size
+            and turn.tokens is not None
+            and len(turn.tokens)
+            and (largest := _largest(turn.tokens)) >= vocab_size
+        ):
             return f"token id {largest} is not in the policy's vocabulary of {vocab_size}"
         how = turn.inference_metadata
         if how is not None and turn.logprobs is not None and (how.top_p < 1 or how.top_k > 0):
@@ -45,7 +60,9 @@ def objection(rollout: Rollout, key: str, environment: str, newest_version: int,
 
 
 def unsound(event: Event, rollout: Rollout, max_seq_len: int = 0, partitions: int = 0) -> str:
-    """What speaks against a rollout since `rules_version` 1, in a line; empty: nothing. 0 of either bound: nobody has said it."""
+    """What speaks against a rollout since `rules_version` 1, in a line; empty: nothing. 0 of either
+    bound: nobody has said it.
+    """
     for name in ("rollout_uid", "group_id", "problem_id", "producer"):
         if len(getattr(rollout, name)) > ID_CHARS:
             return f"{name} has {len(getattr(rollout, name)):,} characters, more than {ID_CHARS}"
@@ -58,18 +75,26 @@ def unsound(event: Event, rollout: Rollout, max_seq_len: int = 0, partitions: in
     if not says_reward(event, rollout):
         return "it has no reward: send `reward`, 0.0 too, or say in `failure` why there is none"
     if max_seq_len and total_tokens(rollout) > max_seq_len:
-        longest = max(sum(len(turn.tokens) for turn in turns if turn.tokens is not None) for turns in sequences(rollout))
+        longest = max(
+            sum(len(turn.tokens) for turn in turns if turn.tokens is not None)
+            for turns in sequences(rollout)
+        )
         if longest > max_seq_len:
             return f"it has {longest:,} tokens, more than model.max_seq_len {max_seq_len:,}"
     for turn in rollout.turns:
         if turn.logprobs is not None and turn.logprobs.size:
-            least, most = turn.logprobs.item(turn.logprobs.argmin()), turn.logprobs.item(turn.logprobs.argmax())
+            least, most = (
+                turn.logprobs.item(turn.logprobs.argmin()),
+                turn.logprobs.item(turn.logprobs.argmax()),
+            )
             if not LOGPROBS[0] <= least <= most <= LOGPROBS[1]:
                 odd = most if most > LOGPROBS[1] else least
                 return f"logprob {odd:g} is not within {LOGPROBS[0]:g} and 0: no softmax gives it"
         if turn.inference_metadata is None:
             continue
-        if len(turn.inference_metadata.version_spans) > (0 if turn.tokens is None else len(turn.tokens)):
+        if len(turn.inference_metadata.version_spans) > (
+            0 if turn.tokens is None else len(turn.tokens)
+        ):
             return f"a turn has {len(turn.inference_metadata.version_spans):,} version_spans, more than tokens"
         for span in turn.inference_metadata.version_spans:
             if not rollout.policy_version <= span.version <= rollout.newest_policy_version:
@@ -79,7 +104,9 @@ def unsound(event: Event, rollout: Rollout, max_seq_len: int = 0, partitions: in
 
 
 def says_reward(event: Event, rollout: Rollout) -> bool:
-    """Does the record say what the rollout has earned? A `reward` of 0 is the default, so its key is looked for among the bytes."""
+    """Does the record say what the rollout has earned? A `reward` of 0 is the default, so its key
+    is looked for among the bytes.
+    """
     if rollout.reward or rollout.rewards or event.value is None:
         return True
     return "reward" in msgspec.msgpack.decode(event.value, type=dict[str, msgspec.Raw])
@@ -87,7 +114,9 @@ def says_reward(event: Event, rollout: Rollout) -> bool:
 
 @lru_cache(4096)
 def partition_of(key: str, partitions: int) -> int:
-    """The partition of a key, as Kafka's Java clients choose it: murmur2 of its bytes, without the sign, modulo the number of partitions."""
+    """The partition of a key, as Kafka's Java clients choose it: murmur2 of its bytes, without the
+    sign, modulo the number of partitions.
+    """
     data, mask, mixer = key.encode("utf-8", "surrogateescape"), 0xFFFFFFFF, 0x5BD1E995
     found = 0x9747B28C ^ len(data)
     whole = len(data) & ~3
@@ -102,9 +131,13 @@ def partition_of(key: str, partitions: int) -> int:
 
 
 def is_suspicious(rollout: Rollout) -> bool:
-    """Is every logprob exactly 0? A policy may be as sure as that, and a client that does not ask for logprobs sends the same."""
+    """Is every logprob exactly 0? A policy may be as sure as that, and a client that does not ask
+    for logprobs sends the same.
+    """
     sampled = [turn.logprobs for turn in rollout.turns if turn.logprobs is not None]
-    return sum(len(logprobs) for logprobs in sampled) >= SUSPICIOUS_TOKENS and not any(logprobs.any() for logprobs in sampled)
+    return sum(len(logprobs) for logprobs in sampled) >= SUSPICIOUS_TOKENS and not any(
+        logprobs.any() for logprobs in sampled
+    )
 
 
 def _largest(tokens: np.ndarray) -> int:
@@ -129,7 +162,11 @@ class Moments(msgspec.Struct):
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        self.count, self.total, self.squares = self.count + 1, self.total + value, self.squares + value * value
+        self.count, self.total, self.squares = (
+            self.count + 1,
+            self.total + value,
+            self.squares + value * value,
+        )
 
     @property
     def mean(self) -> float:

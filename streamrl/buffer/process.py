@@ -1,4 +1,6 @@
-"""Buffer: rollouts in, scored groups out; what is too old, doubled or late meets its fate here. One process serves any number of envs."""
+"""Buffer: rollouts in, scored groups out; what is too old, doubled or late meets its fate here. One
+process serves any number of envs.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,16 @@ class Config:
     advantage: str
     zero_advantage: Literal["keep", "filter"] = "keep"
     ahead: int = FUTURE_VERSIONS  # versions: a rollout of one that is not heard of yet is held
-    rules_version: int = 0  # 1: what is refused counts as lost of its group, groups do not wait for ever, ids belong to their env, `intake.unsound`
+    # 1: what is refused counts as lost of its group, groups do not wait for ever, ids belong to
+    # their env, `intake.unsound`
+    rules_version: int = 0
     group_wait_s: float = 60.0  # without a new rollout: then a group closes with what it has
     max_seq_len: int = 0  # of the model; 0: not said
     partitions: int = 0  # of rollouts.<env>; 0: not said
     own: dict[str, OwnRules] = field(default_factory=dict[str, OwnRules])  # by env
-    begins_at: int = -1  # a fork: what was sampled by versions not heard of yet lies there from the start, so it is read only once this one is heard
+    # a fork: what was sampled by versions not heard of yet lies there from the start, so it is read
+    # only once this one is heard
+    begins_at: int = -1
 
     def own_rules(self) -> dict[str, Rules]:
         """By env: of those that have rules of their own."""
@@ -85,12 +91,16 @@ class Config:
         )
 
 
-def step(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
+def step(
+    config: Config, state: State, events: Iterable[Event], time_s: float
+) -> tuple[State, list[Output]]:
     """Fold the events in, one by one: how a poll was cut does not matter."""
     fold = Fold(config.rules, state, time_s, config.own_rules())
     for event in events:
         match event.record:
-            case PolicyVersion(learner=config.learner, version=version) as announced if version > state.version:
+            case PolicyVersion(learner=config.learner, version=version) as announced if (
+                version > state.version
+            ):
                 fold.hear(version, announced.vocab_size)
             case Rollout() as rollout:
                 fold.take(event, rollout)
@@ -100,8 +110,12 @@ def step(config: Config, state: State, events: Iterable[Event], time_s: float) -
     return state, fold.outputs
 
 
-def reconcile(config: Config, state: State, removed: Positions, time_s: float) -> tuple[State, list[Output]]:
-    """The state under this configuration, without what retention has deleted: everything below the offsets of `removed`."""
+def reconcile(
+    config: Config, state: State, removed: Positions, time_s: float
+) -> tuple[State, list[Output]]:
+    """The state under this configuration, without what retention has deleted: everything below the
+    offsets of `removed`.
+    """
     fold = Fold(config.rules, state, time_s, config.own_rules())
     for env in list(state.windows):
         fold.expire_removed(env, removed)
@@ -111,20 +125,44 @@ def reconcile(config: Config, state: State, removed: Positions, time_s: float) -
 
 
 def paused(config: Config, state: State) -> frozenset[str]:
-    """No topic is read before the version that a fork begins with is heard. By the rules of version 0, none of an env whose window is full."""
+    """No topic is read before the version that a fork begins with is heard. By the rules of version
+    0, none of an env whose window is full.
+    """
     waiting = config.envs if state.version < config.begins_at else full(config, state)
     return frozenset(f"rollouts.{env}" for env in waiting)
 
 
 def full(config: Config, state: State) -> list[str]:
-    """Envs that have as much open as they may; by the rules of version 1 a full window closes its oldest groups instead."""
-    return [] if config.rules_version else sorted(env for env, window in state.windows.items() if window.tokens >= config.max_window_tokens)
+    """Envs that have as much open as they may; by the rules of version 1 a full window closes its
+    oldest groups instead.
+    """
+    return (
+        []
+        if config.rules_version
+        else sorted(
+            env
+            for env, window in state.windows.items()
+            if window.tokens >= config.max_window_tokens
+        )
+    )
 
 
 def report(config: Config, state: State, time_s: float) -> Report:
-    values = {f"buffer/window_tokens/{env}": float(window.tokens) for env, window in state.windows.items()}
-    warnings = (f"the window of {env} is full of open groups, not reading on; raise buffer.max_window_tokens" for env in full(config, state))
-    warnings = [*warnings, *(warning for env, window in state.windows.items() for warning in complaints(config, env, window, time_s))]
+    values = {
+        f"buffer/window_tokens/{env}": float(window.tokens) for env, window in state.windows.items()
+    }
+    warnings = (
+        f"the window of {env} is full of open groups, not reading on; raise buffer.max_window_tokens"
+        for env in full(config, state)
+    )
+    warnings = [
+        *warnings,
+        *(
+            warning
+            for env, window in state.windows.items()
+            for warning in complaints(config, env, window, time_s)
+        ),
+    ]
     return Report({**values, "buffer/version": float(state.version)}, tuple(warnings))
 
 
@@ -133,7 +171,10 @@ def due(config: Config, state: State, time_s: float) -> bool:
     if not config.rules_version or 0 <= time_s - state.looked_s < LOOK_S:
         return False
     rules, own = config.rules, config.own_rules()
-    waited = (quiet_groups(own.get(env, rules), window, state.version, time_s) for env, window in state.windows.items())
+    waited = (
+        quiet_groups(own.get(env, rules), window, state.version, time_s)
+        for env, window in state.windows.items()
+    )
     return time_s < state.looked_s or any(waited)
 
 
@@ -141,7 +182,9 @@ def complaints(config: Config, env: str, window: Window, time_s: float) -> Itera
     """What the producers of an env, or whoever set its rules, should know since the last version."""
     rules = config.own.get(env, config)
     half_s = rules.group_wait_s / 2
-    if config.rules_version and (waiting := [group for group in window.open.values() if 0 <= group.last_s < time_s - half_s]):
+    if config.rules_version and (
+        waiting := [group for group in window.open.values() if 0 <= group.last_s < time_s - half_s]
+    ):
         most = max(len(group.members) + group.lost for group in waiting)
         yield (
             f"{len(waiting)} groups of {env} have had no new rollout for {half_s:g} s, with {most} of {rules.group_size} at most; they close after "
@@ -156,7 +199,14 @@ def complaints(config: Config, env: str, window: Window, time_s: float) -> Itera
 
 
 def own_of(rules: Buffer) -> OwnRules:
-    return OwnRules(rules.group_size, rules.min_group_size, rules.max_age, rules.advantage, rules.zero_advantage, rules.group_wait_s)
+    return OwnRules(
+        rules.group_size,
+        rules.min_group_size,
+        rules.max_age,
+        rules.advantage,
+        rules.zero_advantage,
+        rules.group_wait_s,
+    )
 
 
 def part(run: RunFile) -> Part[Config, State]:
@@ -177,10 +227,17 @@ def part(run: RunFile) -> Part[Config, State]:
         group_wait_s=rules.group_wait_s,
         max_seq_len=run.model.max_seq_len,
         partitions=run.topics.partitions,
-        own={env: own_of(run.buffer_of(env)) for env, settings in run.envs.items() if settings.buffer != EnvBuffer()},
+        own={
+            env: own_of(run.buffer_of(env))
+            for env, settings in run.envs.items()
+            if settings.buffer != EnvBuffer()
+        },
         begins_at=run.fork.version if run.fork else -1,
     )
-    inputs = {**{f"rollouts.{env}": ("rollout",) for env in run.envs}, "policy-versions": ("policy-version",)}
+    inputs = {
+        **{f"rollouts.{env}": ("rollout",) for env in run.envs},
+        "policy-versions": ("policy-version",),
+    }
     return Part(
         "buffer",
         inputs,

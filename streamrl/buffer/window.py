@@ -1,4 +1,6 @@
-"""What the buffer holds, and how each rollout leaves it: in a closed group, or by a fate of its own."""
+"""What the buffer holds, and how each rollout leaves it: in a closed group, or by a fate of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from streamrl.stream.log import Event, Output, Positions
 LEFT = "its env was taken out of the run"
 LOOK_S = 1.0  # the open groups are asked so often how long they have waited
 PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
-BYTES_PER_TOKEN = 64  # of a window's records, at most: ids and logprobs are 8, and the text of a token about as many
+# of a window's records, at most: ids and logprobs are 8, and the text of a token about as many
+BYTES_PER_TOKEN = 64
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class OpenGroup(msgspec.Struct):
     partition: int
     members: list[Event] = []
     lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
-    look_at: int = 0  # the version that may first change anything about it: a member is old, or heard of; or it has waited too long
+    # the version that may first change anything about it: a member is old, or heard of; or it has
+    # waited too long
+    look_at: int = 0
     refused: int = 0  # of the lost ones
     last_s: float = -1.0  # when a rollout was last added to it, or lost; -1: not noted
 
@@ -68,7 +73,8 @@ class Window(msgspec.Struct):
     tokens: int = 0
     intake: Intake = msgspec.field(default_factory=Intake)
     bytes: int = 0  # of the members' records
-    seen: dict[str, int] = {}  # uid -> version heard when it came; in that order, so the oldest come first
+    # uid -> version heard when it came; in that order, so the oldest come first
+    seen: dict[str, int] = {}
     closed: dict[str, int] = {}  # group -> version heard when it closed
 
     def lose(self, group_id: str, events: Sequence[Event]) -> None:
@@ -103,22 +109,42 @@ class Fold:
         return self.own_rules.get(env, self.rules)
 
     def hear(self, version: int, vocab_size: int) -> None:
-        """A new policy version: forget what is long over, drop what has become too old, close what could not wait for another."""
+        """A new policy version: forget what is long over, drop what has become too old, close what
+        could not wait for another.
+        """
         state, horizon = self.state, version - self.rules.remember_versions
         state.version, state.vocab_size = version, vocab_size
-        for memory in (state.seen, state.closed, *(memory for window in state.windows.values() for memory in (window.seen, window.closed))):
-            for old in [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]:
+        for memory in (
+            state.seen,
+            state.closed,
+            *(
+                memory
+                for window in state.windows.values()
+                for memory in (window.seen, window.closed)
+            ),
+        ):
+            for old in [
+                name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())
+            ]:
                 del memory[old]
         values = dict[str, float]()
         for env, window in state.windows.items():
-            for group_id, group in [item for item in window.open.items() if item[1].look_at <= version]:
+            for group_id, group in [
+                item for item in window.open.items() if item[1].look_at <= version
+            ]:
                 self.expire(env, window, group_id)
                 self.settle(env, window, group_id, ages_out=self.ages_out(env, group))
                 group.look_at = version + 1  # if it is still there, it is near its end
             values |= window.intake.values(env)
             window.intake = Intake()
         if values:
-            self.outputs.append(Output("metrics", "buffer", Metric(source="buffer", time_s=self.time_s, step=version, values=values)))
+            self.outputs.append(
+                Output(
+                    "metrics",
+                    "buffer",
+                    Metric(source="buffer", time_s=self.time_s, step=version, values=values),
+                )
+            )
 
     def take(self, event: Event, rollout: Rollout) -> None:
         """A rollout has come: it joins its group, or meets its end."""
@@ -129,7 +155,10 @@ class Fold:
             cause = unsound(event, rollout, rules.max_seq_len, rules.partitions)
         if cause:
             self.outputs += reject(event, cause)
-            if rules.version and not (self.is_closed(env, group_id) or self.is_known(env, rollout.rollout_uid)):  # so that its group can close
+            # so that its group can close
+            if rules.version and not (
+                self.is_closed(env, group_id) or self.is_known(env, rollout.rollout_uid)
+            ):
                 window = state.windows.setdefault(env, Window())
                 group = self.opened(window, event, rollout)
                 group.lost, group.refused = group.lost + 1, group.refused + 1
@@ -152,18 +181,24 @@ class Fold:
         if rollout.misaligned:
             group.lost += 1
         elif rollout.failure:
-            self.end("failed", [event], printable(rollout.failure) if rules.version else rollout.failure)
+            self.end(
+                "failed", [event], printable(rollout.failure) if rules.version else rollout.failure
+            )
             group.lost += 1
         elif not self.fresh(env, rollout):
             self.end("expired", [event])
             group.lost += 1
         else:
-            msgspec.structs.force_setattr(rollout, "metadata", {})  # nobody asks for it here, and its objects may take 70 times its bytes
+            # nobody asks for it here, and its objects may take 70 times its bytes
+            msgspec.structs.force_setattr(rollout, "metadata", {})
             group.members.append(event)
             window.tokens += tokens
             window.bytes += size_of(event)
             heard = rollout.newest_policy_version <= state.version
-            group.look_at = min(group.look_at, rollout.policy_version + rules.max_age if heard else state.version + 1)
+            group.look_at = min(
+                group.look_at,
+                rollout.policy_version + rules.max_age if heard else state.version + 1,
+            )
         self.settle(env, window, group_id)
         self.relieve(env, window, group_id)
 
@@ -172,13 +207,21 @@ class Fold:
         group = window.open.get(rollout.group_id)
         if group is None:
             forgotten = self.state.version + self.rules.remember_versions + 1
-            group = OpenGroup(self.state.version, rollout.problem_id, rollout.producer, event.partition, look_at=forgotten)
+            group = OpenGroup(
+                self.state.version,
+                rollout.problem_id,
+                rollout.producer,
+                event.partition,
+                look_at=forgotten,
+            )
             window.open[rollout.group_id] = group
         group.last_s = self.time_s
         return group
 
     def is_known(self, env: str, uid: str) -> bool:
-        """Has this rollout come before? Ids belong to their env; the rules of version 0 noted them for all envs together."""
+        """Has this rollout come before? Ids belong to their env; the rules of version 0 noted them
+        for all envs together.
+        """
         window = self.state.windows.get(env)
         return uid in self.state.seen or (window is not None and uid in window.seen)
 
@@ -192,44 +235,60 @@ class Fold:
 
     def expire(self, env: str, window: Window, group_id: str) -> None:
         """Take out the members that have become too old."""
-        if old := [event for event in window.open[group_id].members if not self.fresh(env, rollout_of(event))]:
+        if old := [
+            event
+            for event in window.open[group_id].members
+            if not self.fresh(env, rollout_of(event))
+        ]:
             self.end("expired", old)
             window.lose(group_id, old)
 
     def settle(self, env: str, window: Window, group_id: str, ages_out: bool = False) -> None:
-        """Close the group if it is complete, or ages out, or has been waiting for longer than anything is remembered."""
+        """Close the group if it is complete, or ages out, or has been waiting for longer than
+        anything is remembered.
+        """
         rules, version, group = self.rules_of(env), self.state.version, window.open[group_id]
         complete = len(group.members) + group.lost >= rules.group_size
         if not (complete or ages_out or version - group.opened > rules.remember_versions):
             return
-        if all(rollout.newest_policy_version <= version for rollout in group.rollouts):  # otherwise held until that version is heard of
+        # otherwise held until that version is heard of
+        if all(rollout.newest_policy_version <= version for rollout in group.rollouts):
             self.close(env, window, group_id)
 
     def ages_out(self, env: str, group: OpenGroup) -> bool:
-        """Has it enough members, some of which the next version would make too old? Asked when a version is announced, not when a rollout comes:
-        the rest of its group may be right behind it."""
+        """Has it enough members, some of which the next version would make too old? Asked when a
+        version is announced, not when a rollout comes: the rest of its group may be right behind
+        it.
+        """
         rules = self.rules_of(env)
-        old = any(last_chance(self.state.version, rollout.policy_version, rules.max_age) for rollout in group.rollouts)
+        old = any(
+            last_chance(self.state.version, rollout.policy_version, rules.max_age)
+            for rollout in group.rollouts
+        )
         return old and len(group.members) >= rules.min_group_size
 
     def close_quiet(self) -> None:
-        """Close the groups that nothing has been added to for long: no version comes while the batch is short of them (`Rules.group_wait_s`)."""
+        """Close the groups that nothing has been added to for long: no version comes while the
+        batch is short of them (`Rules.group_wait_s`).
+        """
         state = self.state
         if not self.rules.version or 0 <= self.time_s - state.looked_s < LOOK_S:
             return
         state.looked_s = self.time_s
         for env, window in state.windows.items():
             for group in window.open.values():
-                if group.last_s < 0 or group.last_s > self.time_s:  # an earlier version of the rules did not note it; a clock may be set back
+                # an earlier version of the rules did not note it; a clock may be set back
+                if group.last_s < 0 or group.last_s > self.time_s:
                     group.last_s = self.time_s
             for group_id in quiet_groups(self.rules_of(env), window, state.version, self.time_s):
                 self.close_incomplete(env, window, group_id)
 
     def relieve(self, env: str, window: Window, newest: str) -> None:
-        """A full window closes its oldest groups at their minimum, rather than wait for rollouts that it will not read.
+        """A full window closes its oldest groups at their minimum, rather than wait for rollouts
+        that it will not read.
 
-        If that is not enough it goes on with those below their minimum, all but the `newest`: only what it reads next can complete a group, so it
-        has to read on.
+        If that is not enough it goes on with those below their minimum, all but the `newest`: only
+        what it reads next can complete a group, so it has to read on.
         """
         rules = self.rules_of(env)
         if not is_full(rules, window):
@@ -237,7 +296,9 @@ class Fold:
         for group_id, group in list(window.open.items()):
             if not is_full(rules, window):
                 return
-            heard = all(rollout.newest_policy_version <= self.state.version for rollout in group.rollouts)
+            heard = all(
+                rollout.newest_policy_version <= self.state.version for rollout in group.rollouts
+            )
             if heard and len(group.members) >= rules.min_group_size:
                 self.close(env, window, group_id)
         for group_id in list(window.open) if rules.version else ():
@@ -248,10 +309,19 @@ class Fold:
                 self.close_incomplete(env, window, group_id)
 
     def close_incomplete(self, env: str, window: Window, group_id: str) -> None:
-        """Close the group with what it has; rollouts of a version that nobody has announced cannot be trained on."""
-        for event in [event for event in window.open[group_id].members if rollout_of(event).newest_policy_version > self.state.version]:
+        """Close the group with what it has; rollouts of a version that nobody has announced cannot
+        be trained on.
+        """
+        for event in [
+            event
+            for event in window.open[group_id].members
+            if rollout_of(event).newest_policy_version > self.state.version
+        ]:
             version = rollout_of(event).newest_policy_version
-            self.outputs += reject(event, f"policy version {version} was not announced while its group waited; the newest is {self.state.version}")
+            self.outputs += reject(
+                event,
+                f"policy version {version} was not announced while its group waited; the newest is {self.state.version}",
+            )
             window.lose(group_id, [event])
         self.close(env, window, group_id)
 
@@ -261,7 +331,8 @@ class Fold:
         members = group.members
         window.lose(group_id, members)
         del window.open[group_id]
-        if group.lost > group.refused:  # one that was refused as a whole may be put back from the dead letters
+        # one that was refused as a whole may be put back from the dead letters
+        if group.lost > group.refused:
             (window.closed if rules.version else self.state.closed)[group_id] = self.state.version
         scored, cause = None, "group below its minimum size"
         if len(members) >= rules.min_group_size:
@@ -274,25 +345,43 @@ class Fold:
         if flat and rules.zero_advantage == "filter":
             self.end("filtered", members, "group whose advantages are all 0")
             scored = None
-        record = scored or groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
+        record = scored or groups.nothing(
+            env, group_id, group.problem_id, group.producer, group.partition
+        )
         self.outputs.append(Output(f"groups.{env}", group_id, record))
 
     def expire_removed(self, env: str, removed: Positions) -> None:
         """End the members whose records retention has deleted: they lie below these offsets."""
         window = self.state.windows[env]
         for group_id, group in list(window.open.items()):
-            gone = [event for event in group.members if event.offset < removed.get((event.topic, event.partition), 0)]
+            gone = [
+                event
+                for event in group.members
+                if event.offset < removed.get((event.topic, event.partition), 0)
+            ]
             if not gone:
                 continue
             offsets = np.array([event.offset for event in gone], np.int64)
             cause = "retention has deleted it before it was used"
-            record = Fate(fate="expired", environment=env, partition=group.partition, offsets=offsets, cause=cause)
+            record = Fate(
+                fate="expired",
+                environment=env,
+                partition=group.partition,
+                offsets=offsets,
+                cause=cause,
+            )
             self.outputs.append(Output("fates", group_id, record))
             group.members = [event for event in group.members if event not in gone]
             group.lost += len(gone)
             self.settle(env, window, group_id)
-        window.tokens = sum(groups.total_tokens(rollout) for group in window.open.values() for rollout in group.rollouts)
-        window.bytes = sum(size_of(event) for group in window.open.values() for event in group.members)
+        window.tokens = sum(
+            groups.total_tokens(rollout)
+            for group in window.open.values()
+            for rollout in group.rollouts
+        )
+        window.bytes = sum(
+            size_of(event) for group in window.open.values() for event in group.members
+        )
 
     def leave(self, env: str) -> None:
         """The env was taken out of the run: what is held of it ends."""
@@ -319,7 +408,9 @@ class Fold:
 
 
 def score(members: Sequence[Event], advantage: Advantage) -> tuple[ScoredGroup | None, str]:
-    """The group of these members, or why there is none. An advantage function may be anybody's, and what it raises must not end the buffer."""
+    """The group of these members, or why there is none. An advantage function may be anybody's, and
+    what it raises must not end the buffer.
+    """
     try:
         return groups.score(members, advantage), ""
     except MemoryError:
@@ -340,7 +431,9 @@ def is_full(rules: Rules, window: Window) -> bool:
 
 
 def quiet_groups(rules: Rules, window: Window, version: int, time_s: float) -> list[str]:
-    """Open groups to which nothing was added for `group_wait_s`; for PATIENCE times as long where fewer than `min_group_size` can be trained on."""
+    """Open groups to which nothing was added for `group_wait_s`; for PATIENCE times as long where
+    fewer than `min_group_size` can be trained on.
+    """
     found = list[str]()
     for group_id, group in window.open.items():
         quiet_s = time_s - group.last_s

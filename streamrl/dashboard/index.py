@@ -1,7 +1,9 @@
-"""What is kept of each rollout: where it lies, and a few numbers to find it by. Its tokens stay in the topic and are read at their offset when asked.
+"""What is kept of each rollout: where it lies, and a few numbers to find it by. Its tokens stay in
+the topic and are read at their offset when asked.
 
-Some 150 bytes a rollout; beyond `limit` of them, or `limit_bytes` of their uids and groups, the oldest are forgotten, so memory is bounded
-however long the run is and whatever its envs call their rollouts.
+Some 150 bytes a rollout; beyond `limit` of them, or `limit_bytes` of their uids and groups, the
+oldest are forgotten, so memory is bounded however long the run is and whatever its envs call their
+rollouts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ IN_FLIGHT = "in flight"
 FATES = (*KINDS, IN_FLIGHT)
 LIMIT = 1_000_000  # rollouts
 LIMIT_BYTES = 256 * 2**20  # of uids and groups
-EARLY = 65_536  # fates that may wait for their rollouts; of one that retention has removed, none comes
+# fates that may wait for their rollouts; of one that retention has removed, none comes
+EARLY = 65_536
 NAME_CHARS = 200  # of a uid or a group that are kept
 AT_ONCE = 16_384  # rollouts that are looked through while nobody else may fold
 NONE = -1  # no fate, no batch; a version that could not be read
@@ -96,14 +99,17 @@ class Shelf:
 class Index:
     """A row for each rollout, in the order they were read."""
 
-    def __init__(self, envs: Sequence[str], limit: int = LIMIT, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self, envs: Sequence[str], limit: int = LIMIT, limit_bytes: int = LIMIT_BYTES
+    ) -> None:
         self.envs, self.limit, self.limit_bytes = list(envs), limit, limit_bytes
         self.forgotten = 0  # rollouts that had a row; when it changes, rows have other numbers
         self._bytes = 0  # of uids and groups
         self.uids, self.groups = list[str](), list[str]()
         self._rows = np.zeros(1024, ROW)
         self._shelves: dict[tuple[str, int], Shelf] = {}
-        self._early: dict[Place, tuple[int, int, int]] = {}  # fates that were read before their rollouts: fate, batch, ended
+        # fates that were read before their rollouts: fate, batch, ended
+        self._early: dict[Place, tuple[int, int, int]] = {}
 
     @property
     def rows(self) -> np.ndarray:
@@ -116,8 +122,11 @@ class Index:
         if place.offset < shelf.end:
             return
         uid = _name(rollout.rollout_uid if rollout else UNREADABLE)
-        group = sys.intern(_name(rollout.group_id if rollout else group))  # one text for all of a group
-        if len(self.uids) == self.limit or (self.uids and self._bytes + _bytes(uid, group) > self.limit_bytes):
+        # one text for all of a group
+        group = sys.intern(_name(rollout.group_id if rollout else group))
+        if len(self.uids) == self.limit or (
+            self.uids and self._bytes + _bytes(uid, group) > self.limit_bytes
+        ):
             self._forget(max(1, len(self.uids) // 4))
         n = len(self.uids)
         if n == len(self._rows):
@@ -125,13 +134,46 @@ class Index:
         env = self._env(place.env)
         fate, batch, ended = self._early.pop(place, (NONE, NONE, NEVER))
         if rollout is None:
-            self._rows[n] = (env, place.partition, place.offset, time_s, NONE, NONE, np.nan, 0, 0, 0, False, fate, batch, ended)
+            self._rows[n] = (
+                env,
+                place.partition,
+                place.offset,
+                time_s,
+                NONE,
+                NONE,
+                np.nan,
+                0,
+                0,
+                0,
+                False,
+                fate,
+                batch,
+                ended,
+            )
         else:
             tokens = [0 if turn.tokens is None else len(turn.tokens) for turn in rollout.turns]
-            sampled = sum(0 if turn.logprobs is None else len(turn.logprobs) for turn in rollout.turns)
+            sampled = sum(
+                0 if turn.logprobs is None else len(turn.logprobs) for turn in rollout.turns
+            )
             versions = rollout.policy_version, rollout.newest_policy_version
-            what = (rollout.reward, min(len(tokens), 65_535), sum(tokens), sampled, rollout.truncated)
-            self._rows[n] = (env, place.partition, place.offset, time_s, *versions, *what, fate, batch, ended)
+            what = (
+                rollout.reward,
+                min(len(tokens), 65_535),
+                sum(tokens),
+                sampled,
+                rollout.truncated,
+            )
+            self._rows[n] = (
+                env,
+                place.partition,
+                place.offset,
+                time_s,
+                *versions,
+                *what,
+                fate,
+                batch,
+                ended,
+            )
         self.uids.append(uid)
         self.groups.append(group)
         self._bytes += _bytes(uid, group)
@@ -142,7 +184,11 @@ class Index:
     def end(self, fate: Fate, step: int) -> None:
         """Rollouts met their fate at this step."""
         shelf = self._shelves.setdefault((fate.environment, fate.partition), Shelf())
-        what = (KINDS.index(fate.fate), NONE if fate.batch is None else _int32(fate.batch), min(_int32(step), NEVER - 1))
+        what = (
+            KINDS.index(fate.fate),
+            NONE if fate.batch is None else _int32(fate.batch),
+            min(_int32(step), NEVER - 1),
+        )
         for offset in fate.offsets.tolist():
             row = shelf.find(offset)
             if row is not None:
@@ -162,24 +208,34 @@ class Index:
         return Place(self.envs[found["env"]], int(found["partition"]), int(found["offset"]))
 
     def fates(self, step: int | None = None, start: int = 0, end: int | None = None) -> np.ndarray:
-        """(n,) int8: index into FATES of each rollout from row `start` to `end`, as it was at the end of that step; default: as it is."""
+        """(n,) int8: index into FATES of each rollout from row `start` to `end`, as it was at the
+        end of that step; default: as it is.
+        """
         rows = self.rows[start:end]
         known = rows["ended"] <= (NEVER - 1 if step is None else step)
         return np.where(known, rows["fate"], np.int8(len(KINDS)))
 
     def select(
-        self, query: Query, step: int | None = None, before_s: float = np.inf, lock: AbstractContextManager[object] | None = None
+        self,
+        query: Query,
+        step: int | None = None,
+        before_s: float = np.inf,
+        lock: AbstractContextManager[object] | None = None,
     ) -> Selection:
-        """What is wanted, in the order wanted, as it was at the end of `step`: published before `before_s`.
+        """What is wanted, in the order wanted, as it was at the end of `step`: published before
+        `before_s`.
 
-        `lock` is held for `AT_ONCE` rollouts at a time. Rows that are forgotten meanwhile make the result useless; `forgotten` has changed then.
+        `lock` is held for `AT_ONCE` rollouts at a time. Rows that are forgotten meanwhile make the
+        result useless; `forgotten` has changed then.
         """
         lock = lock or nullcontext()
         numbers, matches = [np.zeros(0, np.int64)], [np.zeros(0, ROW)]
         start, end = 0, len(self.uids)
         while start < end:
             with lock:
-                found = self._matching(query, step, before_s, start, min(start + AT_ONCE, end, len(self.uids)))
+                found = self._matching(
+                    query, step, before_s, start, min(start + AT_ONCE, end, len(self.uids))
+                )
                 numbers.append(found)
                 matches.append(self.rows[found])
             start += AT_ONCE
@@ -187,17 +243,26 @@ class Index:
         order = _order(kept, query.sort)
         return Selection(rows[order], kept["reward"][order])
 
-    def _matching(self, query: Query, step: int | None, before_s: float, start: int, end: int) -> np.ndarray:
+    def _matching(
+        self, query: Query, step: int | None, before_s: float, start: int, end: int
+    ) -> np.ndarray:
         """(m,) int64: of the rows from `start` to `end` those that are wanted."""
         rows = self.rows[start:end]
         mask = rows["time_s"] < before_s
         if query.env:
-            mask &= rows["env"] == (self.envs.index(query.env) if query.env in self.envs else len(self.envs))
+            mask &= rows["env"] == (
+                self.envs.index(query.env) if query.env in self.envs else len(self.envs)
+            )
         if query.fate:
             mask &= self.fates(step, start, end) == FATES.index(query.fate)
         if query.batch is not None:
-            mask &= (rows["batch"] == query.batch) & (rows["ended"] <= (NEVER - 1 if step is None else step))
-        for column, low, high in (("oldest", query.version_min, query.version_max), ("reward", query.reward_min, query.reward_max)):
+            mask &= (rows["batch"] == query.batch) & (
+                rows["ended"] <= (NEVER - 1 if step is None else step)
+            )
+        for column, low, high in (
+            ("oldest", query.version_min, query.version_max),
+            ("reward", query.reward_min, query.reward_max),
+        ):
             mask &= rows[column] >= low if low is not None else True
             mask &= rows[column] <= high if high is not None else True
         found = np.flatnonzero(mask) + start
@@ -221,17 +286,33 @@ class Index:
         kept = np.flatnonzero(keep)
         number = np.cumsum(keep) - 1  # of each row, from now on
         self._rows = np.concatenate([self._rows[kept], np.zeros(count, ROW)])
-        self.uids, self.groups = [self.uids[i] for i in kept.tolist()], [self.groups[i] for i in kept.tolist()]
+        self.uids, self.groups = (
+            [self.uids[i] for i in kept.tolist()],
+            [self.groups[i] for i in kept.tolist()],
+        )
         self._bytes = sum(map(_bytes, self.uids, self.groups))
         for shelf in self._shelves.values():
-            stay = [(offset, int(number[row])) for offset, row in zip(shelf.offsets, shelf.rows, strict=True) if keep[row]]
-            shelf.offsets, shelf.rows = array("q", [offset for offset, _ in stay]), array("q", [row for _, row in stay])
+            stay = [
+                (offset, int(number[row]))
+                for offset, row in zip(shelf.offsets, shelf.rows, strict=True)
+                if keep[row]
+            ]
+            shelf.offsets, shelf.rows = (
+                array("q", [offset for offset, _ in stay]),
+                array("q", [row for _, row in stay]),
+            )
 
 
 def _order(rows: np.ndarray, sort: Sort) -> np.ndarray:
     """(m,) int64: the order of (m,) ROW."""
     newest = -rows["time_s"]
-    first = {"newest": newest, "oldest": -newest, "reward-high": -rows["reward"], "reward-low": rows["reward"], "longest": -rows["tokens"]}[sort]
+    first = {
+        "newest": newest,
+        "oldest": -newest,
+        "reward-high": -rows["reward"],
+        "reward-low": rows["reward"],
+        "longest": -rows["tokens"],
+    }[sort]
     return np.lexsort((newest, first))  # nan, of what cannot be read, is last
 
 

@@ -66,7 +66,15 @@ def nodes(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: floa
     scorer = [_scorer(look)] if run.learner.pooled else []
     evaluator = [_evaluator(look)] if run.eval.interval else []
     servers = [_inference(look, pool) for pool in run.inference.sizes]
-    return [*(_env(look, env) for env in run.envs), _buffer(look), _batcher(look), *scorer, _learner(look), *servers, *evaluator]
+    return [
+        *(_env(look, env) for env in run.envs),
+        _buffer(look),
+        _batcher(look),
+        *scorer,
+        _learner(look),
+        *servers,
+        *evaluator,
+    ]
 
 
 def _env(look: Look, env: str) -> Node:
@@ -77,14 +85,32 @@ def _env(look: Look, env: str) -> Node:
         Fact("wanted", demand.wanted_tokens if demand else None, "tokens"),
         Fact("missing", demand.missing_tokens if demand else None, "tokens"),
     ]
-    rate = total(look.seen, "env/rollouts_per_s", names, since_s) if names else arrival_rate(look.seen, env, look.time_s)
+    rate = (
+        total(look.seen, "env/rollouts_per_s", names, since_s)
+        if names
+        else arrival_rate(look.seen, env, look.time_s)
+    )
     parts = [look.alive(name) for name in names or [outside_name(env)]]
-    return Node(f"env:{env}", "env", env, parts, rate, "rollouts/s", None, None, facts, look.run.envs[env].pool)
+    return Node(
+        f"env:{env}",
+        "env",
+        env,
+        parts,
+        rate,
+        "rollouts/s",
+        None,
+        None,
+        facts,
+        look.run.envs[env].pool,
+    )
 
 
 def _buffer(look: Look) -> Node:
     held = [latest(look.seen, f"buffer/window_tokens/{env}") for env in look.run.envs]
-    facts = [Fact("in its window", _sum(held), "tokens"), Fact("busy", _percent(look.gauge("buffer", "worker/busy_frac")), "%")]
+    facts = [
+        Fact("in its window", _sum(held), "tokens"),
+        Fact("busy", _percent(look.gauge("buffer", "worker/busy_frac")), "%"),
+    ]
     return _worker(look, "buffer", facts)
 
 
@@ -102,22 +128,58 @@ def _worker(look: Look, name: str, facts: Sequence[Fact]) -> Node:
     version = look.seen.gauges.get(name, {}).get(f"{name}/version")
     rate = look.gauge(name, "worker/events_per_s")
     lag = look.parts[name].lag
-    return Node(name, name, name, [look.alive(name)], rate, "records/s", None if version is None else int(version.value), lag, facts)
+    return Node(
+        name,
+        name,
+        name,
+        [look.alive(name)],
+        rate,
+        "records/s",
+        None if version is None else int(version.value),
+        lag,
+        facts,
+    )
 
 
 def _scorer(look: Look) -> Node:
     names = [name for name in look.parts if name.startswith("scorer-")]
     lags = [lag for name in names if (lag := look.parts[name].lag) is not None]
-    return Node("scorer", "scorer", "scorers", [look.alive(name) for name in names], None, "", None, min(lags, default=None), [])
+    return Node(
+        "scorer",
+        "scorer",
+        "scorers",
+        [look.alive(name) for name in names],
+        None,
+        "",
+        None,
+        min(lags, default=None),
+        [],
+    )
 
 
 def _learner(look: Look) -> Node:
     source = f"learner-{look.run.learner.name}"
-    step_s, idle_s = (look.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s"))
-    facts = [Fact("a step takes", step_s, "s"), Fact("waited for data", idle_s, "s"), Fact("loss", look.gauge(source, "learner/loss", SILENT_S))]
+    step_s, idle_s = (
+        look.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s")
+    )
+    facts = [
+        Fact("a step takes", step_s, "s"),
+        Fact("waited for data", idle_s, "s"),
+        Fact("loss", look.gauge(source, "learner/loss", SILENT_S)),
+    ]
     version = look.seen.version if look.seen.version >= 0 else None
     rate = look.gauge(source, "learner/tokens_per_s", SILENT_S)
-    return Node("learner", "learner", "learner", [look.alive("learner")], rate, "tokens/s", version, look.parts["learner"].lag, facts)
+    return Node(
+        "learner",
+        "learner",
+        "learner",
+        [look.alive("learner")],
+        rate,
+        "tokens/s",
+        version,
+        look.parts["learner"].lag,
+        facts,
+    )
 
 
 def _inference(look: Look, pool: str) -> Node:
@@ -131,22 +193,63 @@ def _inference(look: Look, pool: str) -> Node:
         else:
             state = "silent" if look.time_s - server.heartbeat_s > SILENT_S else server.state
             restarts = look.parts[name].restarts if name in look.parts else 0
-            parts.append(Alive(name, state, restarts, server.version if server.version >= 0 else None, server.error))
+            parts.append(
+                Alive(
+                    name,
+                    state,
+                    restarts,
+                    server.version if server.version >= 0 else None,
+                    server.error,
+                )
+            )
     ready = [server for server in there.values() if look.time_s - server.heartbeat_s <= SILENT_S]
     facts = [
         Fact("requests in flight", sum(server.in_flight for server in ready) if ready else None),
-        Fact("last swap", _most([look.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]), "s"),
-        Fact("logprobs off by", max((server.mismatch_max_abs for server in there.values() if server.mismatch_tokens), default=None)),
+        Fact(
+            "last swap",
+            _most([look.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]),
+            "s",
+        ),
+        Fact(
+            "logprobs off by",
+            max(
+                (server.mismatch_max_abs for server in there.values() if server.mismatch_tokens),
+                default=None,
+            ),
+        ),
     ]
     versions = [server.version for server in there.values() if server.version >= 0]
     title = "inference" if len(look.run.inference.sizes) == 1 else f"inference · {pool}"
-    return Node(f"inference:{pool}", "inference", title, parts, None, "", min(versions, default=None), None, facts, pool)
+    return Node(
+        f"inference:{pool}",
+        "inference",
+        title,
+        parts,
+        None,
+        "",
+        min(versions, default=None),
+        None,
+        facts,
+        pool,
+    )
 
 
 def _evaluator(look: Look) -> Node:
-    facts = [Fact("behind", look.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions")]
+    facts = [
+        Fact("behind", look.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions")
+    ]
     newest = max((max(by_version) for by_version in look.seen.evals.values()), default=None)
-    return Node("evaluator", "evaluator", "evaluator", [look.alive("evaluator")], None, "", newest, None, facts)
+    return Node(
+        "evaluator",
+        "evaluator",
+        "evaluator",
+        [look.alive("evaluator")],
+        None,
+        "",
+        newest,
+        None,
+        facts,
+    )
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -163,4 +266,8 @@ def _percent(share: float | None) -> float | None:
 
 
 def jsonable(node: Node) -> dict[str, Any]:
-    return {**node._asdict(), "parts": [part._asdict() for part in node.parts], "facts": [fact._asdict() for fact in node.facts]}
+    return {
+        **node._asdict(),
+        "parts": [part._asdict() for part in node.parts],
+        "facts": [fact._asdict() for fact in node.facts],
+    }

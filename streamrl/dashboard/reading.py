@@ -1,4 +1,6 @@
-"""A run's topics into the fold: first what is there, then what comes. Everything is only read, and no part is asked."""
+"""A run's topics into the fold: first what is there, then what comes. Everything is only read, and
+no part is asked.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,17 @@ TOPICS_LIMIT_S = 60.0  # that a run which is starting may take to have its topic
 
 
 class Board:
-    """The state, whoever looks at it, and how far it is. One thread folds; `lock` is for the others."""
+    """The state, whoever looks at it, and how far it is. One thread folds; `lock` is for the
+    others.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.lock = threading.Lock()
         self.log: Log | None = None  # None: it cannot be read now
         self.done, self.total = 0, 1  # messages of what was there at the start, by offsets
-        self.positions: dict[TopicPartition, int] = {}  # where to read on; empty: nothing has been read yet
+        # where to read on; empty: nothing has been read yet
+        self.positions: dict[TopicPartition, int] = {}
         self.caught_up = threading.Event()
 
     @property
@@ -50,8 +55,11 @@ class Board:
 
 @contextmanager
 def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
-    """The run's log; None when `stop` came first. A run of nobody's whose own broker is stopped has it back for as long as the block lasts."""
-    while lost(run) and directory.in_use(run):  # it is starting, or its supervisor starts its broker again
+    """The run's log; None when `stop` came first. A run of nobody's whose own broker is stopped has
+    it back for as long as the block lasts.
+    """
+    # it is starting, or its supervisor starts its broker again
+    while lost(run) and directory.in_use(run):
         if stop.wait(POLL_S):
             yield None
             return
@@ -61,10 +69,15 @@ def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
 
 def lost(run: RunFile) -> bool:
     """Is the run's own broker gone? A cluster that is named is for others to look after."""
-    return not broker.cluster(run).get("bootstrap.servers") and broker.find(broker.home_of(run)) is None
+    return (
+        not broker.cluster(run).get("bootstrap.servers")
+        and broker.find(broker.home_of(run)) is None
+    )
 
 
-def follow(board: Board, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False) -> None:
+def follow(
+    board: Board, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False
+) -> None:
     """Read all there is, then what comes, until `stop` is set, or the log is gone."""
     board.log = log
     if not board.positions:
@@ -77,11 +90,14 @@ def follow(board: Board, log: Log, stop: threading.Event, gone: Callable[[], boo
             messages = reader.poll(AT_ONCE, POLL_S)
             if messages:
                 board.fold(sorted(messages, key=by_time))
-                board.positions |= {(message.topic, message.partition): message.offset + 1 for message in messages}
+                board.positions |= {
+                    (message.topic, message.partition): message.offset + 1 for message in messages
+                }
             elif gone():
                 return
             else:
-                stop.wait(max(0.0, before + POLL_S - time.monotonic()))  # an export's reader never waits
+                # an export's reader never waits
+                stop.wait(max(0.0, before + POLL_S - time.monotonic()))
     finally:
         board.log = None
         reader.close()
@@ -95,13 +111,20 @@ def by_time(message: Message) -> tuple[float, bool]:
 def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
     """Fold what is there. Returns where to read on.
 
-    When versions were announced is learned first: it says which step everything else belongs to. The large topics follow, partition by partition,
-    and then the books, all of them together in the order of their times, so that the loop is seen as it was at each step.
+    When versions were announced is learned first: it says which step everything else belongs to.
+    The large topics follow, partition by partition, and then the books, all of them together in the
+    order of their times, so that the loop is seen as it was at each step.
     """
     state, there = board.state, _topics(board.state.run, log, stop)
     books = [(topic, p) for topic in BOOKS for p in range(there.get(topic, 0))]
-    data = [(topic, p) for topic, count in sorted(there.items()) if topic.partition(".")[0] in DATA for p in range(count)]
-    ends = {where: log.end(*where) for where in (*books, *data)}  # data last: whatever a fate points at is read before it
+    data = [
+        (topic, p)
+        for topic, count in sorted(there.items())
+        if topic.partition(".")[0] in DATA
+        for p in range(count)
+    ]
+    # data last: whatever a fate points at is read before it
+    ends = {where: log.end(*where) for where in (*books, *data)}
     starts = log.starts(ends)
     board.total = sum(end - starts[where] for where, end in ends.items())
     with board.lock:
@@ -121,7 +144,11 @@ def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartiti
             board.done = before + piece[-1].offset + 1 - starts[where]
         before += ends[where] - starts[where]
         board.done = before
-    for piece in pieces(heapq.merge(*(read(log, *where, starts[where], ends[where]) for where in books), key=by_time)):
+    for piece in pieces(
+        heapq.merge(
+            *(read(log, *where, starts[where], ends[where]) for where in books), key=by_time
+        )
+    ):
         if stop.is_set():
             break
         board.fold(piece)
@@ -130,10 +157,15 @@ def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartiti
 
 def _topics(run: RunFile, log: Log, stop: threading.Event) -> dict[str, int]:
     """The topics of the run, waited for while it is starting. Raises TopicMissing."""
-    deadline, needed = time.monotonic() + TOPICS_LIMIT_S, {VERSIONS, "fates", "metrics", *(f"rollouts.{env}" for env in run.envs)}
+    deadline, needed = (
+        time.monotonic() + TOPICS_LIMIT_S,
+        {VERSIONS, "fates", "metrics", *(f"rollouts.{env}" for env in run.envs)},
+    )
     while missing := needed - (there := log.topics()).keys():
         if time.monotonic() > deadline or stop.wait(POLL_S):
-            raise TopicMissing(f"run {run.run!r} has no topic {min(missing)}; create its topics with `streamrl topics apply RUN.yaml`")
+            raise TopicMissing(
+                f"run {run.run!r} has no topic {min(missing)}; create its topics with `streamrl topics apply RUN.yaml`"
+            )
     return there
 
 
@@ -142,7 +174,8 @@ def pieces(messages: Iterator[Message]) -> Iterator[list[Message]]:
         yield piece
 
 
-# ---- one record, when somebody asks for it ------------------------------------------------------------------------------------------------
+# ---- one record, when somebody asks for it
+# ------------------------------------------------------------------------------------------------
 
 
 def rollout_at(log: Log, place: Place) -> Rollout | str:
@@ -155,7 +188,11 @@ def rollout_at(log: Log, place: Place) -> Rollout | str:
     if message is None:
         return "its tokens are gone: retention has removed the record"
     record = to_event(message, ("rollout",)).record
-    return record if isinstance(record, Rollout) else f"the record cannot be read: {getattr(record, 'cause', 'it is empty')}"
+    return (
+        record
+        if isinstance(record, Rollout)
+        else f"the record cannot be read: {getattr(record, 'cause', 'it is empty')}"
+    )
 
 
 def batch_at(log: Log, offset: int) -> Batch | None:

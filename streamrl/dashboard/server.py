@@ -1,7 +1,9 @@
-"""The page over HTTP: what `views.py` makes of the state, as JSON; changes as server-sent events; the files of `page/`.
+"""The page over HTTP: what `views.py` makes of the state, as JSON; changes as server-sent events;
+the files of `page/`.
 
-There is no login. It listens on loopback, answers only to the names of its own address (a web site that points its name at 127.0.0.1 gets nothing),
-and only reads. What comes from a rollout is text to the page: the browser itself refuses scripts from elsewhere, and HTML made of text.
+There is no login. It listens on loopback, answers only to the names of its own address (a web site
+that points its name at 127.0.0.1 gets nothing), and only reads. What comes from a rollout is text
+to the page: the browser itself refuses scripts from elsewhere, and HTML made of text.
 """
 
 from __future__ import annotations
@@ -53,7 +55,13 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-NUMBERS = {"batch": int, "version_min": int, "version_max": int, "reward_min": float, "reward_max": float}
+NUMBERS = {
+    "batch": int,
+    "version_min": int,
+    "version_max": int,
+    "reward_min": float,
+    "reward_max": float,
+}
 
 
 class Refused(Exception):
@@ -64,7 +72,8 @@ class Refused(Exception):
         self.status = status
 
 
-# ---- serving ------------------------------------------------------------------------------------------------------------------------------
+# ---- serving
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def say_at_once(url: str) -> None:
@@ -83,16 +92,22 @@ def serve(
 ) -> None:
     """Follow the run and serve its page until `stop` is set.
 
-    `logs` opens the run's log, again when it is `gone`; None: `stop` came first. Raises ConfigError for an address that
-    others reach, unless `public`; PortTaken.
+    `logs` opens the run's log, again when it is `gone`; None: `stop` came first. Raises ConfigError
+    for an address that others reach, unless `public`; PortTaken.
     """
     check_host(host, public)
     board = Board(new(run))
     with listening(host, port) as listener:
         at = listener.getsockname()
-        config = uvicorn.Config(app(board, hosts(host, public), stop), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app(board, hosts(host, public), stop),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+        )
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")  # not this thread: signals stay its own
+        # not this thread: signals stay its own
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
         thread.start()
         try:
             say(f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/")
@@ -123,18 +138,25 @@ def check_host(host: str, public: bool) -> None:
 def listening(host: str, port: int) -> socket.socket:
     """A socket there. Raises PortTaken, ConfigError."""
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except socket.gaierror:
         raise ConfigError(f"--host {host}: no such address") from None
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        raise PortTaken(f"{host}:{port} cannot be listened on ({why}); give another --port, or 0 for any free one") from None
+        raise PortTaken(
+            f"{host}:{port} cannot be listened on ({why}); give another --port, or 0 for any free one"
+        ) from None
 
 
-# ---- the application ----------------------------------------------------------------------------------------------------------------------
+# ---- the application
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def app(board: Board, hosts: list[str], stop: threading.Event, clock: Callable[[], float] = time.time) -> ASGIApp:
+def app(
+    board: Board, hosts: list[str], stop: threading.Event, clock: Callable[[], float] = time.time
+) -> ASGIApp:
     answers = Answers(board, stop, clock)
     routes = [
         Route("/", lambda request: FileResponse(PAGE / "index.html")),
@@ -145,18 +167,31 @@ def app(board: Board, hosts: list[str], stop: threading.Event, clock: Callable[[
         Mount("/page", StaticFiles(directory=PAGE)),
     ]
     handlers: Any = {Refused: refused, StreamrlError: broken}
-    inner = Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)], exception_handlers=handlers)
+    inner = Starlette(
+        routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        exception_handlers=handlers,
+    )
     return guarded(inner)
 
 
 def guarded(inner: ASGIApp) -> ASGIApp:
-    """Every answer with the headers that keep a browser from running, framing or leaking what is shown."""
+    """Every answer with the headers that keep a browser from running, framing or leaking what is
+    shown.
+    """
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*((name, value) for name, value in message["headers"] if name.decode().lower() not in HEADERS), *own]
+                message["headers"] = [
+                    *(
+                        (name, value)
+                        for name, value in message["headers"]
+                        if name.decode().lower() not in HEADERS
+                    ),
+                    *own,
+                ]
             await send(message)
 
         await inner(scope, receive, sending)
@@ -182,31 +217,49 @@ class Answers:
     def __init__(self, board: Board, stop: threading.Event, clock: Callable[[], float]) -> None:
         self._board, self._stop, self._clock = board, stop, clock
         self._texts, self._loaded = None, False
-        self._live: tuple[int, float, bytes] = (-1, 0.0, b"")  # messages folded, when, what was made of them
+        # messages folded, when, what was made of them
+        self._live: tuple[int, float, bytes] = (-1, 0.0, b"")
         self._reading = threading.Lock()
         self._streams = 0
 
     def overview(self, request: Request) -> Response:
         step = number(request, "step", int)
-        return Response(self._now() if step is None else self._at(step), media_type="application/json")
+        return Response(
+            self._now() if step is None else self._at(step), media_type="application/json"
+        )
 
     def rollouts(self, request: Request) -> Response:
-        asked, step, page = query(request), number(request, "step", int), number(request, "page", int) or 0
+        asked, step, page = (
+            query(request),
+            number(request, "step", int),
+            number(request, "page", int) or 0,
+        )
         return json(views.page(self._board.state, asked, max(page, 0), step, self._board.lock))
 
     def rollout(self, request: Request) -> Response:
-        place = Place(request.path_params["env"], request.path_params["partition"], request.path_params["offset"])
+        place = Place(
+            request.path_params["env"],
+            request.path_params["partition"],
+            request.path_params["offset"],
+        )
         step = number(request, "step", int)
         board, state = self._board, self._board.state
         with board.lock:
             at = state.index.find(place)
             if at is None:
-                raise Refused(404, f"no rollout is known at {place.env}[{place.partition}]@{place.offset}")
+                raise Refused(
+                    404, f"no rollout is known at {place.env}[{place.partition}]@{place.offset}"
+                )
             known = views.row(state, at, step)
             batch = state.batches.get(known["batch"]) if known["batch"] is not None else None
         with self._reading:  # one at a time: each has a client of the broker's for itself
             if (log := board.log) is None:
-                return json({**known, "error": "the run's broker cannot be reached now; its tokens lie there"})
+                return json(
+                    {
+                        **known,
+                        "error": "the run's broker cannot be reached now; its tokens lie there",
+                    }
+                )
             found = rollout_at(log, place)
             if isinstance(found, str):
                 return json({**known, "error": found})
@@ -243,13 +296,20 @@ class Answers:
             messages, made_s, made = self._live
             time_s, state = self._clock(), self._board.state
             if state.messages != messages or time_s - made_s > IDLE_S:
-                made = msgspec.json.encode({**views.overview(state, time_s), "read": self._board.read_share})
+                made = msgspec.json.encode(
+                    {**views.overview(state, time_s), "read": self._board.read_share}
+                )
                 self._live = state.messages, time_s, made
             return made
 
     def _at(self, step: int) -> bytes:
         with self._board.lock:
-            return msgspec.json.encode({**views.overview(self._board.state, self._clock(), step), "read": self._board.read_share})
+            return msgspec.json.encode(
+                {
+                    **views.overview(self._board.state, self._clock(), step),
+                    "read": self._board.read_share,
+                }
+            )
 
     def _tokenizer(self) -> views.Texts | None:
         if not self._loaded:
@@ -259,7 +319,10 @@ class Answers:
 
 def query(request: Request) -> Query:
     """The filters of a request. Raises Refused."""
-    given = {name: request.query_params.get(name, "") for name in ("env", "fate", "group", "text", "sort")}
+    given = {
+        name: request.query_params.get(name, "")
+        for name in ("env", "fate", "group", "text", "sort")
+    }
     if given["fate"] and given["fate"] not in FATES:
         raise Refused(400, f"fate {given['fate']!r} is none of {', '.join(FATES)}")
     if not given["sort"]:

@@ -1,10 +1,13 @@
-"""A run as the dashboard knows it: one fold over its topics, message by message. Pure; what the page shows of it is in `views.py`.
+"""A run as the dashboard knows it: one fold over its topics, message by message. Pure; what the
+page shows of it is in `views.py`.
 
-A step is a policy version: step k lasts from the announcement of version k to that of version k + 1, and batch k is trained on in it. Everything is
-noted with the step it happened in, by the time the log has for it, so that the run can be shown as it was at the end of any step.
+A step is a policy version: step k lasts from the announcement of version k to that of version k +
+1, and batch k is trained on in it. Everything is noted with the step it happened in, by the time
+the log has for it, so that the run can be shown as it was at the end of any step.
 
-Nothing here grows with the steps of a run. The newest steps are kept one by one, older ones in pieces of neighbouring steps, and everything that
-is kept by step is noted at the end of its piece: sums and counts are exact there, of a curve the last value stays.
+Nothing here grows with the steps of a run. The newest steps are kept one by one, older ones in
+pieces of neighbouring steps, and everything that is kept by step is noted at the end of its piece:
+sums and counts are exact there, of a curve the last value stays.
 """
 
 from __future__ import annotations
@@ -33,14 +36,23 @@ BOOKS: Mapping[str, tuple[str, ...]] = {
     "journal.batcher": ("journal-entry",),
 }
 """Small topics, folded in the order of their times: topic -> schemas."""
-DATA = ("rollouts", "groups", "batches")  # kinds of large ones: rollouts are indexed, the others counted
-CURVES = ("learner/", "batcher/batch_age_mean", "batcher/batch_age_max", "inference/swap_s", "inference/pause_s")
+# kinds of large ones: rollouts are indexed, the others counted
+DATA = ("rollouts", "groups", "batches")
+CURVES = (
+    "learner/",
+    "batcher/batch_age_mean",
+    "batcher/batch_age_max",
+    "inference/swap_s",
+    "inference/pause_s",
+)
 """How the names of those metrics with a step begin that are kept."""
-REWARD, REWARD_OF = "/reward/mean", "batcher"  # how the name of the reward of an env's batches ends, and who measures it
+# how the name of the reward of an env's batches ends, and who measures it
+REWARD, REWARD_OF = "/reward/mean", "batcher"
 RECENT = 2_048  # steps that are kept one by one, the newest
 OLDER = 1_024  # pieces that older steps are put together to, at most
 MOST = RECENT + 2 * OLDER  # when steps are put together, so that this costs a constant for each
-BATCHES = 65_536  # whose place in the log is kept, the newest: the advantages of a rollout are read there
+# whose place in the log is kept, the newest: the advantages of a rollout are read there
+BATCHES = 65_536
 MOMENTS = 512  # steps whose loop is kept; of a longer run every second, every fourth, ... step
 
 
@@ -48,7 +60,8 @@ class BySteps:
     """A count that grows step by step."""
 
     def __init__(self) -> None:
-        self._steps, self._totals = list[int](), list[int]()  # ascending; how many by the end of each
+        # ascending; how many by the end of each
+        self._steps, self._totals = list[int](), list[int]()
 
     def add(self, step: int, count: int) -> None:
         at = bisect_left(self._steps, step)
@@ -65,22 +78,35 @@ class BySteps:
 
     def regroup(self, steps: Steps) -> None:
         """Keep what was counted by the end of each piece of `steps`."""
-        totals = {steps.end_of(step): total for step, total in zip(self._steps, self._totals, strict=True)}
+        totals = {
+            steps.end_of(step): total for step, total in zip(self._steps, self._totals, strict=True)
+        }
         self._steps, self._totals = list(totals), list(totals.values())
 
     def __len__(self) -> int:
         return len(self._steps)
 
 
-def thinned(versions: Sequence[int], width: int, recent: int = RECENT, older: int = OLDER) -> tuple[list[int], int]:
-    """Ascending versions, the older than the newest `recent` in pieces: the first of each piece, and the new width.
+def thinned(
+    versions: Sequence[int], width: int, recent: int = RECENT, older: int = OLDER
+) -> tuple[list[int], int]:
+    """Ascending versions, the older than the newest `recent` in pieces: the first of each piece,
+    and the new width.
 
-    Versions whose quotient by the width is equal are a piece. The width is doubled until there are at most `older` pieces, so that wider pieces are
-    narrower ones put together, and it does not matter how often a run has been thinned.
+    Versions whose quotient by the width is equal are a piece. The width is doubled until there are
+    at most `older` pieces, so that wider pieces are narrower ones put together, and it does not
+    matter how often a run has been thinned.
     """
-    old, new = versions[: max(0, len(versions) - recent)], versions[max(0, len(versions) - recent) :]
+    old, new = (
+        versions[: max(0, len(versions) - recent)],
+        versions[max(0, len(versions) - recent) :],
+    )
     while True:
-        firsts = [version for i, version in enumerate(old) if i == 0 or version // width != old[i - 1] // width]
+        firsts = [
+            version
+            for i, version in enumerate(old)
+            if i == 0 or version // width != old[i - 1] // width
+        ]
         if len(firsts) <= older:
             return [*firsts, *new], width
         width *= 2
@@ -88,7 +114,9 @@ def thinned(versions: Sequence[int], width: int, recent: int = RECENT, older: in
 
 @dataclass
 class Steps:
-    """When each policy version of the lead learner was announced; of older ones, the first of each piece."""
+    """When each policy version of the lead learner was announced; of older ones, the first of each
+    piece.
+    """
 
     versions: list[int] = field(default_factory=list[int])  # ascending
     times_s: list[float] = field(default_factory=list[float])
@@ -113,7 +141,9 @@ class Steps:
         return self.end_of(self.versions[index - 1]) if index else -1
 
     def end_of(self, step: int) -> int:
-        """The last step of the piece that `step` is in; itself, where steps are kept one by one. All before the first version is a piece."""
+        """The last step of the piece that `step` is in; itself, where steps are kept one by one.
+        All before the first version is a piece.
+        """
         index = bisect_right(self.versions, step)
         return self.versions[index] - 1 if index < len(self.versions) else step
 
@@ -160,18 +190,29 @@ class State:
     steps: Steps = field(default_factory=Steps)
     step: int = -1  # that the books have come to
     time_s: float = 0.0  # of the newest record
-    published: dict[TopicPartition, BySteps] = field(default_factory=lambda: defaultdict[TopicPartition, BySteps](BySteps))  # rollouts and groups
-    taken: dict[tuple[str, str], BySteps] = field(default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps))  # (part, topic) -> records
-    ended: dict[tuple[str, str], BySteps] = field(default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps))  # (env, fate) -> rollouts
+    # rollouts and groups
+    published: dict[TopicPartition, BySteps] = field(
+        default_factory=lambda: defaultdict[TopicPartition, BySteps](BySteps)
+    )
+    # (part, topic) -> records
+    taken: dict[tuple[str, str], BySteps] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps)
+    )
+    # (env, fate) -> rollouts
+    ended: dict[tuple[str, str], BySteps] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps)
+    )
     made_of: dict[int, Counter[tuple[str, int]]] = field(
         default_factory=lambda: defaultdict[int, Counter[tuple[str, int]]](Counter)
     )  # batch, the last of its piece -> (env, age) -> rollouts
-    batches: dict[int, int] = field(default_factory=dict[int, int])  # number -> offset of its first record, of the newest `BATCHES`
+    # number -> offset of its first record, of the newest `BATCHES`
+    batches: dict[int, int] = field(default_factory=dict[int, int])
     built: BySteps = field(default_factory=BySteps)  # one more than the number of the newest batch
     curves: dict[tuple[str, str], dict[int, float]] = field(
         default_factory=lambda: defaultdict[tuple[str, str], dict[int, float]](dict)
     )  # (metric, source) -> step -> value
-    starts: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])  # the first offset that the log still had
+    # the first offset that the log still had
+    starts: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     moments: Moments = field(default_factory=Moments)
     messages: int = 0  # folded
 
@@ -183,7 +224,9 @@ def new(run: RunFile, limit: int = LIMIT) -> State:
 
 
 def hear(state: State, message: Message) -> None:
-    """Note when a policy version was announced: all that the fold has to know of a step before it comes to what happened in it."""
+    """Note when a policy version was announced: all that the fold has to know of a step before it
+    comes to what happened in it.
+    """
     record = to_event(message, BOOKS[VERSIONS]).record
     if not isinstance(record, PolicyVersion) or record.learner != state.run.learner.name:
         return
@@ -194,7 +237,12 @@ def hear(state: State, message: Message) -> None:
 def _regroup(state: State) -> None:
     """Steps were put together: so is everything that is kept by step."""
     steps = state.steps
-    for counts in (state.built, *state.published.values(), *state.taken.values(), *state.ended.values()):
+    for counts in (
+        state.built,
+        *state.published.values(),
+        *state.taken.values(),
+        *state.ended.values(),
+    ):
         counts.regroup(steps)
     for name, values in state.curves.items():
         state.curves[name] = {steps.end_of(step): values[step] for step in sorted(values)}
@@ -207,7 +255,9 @@ def _regroup(state: State) -> None:
 
 
 def fold(state: State, message: Message) -> State:
-    """Take one message in. What cannot be read is passed over; a rollout that cannot has its row all the same."""
+    """Take one message in. What cannot be read is passed over; a rollout that cannot has its row
+    all the same.
+    """
     state.messages += 1
     state.time_s = max(state.time_s, message.timestamp_s)
     kind, _, of = message.topic.partition(".")
@@ -218,11 +268,16 @@ def fold(state: State, message: Message) -> State:
             record = to_event(message, ("rollout",)).record
             key = (message.key or b"").decode("utf-8", "replace")
             place = Place(of, message.partition, message.offset)
-            state.index.add(place, message.timestamp_s, record if isinstance(record, Rollout) else None, key)
+            state.index.add(
+                place, message.timestamp_s, record if isinstance(record, Rollout) else None, key
+            )
         case "groups":
             state.published[message.topic, message.partition].add(step, 1)
         case "batches":
-            if (message.key or b"").isdigit() and (number := int(message.key or b"")) not in state.batches:  # else: a further piece of it
+            # else: a further piece of it
+            if (message.key or b"").isdigit() and (
+                number := int(message.key or b"")
+            ) not in state.batches:
                 state.batches[number] = message.offset
                 if len(state.batches) > BATCHES:
                     del state.batches[next(iter(state.batches))]
@@ -253,14 +308,18 @@ def _book(state: State, message: Message) -> None:
         case Metric(step=int(number)):
             metric = observe.believable(event, state.view.version)
             for name, value in metric.values.items() if metric else ():
-                if name.startswith(CURVES) or (name.startswith("batches/") and name.endswith(REWARD)):
+                if name.startswith(CURVES) or (
+                    name.startswith("batches/") and name.endswith(REWARD)
+                ):
                     state.curves[name, event.key][state.steps.end_of(number)] = value
         case Evaluation(learner=state.view.learner) as made:
             _evaluated(state, made)
         case JournalEntry() as entry:
             part = message.topic.partition(".")[2]
             for piece in entry.slices:
-                if piece.topic.partition(".")[0] in DATA and piece.end > state.starts.get((piece.topic, piece.partition), 0):
+                if piece.topic.partition(".")[0] in DATA and piece.end > state.starts.get(
+                    (piece.topic, piece.partition), 0
+                ):
                     state.taken[part, piece.topic].add(step, piece.count)
         case _:
             pass
@@ -271,7 +330,9 @@ def _end(state: State, fate: Fate, step: int) -> None:
     state.index.end(fate, step)
     if fate.batch is not None and fate.policy_versions is not None:
         for version in fate.policy_versions.tolist():
-            state.made_of[state.steps.end_of(fate.batch)][fate.environment, fate.batch - version] += 1
+            state.made_of[state.steps.end_of(fate.batch)][
+                fate.environment, fate.batch - version
+            ] += 1
 
 
 def _evaluated(state: State, made: Evaluation) -> None:
@@ -279,11 +340,14 @@ def _evaluated(state: State, made: Evaluation) -> None:
     by_version = state.view.evals[made.name]
     by_version.pop(made.version)
     ids, counts, rewards = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
-    results = msgspec.structs.replace(made, problems=ids, samples=counts, passed=counts, rewards=rewards)
+    results = msgspec.structs.replace(
+        made, problems=ids, samples=counts, passed=counts, rewards=rewards
+    )
     by_version[state.steps.end_of(made.version)] = results
 
 
-# ---- questions ------------------------------------------------------------------------------------------------------------------------
+# ---- questions
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def rewards(state: State, env: str) -> Mapping[int, float]:
@@ -292,20 +356,34 @@ def rewards(state: State, env: str) -> Mapping[int, float]:
 
 
 def published(state: State, kind: str, of: str = "", step: int | None = None) -> int:
-    """Records of `rollouts` or `groups`, of one env or all, up to the end of `step`; default: by now."""
-    wanted = [counts for (topic, _), counts in state.published.items() if (topic == f"{kind}.{of}" if of else topic.startswith(f"{kind}."))]
+    """Records of `rollouts` or `groups`, of one env or all, up to the end of `step`; default: by
+    now.
+    """
+    wanted = [
+        counts
+        for (topic, _), counts in state.published.items()
+        if (topic == f"{kind}.{of}" if of else topic.startswith(f"{kind}."))
+    ]
     return sum(counts.until(step) for counts in wanted)
 
 
 def lags(state: State, step: int | None = None) -> dict[str, int | None]:
-    """Records that a part had not taken yet, as its journal says; the learner's are batches. None where nothing is known of it."""
+    """Records that a part had not taken yet, as its journal says; the learner's are batches. None
+    where nothing is known of it.
+    """
     found: dict[str, int | None] = {}
     for part, kind in (("buffer", "rollouts"), ("batcher", "groups")):
-        taken = sum(counts.until(step) for (who, topic), counts in state.taken.items() if who == part and topic.startswith(f"{kind}."))
+        taken = sum(
+            counts.until(step)
+            for (who, topic), counts in state.taken.items()
+            if who == part and topic.startswith(f"{kind}.")
+        )
         found[part] = max(0, published(state, kind, step=step) - taken) if taken else None
     trained = state.view.version if step is None else step
     built = state.built.until(step)
-    found[f"learner-{state.run.learner.name}"] = max(0, built - trained) if built and trained >= 0 else None
+    found[f"learner-{state.run.learner.name}"] = (
+        max(0, built - trained) if built and trained >= 0 else None
+    )
     return found
 
 

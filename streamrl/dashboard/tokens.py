@@ -29,12 +29,18 @@ def texts_of(run: RunFile) -> Callable[[Sequence[int]], list[str]] | None:
 
         return partial(texts, Tokenizer.from_file(str(path)))
     except Exception as error:  # the library's own are bare ones
-        logger.warning("%s cannot be used, tokens are shown as ids: %s", path, " ".join(str(error).split())[:200])
+        logger.warning(
+            "%s cannot be used, tokens are shown as ids: %s",
+            path,
+            " ".join(str(error).split())[:200],
+        )
         return None
 
 
 def texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token. One character made of several tokens stands at the first of them, the others are empty."""
+    """The text of each token. One character made of several tokens stands at the first of them, the
+    others are empty.
+    """
     found: list[str] = []
     while len(found) < len(ids):
         at = len(found)

@@ -1,4 +1,6 @@
-"""What the page shows, as plain values for JSON: pure functions of the fold's state, of one rollout, and of the batch it was trained in."""
+"""What the page shows, as plain values for JSON: pure functions of the fold's state, of one
+rollout, and of the batch it was trained in.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,14 @@ PANELS = (  # title, unit, metrics
 Texts = Callable[[Sequence[int]], list[str]]
 
 
-# ---- the run at a step ----------------------------------------------------------------------------------------------------------------------
+# ---- the run at a step
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def overview(state: State, time_s: float, step: int | None = None) -> dict[str, Any]:
-    """Everything but the rollouts, as it was at the end of `step`; default: as it is at `time_s`. Of an older step: at the end of its piece."""
+    """Everything but the rollouts, as it was at the end of `step`; default: as it is at `time_s`.
+    Of an older step: at the end of its piece.
+    """
     asked, step = step, None if step is None else state.steps.end_of(step)
     newest = state.view.version
     heard_s = max(state.view.heard_s.values(), default=None)
@@ -55,7 +60,9 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
         "max_steps": state.run.orchestrator.max_steps,
         "heard_s_ago": None if heard_s is None else max(0.0, time_s - heard_s),
         "live": heard_s is not None and time_s - heard_s < SILENT_S,
-        "target": {"env": target.env, "reward": target.reward, "batches": target.batches} if target else None,
+        "target": {"env": target.env, "reward": target.reward, "batches": target.batches}
+        if target
+        else None,
         "time_s": state.steps.end_s(step) if step is not None and step < newest else state.time_s,
         "started_s": state.steps.times_s[0] if state.steps.times_s else None,
         "figures": figures(state, step),
@@ -70,19 +77,30 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
 def figures(state: State, step: int | None = None) -> dict[str, Any]:
     """The few numbers at the top."""
     by_batch = {env: rewards(state, env) for env in state.index.envs}
-    earned = {env: [found[at] for at in sorted(found) if step is None or at <= step] for env, found in by_batch.items() if found}
+    earned = {
+        env: [found[at] for at in sorted(found) if step is None or at <= step]
+        for env, found in by_batch.items()
+        if found
+    }
     counts, ages = fates(state, step), Counter[int]()
     for number, made in state.made_of.items():
         if step is None or number <= step:
             for (_, age), count in made.items():
                 ages[age] += count
-    ended = sum(count for env in counts for name, count in env["counts"].items() if name != IN_FLIGHT)
+    ended = sum(
+        count for env in counts for name, count in env["counts"].items() if name != IN_FLIGHT
+    )
     return {
-        "rewards": {env: fmean(values[-REWARD_BATCHES:]) if values else None for env, values in earned.items()},
+        "rewards": {
+            env: fmean(values[-REWARD_BATCHES:]) if values else None
+            for env, values in earned.items()
+        },
         "reward_batches": REWARD_BATCHES,
         "rollouts": published(state, "rollouts", step=step),
         "expired_share": sum(env["counts"]["expired"] for env in counts) / ended if ended else None,
-        "age_mean": sum(age * count for age, count in ages.items()) / ages.total() if ages else None,
+        "age_mean": sum(age * count for age, count in ages.items()) / ages.total()
+        if ages
+        else None,
         "batched": sum(env["counts"]["batched"] for env in counts),
     }
 
@@ -91,14 +109,25 @@ def fates(state: State, step: int | None = None) -> list[dict[str, Any]]:
     """How the rollouts of each env ended, and how many have not: published = the sum of all."""
     found: list[dict[str, Any]] = []
     for env in state.index.envs:
-        counts = {kind: ended.until(step) if (ended := state.ended.get((env, kind))) else 0 for kind in KINDS}
+        counts = {
+            kind: ended.until(step) if (ended := state.ended.get((env, kind))) else 0
+            for kind in KINDS
+        }
         total = published(state, "rollouts", env, step)
-        found.append({"env": env, "published": total, "counts": {**counts, IN_FLIGHT: max(0, total - sum(counts.values()))}})
+        found.append(
+            {
+                "env": env,
+                "published": total,
+                "counts": {**counts, IN_FLIGHT: max(0, total - sum(counts.values()))},
+            }
+        )
     return found
 
 
 def composition(state: State, step: int | None = None) -> dict[str, Any]:
-    """What batches were made of: rollouts by env, and by age in versions. Many batches are put together to `BARS` bars."""
+    """What batches were made of: rollouts by env, and by age in versions. Many batches are put
+    together to `BARS` bars.
+    """
     numbers = sorted(number for number in state.made_of if step is None or number <= step)
     width = -(-len(numbers) // BARS) or 1
     ages = sorted({age for number in numbers for _, age in state.made_of[number]})
@@ -110,7 +139,10 @@ def composition(state: State, step: int | None = None) -> dict[str, Any]:
             {
                 "first": state.steps.start_of(together[0]),
                 "last": together[-1],
-                "env": [sum(count for (env, _), count in made.items() if env == name) for name in state.index.envs],
+                "env": [
+                    sum(count for (env, _), count in made.items() if env == name)
+                    for name in state.index.envs
+                ],
                 "age": [sum(count for (_, age), count in made.items() if age == at) for at in ages],
             }
         )
@@ -120,19 +152,38 @@ def composition(state: State, step: int | None = None) -> dict[str, Any]:
 def panels(state: State, step: int | None = None) -> list[dict[str, Any]]:
     """Curves over steps; those of which nothing is known are left out."""
     earned = [curve(env, rewards(state, env), step, smooth=True) for env in state.run.envs]
-    found = [{"title": "Reward", "unit": f"mean of a batch; line: of {SMOOTH_BATCHES}", "series": [made for made in earned if made["points"]]}]
+    found = [
+        {
+            "title": "Reward",
+            "unit": f"mean of a batch; line: of {SMOOTH_BATCHES}",
+            "series": [made for made in earned if made["points"]],
+        }
+    ]
     found += [made for name in state.view.evals if (made := _evaluation(state, name, step))]
     for title, unit, names in PANELS:
-        there = [(name, source) for name in names for metric, source in state.curves if metric == name]
+        there = [
+            (name, source) for name in names for metric, source in state.curves if metric == name
+        ]
         several = len({source for _, source in there}) > 1
-        drawn = [curve(_label(name, source if several else "", len(names)), state.curves[name, source], step) for name, source in sorted(there)]
+        drawn = [
+            curve(
+                _label(name, source if several else "", len(names)),
+                state.curves[name, source],
+                step,
+            )
+            for name, source in sorted(there)
+        ]
         if drawn := [made for made in drawn if made["points"]]:
             found.append({"title": title, "unit": unit, "series": drawn})
     return found
 
 
-def curve(name: str, values: Mapping[int, float], step: int | None, smooth: bool = False) -> dict[str, Any]:
-    """At most `POINTS` points [step, value], the means of neighbours; `line`: the trailing mean over `SMOOTH_BATCHES`, at the same steps."""
+def curve(
+    name: str, values: Mapping[int, float], step: int | None, smooth: bool = False
+) -> dict[str, Any]:
+    """At most `POINTS` points [step, value], the means of neighbours; `line`: the trailing mean
+    over `SMOOTH_BATCHES`, at the same steps.
+    """
     steps = sorted(at for at in values if step is None or at <= step)
     raw = np.array([values[at] for at in steps], np.float64)
     made: dict[str, Any] = {"name": name, "points": thinned(steps, raw)}
@@ -142,21 +193,41 @@ def curve(name: str, values: Mapping[int, float], step: int | None, smooth: bool
 
 
 def thinned(steps: Sequence[int], values: np.ndarray) -> list[list[float | None]]:
-    """(n,) steps and float64 values to at most `POINTS` pairs: the last step of each piece, and the mean of its finite values."""
+    """(n,) steps and float64 values to at most `POINTS` pairs: the last step of each piece, and the
+    mean of its finite values.
+    """
     width = -(-len(steps) // POINTS) or 1
     found: list[list[float | None]] = []
     for start in range(0, len(steps), width):
         piece = values[start : start + width]
         finite = piece[np.isfinite(piece)]
-        found.append([steps[min(start + width, len(steps)) - 1], _rounded(float(finite.mean())) if len(finite) else None])
+        found.append(
+            [
+                steps[min(start + width, len(steps)) - 1],
+                _rounded(float(finite.mean())) if len(finite) else None,
+            ]
+        )
     return found
 
 
 def _evaluation(state: State, name: str, step: int | None) -> dict[str, Any] | None:
-    made = {version: evaluation for version, evaluation in sorted(state.view.evals[name].items()) if step is None or version <= step}
+    made = {
+        version: evaluation
+        for version, evaluation in sorted(state.view.evals[name].items())
+        if step is None or version <= step
+    }
     ks = sorted({passed.k for evaluation in made.values() for passed in evaluation.pass_at})
-    series = [curve(f"pass@{k}", {v: p.value for v, e in made.items() for p in e.pass_at if p.k == k}, step) for k in ks]
-    return {"title": f"Evaluation: {name}", "unit": "share of held-out problems", "series": series} if series else None
+    series = [
+        curve(
+            f"pass@{k}", {v: p.value for v, e in made.items() for p in e.pass_at if p.k == k}, step
+        )
+        for k in ks
+    ]
+    return (
+        {"title": f"Evaluation: {name}", "unit": "share of held-out problems", "series": series}
+        if series
+        else None
+    )
 
 
 def _label(name: str, source: str, of: int) -> str:
@@ -168,10 +239,17 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-# ---- rollouts -------------------------------------------------------------------------------------------------------------------------------
+# ---- rollouts
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
-def page(state: State, query: Query, number: int = 0, step: int | None = None, lock: AbstractContextManager[object] | None = None) -> dict[str, Any]:
+def page(
+    state: State,
+    query: Query,
+    number: int = 0,
+    step: int | None = None,
+    lock: AbstractContextManager[object] | None = None,
+) -> dict[str, Any]:
     """Page `number` of the rollouts that are asked for, and how many there are.
 
     `lock` keeps others from folding; it is taken for a piece of the index at a time.
@@ -192,7 +270,10 @@ def page(state: State, query: Query, number: int = 0, step: int | None = None, l
                     "pages": max(1, -(-len(found.rows) // PAGE_ROWS)),
                     "kept": len(index.uids),
                     "forgotten": forgotten,
-                    "rows": [row(state, at, shown) for at in found.rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()],
+                    "rows": [
+                        row(state, at, shown)
+                        for at in found.rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()
+                    ],
                 }
 
 
@@ -220,8 +301,13 @@ def row(state: State, at: int, step: int | None = None) -> dict[str, Any]:
 
 
 def detail(rollout: Rollout, batch: Batch | None, texts: Texts | None) -> dict[str, Any]:
-    """A rollout with its tokens: the text of each (`texts`; None: no tokenizer), its logprob, the advantage it had in `batch`."""
-    by_turn, left = advantages(rollout, batch) if batch else [None] * len(rollout.turns), MOST_TOKENS
+    """A rollout with its tokens: the text of each (`texts`; None: no tokenizer), its logprob, the
+    advantage it had in `batch`.
+    """
+    by_turn, left = (
+        advantages(rollout, batch) if batch else [None] * len(rollout.turns),
+        MOST_TOKENS,
+    )
     turns: list[dict[str, Any]] = []
     for turn, values in zip(rollout.turns, by_turn, strict=True):
         turns.append(_turn(turn, values, texts, max(left, 0), rollout))
@@ -238,7 +324,9 @@ def detail(rollout: Rollout, batch: Batch | None, texts: Texts | None) -> dict[s
     }
 
 
-def _turn(turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int, rollout: Rollout) -> dict[str, Any]:
+def _turn(
+    turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int, rollout: Rollout
+) -> dict[str, Any]:
     ids = [] if turn.tokens is None else turn.tokens[:most].tolist()
     how, sampled = turn.inference_metadata, turn.logprobs is not None
     spans = [[span.version, span.start, span.end] for span in how.version_spans] if how else []
@@ -250,8 +338,12 @@ def _turn(turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int,
         "ids": ids,
         "omitted": 0 if turn.tokens is None else len(turn.tokens) - len(ids),
         "texts": texts(ids) if texts and ids else None,
-        "logprobs": None if turn.logprobs is None else [_rounded(value) for value in turn.logprobs[:most].tolist()],
-        "advantages": None if values is None or not sampled else [_rounded(value) for value in values[:most].tolist()],
+        "logprobs": None
+        if turn.logprobs is None
+        else [_rounded(value) for value in turn.logprobs[:most].tolist()],
+        "advantages": None
+        if values is None or not sampled
+        else [_rounded(value) for value in values[:most].tolist()],
         "spans": spans,
         "reward": turn.reward,
         "rewards": turn.rewards,
@@ -263,9 +355,11 @@ def _turn(turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int,
 
 
 def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
-    """The advantage of each token in the batch: of each turn (n,) float32, or None where the batch does not have the rollout as it is.
+    """The advantage of each token in the batch: of each turn (n,) float32, or None where the batch
+    does not have the rollout as it is.
 
-    A rollout is a sequence, or several where it forked: the prompt, which has none, and the rest, cut by `lengths`.
+    A rollout is a sequence, or several where it forked: the prompt, which has none, and the rest,
+    cut by `lengths`.
     """
     nothing: list[np.ndarray | None] = [None] * len(rollout.turns)
     sequences = np.flatnonzero([uid == rollout.rollout_uid for uid in batch.uids])
@@ -281,7 +375,11 @@ def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
             return [None] * len(rollout.turns)
         values = np.zeros(total, np.float32)
         own = slice(int(starts[sequence]), int(starts[sequence]) + length)
-        values[total - length :] = batch.advantages[sequence] if batch.token_advantages is None else batch.token_advantages[own]
+        values[total - length :] = (
+            batch.advantages[sequence]
+            if batch.token_advantages is None
+            else batch.token_advantages[own]
+        )
         cuts = np.cumsum(sizes[first:last])[:-1]
         found[first:last] = np.split(values, cuts)
     return found

@@ -18,7 +18,9 @@ class AddDigits:
 
     def problem(self, index: int) -> Problem:
         digits = random.Random(f"add {self.seed} {index}").choices(range(10), k=self.numbers)
-        return Problem([{"role": "user", "content": "+".join(map(str, digits)) + "="}], str(sum(digits) % 10))
+        return Problem(
+            [{"role": "user", "content": "+".join(map(str, digits)) + "="}], str(sum(digits) % 10)
+        )
 
     def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
         return {"positions": positions_right(problem.answer, answer)}

@@ -1,4 +1,6 @@
-"""What an expression of whole numbers comes to: + - * and brackets, nothing that could run or grow without end."""
+"""What an expression of whole numbers comes to: + - * and brackets, nothing that could run or grow
+without end.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from collections.abc import Callable
 
 LONGEST = 200  # characters
 LARGEST = 10**18  # of any number on the way
-OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 
 
 def value(expression: str) -> int:

@@ -1,9 +1,11 @@
-"""Somebody else's function over text that nobody has read: it may hang, take all memory, or run what the text says.
+"""Somebody else's function over text that nobody has read: it may hang, take all memory, or run
+what the text says.
 
-Each call has a process of its own, forked from one that has imported what the function needs, confined
-(`limits.py`) before it is given the text, and ended when its time is over. It is given an environment without
-secrets and no open files, and what one call does to its process no other call sees. Arguments and result are
-JSON, a line each. The processes start with the first call, and end with their owner, however that ends.
+Each call has a process of its own, forked from one that has imported what the function needs,
+confined (`limits.py`) before it is given the text, and ended when its time is over. It is given an
+environment without secrets and no open files, and what one call does to its process no other call
+sees. Arguments and result are JSON, a line each. The processes start with the first call, and end
+with their owner, however that ends.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any
 from streamrl.envs import limits
 
 START_S = 60.0  # to import what the function needs
-GRACE_S = 10.0  # the parent's own limit is later by so much: then the process that forks hangs itself
+# the parent's own limit is later by so much: then the process that forks hangs itself
+GRACE_S = 10.0
 MIB = 1 << 20
 # All that is handed on of the environment; the rest may hold credentials.
 ENVIRONMENT = ("PATH", "HOME", "MPLCONFIGDIR", "PYTHONPATH", "PYTHONHASHSEED", "TZ", "TMPDIR")
@@ -38,12 +41,20 @@ class Gone(Exception):
 class Bounded:
     """MODULE:FUNCTION, called one at a time. `close` ends its processes.
 
-    `prepare`: MODULE:FUNCTION that is called first, with all arguments but the last one, by the process that
-    is not confined and that all calls are forked from: to make, once, what does not depend on the text.
-    Raises limits.NoSandbox where a process cannot be confined; `allow_reading` as `limits.confine` has it.
+    `prepare`: MODULE:FUNCTION that is called first, with all arguments but the last one, by the
+    process that is not confined and that all calls are forked from: to make, once, what does not
+    depend on the text. Raises limits.NoSandbox where a process cannot be confined; `allow_reading`
+    as `limits.confine` has it.
     """
 
-    def __init__(self, function: str, timeout_s: float, memory_mib: int, prepare: str = "", allow_reading: bool = False) -> None:
+    def __init__(
+        self,
+        function: str,
+        timeout_s: float,
+        memory_mib: int,
+        prepare: str = "",
+        allow_reading: bool = False,
+    ) -> None:
         limits.require(allow_reading)
         self.function, self.timeout_s, self.memory_mib = function, timeout_s, memory_mib
         self.prepare, self.allow_reading = prepare, allow_reading
@@ -51,7 +62,9 @@ class Bounded:
         self._turn = asyncio.Lock()
 
     async def __call__(self, *arguments: Any) -> Any:
-        """What the function returns. Raises Gone after `timeout_s`, and when the process died; RuntimeError with what the function raised."""
+        """What the function returns. Raises Gone after `timeout_s`, and when the process died;
+        RuntimeError with what the function raised.
+        """
         async with self._turn:  # who waits for another's call has all of its own time still
             process = await self._started()
             try:
@@ -60,7 +73,8 @@ class Bounded:
             except TimeoutError:
                 await self.close()
                 raise Gone(f"{self.function} took longer than {self.timeout_s:g} s") from None
-            except BaseException:  # cancelled, or died: what its pipe still holds is no answer to the next call
+            except BaseException:
+                # cancelled, or died: what its pipe still holds is no answer to the next call
                 await self.close()
                 raise
         if "gone" in answer:
@@ -74,15 +88,23 @@ class Bounded:
         if process is not None:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)  # its own method may take the exit code away from whoever waits for it
+                    # its own method may take the exit code away from whoever waits for it
+                    os.kill(process.pid, signal.SIGKILL)
             assert process.stdout is not None
             with contextlib.suppress(ValueError):
-                await process.stdout.read()  # what is left in the pipe: asyncio does not see the end before
+                # what is left in the pipe: asyncio does not see the end before
+                await process.stdout.read()
             await process.wait()
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            settings = [self.function, self.prepare, str(self.timeout_s), str(self.memory_mib * MIB), str(self.allow_reading)]
+            settings = [
+                self.function,
+                self.prepare,
+                str(self.timeout_s),
+                str(self.memory_mib * MIB),
+                str(self.allow_reading),
+            ]
             kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -103,7 +125,9 @@ class Bounded:
                 raise RuntimeError(ready["error"])
         return self._process
 
-    async def _ask(self, process: asyncio.subprocess.Process, arguments: list[Any]) -> dict[str, Any]:
+    async def _ask(
+        self, process: asyncio.subprocess.Process, arguments: list[Any]
+    ) -> dict[str, Any]:
         assert process.stdin is not None
         process.stdin.write(json.dumps(arguments).encode() + b"\n")
         with contextlib.suppress(ConnectionError):  # it died: the answer says so
@@ -118,7 +142,9 @@ class Bounded:
         return json.loads(line)
 
 
-def serve(path: str, prepare: str, timeout_s: float, memory_bytes: int, allow_reading: bool) -> None:
+def serve(
+    path: str, prepare: str, timeout_s: float, memory_bytes: int, allow_reading: bool
+) -> None:
     """The process that forks: imports, and answers until its input ends."""
     limits.die_with_parent()
     asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
@@ -142,7 +168,17 @@ def serve(path: str, prepare: str, timeout_s: float, memory_bytes: int, allow_re
             arguments = json.loads(line)
             if prepared:
                 prepared(*arguments[:-1])
-            say(_called(function, arguments, timeout_s, memory_bytes, allow_reading, (asked.fileno(), answers.fileno()), nothing))
+            say(
+                _called(
+                    function,
+                    arguments,
+                    timeout_s,
+                    memory_bytes,
+                    allow_reading,
+                    (asked.fileno(), answers.fileno()),
+                    nothing,
+                )
+            )
         except Exception as error:
             say({"error": _told(error)})
 
@@ -180,7 +216,11 @@ def _called(
         return {"gone": f"took longer than {timeout_s:g} s"}
     try:
         answer = json.loads(said)
-        return {"value": answer["value"]} if "value" in answer else {"error": str(answer["error"])[:400]}
+        return (
+            {"value": answer["value"]}
+            if "value" in answer
+            else {"error": str(answer["error"])[:400]}
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return {"gone": f"ended its process with code {code}"}
 
@@ -209,9 +249,15 @@ def _read(out: int, until_s: float) -> tuple[bytes, bool]:
 
 
 def readable() -> list[str]:
-    """Where the modules lie that Python has here; nothing of the directory that a run is started in."""
+    """Where the modules lie that Python has here; nothing of the directory that a run is started
+    in.
+    """
     prefixes = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
-    found = [path for path in map(os.path.realpath, sys.path) if path.startswith(prefixes) and os.path.isdir(path)]
+    found = [
+        path
+        for path in map(os.path.realpath, sys.path)
+        if path.startswith(prefixes) and os.path.isdir(path)
+    ]
     return [*found, str(Path(__file__).resolve().parents[1])]
 
 

@@ -1,11 +1,13 @@
-"""The inside of the sandbox (`sandbox.py`): a process that is confined first and only then given text that nobody has read.
+"""The inside of the sandbox (`sandbox.py`): a process that is confined first and only then given
+text that nobody has read.
 
     python -I -S -B -c START DIRECTORY ROLE MEMORY_BYTES CPU_S ALLOW_READING
 
-It is asked, and answers, by lines of JSON. A `program` runs the source that it is given and then says what its
-functions return; it never sees a test. An `examiner` runs the tests, whose names are the program's: each value
-and each result of a call is asked for, and comes as plain data, so nothing of the program's process but plain
-data takes part in a verdict. What either of them prints goes to the error output.
+It is asked, and answers, by lines of JSON. A `program` runs the source that it is given and then
+says what its functions return; it never sees a test. An `examiner` runs the tests, whose names are
+the program's: each value and each result of a call is asked for, and comes as plain data, so
+nothing of the program's process but plain data takes part in a verdict. What either of them prints
+goes to the error output.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ START = "import sys; sys.path.insert(0, sys.argv[1]); from streamrl.envs import 
 MARK = "\0"  # key of an object that stands for what JSON has no word for
 FILE = "program.py"
 
-MAKERS: dict[str, Callable[[Any], Any]] = {"dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset, "bytes": bytes}
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "bytes": bytes,
+}
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -56,7 +64,8 @@ def main(role: str, memory_bytes: str, cpu_s: str, allow_reading: str) -> None:
 def serve(asked: TextIO, say: Say) -> None:
     """Run the source, then answer what is asked of its names."""
     source = json.loads(asked.readline())["source"]
-    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)  # for tracebacks
+    # for tracebacks
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     names: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
     try:
         exec(compile(source, FILE, "exec"), names)
@@ -85,8 +94,12 @@ def answered(question: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
 
 def show(error: Exception) -> None:
     """The traceback, without the lines of this file."""
-    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(inside)] if inside else []
+    inside = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
+    ]
+    lines = (
+        ["Traceback (most recent call last):\n", *traceback.format_list(inside)] if inside else []
+    )
     print("".join([*lines, *traceback.format_exception_only(error)]), end="", file=sys.stderr)
 
 
@@ -98,13 +111,18 @@ def examine(asked: TextIO, say: Say) -> None:
         answer = json.loads(asked.readline())
         if "raised" in answer:
             raise raised(str(answer["raised"]))(answer["message"])
-        return Function(question["name"], ask) if "callable" in answer else unpacked(answer["value"])
+        return (
+            Function(question["name"], ask) if "callable" in answer else unpacked(answer["value"])
+        )
 
     for index, test in enumerate(json.loads(asked.readline())["tests"]):
         passed = False
         with contextlib.suppress(BaseException):
             tree = ast.parse(test)
-            exec(compile(tree, f"test {index}", "exec"), {name: module(name, tree) or ask({"name": name}) for name in free(tree)})
+            exec(
+                compile(tree, f"test {index}", "exec"),
+                {name: module(name, tree) or ask({"name": name}) for name in free(tree)},
+            )
             passed = True
         say({"test": index, "passed": passed})
 
@@ -134,7 +152,9 @@ def free(tree: ast.AST) -> Iterator[str]:
             made.add(node.id)
         elif isinstance(node, ast.arg):
             made.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler):
+        elif isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler
+        ):
             made.add(node.name or "")
         elif isinstance(node, ast.Import | ast.ImportFrom):
             made |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
@@ -143,13 +163,23 @@ def free(tree: ast.AST) -> Iterator[str]:
 
 
 def module(name: str, tree: ast.AST) -> Any:
-    """Python's module of that name, where the test takes something from it without importing it; otherwise None."""
-    bases = {node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    return importlib.import_module(name) if name in bases and name in sys.stdlib_module_names else None
+    """Python's module of that name, where the test takes something from it without importing it;
+    otherwise None.
+    """
+    bases = {
+        node.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    return (
+        importlib.import_module(name) if name in bases and name in sys.stdlib_module_names else None
+    )
 
 
 def packed(value: Any) -> Any:
-    """Plain data as JSON. The type decides, exactly: an object that only behaves like a number is none. Raises TypeError."""
+    """Plain data as JSON. The type decides, exactly: an object that only behaves like a number is
+    none. Raises TypeError.
+    """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value

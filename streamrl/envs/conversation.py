@@ -1,7 +1,10 @@
-"""One problem played to its end, n times: the policy speaks, the env replies, until it is over or a limit is reached. Or the env leads (`led.py`).
+"""One problem played to its end, n times: the policy speaks, the env replies, until it is over or a
+limit is reached. Or the env leads (`led.py`).
 
-Every turn goes on from the very tokens before it; where the chat template rewrites what was said, the rollout forks (`inference/exact.py`). A limit
-that is reached ends a rollout truncated, with what was said so far: a turn's tokens, turns, the context, time, a tool that takes too long or fails.
+Every turn goes on from the very tokens before it; where the chat template rewrites what was said,
+the rollout forks (`inference/exact.py`). A limit that is reached ends a rollout truncated, with
+what was said so far: a turn's tokens, turns, the context, time, a tool that takes too long or
+fails.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from streamrl.records import Rollout
 
 logger = logging.getLogger(__name__)
 
-REWARD_THREADS = 16  # at once: more would only wait for Python's lock; one that is late is left behind, and makes room
+# at once: more would only wait for Python's lock; one that is late is left behind, and makes room
+REWARD_THREADS = 16
 
 
 def reward_threads() -> asyncio.Semaphore:
@@ -41,7 +45,8 @@ class Game:
     settings: config.Env
     sampler: Sampler
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # beside the env's own
-    threads: asyncio.Semaphore = field(default_factory=reward_threads)  # for rewards that are no coroutines
+    # for rewards that are no coroutines
+    threads: asyncio.Semaphore = field(default_factory=reward_threads)
 
     async def play(self, task: Task, n: int) -> list[Rollout]:
         """n rollouts of one problem. Raises SamplingFailed when not even the first turn can be had."""
@@ -52,7 +57,11 @@ class Game:
             first = await self.sampler.sample([], n, self.settings, (), problem.tokens)
         else:
             first = await self.sampler.sample(problem.messages, n, self.settings, problem.tools)
-        return list(await asyncio.gather(*[self._rollout(task, index, sampled) for index, sampled in enumerate(first)]))
+        return list(
+            await asyncio.gather(
+                *[self._rollout(task, index, sampled) for index, sampled in enumerate(first)]
+            )
+        )
 
     async def _rollout(self, task: Task, index: int, first: Sampled) -> Rollout:
         oldest = min((span.version for span in first.version_spans), default=0)
@@ -63,7 +72,9 @@ class Game:
             return aligned(task, index, talk, await self._judge(talk))
         except SamplingFailed as error:
             return failed(task, index, str(error), max(oldest, 0))
-        except Exception as error:  # an env is somebody else's code: whatever it raises, or gives, is this rollout's failure
+        except Exception as error:
+            # an env is somebody else's code: whatever it raises, or gives, is this rollout's
+            # failure
             return failed(task, index, one_line(error), max(oldest, 0))
 
     async def _led(self, task: Task, n: int) -> list[Rollout]:
@@ -76,19 +87,27 @@ class Game:
         for seat in seats:
             try:
                 verdict = SamplingFailed(seat.failure) if seat.failure else next(judged)
-                found.append(aligned(task, seat.index, seat.talk, await self._linear(seat.talk, verdict)))
+                found.append(
+                    aligned(task, seat.index, seat.talk, await self._linear(seat.talk, verdict))
+                )
             except SamplingFailed as error:
                 found.append(failed(task, seat.index, str(error), oldest))
             except Exception as error:
                 found.append(failed(task, seat.index, one_line(error), oldest))
         return found
 
-    async def _judged(self, env: Leads, task: Task, played: Sequence[led.Seat]) -> Sequence[Judged | Exception]:
+    async def _judged(
+        self, env: Leads, task: Task, played: Sequence[led.Seat]
+    ) -> Sequence[Judged | Exception]:
         """What each has earned, or why that cannot be said."""
         try:
-            judged = await self.valued(env.judge, task.problem, [seat.notes for seat in played], what="its rewards")
+            judged = await self.valued(
+                env.judge, task.problem, [seat.notes for seat in played], what="its rewards"
+            )
             if len(judged) != len(played):
-                raise ValueError(f"rewards of {len(judged)} rollouts, where there are {len(played)}")
+                raise ValueError(
+                    f"rewards of {len(judged)} rollouts, where there are {len(played)}"
+                )
         except Exception as error:
             return [error] * len(played)
         return judged
@@ -105,7 +124,12 @@ class Game:
     async def _reply(self, talk: Talk) -> list[Message]:
         """What the env says; nothing when it is over, or cannot say."""
         try:
-            said = await called(self.env.reply, talk.problem, tuple(talk.messages), timeout_s=self.settings.env_timeout_s)  # type: ignore[attr-defined]
+            said = await called(
+                self.env.reply,  # type: ignore[attr-defined]
+                talk.problem,
+                tuple(talk.messages),
+                timeout_s=self.settings.env_timeout_s,
+            )
             return _messages(said or ())
         except Late as error:
             talk.truncation, talk.note = "tool-time", str(error)
@@ -120,7 +144,14 @@ class Game:
             return
         messages = [*talk.messages, *replied]
         try:
-            (sampled,) = await self.sampler.sample(messages, 1, self.settings, talk.problem.tools, talk.history, talk.samples[-1].server_id)
+            (sampled,) = await self.sampler.sample(
+                messages,
+                1,
+                self.settings,
+                talk.problem.tools,
+                talk.history,
+                talk.samples[-1].server_id,
+            )
         except ContextFull as error:
             talk.truncation, talk.note = "context", str(error)
         except TimedOut as error:
@@ -131,22 +162,32 @@ class Game:
     async def _judge(self, talk: Talk) -> Linear:
         """What it has earned."""
         env = cast(Env, self.env)
-        return await self._linear(talk, await self.valued(env.rewards, talk.problem, talk.answer, what="its rewards"))
+        return await self._linear(
+            talk, await self.valued(env.rewards, talk.problem, talk.answer, what="its rewards")
+        )
 
     async def _linear(self, talk: Talk, judged: Judged | Exception) -> Linear:
-        """That and what the functions of the run file give, as one. Raises what could not be judged."""
+        """That and what the functions of the run file give, as one. Raises what could not be
+        judged.
+        """
         if isinstance(judged, Exception):
             raise judged
         earned: Earned = leveled(judged)
         for name, reward in self.rewards.items():
-            more = await self.valued(reward, talk.problem, talk.answer, totals(earned), what=f"reward {name!r}")
+            more = await self.valued(
+                reward, talk.problem, talk.answer, totals(earned), what=f"reward {name!r}"
+            )
             earned = together(earned, leveled(more, name))
-        return linearise(earned, self.settings.reward_weights, [len(said.tokens) for said in talk.said])
+        return linearise(
+            earned, self.settings.reward_weights, [len(said.tokens) for said in talk.said]
+        )
 
     async def valued(self, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
-        """What the function gives: awaited, or of a thread of its own where it is no coroutine function, so that the env goes on meanwhile.
+        """What the function gives: awaited, or of a thread of its own where it is no coroutine
+        function, so that the env goes on meanwhile.
 
-        Only as many threads as `REWARD_THREADS` work at once, and the time limit begins when a thread does. Raises Late.
+        Only as many threads as `REWARD_THREADS` work at once, and the time limit begins when a
+        thread does. Raises Late.
         """
         if is_coroutine(function):
             return await limited(function(*arguments), self.settings.env_timeout_s, what)
@@ -160,12 +201,18 @@ class Game:
 
 
 def _messages(said: Any) -> list[Message]:
-    if bad := [message for message in said if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys()]:
+    if bad := [
+        message
+        for message in said
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys()
+    ]:
         raise TypeError(f"not a message with role and content but {bad[0]!r}")
     return [dict(message) for message in said]
 
 
 async def called(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-    """What the function returns: awaited, or else in a thread of its own, which is left behind when it is late. Raises Late."""
+    """What the function returns: awaited, or else in a thread of its own, which is left behind when
+    it is late. Raises Late.
+    """
     work = function(*arguments) if is_coroutine(function) else in_thread(function, *arguments)
     return await limited(work, timeout_s, "a reply")

@@ -11,7 +11,9 @@ END = "<end>"
 
 
 class CopyDigits:
-    """Reward: the share of the positions that are right, the end of the answer being one of them. Exact match alone would never start to learn."""
+    """Reward: the share of the positions that are right, the end of the answer being one of them.
+    Exact match alone would never start to learn.
+    """
 
     def __init__(self, seed: int, digits: int = 2) -> None:
         if digits < 1:
@@ -19,7 +21,9 @@ class CopyDigits:
         self.seed, self.digits = seed, digits
 
     def problem(self, index: int) -> Problem:
-        number = "".join(random.Random(f"copy {self.seed} {index}").choices("0123456789", k=self.digits))
+        number = "".join(
+            random.Random(f"copy {self.seed} {index}").choices("0123456789", k=self.digits)
+        )
         return Problem([{"role": "user", "content": f"{number}="}], number)
 
     def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
@@ -27,7 +31,9 @@ class CopyDigits:
 
 
 def positions_right(expected: str, answer: Answer) -> float:
-    """The share of `expected`'s characters, and of the end behind them, that stand in their place. A special token is one position."""
+    """The share of `expected`'s characters, and of the end behind them, that stand in their place.
+    A special token is one position.
+    """
     said = re.findall(r"<\w+>|.", answer.text, re.DOTALL) + [END] * answer.finished
     wanted = [*expected, END]
     return sum(a == b for a, b in zip(said, wanted, strict=False)) / len(wanted)

@@ -1,7 +1,9 @@
-"""Which of a finite set of problems is posed next: all of them once an epoch, in an order of its own, without end.
+"""Which of a finite set of problems is posed next: all of them once an epoch, in an order of its
+own, without end.
 
-The order follows from seed and epoch alone. Number n is posed in epoch n // size, and rank r of w poses the numbers r, r + w, r + 2w, ...; so ranks
-never meet, whatever their pace, every problem is posed once an epoch, and a restart needs to know no more than the next number. docs/design/grpo.md
+The order follows from seed and epoch alone. Number n is posed in epoch n // size, and rank r of w
+poses the numbers r, r + w, r + 2w, ...; so ranks never meet, whatever their pace, every problem is
+posed once an epoch, and a restart needs to know no more than the next number. docs/design/grpo.md
 asks for such a sampler.
 """
 
@@ -25,14 +27,18 @@ def order(seed: int, epoch: int, size: int) -> np.ndarray:
 
     Sorted by PCG64's raw output, which numpy promises not to change; its shuffle it may.
     """
-    keys = np.random.PCG64(np.random.SeedSequence(seed % 2**64, spawn_key=(epoch,))).random_raw(size)
+    keys = np.random.PCG64(np.random.SeedSequence(seed % 2**64, spawn_key=(epoch,))).random_raw(
+        size
+    )
     return np.argsort(keys, kind="stable")
 
 
 def share(seed: int, epoch: int, rank: int, world_size: int, size: int) -> np.ndarray:
-    """What one rank poses in an epoch, in order. The ranks' shares are disjoint, and together they are all problems; they differ by one in length.
+    """What one rank poses in an epoch, in order. The ranks' shares are disjoint, and together they
+    are all problems; they differ by one in length.
 
-    For a sampler of your own in each of several processes; replicas of an env come to the same by their numbers. Raises ValueError for no such rank.
+    For a sampler of your own in each of several processes; replicas of an env come to the same by
+    their numbers. Raises ValueError for no such rank.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of {world_size}")

@@ -1,4 +1,6 @@
-"""Guess the number: the policy names one, and hears whether the number is smaller `<` or larger `>`, until it is found or it has no guess left."""
+"""Guess the number: the policy names one, and hears whether the number is smaller `<` or larger
+`>`, until it is found or it has no guess left.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,19 @@ from streamrl.envs.base import Answer, Earned, Message, Problem
 
 
 class GuessNumber:
-    """Rewards: `found`; and `narrowed`, at each turn, the share of the other numbers that the guess has ruled out.
+    """Rewards: `found`; and `narrowed`, at each turn, the share of the other numbers that the guess
+    has ruled out.
 
-    `narrowed` adds up to 1 when one number is left, however it came to that: a potential, so it changes which turns are credited and not which way
-    of guessing is best (Ng, Harada, Russell 1999).
+    `narrowed` adds up to 1 when one number is left, however it came to that: a potential, so it
+    changes which turns are credited and not which way of guessing is best (Ng, Harada, Russell
+    1999).
     """
 
     def __init__(self, seed: int, lowest: int = 0, highest: int = 9, guesses: int = 4) -> None:
         if not 0 <= lowest < highest or guesses < 1:
-            raise ValueError(f"lowest {lowest}, highest {highest}, guesses {guesses}: need 0 <= lowest < highest, and a guess")
+            raise ValueError(
+                f"lowest {lowest}, highest {highest}, guesses {guesses}: need 0 <= lowest < highest, and a guess"
+            )
         self.seed, self.lowest, self.highest, self.guesses = seed, lowest, highest, guesses
 
     def problem(self, index: int) -> Problem:
@@ -38,7 +44,9 @@ class GuessNumber:
             before = high - low
             low, high = left(low, high, problem.answer, said.text)
             turns.append({"narrowed": (before - (high - low)) / (self.highest - self.lowest)})
-        return Earned({"found": float(answer.finished and number_in(answer.text) == problem.answer)}, turns)
+        return Earned(
+            {"found": float(answer.finished and number_in(answer.text) == problem.answer)}, turns
+        )
 
 
 def number_in(text: str) -> int | None:
@@ -54,7 +62,9 @@ def hint(number: int, guess: str) -> str:
 
 
 def left(low: int, high: int, number: int, guess: str) -> tuple[int, int]:
-    """The smallest and the largest that the number may still be, of `low` to `high`, after this guess."""
+    """The smallest and the largest that the number may still be, of `low` to `high`, after this
+    guess.
+    """
     said = number_in(guess)
     if said is None:
         return low, high

@@ -1,7 +1,9 @@
-"""Problems that are kept for evaluation. Training poses none of them, nor any that says the same under another number.
+"""Problems that are kept for evaluation. Training poses none of them, nor any that says the same
+under another number.
 
-Numbers alone would not do: an env may pose one problem under many (there are a hundred pairs of digits; a file is read again each epoch). So a
-problem is what it says, and the same for an env and its evaluation, which may be constructed with another seed or other parameters.
+Numbers alone would not do: an env may pose one problem under many (there are a hundred pairs of
+digits; a file is read again each epoch). So a problem is what it says, and the same for an env and
+its evaluation, which may be constructed with another seed or other parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from streamrl.envs.rollouts import NoProblem, pose, text_of
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
 
-LOOKED_AT = 200  # numbers for each problem that is wanted; an env that says nothing new for so long has no more
+# numbers for each problem that is wanted; an env that says nothing new for so long has no more
+LOOKED_AT = 200
 
 
 class Held(NamedTuple):
@@ -35,7 +38,9 @@ def mark(text: str) -> bytes:
 
 def mark_of(problem: Problem) -> bytes:
     """By its messages; by its tokens where it is posed in those."""
-    return mark_of_tokens(problem.tokens) if len(problem.tokens) else mark(text_of(problem.messages))
+    return (
+        mark_of_tokens(problem.tokens) if len(problem.tokens) else mark(text_of(problem.messages))
+    )
 
 
 def mark_of_tokens(tokens: Sequence[int] | np.ndarray) -> bytes:
@@ -48,7 +53,9 @@ def marks_of(asked: Turn) -> list[bytes]:
 
 
 def held_out(env: Env | Leads, count: int, but: Container[bytes] = ()) -> list[Held]:
-    """The first `count` different problems of `env`, those in `but` passed over. The same in any process; fewer where it has no more."""
+    """The first `count` different problems of `env`, those in `but` passed over. The same in any
+    process; fewer where it has no more.
+    """
     found: dict[bytes, Held] = {}
     for number in range(count * LOOKED_AT):
         if len(found) == count:
@@ -76,11 +83,15 @@ def exam(run: RunFile, name: str, env: Env | Leads, but: Container[bytes] = ()) 
     problems = held_out(env, wanted, but)
     if len(problems) < wanted:
         left = " that training has not posed" if but else ""
-        raise ConfigError(f"eval.envs.{name}.problems is {wanted}, but the env has {len(problems)} different ones{left}; lower it")
+        raise ConfigError(
+            f"eval.envs.{name}.problems is {wanted}, but the env has {len(problems)} different ones{left}; lower it"
+        )
     return problems
 
 
 def kept(run: RunFile, env: str) -> frozenset[bytes]:
     """The marks of all problems that are not for the training of `env`. Raises ConfigError."""
     names = [name for name, own in run.eval.envs.items() if (own.env or name) == env]
-    return frozenset(mark_of(held.problem) for name in names for held in exam(run, name, make_env(run, name)))
+    return frozenset(
+        mark_of(held.problem) for name in names for held in exam(run, name, make_env(run, name))
+    )

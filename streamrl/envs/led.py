@@ -1,6 +1,8 @@
-"""Conversations that the env leads: it asks the policy, and what was asked and said is kept here, token for token.
+"""Conversations that the env leads: it asks the policy, and what was asked and said is kept here,
+token for token.
 
-Limits are those of every conversation. One that is reached ends the policy's part: whoever asks again is refused, whatever the env makes of it.
+Limits are those of every conversation. One that is reached ends the policy's part: whoever asks
+again is refused, whatever the env makes of it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Sampler(Protocol):
 
 
 class Opening:
-    """The first answers to a problem: one request for all of its rollouts, made when the first of them asks."""
+    """The first answers to a problem: one request for all of its rollouts, made when the first of
+    them asks.
+    """
 
     def __init__(self, problem: Problem, n: int, settings: config.Env, sampler: Sampler) -> None:
         self.problem, self._n, self._settings, self._sampler = problem, n, settings, sampler
@@ -40,9 +44,12 @@ class Opening:
 
     async def __call__(self, index: int) -> Sampled:
         if self._answers is None:
-            asked = self._sampler.sample(list(self.problem.messages), self._n, self._settings, self.problem.tools)
+            asked = self._sampler.sample(
+                list(self.problem.messages), self._n, self._settings, self.problem.tools
+            )
             self._answers = asyncio.create_task(asked)
-        return (await asyncio.shield(self._answers))[index]  # whoever is cancelled, the others wait on
+        # whoever is cancelled, the others wait on
+        return (await asyncio.shield(self._answers))[index]
 
     def cancel(self) -> None:
         if self._answers is not None:
@@ -63,13 +70,17 @@ class Seat:
     _over: bool = False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Sampled:
+    async def ask(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Sampled:
         """As base.Ask. One at a time, so that each goes on from the one before."""
         async with self._turn:
             if not self._over and len(self.talk.samples) >= self.settings.max_turns:
                 self._end("turns")
             if self._over:
-                raise SamplingFailed(f"the rollout is over ({self.failure or self.talk.truncation})")
+                raise SamplingFailed(
+                    f"the rollout is over ({self.failure or self.talk.truncation})"
+                )
             try:
                 sampled = await self._sample(list(messages), list(tools))
             except (ContextFull, TimedOut) as error:
@@ -95,13 +106,23 @@ class Seat:
             else:
                 self._end("tool-error", one_line(error))
         if not self.talk.samples and not self.failure:
-            self.failure = self.talk.note or self.talk.truncation or "the env ended it before the policy was asked"
+            self.failure = (
+                self.talk.note
+                or self.talk.truncation
+                or "the env ended it before the policy was asked"
+            )
 
     async def _sample(self, messages: list[Message], tools: list[Mapping[str, Any]]) -> Sampled:
         problem = self.opening.problem
-        if not self.talk.samples and messages == list(problem.messages) and tools == list(problem.tools):
+        if (
+            not self.talk.samples
+            and messages == list(problem.messages)
+            and tools == list(problem.tools)
+        ):
             return await self.opening(self.index)
-        history, last = (self.talk.history, self.talk.samples[-1].server_id) if self.talk.samples else ([], "")
+        history, last = (
+            (self.talk.history, self.talk.samples[-1].server_id) if self.talk.samples else ([], "")
+        )
         (sampled,) = await self.sampler.sample(messages, 1, self.settings, tools, history, last)
         return sampled
 
@@ -112,13 +133,19 @@ class Seat:
         self.talk.heard(messages[len(self.talk.messages) :], sampled, time.time())
 
     def _end(self, limit: str, note: str = "") -> None:
-        """The first limit is the one that counts; but a turn that was cut off and went on ends by what ended it."""
+        """The first limit is the one that counts; but a turn that was cut off and went on ends by
+        what ended it.
+        """
         if not self._over:
             self._over, self.talk.truncation, self.talk.note = True, limit, note
 
 
-async def play(env: Leads, problem: Problem, n: int, settings: config.Env, sampler: Sampler) -> list[Seat]:
-    """n conversations about a problem, all at an end. Raises SamplingFailed when none of them came to anything."""
+async def play(
+    env: Leads, problem: Problem, n: int, settings: config.Env, sampler: Sampler
+) -> list[Seat]:
+    """n conversations about a problem, all at an end. Raises SamplingFailed when none of them came
+    to anything.
+    """
     opening = Opening(problem, n, settings, sampler)
     seats = [Seat(index, opening, settings, sampler, Talk(problem, [])) for index in range(n)]
     try:

@@ -1,8 +1,10 @@
-"""What a process gives up before it handles text that nobody has read. Linux only, standard library only.
+"""What a process gives up before it handles text that nobody has read. Linux only, standard library
+only.
 
-`confine` applies all of it: an allow-list of system calls (seccomp), no file but those named (Landlock),
-no capabilities, and limits on memory, processor time and file sizes. None of it can be undone, and every
-step that fails raises, so a process that goes on is confined. The process must have a single thread.
+`confine` applies all of it: an allow-list of system calls (seccomp), no file but those named
+(Landlock), no capabilities, and limits on memory, processor time and file sizes. None of it can be
+undone, and every step that fails raises, so a process that goes on is confined. The process must
+have a single thread.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ NUMBER, ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
 ARGUMENT = 16  # of the first argument; each has 8 bytes, the low word first
 CAPABILITY_VERSION = 0x20080522
 
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446  # since Linux 5.13
+# since Linux 5.13
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 LANDLOCK_VERSION = 1  # flag: answer the ABI
 RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIRECTORY = 1 << 2, 1 << 3
-FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # all, from each ABI on
+# all, from each ABI on
+FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 NET_RIGHTS = {1: 0, 4: 0b11}  # bind and connect TCP
 SCOPES = {1: 0, 6: 0b11}  # abstract UNIX sockets and signals
 RULESET_BYTES = {1: 8, 4: 16, 6: 24}
@@ -38,12 +42,14 @@ RULESET_BYTES = {1: 8, 4: 16, 6: 24}
 # What modules of Python and their libraries load.
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-TERMINAL = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX
+TERMINAL = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
 DESCRIPTOR = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 ADVICE = tuple(range(26))  # up to MADV_COLLAPSE; those from 100 on damage memory
 
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# The calls that are allowed whatever their arguments: numbers on x86_64 and aarch64, None where there is none.
+# The calls that are allowed whatever their arguments: numbers on x86_64 and aarch64, None where
+# there is none.
 CALLS: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "write": (1, 64),
@@ -128,7 +134,8 @@ ONE_OF = {
     "fcntl": ((72, 25), 1, DESCRIPTOR),
     "madvise": ((28, 233), 2, ADVICE),
 }
-OPENING = {"open": ((2, None), 1), "openat": ((257, 56), 2)}  # the index of the flags, which must not ask to write
+# the index of the flags, which must not ask to write
+OPENING = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 PRLIMIT64 = (302, 261)  # only to read a limit of its own
 
 
@@ -139,20 +146,31 @@ class NoSandbox(OSError):
 Line = tuple[int, int, int, int]  # code, how many lines to skip if so, if not, value
 
 
-def confine(memory_bytes: int, cpu_s: int, paths: Sequence[str], allow_reading: bool = False) -> None:
-    """From now on this process only computes, and reads what lies beneath `paths` and Python's own libraries.
+def confine(
+    memory_bytes: int, cpu_s: int, paths: Sequence[str], allow_reading: bool = False
+) -> None:
+    """From now on this process only computes, and reads what lies beneath `paths` and Python's own
+    libraries.
 
-    `allow_reading`: a kernel without Landlock is accepted; then every file of this user can be read.
-    Raises NoSandbox, or OSError for what the kernel refuses.
+    `allow_reading`: a kernel without Landlock is accepted; then every file of this user can be
+    read. Raises NoSandbox, or OSError for what the kernel refuses.
     """
     die_with_parent()
     _limit(resource.RLIMIT_AS, memory_bytes)
     _limit(resource.RLIMIT_CPU, cpu_s)
-    for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+    for what in (
+        resource.RLIMIT_FSIZE,
+        resource.RLIMIT_CORE,
+        resource.RLIMIT_NPROC,
+        resource.RLIMIT_MEMLOCK,
+        resource.RLIMIT_MSGQUEUE,
+    ):
         _limit(what, 0)
     _limit(resource.RLIMIT_NOFILE, 64)
     if landlock_abi() or not allow_reading:
-        reads_only(os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"), *LIBRARIES, *paths)
+        reads_only(
+            os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"), *LIBRARIES, *paths
+        )
     drop_capabilities()
     only_computes()
 
@@ -160,7 +178,9 @@ def confine(memory_bytes: int, cpu_s: int, paths: Sequence[str], allow_reading: 
 def require(allow_reading: bool = False) -> None:
     """Raise NoSandbox where `confine` would, as far as that can be known without doing it."""
     if sys.platform != "linux" or platform.machine() not in AUDIT:
-        raise NoSandbox(f"there is no sandbox for {platform.machine()} under {sys.platform}; there is one for {', '.join(AUDIT)} under linux")
+        raise NoSandbox(
+            f"there is no sandbox for {platform.machine()} under {sys.platform}; there is one for {', '.join(AUDIT)} under linux"
+        )
     if not (allow_reading or landlock_abi()):
         raise NoSandbox(
             "this kernel has no Landlock (Linux 5.13 and later; `lsm=` of the kernel's command line or a container's seccomp "
@@ -175,7 +195,9 @@ def die_with_parent() -> None:
 
 
 def undumpable() -> None:
-    """Other processes of this user can read neither this one's memory nor its environment, and cannot trace it."""
+    """Other processes of this user can read neither this one's memory nor its environment, and
+    cannot trace it.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -183,15 +205,24 @@ def undumpable() -> None:
 def landlock_abi() -> int:
     """The version of Landlock; 0 where there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
-    return max(libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint(LANDLOCK_VERSION)), 0)
+    return max(
+        libc.syscall(
+            ctypes.c_long(LANDLOCK_CREATE_RULESET),
+            None,
+            ctypes.c_size_t(0),
+            ctypes.c_uint(LANDLOCK_VERSION),
+        ),
+        0,
+    )
 
 
 def reads_only(*paths: str) -> None:
     """From now on it opens only what lies in these directories, or these files, and only to read.
 
-    Landlock handles every right that the kernel knows: nothing is written, made, removed, renamed, truncated
-    or executed, no TCP port is bound or connected to, and no process outside is signalled. That other files
-    exist can still be seen. Raises NoSandbox where the kernel has no Landlock.
+    Landlock handles every right that the kernel knows: nothing is written, made, removed, renamed,
+    truncated or executed, no TCP port is bound or connected to, and no process outside is
+    signalled. That other files exist can still be seen. Raises NoSandbox where the kernel has no
+    Landlock.
     """
     require()
     libc, abi = ctypes.CDLL(None, use_errno=True), landlock_abi()
@@ -199,17 +230,34 @@ def reads_only(*paths: str) -> None:
     def call(number: int, *arguments: object) -> int:
         return libc.syscall(ctypes.c_long(number), *arguments)
 
-    handled = struct.pack("=QQQ", _since(FILE_RIGHTS, abi), _since(NET_RIGHTS, abi), _since(SCOPES, abi))
-    rules = call(LANDLOCK_CREATE_RULESET, handled, ctypes.c_size_t(_since(RULESET_BYTES, abi)), ctypes.c_uint(0))
+    handled = struct.pack(
+        "=QQQ", _since(FILE_RIGHTS, abi), _since(NET_RIGHTS, abi), _since(SCOPES, abi)
+    )
+    rules = call(
+        LANDLOCK_CREATE_RULESET,
+        handled,
+        ctypes.c_size_t(_since(RULESET_BYTES, abi)),
+        ctypes.c_uint(0),
+    )
     if rules < 0:
         raise NoSandbox(ctypes.get_errno(), "Landlock makes no rules")
     for path in filter(os.path.exists, paths):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = struct.pack("=Qi", READ_FILE | (READ_DIRECTORY if os.path.isdir(path) else 0), place)
-        if call(LANDLOCK_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(RULE_PATH_BENEATH), allowed, ctypes.c_uint(0)):
+        allowed = struct.pack(
+            "=Qi", READ_FILE | (READ_DIRECTORY if os.path.isdir(path) else 0), place
+        )
+        if call(
+            LANDLOCK_ADD_RULE,
+            ctypes.c_int(rules),
+            ctypes.c_int(RULE_PATH_BENEATH),
+            allowed,
+            ctypes.c_uint(0),
+        ):
             raise NoSandbox(ctypes.get_errno(), "Landlock takes no rule for", path)
         os.close(place)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or call(LANDLOCK_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint(0)):
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or call(
+        LANDLOCK_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint(0)
+    ):
         raise NoSandbox(ctypes.get_errno(), "Landlock refuses to restrict this process")
     os.close(rules)
 
@@ -222,7 +270,9 @@ def drop_capabilities() -> None:
 
 
 def only_computes() -> None:
-    """From now on only the calls above are answered: no network, no process or program, no signal, nothing written but pipes."""
+    """From now on only the calls above are answered: no network, no process or program, no signal,
+    nothing written but pipes.
+    """
     machine = platform.machine()
     require(allow_reading=True)
     install(program(AUDIT[machine], list(AUDIT).index(machine)))
@@ -236,12 +286,15 @@ def install(code: bytes) -> None:
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
     filtered = Program(len(code) // 8, ctypes.addressof(buffer))
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filtered), 0, 0):
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
+        PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filtered), 0, 0
+    ):
         raise NoSandbox(ctypes.get_errno(), "the kernel takes no seccomp filter")
 
 
 def program(architecture: int, column: int) -> bytes:
-    """The filter: struct sock_filter after struct sock_filter. Calls of another machine (32 bits on 64, x32) end the process.
+    """The filter: struct sock_filter after struct sock_filter. Calls of another machine (32 bits on
+    64, x32) end the process.
 
     `column`: which number of each call in the tables is this machine's.
     """
@@ -256,20 +309,36 @@ def program(architecture: int, column: int) -> bytes:
     for numbers in CALLS.values():
         lines += _when(numbers[column], [(RETURN, 0, 0, ALLOW)])
     for numbers, index, values in ONE_OF.values():
-        equal: list[Line] = [line for value in values for line in ((EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))]
-        lines += _when(numbers[column], [(LOAD, 0, 0, ARGUMENT + 8 * index), *equal, (RETURN, 0, 0, DENY)])
+        equal: list[Line] = [
+            line for value in values for line in ((EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))
+        ]
+        lines += _when(
+            numbers[column], [(LOAD, 0, 0, ARGUMENT + 8 * index), *equal, (RETURN, 0, 0, DENY)]
+        )
     for numbers, index in OPENING.values():
-        flags: list[Line] = [(LOAD, 0, 0, ARGUMENT + 8 * index), (ANY_BIT, 0, 1, WRITING), (RETURN, 0, 0, DENY), (RETURN, 0, 0, ALLOW)]
+        flags: list[Line] = [
+            (LOAD, 0, 0, ARGUMENT + 8 * index),
+            (ANY_BIT, 0, 1, WRITING),
+            (RETURN, 0, 0, DENY),
+            (RETURN, 0, 0, ALLOW),
+        ]
         lines += _when(numbers[column], flags)
-    zeros = (ARGUMENT, ARGUMENT + 16, ARGUMENT + 20)  # this process; no new limit, a pointer of 64 bits
-    read: list[Line] = [line for offset in zeros for line in ((LOAD, 0, 0, offset), (EQUAL, 1, 0, 0), (RETURN, 0, 0, DENY))]
+    # this process; no new limit, a pointer of 64 bits
+    zeros = (ARGUMENT, ARGUMENT + 16, ARGUMENT + 20)
+    read: list[Line] = [
+        line
+        for offset in zeros
+        for line in ((LOAD, 0, 0, offset), (EQUAL, 1, 0, 0), (RETURN, 0, 0, DENY))
+    ]
     lines += _when(PRLIMIT64[column], [*read, (RETURN, 0, 0, ALLOW)])
     lines.append((RETURN, 0, 0, DENY))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 
 def _when(call: int | None, then: list[Line]) -> list[Line]:
-    """Do that for this call; go on behind it for others. The call's number is loaded, and `then` ends with a return."""
+    """Do that for this call; go on behind it for others. The call's number is loaded, and `then`
+    ends with a return.
+    """
     return [] if call is None else [(EQUAL, 0, len(then), call), *then]
 
 

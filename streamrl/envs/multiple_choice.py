@@ -1,6 +1,8 @@
-"""Multiple choice: a question and lettered choices; the answer is a letter. Questions come from a file, or are sums made here.
+"""Multiple choice: a question and lettered choices; the answer is a letter. Questions come from a
+file, or are sums made here.
 
-A line of the file is JSON: {"question": "...", "choices": ["...", ...], "answer": 2}, the answer counted from 0.
+A line of the file is JSON: {"question": "...", "choices": ["...", ...], "answer": 2}, the answer
+counted from 0.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Question(NamedTuple):
 
 
 class MultipleChoice:
-    """Reward: `correct`, that the last letter standing alone is the right one. The choices come in an order that follows from seed and index."""
+    """Reward: `correct`, that the last letter standing alone is the right one. The choices come in
+    an order that follows from seed and index.
+    """
 
     def __init__(self, seed: int, file: str = "", choices: int = 4) -> None:
         if not 2 <= choices <= len(LETTERS):
@@ -39,10 +43,20 @@ class MultipleChoice:
 
     def problem(self, index: int) -> Problem:
         draw = random.Random(f"choice {self.seed} {index}")
-        question = self._questions[place.problem] if (place := self.place(index)) else self._sum(draw)
+        question = (
+            self._questions[place.problem] if (place := self.place(index)) else self._sum(draw)
+        )
         order = draw.sample(range(len(question.choices)), len(question.choices))
-        lines = [question.question, *(f"{letter}) {question.choices[i]}" for letter, i in zip(LETTERS, order, strict=False))]
-        return Problem([{"role": "user", "content": "\n".join(lines)}], LETTERS[order.index(question.answer)])
+        lines = [
+            question.question,
+            *(
+                f"{letter}) {question.choices[i]}"
+                for letter, i in zip(LETTERS, order, strict=False)
+            ),
+        ]
+        return Problem(
+            [{"role": "user", "content": "\n".join(lines)}], LETTERS[order.index(question.answer)]
+        )
 
     def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
         return {"correct": float(chosen(answer.text) == problem.answer)}
@@ -63,8 +77,13 @@ def read(path: Path) -> list[Question]:
     """The questions of a file. Raises ValueError that names the line."""
     found: list[Question] = []
     for line, question in parsed(path, "a question with choices and an answer", _question):
-        if not (2 <= len(question.choices) <= len(LETTERS) and 0 <= question.answer < len(question.choices)):
-            raise ValueError(f"{path}:{line}: {len(question.choices)} choices and answer {question.answer}; 2 to {len(LETTERS)}, counted from 0")
+        if not (
+            2 <= len(question.choices) <= len(LETTERS)
+            and 0 <= question.answer < len(question.choices)
+        ):
+            raise ValueError(
+                f"{path}:{line}: {len(question.choices)} choices and answer {question.answer}; 2 to {len(LETTERS)}, counted from 0"
+            )
         found.append(question)
     if not found:
         raise ValueError(f"file {path} has no questions")
@@ -72,4 +91,6 @@ def read(path: Path) -> list[Question]:
 
 
 def _question(data: Any) -> Question:
-    return Question(str(data["question"]), [str(choice) for choice in data["choices"]], int(data["answer"]))
+    return Question(
+        str(data["question"]), [str(choice) for choice in data["choices"]], int(data["answer"])
+    )

@@ -1,8 +1,11 @@
-"""Which problems are left out for a while: those that the policy, when it last met them, nearly always or nearly never solved.
+"""Which problems are left out for a while: those that the policy, when it last met them, nearly
+always or nearly never solved.
 
-Their groups would have no advantages, or a few lucky ones (online difficulty filtering: arXiv:2504.03380; DAPO, arXiv:2503.14476, does it behind
-generation). What is known of a problem is its visits, which the env's replicas publish with their rollouts to `visits.<env>`, and all of them read:
-that topic is the state. It is compacted, with a key for each visit that may still count, so a restart finds them all and no two replicas write one.
+Their groups would have no advantages, or a few lucky ones (online difficulty filtering:
+arXiv:2504.03380; DAPO, arXiv:2503.14476, does it behind generation). What is known of a problem is
+its visits, which the env's replicas publish with their rollouts to `visits.<env>`, and all of them
+read: that topic is the state. It is compacted, with a key for each visit that may still count, so a
+restart finds them all and no two replicas write one.
 """
 
 from __future__ import annotations
@@ -16,23 +19,34 @@ from streamrl.records import Rollout, Visit
 
 
 def rests(rules: PassRate, visits: Iterable[Visit], epoch: int) -> bool:
-    """Is a problem left out of an epoch, by its visits in earlier ones? One with fewer than `visits` is not.
+    """Is a problem left out of an epoch, by its visits in earlier ones? One with fewer than
+    `visits` is not.
 
-    It is, for the `rest_epochs` epochs behind its last visit, when of the rollouts of its last `visits` ones a share outside `low` to `high` passed.
+    It is, for the `rest_epochs` epochs behind its last visit, when of the rollouts of its last
+    `visits` ones a share outside `low` to `high` passed.
     """
-    last = sorted((visit for visit in visits if visit.epoch < epoch), key=lambda visit: visit.epoch)[-rules.visits :]
+    last = sorted(
+        (visit for visit in visits if visit.epoch < epoch), key=lambda visit: visit.epoch
+    )[-rules.visits :]
     if len(last) < rules.visits or epoch - last[-1].epoch > rules.rest_epochs:
         return False
     rate = sum(visit.passed for visit in last) / sum(visit.rollouts for visit in last)
     return not rules.low <= rate <= rules.high
 
 
-def visit_of(rules: PassRate, environment: str, place: Place, rollouts: Sequence[Rollout]) -> Visit | None:
-    """What a group says of its problem; None when none of its rollouts came to an end that can be judged."""
+def visit_of(
+    rules: PassRate, environment: str, place: Place, rollouts: Sequence[Rollout]
+) -> Visit | None:
+    """What a group says of its problem; None when none of its rollouts came to an end that can be
+    judged.
+    """
     judged = [rollout for rollout in rollouts if not (rollout.failure or rollout.misaligned)]
     if not judged:
         return None
-    earned = [rollout.rewards.get(rules.reward, 0.0) if rules.reward else rollout.reward for rollout in judged]
+    earned = [
+        rollout.rewards.get(rules.reward, 0.0) if rules.reward else rollout.reward
+        for rollout in judged
+    ]
     return Visit(
         environment=environment,
         problem=place.problem,
@@ -44,7 +58,9 @@ def visit_of(rules: PassRate, environment: str, place: Place, rollouts: Sequence
 
 
 class Visits:
-    """What is known of an env's problems: a fold over their visits, in any order. `place`: which problem a number poses, and in which epoch."""
+    """What is known of an env's problems: a fold over their visits, in any order. `place`: which
+    problem a number poses, and in which epoch.
+    """
 
     def __init__(self, rules: PassRate, environment: str, place: Callable[[int], Place]) -> None:
         self.rules, self.environment, self._place = rules, environment, place
@@ -63,7 +79,9 @@ class Visits:
         return rests(self.rules, self._by_problem.get(place.problem, {}).values(), place.epoch)
 
     def made(self, number: int, rollouts: Sequence[Rollout]) -> Visit | None:
-        """What a group says of its problem. It is heard like that of other replicas: when it is in the log."""
+        """What a group says of its problem. It is heard like that of other replicas: when it is in
+        the log.
+        """
         return visit_of(self.rules, self.environment, self._place(number), rollouts)
 
     def key(self, visit: Visit) -> str:
@@ -71,5 +89,7 @@ class Visits:
         return f"{visit.problem}-{self._slot(visit)}"
 
     def _slot(self, visit: Visit) -> int:
-        """Between two visits lie at most `rest_epochs` epochs, so that the last `visits` of them have slots of their own."""
+        """Between two visits lie at most `rest_epochs` epochs, so that the last `visits` of them
+        have slots of their own.
+        """
         return visit.epoch % (self.rules.visits * (self.rules.rest_epochs + 1))

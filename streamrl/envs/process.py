@@ -1,6 +1,8 @@
-"""Env: problems in, rollouts out, for as long as somebody wants them. One process a replica, each at its own rate.
+"""Env: problems in, rollouts out, for as long as somebody wants them. One process a replica, each
+at its own rate.
 
-A source, not a fold: what it samples cannot be sampled again. So its progress is in the transaction of its rollouts; a restart goes on from there.
+A source, not a fold: what it samples cannot be sampled again. So its progress is in the transaction
+of its rollouts; a restart goes on from there.
 """
 
 from __future__ import annotations
@@ -75,14 +77,16 @@ class Replica:
     counter: Counter
     credit: Credit
     client: Client
-    rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # of the run file, beside the env's own
+    # of the run file, beside the env's own
+    rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])
     threads: asyncio.Semaphore = field(default_factory=reward_threads)  # for all of its rewards
     visits: Visits | None = None  # of problems that are filtered by pass rate
     left_out: int = 0  # numbers of such problems, in this life
     kept: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
     kept_in_a_row: int = 0
     version: int = 0  # newest that a server had
-    began: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])  # where its inputs ended when this life began
+    # where its inputs ended when this life began
+    began: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     tasks: set[asyncio.Task[Group]] = field(default_factory=set[asyncio.Task[Group]])
     next_launch_s: float = 0.0
     failed_in_a_row: int = 0  # groups
@@ -95,26 +99,45 @@ class Replica:
                     self.credit.demand = demand
                 case Server() as server:
                     self.version = max(self.version, server.version)
-                    self.client.heard(event.key, server, old=event.offset < self.began.get((event.topic, event.partition), 0))
+                    self.client.heard(
+                        event.key,
+                        server,
+                        old=event.offset < self.began.get((event.topic, event.partition), 0),
+                    )
                 case Visit(environment=self.name) as visit if self.visits:
                     self.visits.hear(visit)
                 case None if event.topic == "servers":
                     self.client.heard(event.key, None)
                 case Undecodable(cause=cause):
-                    logger.warning("%s: %s[%d]@%d is passed over: %s", self.credit.producer, event.topic, event.partition, event.offset, cause)
+                    logger.warning(
+                        "%s: %s[%d]@%d is passed over: %s",
+                        self.credit.producer,
+                        event.topic,
+                        event.partition,
+                        event.offset,
+                        cause,
+                    )
                 case _:
                     pass
 
     def launch(self, now_s: float) -> None:
         """As many groups as demand, concurrency and rate allow."""
-        while len(self.tasks) < self.settings.max_groups_in_flight and now_s >= self.next_launch_s and self.credit.allows():
+        while (
+            len(self.tasks) < self.settings.max_groups_in_flight
+            and now_s >= self.next_launch_s
+            and self.credit.allows()
+        ):
             self.credit.launched += 1
             self.start(self.counter.take(self.is_left_out))
             if self.settings.max_groups_per_s:
-                self.next_launch_s = max(self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S)
+                self.next_launch_s = max(
+                    self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S
+                )
 
     def go_on(self) -> None:
-        """With the problems that an earlier life left open; one that has been kept for evaluation since is let go."""
+        """With the problems that an earlier life left open; one that has been kept for evaluation
+        since is let go.
+        """
         for number in self.counter.progress.open_problems:
             if self.is_kept(number):
                 self.counter.skip(number)
@@ -123,11 +146,15 @@ class Replica:
                 self.start(number)
 
     def is_left_out(self, number: int) -> bool:
-        """Is this problem kept for evaluation, or does it rest? Raises ConfigError when there seems to be no other."""
+        """Is this problem kept for evaluation, or does it rest? Raises ConfigError when there seems
+        to be no other.
+        """
         found = self.is_kept(number)
         self.kept_in_a_row = self.kept_in_a_row + 1 if found else 0
         if self.kept_in_a_row >= KEPT_IN_A_ROW:
-            raise ConfigError(f"envs.{self.name}: {KEPT_IN_A_ROW:,} problems in a row are kept for evaluation; lower `problems` in eval.envs")
+            raise ConfigError(
+                f"envs.{self.name}: {KEPT_IN_A_ROW:,} problems in a row are kept for evaluation; lower `problems` in eval.envs"
+            )
         return found or self.rests(number)
 
     def is_kept(self, number: int) -> bool:
@@ -150,29 +177,48 @@ class Replica:
         task = Task(self.name, number, self.credit.producer, Problem([]))
         try:
             task = task._replace(problem=pose(self.env, number))
-            return Group(number, await Game(self.env, self.settings, self.client, self.rewards, self.threads).play(task, self.group_size))
+            return Group(
+                number,
+                await Game(self.env, self.settings, self.client, self.rewards, self.threads).play(
+                    task, self.group_size
+                ),
+            )
         except (NoProblem, SamplingFailed) as error:
             return Group(number, failures(task, self.group_size, str(error), self.version))
 
     def finished(self) -> list[Group]:
-        """Groups that have come in since the last call; whatever else went wrong in one ends the process."""
+        """Groups that have come in since the last call; whatever else went wrong in one ends the
+        process.
+        """
         done = [task for task in self.tasks if task.done()]
         self.tasks.difference_update(done)
         return [task.result() for task in done]
 
     def learn(self, groups: Sequence[Group], now_s: float) -> None:
-        """What these groups say about the next: their size, and whether it is of any use to go on at this pace."""
+        """What these groups say about the next: their size, and whether it is of any use to go on
+        at this pace.
+        """
         for group in groups:
             if tokens := group.tokens:
                 self.credit.measured(tokens)
             self.failed_in_a_row = 0 if tokens else self.failed_in_a_row + 1
         if self.failed_in_a_row:
-            self.next_launch_s = max(self.next_launch_s, now_s + min(self.failed_in_a_row * PAUSE_S, MAX_PAUSE_S))
+            self.next_launch_s = max(
+                self.next_launch_s, now_s + min(self.failed_in_a_row * PAUSE_S, MAX_PAUSE_S)
+            )
 
     def outputs(self, groups: Sequence[Group]) -> list[Message]:
         """One transaction: the rollouts, and the progress that they are."""
-        produced = [Output(f"rollouts.{self.name}", rollout.group_id, rollout) for group in groups for rollout in group.rollouts]
-        progress = Output(f"journal.env-{self.credit.producer}", self.credit.producer, self.counter.done([group.number for group in groups]))
+        produced = [
+            Output(f"rollouts.{self.name}", rollout.group_id, rollout)
+            for group in groups
+            for rollout in group.rollouts
+        ]
+        progress = Output(
+            f"journal.env-{self.credit.producer}",
+            self.credit.producer,
+            self.counter.done([group.number for group in groups]),
+        )
         return [to_message(output) for output in (*produced, *self.visited(groups), progress)]
 
     def visited(self, groups: Sequence[Group]) -> list[Output]:
@@ -189,20 +235,44 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     settings, producer = run.envs[env], f"{env}-{replica}"
     undumpable()  # it holds the run's credentials, and runs code beside them
     if replica >= max(settings.replicas, 1):
-        raise ConfigError(f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}")
-    made = make(settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax)
-    rewards = {name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}") for name, reward in settings.rewards.items()}
-    # First: it fences an earlier instance, so that its progress is final. What it has sampled it keeps through a broker's absence.
+        raise ConfigError(
+            f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}"
+        )
+    made = make(
+        settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax
+    )
+    rewards = {
+        name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}")
+        for name, reward in settings.rewards.items()
+    }
+    # First: it fences an earlier instance, so that its progress is final. What it has sampled it
+    # keeps through a broker's absence.
     writer = RetryingWriter(log, f"env-{producer}", f"journal.env-{producer}", stop=stop)
     group_size = run.buffer_of(env).group_size
     replicas, guess_tokens = max(settings.replicas, 1), float(group_size * 2 * settings.max_tokens)
     progress = resumed(producer, replica, replicas, list(progresses(log, env)))
     credit = Credit(producer, replicas, guess_tokens)
     key, inference = reveal(run.inference.api_key, "inference.api_key"), run.inference
-    client = Client(settings.pool, api_key=key, stick_margin=inference.stick_margin, heartbeat_s=inference.heartbeat_s)
+    client = Client(
+        settings.pool,
+        api_key=key,
+        stick_margin=inference.stick_margin,
+        heartbeat_s=inference.heartbeat_s,
+    )
     credit.launched = progress.published_groups + len(progress.open_problems)
     visits, counter = filtered(env, settings, made), Counter(progress, replicas)
-    me = Replica(env, settings, made, group_size, counter, credit, client, rewards, visits=visits, kept=kept(run, env))
+    me = Replica(
+        env,
+        settings,
+        made,
+        group_size,
+        counter,
+        credit,
+        client,
+        rewards,
+        visits=visits,
+        kept=kept(run, env),
+    )
     try:
         asyncio.run(produce(me, log, writer, stop))
     finally:
@@ -210,10 +280,18 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
 
 
 def named(run: RunFile, env: str) -> str:
-    """The env that is meant: by its name, or by its kind where only one has that. Raises ConfigError."""
-    found = [env] if env in run.envs else [name for name, settings in run.envs.items() if settings.kind == env]
+    """The env that is meant: by its name, or by its kind where only one has that. Raises
+    ConfigError.
+    """
+    found = (
+        [env]
+        if env in run.envs
+        else [name for name, settings in run.envs.items() if settings.kind == env]
+    )
     if len(found) != 1:
-        raise ConfigError(f"the run has {'no env' if not found else 'several envs'} {env!r}; it has {', '.join(run.envs)}")
+        raise ConfigError(
+            f"the run has {'no env' if not found else 'several envs'} {env!r}; it has {', '.join(run.envs)}"
+        )
     return found[0]
 
 
@@ -221,23 +299,33 @@ def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
     """Of each replica that the env has had."""
     for topic in log.topics():
         name, _, replica = topic.rpartition("-")
-        if name == f"journal.env-{env}" and replica.isdecimal() and (progress := newest(log, topic, EnvProgress)):
+        if (
+            name == f"journal.env-{env}"
+            and replica.isdecimal()
+            and (progress := newest(log, topic, EnvProgress))
+        ):
             yield progress
 
 
 def filtered(name: str, settings: config.Env, env: Env | Leads) -> Visits | None:
-    """What is to be known of the env's problems, if they are filtered by pass rate. Raises ConfigError for an env that poses no problem twice."""
+    """What is to be known of the env's problems, if they are filtered by pass rate. Raises
+    ConfigError for an env that poses no problem twice.
+    """
     if settings.pass_rate is None:
         return None
     place = getattr(env, "place", None)
     if place is None or place(0) is None:
         what = f"envs.{name}.pass_rate: {settings.kind or name} poses no problem twice, so there is nothing to leave out"
-        raise ConfigError(f"{what}; it takes an env with a file of problems, or with a method `place`")
+        raise ConfigError(
+            f"{what}; it takes an env with a file of problems, or with a method `place`"
+        )
     return Visits(settings.pass_rate, name, place)
 
 
 async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading.Event) -> None:
-    """The loop: hear, launch, publish. What is in flight when it ends is generated again by the next life."""
+    """The loop: hear, launch, publish. What is in flight when it ends is generated again by the
+    next life.
+    """
     positions = starts(log, [topic for topic in CONSUMES if topic != "visits"])
     if me.visits:
         positions |= recall(me, log)
@@ -278,8 +366,12 @@ def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
     return ends
 
 
-async def publish(me: Replica, writer: RetryingWriter, meanwhile: Callable[[], None]) -> list[Group]:
-    """Commit the groups that have come in; which they are. `meanwhile` is called each second that it takes: a broker may be away for long."""
+async def publish(
+    me: Replica, writer: RetryingWriter, meanwhile: Callable[[], None]
+) -> list[Group]:
+    """Commit the groups that have come in; which they are. `meanwhile` is called each second that
+    it takes: a broker may be away for long.
+    """
     if groups := me.finished():
         me.learn(groups, time.monotonic())
         committing = asyncio.create_task(asyncio.to_thread(writer.commit, me.outputs(groups)))
@@ -314,17 +406,30 @@ class Tally:
         """The tally that follows this one. What a person should know by now goes to the log."""
         who = me.credit.producer
         if failed := self.failed():
-            logger.warning("%s: %d of %d rollouts failed, the last: %s", who, len(failed), self.rollouts(), failed[-1].failure)
+            logger.warning(
+                "%s: %d of %d rollouts failed, the last: %s",
+                who,
+                len(failed),
+                self.rollouts(),
+                failed[-1].failure,
+            )
         if unknown := self.unknown_weights(me):
             logger.warning("%s: %s", who, unknown)
         waiting_s = 0.0 if me.credit.demand or me.tasks else self.waiting_s + self.elapsed_s
         if waiting_s // WAITING_S > self.waiting_s // WAITING_S:
-            logger.warning("%s: no demand heard for %.0f s; is the batcher running?", who, waiting_s)
+            logger.warning(
+                "%s: no demand heard for %.0f s; is the batcher running?", who, waiting_s
+            )
         return Tally(waiting_s)
 
     def unknown_weights(self, me: Replica) -> str:
         """A weight, or a filter, for a reward that no rollout has had."""
-        seen = {name: None for group in self.groups for rollout in group.rollouts for name in rollout.rewards}
+        seen = {
+            name: None
+            for group in self.groups
+            for rollout in group.rollouts
+            for name in rollout.rewards
+        }
         asked = [(name, "reward_weights") for name in me.settings.reward_weights]
         if me.visits and me.visits.rules.reward:
             asked.append((me.visits.rules.reward, "pass_rate.reward"))
@@ -336,8 +441,15 @@ class Tally:
         return ""
 
     def values(self, me: Replica) -> dict[str, float]:
-        good = [rollout for group in self.groups for rollout in group.rollouts if not rollout.failure]
-        waits = [turn.inference_metadata.latency_s for rollout in good for turn in rollout.turns if turn.inference_metadata]
+        good = [
+            rollout for group in self.groups for rollout in group.rollouts if not rollout.failure
+        ]
+        waits = [
+            turn.inference_metadata.latency_s
+            for rollout in good
+            for turn in rollout.turns
+            if turn.inference_metadata
+        ]
         values = {
             "env/groups_in_flight": float(len(me.tasks)),
             "env/groups_outstanding": float(me.credit.outstanding),
@@ -347,8 +459,12 @@ class Tally:
             "env/waiting_for_demand_s": self.waiting_s,
             **({"env/left_out": float(me.left_out)} if me.visits else {}),
         }
-        limits = Counts(str(rollout.metadata.get("truncation", "")) for rollout in good if rollout.truncated)
+        limits = Counts(
+            str(rollout.metadata.get("truncation", "")) for rollout in good if rollout.truncated
+        )
         values |= {f"env/truncated/{limit}": float(count) for limit, count in limits.items()}
         values["env/forks"] = float(sum(turn.fork for rollout in good for turn in rollout.turns))
         means = {"env/reward_mean": [rollout.reward for rollout in good], "env/request_s": waits}
-        return values | {name: sum(numbers) / len(numbers) for name, numbers in means.items() if numbers}
+        return values | {
+            name: sum(numbers) / len(numbers) for name, numbers in means.items() if numbers
+        }

@@ -1,4 +1,6 @@
-"""Sampled tokens and rewards to aligned rollouts: what the server was given and what it sampled, token for token."""
+"""Sampled tokens and rewards to aligned rollouts: what the server was given and what it sampled,
+token for token.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class NoProblem(Exception):
 
 
 class Task(NamedTuple):
-    """A problem under its names in the run. They follow from its number, so a group that is generated again has the same."""
+    """A problem under its names in the run. They follow from its number, so a group that is
+    generated again has the same.
+    """
 
     environment: str
     number: int
@@ -38,7 +42,8 @@ def pose(env: Env | Leads, number: int) -> Problem:
         problem = env.problem(number)
         if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"not a Problem but {type(problem).__name__}")
-        if len(problem.tokens) and hasattr(env, "reply"):  # what follows has to be rendered behind messages that say the same
+        # what follows has to be rendered behind messages that say the same
+        if len(problem.tokens) and hasattr(env, "reply"):
             raise ValueError("a prompt of token ids is for one turn, and this env replies")
     except Exception as error:  # an env is somebody else's code
         raise NoProblem(f"problem {number}: {one_line(error)}") from error
@@ -69,7 +74,9 @@ class Talk:
         return talk
 
     def heard(self, asked: Sequence[Message], sampled: Sampled, time_s: float) -> None:
-        """The policy was asked, and has answered. Where its prompt does not go on from what was there, a sequence of its own begins."""
+        """The policy was asked, and has answered. Where its prompt does not go on from what was
+        there, a sequence of its own begins.
+        """
         prompt = Turn(
             message=text_of(asked),
             role=str(asked[-1]["role"]) if self.turns else "user",
@@ -103,7 +110,9 @@ class Talk:
 
     @property
     def answer(self) -> Answer:
-        return Answer(self.samples[-1].text, not self.truncation, self.said, self.messages, self.truncation)
+        return Answer(
+            self.samples[-1].text, not self.truncation, self.said, self.messages, self.truncation
+        )
 
     @property
     def versions(self) -> list[int]:
@@ -111,8 +120,14 @@ class Talk:
 
 
 def aligned(task: Task, index: int, talk: Talk, earned: Linear) -> Rollout:
-    """The rollout of a conversation. Raises ValueError, or whatever msgspec raises, when it is not one that a reader would take."""
-    limit = {"truncation": talk.truncation, **({"cause": talk.note} if talk.note else {})} if talk.truncation else {}
+    """The rollout of a conversation. Raises ValueError, or whatever msgspec raises, when it is not
+    one that a reader would take.
+    """
+    limit = (
+        {"truncation": talk.truncation, **({"cause": talk.note} if talk.note else {})}
+        if talk.truncation
+        else {}
+    )
     rollout = Rollout(
         environment=task.environment,
         problem_id=str(task.number),
@@ -128,7 +143,8 @@ def aligned(task: Task, index: int, talk: Talk, earned: Linear) -> Rollout:
         newest_policy_version=max(talk.versions),
         truncated=bool(talk.truncation),
     )
-    decode("rollout/1", encode(rollout))  # what a reader would refuse is found here, where its group can still close
+    # what a reader would refuse is found here, where its group can still close
+    decode("rollout/1", encode(rollout))
     return rollout
 
 
@@ -153,7 +169,9 @@ def failed(task: Task, index: int, cause: str, policy_version: int) -> Rollout:
 
 
 def _with_rewards(turns: Sequence[Turn], earned: Linear) -> list[Turn]:
-    """Each of the policy's turns with what it earned. The only turn there is has earned all that the rollout has."""
+    """Each of the policy's turns with what it earned. The only turn there is has earned all that
+    the rollout has.
+    """
     found, own = list[Turn](), 0
     alone = len(earned.turn_rewards) == 1
     for turn in turns:

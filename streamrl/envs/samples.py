@@ -1,7 +1,9 @@
-"""Problems from files: JSON Lines or Parquet, a prompt or its token ids, and the right answer. What cannot be used is named by file and line.
+"""Problems from files: JSON Lines or Parquet, a prompt or its token ids, and the right answer. What
+cannot be used is named by file and line.
 
-A sample (docs/design/grpo.md) has `prompt`, a text or a list of chat messages, or `input_token_ids`, the very prompt in the vocabulary of the policy.
-Where it has both, the ids count and the text is for people. Its right answer is `gt_answer`. Other columns may be kept.
+A sample (docs/design/grpo.md) has `prompt`, a text or a list of chat messages, or
+`input_token_ids`, the very prompt in the vocabulary of the policy. Where it has both, the ids count
+and the text is for people. Its right answer is `gt_answer`. Other columns may be kept.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Sample(NamedTuple):
 
 
 def read(path: Path, columns: Columns, needs_answer: bool = True) -> list[Sample]:
-    """All samples of a file, in order. Raises ValueError that names the lines it cannot use, or the file."""
+    """All samples of a file, in order. Raises ValueError that names the lines it cannot use, or the
+    file.
+    """
     samples, bad = list[Sample](), list[tuple[int, str]]()
     for line, row in rows(path):
         try:
@@ -47,14 +51,18 @@ def read(path: Path, columns: Columns, needs_answer: bool = True) -> list[Sample
     if bad:
         others = [str(line) for line, _ in bad[1 : NAMED + 1]]
         more = f"; line{'s' * (len(others) > 1)} {', '.join(others)} neither" if others else ""
-        raise ValueError(f"{path}:{bad[0][0]}: {bad[0][1]}{more}{f' ({len(bad)} in all)' if len(bad) > NAMED else ''}")
+        raise ValueError(
+            f"{path}:{bad[0][0]}: {bad[0][1]}{more}{f' ({len(bad)} in all)' if len(bad) > NAMED else ''}"
+        )
     if not samples:
         raise ValueError(f"file {path} has no problems")
     return samples
 
 
 def parsed(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[tuple[int, T]]:
-    """(line, what `parse` makes of its JSON). `what` a line should be is for the error. Raises ValueError that names the line, or the file."""
+    """(line, what `parse` makes of its JSON). `what` a line should be is for the error. Raises
+    ValueError that names the line, or the file.
+    """
     try:
         for line, data in json_lines(path):
             try:
@@ -62,14 +70,18 @@ def parsed(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[tuple[i
                     raise data
                 made = parse(data)
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}:{line}: not {what} ({type(error).__name__}: {error})") from None
+                raise ValueError(
+                    f"{path}:{line}: not {what} ({type(error).__name__}: {error})"
+                ) from None
             yield line, made
     except OSError as error:
         raise ValueError(f"file {path} cannot be read ({error.strerror})") from None
 
 
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, what is in it) of a file, by its ending; a line that is no JSON is given as the error. Raises ValueError for a file that is neither."""
+    """(line, what is in it) of a file, by its ending; a line that is no JSON is given as the error.
+    Raises ValueError for a file that is neither.
+    """
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path)
@@ -91,19 +103,34 @@ def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:
     for name in columns.keep:
         if name not in row:
             raise ValueError(f"no {name!r} to keep; {has}")
-    tokens, messages = _tokens(row.get(columns.tokens)), _messages(row.get(columns.prompt), columns.prompt)
+    tokens, messages = (
+        _tokens(row.get(columns.tokens)),
+        _messages(row.get(columns.prompt), columns.prompt),
+    )
     if not (tokens or messages):
         raise ValueError(f"neither {columns.prompt!r} nor {columns.tokens!r}; {has}")
     answer = row.get(columns.answer)
     if needs_answer and not (isinstance(answer, str | int | float) and str(answer).strip()):
-        raise ValueError(f"no {columns.answer!r}; {has}" if answer is None else f"{columns.answer!r} is {answer!r}, not an answer")
-    return Sample(line, messages, tokens, "" if answer is None else str(answer), {name: _plain(row[name], name) for name in columns.keep})
+        raise ValueError(
+            f"no {columns.answer!r}; {has}"
+            if answer is None
+            else f"{columns.answer!r} is {answer!r}, not an answer"
+        )
+    return Sample(
+        line,
+        messages,
+        tokens,
+        "" if answer is None else str(answer),
+        {name: _plain(row[name], name) for name in columns.keep},
+    )
 
 
 def _tokens(given: Any) -> list[int]:
     if given is None:
         return []
-    whole = isinstance(given, Sequence) and all(isinstance(token, int) and not isinstance(token, bool) for token in given)
+    whole = isinstance(given, Sequence) and all(
+        isinstance(token, int) and not isinstance(token, bool) for token in given
+    )
     if not whole or not given or not all(0 <= token < LARGEST_TOKEN for token in given):
         raise ValueError("token ids are a list of whole numbers, at least one, from 0")
     return list(given)
@@ -116,7 +143,15 @@ def _messages(given: Any, name: str) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise ValueError(f"{name!r} is neither a text nor a list of messages")
-    if bad := [message for message in given if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message)]:
+    if bad := [
+        message
+        for message in given
+        if not (
+            isinstance(message, Mapping)
+            and isinstance(message.get("role"), str)
+            and "content" in message
+        )
+    ]:
         raise ValueError(f"{name!r} has a message without role and content: {str(bad[0])[:60]}")
     return [dict(message) for message in given]
 

@@ -1,10 +1,11 @@
-"""Runs Python that nobody has read, in a process of its own that can compute and nothing else (`limits.py`, `cell.py`).
+"""Runs Python that nobody has read, in a process of its own that can compute and nothing else
+(`limits.py`, `cell.py`).
 
-It has no network, starts and signals no process, writes no file and reads none but Python's own, and its time,
-memory and output are limited. Tests run in a second such process, which asks the program's for the results of
-calls: what a test expects never enters the process of the program, and only plain data leaves it. Where the
-kernel has no seccomp or no Landlock nothing is run. A hole in the kernel itself is not held off: for that,
-run the env in a virtual machine.
+It has no network, starts and signals no process, writes no file and reads none but Python's own,
+and its time, memory and output are limited. Tests run in a second such process, which asks the
+program's for the results of calls: what a test expects never enters the process of the program, and
+only plain data leaves it. Where the kernel has no seccomp or no Landlock nothing is run. A hole in
+the kernel itself is not held off: for that, run the env in a virtual machine.
 """
 
 from __future__ import annotations
@@ -39,17 +40,27 @@ class Outcome(NamedTuple):
     output: str  # what it printed, errors too
 
 
-async def run(program: str, tests: Sequence[str] = (), timeout_s: float = 5.0, memory_mib: int = 256, allow_reading: bool = False) -> Outcome:
-    """Run the program, then each test with its names; one that raises nothing passes. All together have `timeout_s`.
+async def run(
+    program: str,
+    tests: Sequence[str] = (),
+    timeout_s: float = 5.0,
+    memory_mib: int = 256,
+    allow_reading: bool = False,
+) -> Outcome:
+    """Run the program, then each test with its names; one that raises nothing passes. All together
+    have `timeout_s`.
 
-    A test calls functions of the program with plain data and is given plain data: numbers, text, bytes, None,
-    and lists, tuples, sets and dicts of them. Raises NoSandbox where a process cannot be confined.
+    A test calls functions of the program with plain data and is given plain data: numbers, text,
+    bytes, None, and lists, tuples, sets and dicts of them. Raises NoSandbox where a process cannot
+    be confined.
     """
     passed = [False] * len(tests)
     roles = ("program", "examiner") if tests else ("program",)
     async with contextlib.AsyncExitStack() as stack:
         arguments = (str(memory_mib * MIB), str(int(timeout_s) + 1), str(allow_reading))
-        cells = await asyncio.gather(*[stack.enter_async_context(_started(role, *arguments)) for role in roles])
+        cells = await asyncio.gather(
+            *[stack.enter_async_context(_started(role, *arguments)) for role in roles]
+        )
         output = asyncio.create_task(_output(cells[0]))
         stack.push_async_callback(_cancelled, output)
         late = False
@@ -66,43 +77,72 @@ async def run(program: str, tests: Sequence[str] = (), timeout_s: float = 5.0, m
             _kill(cells[0])
             said = await output
             code = await cells[0].wait()
-    return Outcome("time" if late else _ended(code, said), passed, said[:OUTPUT_BYTES].decode("utf-8", "replace").strip())
+    return Outcome(
+        "time" if late else _ended(code, said),
+        passed,
+        said[:OUTPUT_BYTES].decode("utf-8", "replace").strip(),
+    )
 
 
 @asynccontextmanager
 async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
     """A confined process, which ends with the block. Raises NoSandbox."""
-    line = ["-I", "-S", "-B", "-c", cell.START, str(Path(cell.__file__).parents[2]), role, *arguments]
+    line = [
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        cell.START,
+        str(Path(cell.__file__).parents[2]),
+        role,
+        *arguments,
+    ]
     environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *line, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd="/", env=environment, start_new_session=True, limit=ANSWER_BYTES
+        sys.executable,
+        *line,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        cwd="/",
+        env=environment,
+        start_new_session=True,
+        limit=ANSWER_BYTES,
     )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
         async with asyncio.timeout(START_S):
             ready = await process.stdout.readline()
             if not ready:
-                raise NoSandbox(f"there is no sandbox on this machine: {' '.join((await process.stderr.read()).decode().split())[-300:]}")
+                raise NoSandbox(
+                    f"there is no sandbox on this machine: {' '.join((await process.stderr.read()).decode().split())[-300:]}"
+                )
         if "unconfined" in (said := json.loads(ready)):
             raise NoSandbox(f"there is no sandbox on this machine: {said['unconfined']}")
         yield process
     finally:
         _kill(process)
         _end_input(process)
-        for stream in (process.stdout, process.stderr):  # what is left in a pipe: asyncio does not see the end before
+        # what is left in a pipe: asyncio does not see the end before
+        for stream in (process.stdout, process.stderr):
             with contextlib.suppress(ValueError):
                 await stream.read()
         await process.wait()
 
 
-async def _examined(program: Process, examiner: Process, tests: Sequence[str], passed: list[bool]) -> None:
+async def _examined(
+    program: Process, examiner: Process, tests: Sequence[str], passed: list[bool]
+) -> None:
     """Ask the program what the tests want to know; note in `passed` how each went."""
     said = await _answer(examiner, {"tests": list(tests)})
     while said is not None:
         heard: dict[str, Any] = json.loads(said)
         if "ask" in heard:
             answer = await _answer(program, heard["ask"])
-            said = await _sent(examiner, answer or b'{"raised": "RuntimeError", "message": "the program has ended"}\n')
+            said = await _sent(
+                examiner,
+                answer or b'{"raised": "RuntimeError", "message": "the program has ended"}\n',
+            )
         else:
             passed[heard["test"]] = heard["passed"]
             if heard["test"] == len(tests) - 1:

@@ -1,7 +1,9 @@
-"""Calls of tools in what the policy said, and what is said back. Two ways to write one: as JSON, as models are trained to, or in brackets.
+"""Calls of tools in what the policy said, and what is said back. Two ways to write one: as JSON, as
+models are trained to, or in brackets.
 
-json: `<tool_call>{"name": "calculator", "arguments": {"expression": "3*4"}}</tool_call>`, any number of them. The call stays text of the message,
-for a template that writes it anew from its parts would rewrite history. brackets: `[3*4]`, all that was said, for models of a few characters.
+json: `<tool_call>{"name": "calculator", "arguments": {"expression": "3*4"}}</tool_call>`, any
+number of them. The call stays text of the message, for a template that writes it anew from its
+parts would rewrite history. brackets: `[3*4]`, all that was said, for models of a few characters.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ class Call(NamedTuple):
 def calls(text: str, syntax: Syntax, name: str, argument: str) -> list[Call]:
     """The calls in what was said. In brackets there is one tool, `name`, with one `argument`."""
     if syntax == "brackets":
-        return [Call(name, {argument: text[1:-1]})] if len(text) > 2 and text[0] == "[" and text[-1] == "]" else []
+        return (
+            [Call(name, {argument: text[1:-1]})]
+            if len(text) > 2 and text[0] == "[" and text[-1] == "]"
+            else []
+        )
     return [_read(body) for body in JSON.findall(text)]
 
 
@@ -39,9 +45,15 @@ def result(text: str, call: int) -> Message:
 
 def described(name: str, what: str, arguments: Mapping[str, str]) -> dict[str, Any]:
     """A tool as an OpenAI function; its `arguments` are strings, by name with what they are."""
-    properties = {argument: {"type": "string", "description": meaning} for argument, meaning in arguments.items()}
+    properties = {
+        argument: {"type": "string", "description": meaning}
+        for argument, meaning in arguments.items()
+    }
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": what, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": what, "parameters": parameters},
+    }
 
 
 def _read(body: str) -> Call:

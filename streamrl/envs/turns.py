@@ -1,7 +1,8 @@
 """Time limits of somebody else's code, and waiting that is no part of them.
 
-`limited` bounds a call. What it calls may have to wait for its turn at something that is scarce, a process or a
-program: with `turn` and `taken` the limit begins when the turn has come, so that nobody fails for the queue.
+`limited` bounds a call. What it calls may have to wait for its turn at something that is scarce, a
+process or a program: with `turn` and `taken` the limit begins when the turn has come, so that
+nobody fails for the queue.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ async def turn(free: asyncio.Semaphore) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def taken(idle: asyncio.Queue[T]) -> AsyncIterator[T]:
-    """One of those that are idle, given back afterwards. The limit around it begins when there is one."""
+    """One of those that are idle, given back afterwards. The limit around it begins when there is
+    one.
+    """
     with _waiting():
         one = await idle.get()
     try:
@@ -78,11 +81,15 @@ def _waiting() -> Iterator[None]:
 
 def is_coroutine(function: Callable[..., Any]) -> bool:
     """Is it a coroutine function, or an object that is called like one?"""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  # the method
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )  # the method
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """What the function returns, in a thread of its own. Not one of a pool: those that hang would fill it. The process does not wait for it."""
+    """What the function returns, in a thread of its own. Not one of a pool: those that hang would
+    fill it. The process does not wait for it.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 

@@ -1,4 +1,6 @@
-"""From right answers to pass@k, and how sure that is. Problems are what was drawn at random; answers to one problem say little about another."""
+"""From right answers to pass@k, and how sure that is. Problems are what was drawn at random;
+answers to one problem say little about another.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +21,42 @@ class Interval(NamedTuple):
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that at least one of `k` answers is right, without bias, from `passed` right ones among `samples` >= k.
+    """The chance that at least one of `k` answers is right, without bias, from `passed` right ones
+    among `samples` >= k.
 
-    1 - C(samples - passed, k) / C(samples, k): Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, equation 1.
+    1 - C(samples - passed, k) / C(samples, k): Chen et al. 2021, "Evaluating Large Language Models
+    Trained on Code", arXiv:2107.03374, equation 1.
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
-        raise ValueError(f"pass@{k} of {passed} right answers among {samples}: need 1 <= k <= samples and 0 <= passed <= samples")
+        raise ValueError(
+            f"pass@{k} of {passed} right answers among {samples}: need 1 <= k <= samples and 0 <= passed <= samples"
+        )
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def over_problems(samples: np.ndarray, passed: np.ndarray, k: int) -> tuple[Interval, int]:
-    """pass@k in the mean of the problems with at least k answers, and how many those are; of none, 0 to 1. Both arrays (p,) int, one a problem."""
+    """pass@k in the mean of the problems with at least k answers, and how many those are; of none,
+    0 to 1. Both arrays (p,) int, one a problem.
+    """
     enough = samples >= k
-    values = np.array([pass_at_k(int(n), int(c), k) for n, c in zip(samples[enough], passed[enough], strict=True)])
+    values = np.array(
+        [pass_at_k(int(n), int(c), k) for n, c in zip(samples[enough], passed[enough], strict=True)]
+    )
     if not len(values):
         return Interval(0.0, 0.0, 1.0), 0
     return share(values, float(samples[enough].min()) / k), len(values)
 
 
 def share(values: np.ndarray, most: float = 1.0) -> Interval:
-    """The mean of (p,) values between 0 and 1, with Wilson's score interval (1927, doi:10.1080/01621459.1927.10502953): it never leaves 0 to 1, and
-    is of use where all values are 0 or 1.
+    """The mean of (p,) values between 0 and 1, with Wilson's score interval (1927,
+    doi:10.1080/01621459.1927.10502953): it never leaves 0 to 1, and is of use where all values are
+    0 or 1.
 
-    Its trials are the effective number, mean (1 - mean) / (variance of the mean over problems): Korn and Graubard 1998, "Confidence intervals for
-    proportions with small expected number of positive counts estimated from survey data"; problems as clusters: Miller 2024, arXiv:2411.00640. At
-    least p, and at most p times `most`, the independent trials that a problem's answers are: few problems that agree by chance prove little.
+    Its trials are the effective number, mean (1 - mean) / (variance of the mean over problems):
+    Korn and Graubard 1998, "Confidence intervals for proportions with small expected number of
+    positive counts estimated from survey data"; problems as clusters: Miller 2024,
+    arXiv:2411.00640. At least p, and at most p times `most`, the independent trials that a
+    problem's answers are: few problems that agree by chance prove little.
     """
     mean, p = float(values.mean()), len(values)
     variance = float(values.var(ddof=1)) / p if p > 1 else 0.0
@@ -55,9 +68,11 @@ def share(values: np.ndarray, most: float = 1.0) -> Interval:
 
 
 def mean_of_problems(samples: np.ndarray, rewards: np.ndarray) -> Interval:
-    """The mean over problems of their mean reward, and 1.96 standard errors of it to either side (Miller 2024, arXiv:2411.00640, section 2).
+    """The mean over problems of their mean reward, and 1.96 standard errors of it to either side
+    (Miller 2024, arXiv:2411.00640, section 2).
 
-    `samples`: (p,) answers to each; `rewards`: (sum of samples,), problem after problem. Those without an answer are left out; of none, all is 0.
+    `samples`: (p,) answers to each; `rewards`: (sum of samples,), problem after problem. Those
+    without an answer are left out; of none, all is 0.
     """
     pieces = np.split(rewards.astype(np.float64), np.cumsum(samples)[:-1])
     means = np.array([piece.mean() for piece in pieces if len(piece)])

@@ -1,6 +1,8 @@
-"""Takes policy versions through the exams of a run, on a vLLM of its own that stays on a version until it is done with it.
+"""Takes policy versions through the exams of a run, on a vLLM of its own that stays on a version
+until it is done with it.
 
-The run's own servers go on to the next version whenever there is one; here nothing crosses an update, and training does not wait.
+The run's own servers go on to the next version whenever there is one; here nothing crosses an
+update, and training does not wait.
 """
 
 from __future__ import annotations
@@ -57,13 +59,19 @@ class Examiner:
         self.version = -1  # that the server is on
 
     def prepare(self, names: Sequence[str], but: dict[str, frozenset[bytes]]) -> None:
-        """Make the exams of these names, without the problems in `but` (by env of the run). Raises ConfigError."""
+        """Make the exams of these names, without the problems in `but` (by env of the run). Raises
+        ConfigError.
+        """
         for name in names:
             own = self.run.eval.envs[name]
-            self.exams.append(make_exam(self.run, name, self.client, but.get(own.env or name, frozenset())))
+            self.exams.append(
+                make_exam(self.run, name, self.client, but.get(own.env or name, frozenset()))
+            )
 
     async def examine(self, version: PolicyVersion) -> list[Evaluation]:
-        """All exams, by this version. Raises WeightError where it cannot be had as announced, InferenceError where it cannot be served."""
+        """All exams, by this version. Raises WeightError where it cannot be had as announced,
+        InferenceError where it cannot be served.
+        """
         self.version = -1
         served = await asyncio.to_thread(self.host.serve, version)
         if wrong := objection(served, self.run.inference.probe_tolerance):
@@ -83,9 +91,18 @@ class Examiner:
         return found
 
     def beat(self) -> None:
-        """The client hears of the server, as it would from the topic `servers`; what it suspected of it is forgotten."""
+        """The client hears of the server, as it would from the topic `servers`; what it suspected
+        of it is forgotten.
+        """
         if self.version >= 0:
-            record = Server(server_id=self.identity, url=self.host.url, pool=POOL, version=self.version, state="ready", heartbeat_s=time.time())
+            record = Server(
+                server_id=self.identity,
+                url=self.host.url,
+                pool=POOL,
+                version=self.version,
+                state="ready",
+                heartbeat_s=time.time(),
+            )
             self.client.heard(self.identity, record)
 
     @contextlib.asynccontextmanager
@@ -99,7 +116,9 @@ class Examiner:
             await self.client.close()
 
     async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work returns. Raises Stopped when `stop` is set first, InferenceError when the server dies."""
+        """What the work returns. Raises Stopped when `stop` is set first, InferenceError when the
+        server dies.
+        """
         working, watching = asyncio.create_task(work), asyncio.create_task(self._watch())
         try:
             await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +134,9 @@ class Examiner:
         beaten_s = 0.0
         while not self.stop.is_set():
             if not self.host.alive():
-                raise InferenceError(f"vLLM of {self.identity} died while serving version {self.version}: {self.host.cause()}")
+                raise InferenceError(
+                    f"vLLM of {self.identity} died while serving version {self.version}: {self.host.cause()}"
+                )
             if time.monotonic() - beaten_s >= BEAT_S:
                 beaten_s = time.monotonic()
                 self.beat()
@@ -124,8 +145,12 @@ class Examiner:
 
 
 def transactions(found: Evaluation, answers: Sequence[Answers]) -> Iterator[list[Message]]:
-    """Every answer, and behind them, with the last of them, what they come to. Answers without that are of an evaluation that was interrupted."""
-    rollouts = [to_message(Output(TOPIC, found.name, rollout)) for a in answers for rollout in a.rollouts]
+    """Every answer, and behind them, with the last of them, what they come to. Answers without that
+    are of an evaluation that was interrupted.
+    """
+    rollouts = [
+        to_message(Output(TOPIC, found.name, rollout)) for a in answers for rollout in a.rollouts
+    ]
     written = [*rollouts, to_message(Output(TOPIC, found.name, found))]
     for start in range(0, len(written), AT_ONCE):
         yield written[start : start + AT_ONCE]
@@ -133,12 +158,18 @@ def transactions(found: Evaluation, answers: Sequence[Answers]) -> Iterator[list
 
 def recorded(log: Log) -> list[Evaluation]:
     """Every evaluation of the run so far, in the order they were made."""
-    events = (to_event(m, ("evaluation",)).record for p in range(log.topics().get(TOPIC, 0)) for m in read(log, TOPIC, p, log.start(TOPIC, p)))
+    events = (
+        to_event(m, ("evaluation",)).record
+        for p in range(log.topics().get(TOPIC, 0))
+        for m in read(log, TOPIC, p, log.start(TOPIC, p))
+    )
     return [record for record in events if isinstance(record, Evaluation)]
 
 
 def posed(log: Log, env: str) -> frozenset[bytes]:
-    """The marks of all problems that rollouts of the env were made of: what may have been trained on."""
+    """The marks of all problems that rollouts of the env were made of: what may have been trained
+    on.
+    """
     topic, found = f"rollouts.{env}", dict[bytes, None]()
     for partition in range(log.topics().get(topic, 0)):
         for message in read(log, topic, partition, log.start(topic, partition)):

@@ -1,7 +1,9 @@
-"""An evaluation: held-out problems, answers to them by one policy version alone, and what they come to.
+"""An evaluation: held-out problems, answers to them by one policy version alone, and what they come
+to.
 
-The server says which version sampled each token. An answer that is not of the version that is asked for, from its first token to its last, counts for
-none and is asked for again; so is one that failed.
+The server says which version sampled each token. An answer that is not of the version that is asked
+for, from its first token to its last, counts for none and is asked for again; so is one that
+failed.
 """
 
 from __future__ import annotations
@@ -52,26 +54,46 @@ class Answers(NamedTuple):
     repeated: int  # answers that were thrown away
 
 
-def make_exam(run: RunFile, name: str, sampler: Sampler, but: frozenset[bytes] = frozenset()) -> Exam:
+def make_exam(
+    run: RunFile, name: str, sampler: Sampler, but: frozenset[bytes] = frozenset()
+) -> Exam:
     """Evaluation `name` of the run, without the problems in `but`. Raises ConfigError."""
     own = run.eval.envs[name]
     source = own.env or name
     env = make_env(run, name)
     given = run.envs[source].rewards
-    rewards = {label: make_reward(reward.kind, reward.params, f"envs.{source}.rewards.{label}") for label, reward in given.items()}
-    return Exam(name, source, own, exam(run, name, env, but), Game(env, sampling(run.envs[source], own), sampler, rewards))
+    rewards = {
+        label: make_reward(reward.kind, reward.params, f"envs.{source}.rewards.{label}")
+        for label, reward in given.items()
+    }
+    return Exam(
+        name,
+        source,
+        own,
+        exam(run, name, env, but),
+        Game(env, sampling(run.envs[source], own), sampler, rewards),
+    )
 
 
 def sampling(env: config.Env, own: EvalEnv) -> config.Env:
     """The env's settings with the evaluation's own sampling parameters."""
-    given = {name: value for name in ("temperature", "top_p", "top_k", "max_tokens") if (value := getattr(own, name)) is not None}
-    if own.temperature == 0:  # the likeliest token is what is left of the distribution; a temperature of 0 has no logprobs
+    given = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "max_tokens")
+        if (value := getattr(own, name)) is not None
+    }
+    # the likeliest token is what is left of the distribution; a temperature of 0 has no logprobs
+    if own.temperature == 0:
         given |= {"temperature": 1.0, "top_k": 1}
     return env.model_copy(update=given)
 
 
-async def take(exam: Exam, version: int, room: AbstractAsyncContextManager[object]) -> list[Answers]:
-    """Answers to all its problems, in their order. `room`: entered for each problem, so that not all are in flight at once."""
+async def take(
+    exam: Exam, version: int, room: AbstractAsyncContextManager[object]
+) -> list[Answers]:
+    """Answers to all its problems, in their order. `room`: entered for each problem, so that not
+    all are in flight at once.
+    """
 
     async def one(held: Held) -> Answers:
         async with room:
@@ -95,24 +117,35 @@ async def answer(exam: Exam, held: Held, version: int) -> Answers:
             continue
         kept = [rollout for rollout in found if is_of(rollout, version)]
         good, repeated = good + kept, repeated + len(found) - len(kept)
-    return Answers([_named(rollout, exam.name, version, index) for index, rollout in enumerate(good)], repeated)
+    return Answers(
+        [_named(rollout, exam.name, version, index) for index, rollout in enumerate(good)], repeated
+    )
 
 
 def is_of(rollout: Rollout, version: int) -> bool:
     """Was every token of it sampled by that version?"""
-    return not (rollout.failure or rollout.misaligned) and rollout.policy_version == rollout.newest_policy_version == version
+    return (
+        not (rollout.failure or rollout.misaligned)
+        and rollout.policy_version == rollout.newest_policy_version == version
+    )
 
 
 def passes(rollout: Rollout, own: EvalEnv) -> bool:
     """Is it right?"""
-    return reaches(rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward, own.pass_at)
+    return reaches(
+        rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward, own.pass_at
+    )
 
 
-def judged(exam: Exam, version: PolicyVersion, answers: Sequence[Answers], time_s: float, seconds: float) -> Evaluation:
+def judged(
+    exam: Exam, version: PolicyVersion, answers: Sequence[Answers], time_s: float, seconds: float
+) -> Evaluation:
     """What the answers come to."""
     own, settings = exam.own, exam.game.settings
     samples = np.array([len(a.rollouts) for a in answers], np.int32)
-    passed = np.array([sum(passes(rollout, own) for rollout in a.rollouts) for a in answers], np.int32)
+    passed = np.array(
+        [sum(passes(rollout, own) for rollout in a.rollouts) for a in answers], np.int32
+    )
     rewards = np.array([rollout.reward for a in answers for rollout in a.rollouts], np.float32)
     mean = mean_of_problems(samples, rewards)
     return Evaluation(
@@ -144,12 +177,18 @@ def judged(exam: Exam, version: PolicyVersion, answers: Sequence[Answers], time_
 def metrics(found: Evaluation) -> Mapping[str, float]:
     """By the names of metrics.py."""
     values = {f"evals/{found.name}/pass@{p.k}": p.value for p in found.pass_at}
-    return {**values, f"evals/{found.name}/reward": found.reward_mean, f"evals/{found.name}/repeated": float(found.repeated)}
+    return {
+        **values,
+        f"evals/{found.name}/reward": found.reward_mean,
+        f"evals/{found.name}/repeated": float(found.repeated),
+    }
 
 
 def _pass_at(samples: np.ndarray, passed: np.ndarray, k: int) -> PassAt:
     interval, problems = over_problems(samples, passed, k)
-    return PassAt(k=k, problems=problems, value=interval.value, low=interval.low, high=interval.high)
+    return PassAt(
+        k=k, problems=problems, value=interval.value, low=interval.low, high=interval.high
+    )
 
 
 def _named(rollout: Rollout, name: str, version: int, index: int) -> Rollout:

@@ -1,4 +1,5 @@
-"""Evaluator: policy versions in, how many held-out problems each solves out. Every n-th version of the lead learner, in order.
+"""Evaluator: policy versions in, how many held-out problems each solves out. Every n-th version of
+the lead learner, in order.
 
 A version whose evaluation is interrupted is evaluated again from the beginning.
 """
@@ -36,11 +37,16 @@ SHOWN = 5  # versions in one line of the log
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Evaluate until `stop` is set. Raises InferenceError when vLLM cannot be started or ends by itself."""
+    """Evaluate until `stop` is set. Raises InferenceError when vLLM cannot be started or ends by
+    itself.
+    """
     if not run.eval.interval:
-        raise ConfigError("the run file asks for no evaluation: give eval.envs, and eval.every above 0")
+        raise ConfigError(
+            "the run file asks for no evaluation: give eval.envs, and eval.every above 0"
+        )
     check(run.inference)
-    writer = log.writer(PART, "evals")  # first: it fences an earlier instance; only now its results are final
+    # first: it fences an earlier instance; only now its results are final
+    writer = log.writer(PART, "evals")
     host, meter = Host(run, PART, sum(run.inference.sizes.values()), stop), Meter(log, PART)
     examiner = Examiner(run, PART, host, writer, meter, stop)
     show(log, VLLM, host.vllm_metrics)
@@ -68,7 +74,12 @@ async def _follow(examiner: Examiner, log: Log) -> None:
     store, every = Store(f"{run.store}/{run.learner.name}"), run.eval.interval
     done = _done(run, log)
     reader = log.reader(starts(log, ["policy-versions"]))
-    logger.info("evaluates %s every %d versions of learner %r", ", ".join(run.eval.envs), every, run.learner.name)
+    logger.info(
+        "evaluates %s every %d versions of learner %r",
+        ", ".join(run.eval.envs),
+        every,
+        run.learner.name,
+    )
     reporting = asyncio.create_task(_report(examiner, announced))
     ready(log)
     try:
@@ -80,7 +91,10 @@ async def _follow(examiner: Examiner, log: Log) -> None:
             stored = dict.fromkeys(await asyncio.to_thread(store.versions))
             if gone := missed(announced, every, done, stored):
                 shown = f"{', '.join(map(str, gone[:SHOWN]))}{f' and {len(gone) - SHOWN} more' if len(gone) > SHOWN else ''}"
-                logger.warning("not evaluated, as the weights are deleted: version %s; raise weights.keep_versions or eval.every", shown)
+                logger.warning(
+                    "not evaluated, as the weights are deleted: version %s; raise weights.keep_versions or eval.every",
+                    shown,
+                )
                 done |= dict.fromkeys(gone)
             if (version := due(announced, every, done, stored)) is not None:
                 await _evaluate(examiner, announced[version])
@@ -93,8 +107,12 @@ async def _follow(examiner: Examiner, log: Log) -> None:
 async def _evaluate(examiner: Examiner, version: PolicyVersion) -> None:
     try:
         for found in await examiner.examine(version):
-            shown = ", ".join(f"pass@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in found.pass_at)
-            logger.info("version %d, %s: %s in %.1f s", version.version, found.name, shown, found.seconds)
+            shown = ", ".join(
+                f"pass@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in found.pass_at
+            )
+            logger.info(
+                "version %d, %s: %s in %.1f s", version.version, found.name, shown, found.seconds
+            )
     except WeightError as error:  # deleted just now, or not what was announced
         logger.warning("version %d is not evaluated: %s", version.version, error)
 
@@ -103,7 +121,9 @@ async def _report(examiner: Examiner, announced: dict[int, PolicyVersion]) -> No
     """Signs of life: how far behind the newest version it is."""
     while True:
         if announced and examiner.version >= 0:
-            examiner.meter.publish({"evals/behind_versions": float(max(announced) - examiner.version)})
+            examiner.meter.publish(
+                {"evals/behind_versions": float(max(announced) - examiner.version)}
+            )
         else:
             examiner.meter.publish({"evals/behind_versions": float(len(announced))})
         await asyncio.sleep(REPORT_S)
@@ -124,11 +144,15 @@ def _done(run: RunFile, log: Log) -> dict[int, None]:
     for found in recorded(log):
         if found.learner == run.learner.name:
             made.setdefault(found.version, {})[found.name] = None
-    return {version: None for version, names in made.items() if run.eval.envs.keys() <= names.keys()}
+    return {
+        version: None for version, names in made.items() if run.eval.envs.keys() <= names.keys()
+    }
 
 
 def _check_unseen(examiner: Examiner, log: Log) -> None:
-    """Training poses none of these problems; but it may have, before the run file had this evaluation."""
+    """Training poses none of these problems; but it may have, before the run file had this
+    evaluation.
+    """
     for exam in examiner.exams:
         seen = posed(log, exam.environment)
         for held in exam.problems if seen else ():

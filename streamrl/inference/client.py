@@ -1,8 +1,10 @@
-"""What envs call: n samples of a prompt from a live server of their pool (`registry.py`), with everything the learner has to know about each token.
+"""What envs call: n samples of a prompt from a live server of their pool (`registry.py`), with
+everything the learner has to know about each token.
 
-Two requests a call, through the openai client: `/v1/chat/completions/render` turns messages into the server's own prompt tokens, and vLLM's
-token-in token-out `/inference/v1/generate` samples. The plain chat completion answers token ids and logprobs too, but not which policy version made
-which token; this is the only route that does. A conversation goes on from the tokens it has (`exact.py`).
+Two requests a call, through the openai client: `/v1/chat/completions/render` turns messages into
+the server's own prompt tokens, and vLLM's token-in token-out `/inference/v1/generate` samples. The
+plain chat completion answers token ids and logprobs too, but not which policy version made which
+token; this is the only route that does. A conversation goes on from the tokens it has (`exact.py`).
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.05  # how often the registry is looked at while there is no server
 REPORT_S = 10.0
-UNUSABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)  # what reading an answer of another shape raises
+# what reading an answer of another shape raises
+UNUSABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 CONTEXT = "maximum context length"  # in what a server says to a prompt that is too long
 
 
 class SamplingFailed(Exception):
-    """There is nothing to train on; the message says why. An env publishes it as the rollouts' failure."""
+    """There is nothing to train on; the message says why. An env publishes it as the rollouts'
+    failure.
+    """
 
 
 class ContextFull(SamplingFailed):
@@ -57,8 +62,10 @@ class Sampled(NamedTuple):
     server_id: str
     prompt_tokens: np.ndarray  # (p,) unsigned
     tokens: np.ndarray  # (n,) unsigned: sampled; the closing end-of-sequence token is one of them
-    logprobs: np.ndarray  # (n,) float32: of the distribution sampled from (temperature, top-p and top-k applied)
-    text: str  # of `tokens`, without the closing end-of-sequence token; other special tokens are shown
+    # (n,) float32: of the distribution sampled from (temperature, top-p and top-k applied)
+    logprobs: np.ndarray
+    # of `tokens`, without the closing end-of-sequence token; other special tokens are shown
+    text: str
     finish_reason: str  # stop, or length: cut off
     version_spans: list[VersionSpan]  # tile `tokens`
     latency_s: float
@@ -66,7 +73,9 @@ class Sampled(NamedTuple):
     top_p: float
     top_k: int
     max_tokens: int
-    kept: int = 0  # so many of the prompt's tokens are the history it was to go on from; 0: none was given, or it was rewritten
+    # so many of the prompt's tokens are the history it was to go on from; 0: none was given, or it
+    # was rewritten
+    kept: int = 0
 
     def metadata(self) -> InferenceMetadata:
         """The record of how this was sampled."""
@@ -83,7 +92,9 @@ class Sampled(NamedTuple):
 
 
 class Client:
-    """A live view of the `servers` topic, and sampling over it. `heard` and `sample` belong to one event loop's thread."""
+    """A live view of the `servers` topic, and sampling over it. `heard` and `sample` belong to one
+    event loop's thread.
+    """
 
     def __init__(
         self,
@@ -93,13 +104,19 @@ class Client:
         stick_margin: float = 0,
         heartbeat_s: float = 1.0,  # between two records of a server
     ) -> None:
-        self.registry, self._clock, self._api_key = Registry(pool, stick_margin, heartbeat_s), clock, api_key
+        self.registry, self._clock, self._api_key = (
+            Registry(pool, stick_margin, heartbeat_s),
+            clock,
+            api_key,
+        )
         self._connections: dict[str, openai.AsyncOpenAI] = {}  # by URL
         self._closing: set[asyncio.Task[None]] = set()
         self._asking: Counter[str] = Counter()  # requests in flight, by URL
 
     def heard(self, server_id: str, server: Server | None, old: bool = False) -> None:
-        """Take in a record of the `servers` topic; None: it is gone. `old`: it was there before this process was."""
+        """Take in a record of the `servers` topic; None: it is gone. `old`: it was there before
+        this process was.
+        """
         self.registry.heard(server_id, server, self._clock(), old)
 
     def servers(self) -> Mapping[str, Server]:
@@ -107,7 +124,8 @@ class Client:
         return self.registry.servers
 
     async def ready(self, n: int = 1, avoid: Collection[str] = (), last: str = "") -> Server:
-        """The server to ask now for `n` answers; waits for one, saying what for every REPORT_S. Cancel it, or put a timeout around it.
+        """The server to ask now for `n` answers; waits for one, saying what for every REPORT_S.
+        Cancel it, or put a timeout around it.
 
         `last`: the one that the conversation was with before.
         """
@@ -116,7 +134,11 @@ class Client:
             await asyncio.sleep(LOOK_S)
             if self._clock() - reported > REPORT_S:
                 reported = self._clock()
-                logger.warning("waiting for a ready server of pool %r; known: %s", self.registry.pool, self._describe() or "none")
+                logger.warning(
+                    "waiting for a ready server of pool %r; known: %s",
+                    self.registry.pool,
+                    self._describe() or "none",
+                )
         return server
 
     async def sample(
@@ -128,15 +150,20 @@ class Client:
         history: Sequence[int] = (),
         last: str = "",
     ) -> list[Sampled]:
-        """`n` answers to a conversation, in one request to one server, another one if that fails. `tools`: as its chat template is told of them.
+        """`n` answers to a conversation, in one request to one server, another one if that fails.
+        `tools`: as its chat template is told of them.
 
-        `history`: ids of its last prompt and answer; the prompt goes on from them unless the template rewrites what they say. Without messages
-        they are the prompt. `last`: the server that gave that answer; it is asked again while it is hardly busier than the others.
+        `history`: ids of its last prompt and answer; the prompt goes on from them unless the
+        template rewrites what they say. Without messages they are the prompt. `last`: the server
+        that gave that answer; it is asked again while it is hardly busier than the others.
 
-        Waits for a first server as long as it takes; from then on ends within attempts x 2 x timeout_s. Raises SamplingFailed: the request cannot be
-        served (ContextFull: a prompt longer than the context), or `env.attempts` servers did not answer within `env.timeout_s` each (TimedOut).
+        Waits for a first server as long as it takes; from then on ends within attempts x 2 x
+        timeout_s. Raises SamplingFailed: the request cannot be served (ContextFull: a prompt longer
+        than the context), or `env.attempts` servers did not answer within `env.timeout_s` each
+        (TimedOut).
         """
-        told = {"tools": list(tools), "tool_choice": "none"} if tools else {}  # "auto" would need a parser of calls in the server; envs have theirs
+        # "auto" would need a parser of calls in the server; envs have theirs
+        told = {"tools": list(tools), "tool_choice": "none"} if tools else {}
         prompt = {"messages": messages, **told}
         failed: list[str] = []
         late = 0
@@ -158,13 +185,17 @@ class Client:
                 async with asyncio.timeout(env.timeout_s):
                     server = self.registry.choose(self._clock(), n, failed) or await self.ready(n)
             except TimeoutError:
-                raise SamplingFailed(f"no server became ready within {env.timeout_s:g} s; " + "; ".join(causes)) from None
+                raise SamplingFailed(
+                    f"no server became ready within {env.timeout_s:g} s; " + "; ".join(causes)
+                ) from None
 
     async def close(self) -> None:
         for connection in self._connections.values():
             await connection.close()
 
-    async def _ask(self, server: Server, prompt: dict[str, Any], n: int, env: Env, history: Sequence[int]) -> list[Sampled]:
+    async def _ask(
+        self, server: Server, prompt: dict[str, Any], n: int, env: Env, history: Sequence[int]
+    ) -> list[Sampled]:
         started = time.monotonic()
         self.registry.begin(server.server_id, n)
         self._asking[server.url] += 1
@@ -172,7 +203,9 @@ class Client:
             async with asyncio.timeout(env.timeout_s):
                 tokens, kept = await self._render(server, prompt, env, history)
                 if 0 < server.max_model_len <= len(tokens):
-                    raise ContextFull(f"{server.server_id}: a prompt of {len(tokens)} tokens leaves no room in a context of {server.max_model_len}")
+                    raise ContextFull(
+                        f"{server.server_id}: a prompt of {len(tokens)} tokens leaves no room in a context of {server.max_model_len}"
+                    )
                 answer = await self._generate(server, tokens, n, env)
         except (TimeoutError, openai.APITimeoutError):
             raise NoAnswer(f"no answer within {env.timeout_s:g} s") from None
@@ -184,39 +217,61 @@ class Client:
         except openai.OpenAIError as error:
             raise ServerFailed(_reason(error)) from None
         except UNUSABLE as error:  # a proxy's answer, or a server's of another version
-            raise ServerFailed(f"an answer that cannot be used ({type(error).__name__}: {error})") from None
+            raise ServerFailed(
+                f"an answer that cannot be used ({type(error).__name__}: {error})"
+            ) from None
         finally:
             self.registry.end(server.server_id, n)
             self._asking[server.url] -= 1
         try:
             if len(answer["choices"]) != n:
                 raise ValueError(f"{len(answer['choices'])} choices, where {n} were asked for")
-            return [_sampled(server, tokens, kept, choice, env, time.monotonic() - started) for choice in answer["choices"]]
+            return [
+                _sampled(server, tokens, kept, choice, env, time.monotonic() - started)
+                for choice in answer["choices"]
+            ]
         except UNUSABLE as error:
-            raise ServerFailed(f"an answer that cannot be used ({type(error).__name__}: {error})") from None
+            raise ServerFailed(
+                f"an answer that cannot be used ({type(error).__name__}: {error})"
+            ) from None
 
-    async def _render(self, server: Server, prompt: dict[str, Any], env: Env, history: Sequence[int]) -> tuple[list[int], int]:
+    async def _render(
+        self, server: Server, prompt: dict[str, Any], env: Env, history: Sequence[int]
+    ) -> tuple[list[int], int]:
         """The prompt's tokens, and how many of them are the history."""
         if not prompt["messages"]:
             return list(history), 0
         body = {"model": server.model, **prompt, "max_tokens": env.max_tokens}
-        answer: Any = await self._connection(server.url).post("/chat/completions/render", cast_to=object, body=body)
+        answer: Any = await self._connection(server.url).post(
+            "/chat/completions/render", cast_to=object, body=body
+        )
         rendered: list[int] = answer["token_ids"]
         place = behind(history, rendered) if history else None
         if place is None or not await self._says_the_same(server, history, rendered[:place]):
             return rendered, 0
         return [*history, *rendered[place:]], len(history)
 
-    async def _says_the_same(self, server: Server, one: Sequence[int], other: Sequence[int]) -> bool:
+    async def _says_the_same(
+        self, server: Server, one: Sequence[int], other: Sequence[int]
+    ) -> bool:
         """Do these tokens make the same text?"""
         if list(one) == list(other):
             return True
         api, url = self._connection(server.url), f"{server.url}/detokenize"
-        texts: list[Any] = [await api.post(url, cast_to=object, body={"model": server.model, "tokens": list(tokens)}) for tokens in (one, other)]
+        texts: list[Any] = [
+            await api.post(
+                url, cast_to=object, body={"model": server.model, "tokens": list(tokens)}
+            )
+            for tokens in (one, other)
+        ]
         return texts[0]["prompt"] == texts[1]["prompt"]
 
-    async def _generate(self, server: Server, tokens: list[int], n: int, env: Env) -> dict[str, Any]:
-        """The server's answer. All sampling parameters are sent: a default is the server's, and may be another model's."""
+    async def _generate(
+        self, server: Server, tokens: list[int], n: int, env: Env
+    ) -> dict[str, Any]:
+        """The server's answer. All sampling parameters are sent: a default is the server's, and may
+        be another model's.
+        """
         sampling = {
             "n": n,
             "temperature": env.temperature,
@@ -226,19 +281,29 @@ class Client:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "repetition_penalty": 1.0,
-            "max_tokens": env.max_tokens,  # fewer where the context ends first: finish reason "length"
+            # fewer where the context ends first: finish reason "length"
+            "max_tokens": env.max_tokens,
             "logprobs": 0,  # of the sampled token alone
             "skip_special_tokens": False,
         }
-        body = {"model": server.model, "token_ids": tokens, "sampling_params": sampling, "output_mode": "text"}
-        answer: Any = await self._connection(server.url).post(f"{server.url}/inference/v1/generate", cast_to=object, body=body)
+        body = {
+            "model": server.model,
+            "token_ids": tokens,
+            "sampling_params": sampling,
+            "output_mode": "text",
+        }
+        answer: Any = await self._connection(server.url).post(
+            f"{server.url}/inference/v1/generate", cast_to=object, body=body
+        )
         return answer
 
     def _connection(self, url: str) -> openai.AsyncOpenAI:
         if url not in self._connections:
             self._forget()
             key = self._api_key or "none"  # the library wants one
-            self._connections[url] = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=None)
+            self._connections[url] = openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=None
+            )
         return self._connections[url]
 
     def _forget(self) -> None:
@@ -251,20 +316,44 @@ class Client:
             del self._asking[url]
 
     def _describe(self) -> str:
-        now, known = self._clock(), [s for s in self.servers().values() if s.pool == self.registry.pool]
+        now, known = (
+            self._clock(),
+            [s for s in self.servers().values() if s.pool == self.registry.pool],
+        )
         ages = {s.server_id: self.registry.age(s.server_id, now) for s in known}
-        said = {name: f"heard of {age:.0f} s ago" if age < math.inf else "not heard of since this process began" for name, age in ages.items()}
-        return "; ".join(f"{s.server_id} {s.state} {s.error}".strip() + f", {said[s.server_id]}" for s in known)
+        said = {
+            name: f"heard of {age:.0f} s ago"
+            if age < math.inf
+            else "not heard of since this process began"
+            for name, age in ages.items()
+        }
+        return "; ".join(
+            f"{s.server_id} {s.state} {s.error}".strip() + f", {said[s.server_id]}" for s in known
+        )
 
 
-def _sampled(server: Server, prompt: list[int], kept: int, choice: dict[str, Any], env: Env, latency_s: float) -> Sampled:
-    """One choice of the answer. Raises ValueError, KeyError or TypeError when it is not complete: cut off by the server, or without versions."""
-    tokens, logprobs = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    spans = [VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"]) for span in choice["weight_versions"]]
+def _sampled(
+    server: Server, prompt: list[int], kept: int, choice: dict[str, Any], env: Env, latency_s: float
+) -> Sampled:
+    """One choice of the answer. Raises ValueError, KeyError or TypeError when it is not complete:
+    cut off by the server, or without versions.
+    """
+    tokens, logprobs = (
+        choice["token_ids"],
+        [entry["logprob"] for entry in choice["logprobs"]["content"]],
+    )
+    spans = [
+        VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
+        for span in choice["weight_versions"]
+    ]
     if choice["finish_reason"] not in ("stop", "length") or not tokens:
         raise ValueError(f"finish reason {choice['finish_reason']!r} after {len(tokens)} tokens")
-    if len(logprobs) != len(tokens) or [s.start for s in spans] + [len(tokens)] != [0] + [s.end for s in spans]:
-        raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} logprobs and version spans {choice['weight_versions']}")
+    if len(logprobs) != len(tokens) or [s.start for s in spans] + [len(tokens)] != [0] + [
+        s.end for s in spans
+    ]:
+        raise ValueError(
+            f"{len(tokens)} tokens with {len(logprobs)} logprobs and version spans {choice['weight_versions']}"
+        )
     dtype = token_dtype(max(*prompt, *tokens) + 1)
     return Sampled(
         server_id=server.server_id,

@@ -1,9 +1,12 @@
-"""What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw: docs/design/inference-context.md.
+"""What an OpenAI-compatible server answered, as a rollout with the very tokens the policy saw:
+docs/design/inference-context.md.
 
-For envs that call chat completions themselves. Say at which temperature they sample and, from `servers`, which policy version answers:
-without either a rollout is not trained on. Ask for `logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide.
-Without them the prompt is tokenised here, with the template that the server applies, and the answer's BPE tokens are looked up (`Ġhello`, not
-` hello`; vLLM prints decoded text, so it has to send ids). Envs that sample through `client.py` need none of it: it handles ids only.
+For envs that call chat completions themselves. Say at which temperature they sample and, from
+`servers`, which policy version answers: without either a rollout is not trained on. Ask for
+`logprobs=True` and, of vLLM, `return_token_ids=True`: the ids that a server sends decide. Without
+them the prompt is tokenised here, with the template that the server applies, and the answer's BPE
+tokens are looked up (`Ġhello`, not ` hello`; vLLM prints decoded text, so it has to send ids). Envs
+that sample through `client.py` need none of it: it handles ids only.
 """
 
 from __future__ import annotations
@@ -42,37 +45,73 @@ class Tokenizer(Protocol):
 
 
 class InferenceContext:
-    """The tokenizer of the served model, and rollouts made with it. `counts` are this context's, since it was made.
+    """The tokenizer of the served model, and rollouts made with it. `counts` are this context's,
+    since it was made.
 
-    `temperature` is what the env samples at, and `policy_version` the newest that `servers` has told it of. Rollouts
-    have them where the call says nothing else.
+    `temperature` is what the env samples at, and `policy_version` the newest that `servers` has
+    told it of. Rollouts have them where the call says nothing else.
     """
 
-    def __init__(self, tokenizer: Tokenizer, temperature: float | None = None, policy_version: int | None = None) -> None:
-        self.tokenizer, self.temperature, self.policy_version = tokenizer, temperature, policy_version
-        self.counts: Counter[str] = Counter(dict.fromkeys(("rollouts", "misaligned", "short", "template_failures", "unchecked", "suspicious"), 0))
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        temperature: float | None = None,
+        policy_version: int | None = None,
+    ) -> None:
+        self.tokenizer, self.temperature, self.policy_version = (
+            tokenizer,
+            temperature,
+            policy_version,
+        )
+        self.counts: Counter[str] = Counter(
+            dict.fromkeys(
+                ("rollouts", "misaligned", "short", "template_failures", "unchecked", "suspicious"),
+                0,
+            )
+        )
 
     @classmethod
-    def of_model(cls, directory: str | Path, temperature: float | None = None, policy_version: int | None = None) -> InferenceContext:
+    def of_model(
+        cls,
+        directory: str | Path,
+        temperature: float | None = None,
+        policy_version: int | None = None,
+    ) -> InferenceContext:
         """With the tokenizer of a Hugging Face directory. Raises ModelError."""
         from transformers import AutoTokenizer  # takes seconds
 
         try:
-            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True), temperature, policy_version)
+            return cls(
+                AutoTokenizer.from_pretrained(str(directory), local_files_only=True),
+                temperature,
+                policy_version,
+            )
         except (OSError, ValueError) as error:
-            raise ModelError(f"{directory}: no tokenizer can be loaded from there ({' '.join(str(error).split())[:300]})") from None
+            raise ModelError(
+                f"{directory}: no tokenizer can be loaded from there ({' '.join(str(error).split())[:300]})"
+            ) from None
 
     def tokenize_prompt(self, prompt: str | Messages) -> np.ndarray:
-        """What the server makes of a user's message, or of a conversation: its chat template with the generation prompt.
+        """What the server makes of a user's message, or of a conversation: its chat template with
+        the generation prompt.
 
-        Returns (p,) int32. Where the template fails: `role: content` lines, with a warning. Raises ValueError when nothing comes of it.
+        Returns (p,) int32. Where the template fails: `role: content` lines, with a warning. Raises
+        ValueError when nothing comes of it.
         """
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        )
         try:
-            tokens = self.tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+            tokens = self.tokenizer.apply_chat_template(
+                messages, tokenize=True, add_generation_prompt=True, return_dict=False
+            )
         except Exception as error:  # templates are programs: whatever they raise
             self.counts["template_failures"] += 1
-            logger.warning("chat template failed, formatting the messages plainly: %s: %s", type(error).__name__, error)
+            logger.warning(
+                "chat template failed, formatting the messages plainly: %s: %s",
+                type(error).__name__,
+                error,
+            )
             text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
             tokens = self.tokenizer.encode(text, add_special_tokens=True)
         if not len(tokens):
@@ -80,9 +119,11 @@ class InferenceContext:
         return np.array(tokens, np.int32)
 
     def response_tokens_from_choice(self, choice: Choice) -> np.ndarray:
-        """The sampled ids: those that the server sends, or else its BPE tokens looked up. Returns (n,) int32.
+        """The sampled ids: those that the server sends, or else its BPE tokens looked up. Returns
+        (n,) int32.
 
-        Raises ValueError for missing logprobs, for zero tokens, and for a token that the vocabulary does not have (the server prints decoded text).
+        Raises ValueError for missing logprobs, for zero tokens, and for a token that the vocabulary
+        does not have (the server prints decoded text).
         """
         content = self._content(choice)
         sent = getattr(choice, "token_ids", None)
@@ -92,7 +133,9 @@ class InferenceContext:
         return np.array(tokens, np.int32)
 
     def logprobs_from_choice(self, choice: Choice) -> np.ndarray:
-        """Of the sampled tokens, in the distribution that the server reports. Returns (n,) float32. Raises ValueError for missing logprobs."""
+        """Of the sampled tokens, in the distribution that the server reports. Returns (n,) float32.
+        Raises ValueError for missing logprobs.
+        """
         return np.array([entry.logprob for entry in self._content(choice)], np.float32)
 
     def create_rollout_from_choice(
@@ -106,25 +149,32 @@ class InferenceContext:
         prompt_token_ids: Sequence[int] | None = None,  # `completion.prompt_token_ids`
         token_rewards: Sequence[float] | None = None,  # one a sampled token, on top of `reward`
         how: InferenceMetadata | None = None,
-        policy_version: int | None = None,  # where neither `how` nor the choice has version spans; otherwise the context's
+        # where neither `how` nor the choice has version spans; otherwise the context's
+        policy_version: int | None = None,
         group_id: str = "",  # of its own where the same example is posed again
         sample: int | None = None,  # otherwise the choice's index
         producer: str = "",
     ) -> Rollout:
         """One rollout of prompt and answer.
 
-        Ids that differ from `tokenize_prompt`, logprobs that are not one a token, no temperature and no policy version leave it `misaligned`: the
-        buffer ends it as invalid. Without `prompt_token_ids` nothing can be compared, which is warned of, counted and noted in the metadata, as
-        are suspicious logprobs. Raises ValueError as the methods above do.
+        Ids that differ from `tokenize_prompt`, logprobs that are not one a token, no temperature
+        and no policy version leave it `misaligned`: the buffer ends it as invalid. Without
+        `prompt_token_ids` nothing can be compared, which is warned of, counted and noted in the
+        metadata, as are suspicious logprobs. Raises ValueError as the methods above do.
         """
         own = self.tokenize_prompt(prompt)
         asked = own if prompt_token_ids is None else np.array(prompt_token_ids, np.int32)
-        tokens, logprobs = self.response_tokens_from_choice(choice), self.logprobs_from_choice(choice)
+        tokens, logprobs = (
+            self.response_tokens_from_choice(choice),
+            self.logprobs_from_choice(choice),
+        )
         spans = how.version_spans if how else _spans(choice)
         version = self.policy_version if policy_version is None else policy_version
         versions = [span.version for span in spans] or ([] if version is None else [version])
         temperature = how.temperature if how else self.temperature
-        cause = misalignment(own, asked, len(tokens), len(logprobs)) or _unsaid(versions, temperature)
+        cause = misalignment(own, asked, len(tokens), len(logprobs)) or _unsaid(
+            versions, temperature
+        )
         doubts = {"prompt_token_ids": "not sent"} if prompt_token_ids is None else {}
         if suspicion := suspicious(logprobs):
             doubts["logprobs"] = suspicion
@@ -132,10 +182,17 @@ class InferenceContext:
         versions = versions or [0]
         sample = choice.index if sample is None else sample
         how = how or InferenceMetadata(
-            server="", temperature=1.0 if temperature is None else temperature, finish_reason=choice.finish_reason, version_spans=spans
+            server="",
+            temperature=1.0 if temperature is None else temperature,
+            finish_reason=choice.finish_reason,
+            version_spans=spans,
         )
         dtype = token_dtype(int(max(asked.max(initial=0), tokens.max())) + 1)
-        shown = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
+        shown = (
+            prompt
+            if isinstance(prompt, str)
+            else "\n".join(str(message["content"]) for message in prompt)
+        )
         answer = Turn(
             message=choice.message.content or "",
             role="assistant",
@@ -163,7 +220,9 @@ class InferenceContext:
         )
 
     def metrics(self) -> dict[str, float]:
-        """How many rollouts were made, how many of them are misaligned or short, and how often the template failed."""
+        """How many rollouts were made, how many of them are misaligned or short, and how often the
+        template failed.
+        """
         return {f"inference_context/{name}": float(count) for name, count in self.counts.items()}
 
     def _content(self, choice: Choice) -> Sequence[Any]:
@@ -177,8 +236,12 @@ class InferenceContext:
         if token.startswith(ID_PREFIX) and token.removeprefix(ID_PREFIX).isdecimal():
             return int(token.removeprefix(ID_PREFIX))
         found = self.tokenizer.convert_tokens_to_ids(token)
-        if found is None or (found == self.tokenizer.unk_token_id and token != self.tokenizer.unk_token):
-            raise ValueError(f"{token!r} is no token of the vocabulary: the server prints decoded text; ask it for ids with return_token_ids")
+        if found is None or (
+            found == self.tokenizer.unk_token_id and token != self.tokenizer.unk_token
+        ):
+            raise ValueError(
+                f"{token!r} is no token of the vocabulary: the server prints decoded text; ask it for ids with return_token_ids"
+            )
         return int(found)
 
     def _note(self, example: str, tokens: int, cause: str, doubts: Mapping[str, str]) -> None:
@@ -189,7 +252,10 @@ class InferenceContext:
         if "prompt_token_ids" in doubts:
             self.counts["unchecked"] += 1
             if self.counts["unchecked"] == 1:
-                logger.warning("%s has no prompt_token_ids, so its prompt cannot be compared; ask vLLM for them with return_token_ids", example)
+                logger.warning(
+                    "%s has no prompt_token_ids, so its prompt cannot be compared; ask vLLM for them with return_token_ids",
+                    example,
+                )
         if "logprobs" in doubts:
             self.counts["suspicious"] += 1
             logger.warning("suspicious logprobs of %s: %s", example, doubts["logprobs"])
@@ -199,7 +265,9 @@ class InferenceContext:
 
 
 def suspicious(logprobs: np.ndarray) -> str:
-    """Why these can hardly be what a softmax gave for what was sampled, in a line; empty when they may be."""
+    """Why these can hardly be what a softmax gave for what was sampled, in a line; empty when they
+    may be.
+    """
     if len(logprobs) > 1 and not logprobs.any():
         return f"all {len(logprobs)} are 0; was it sampled greedily, or were they left out?"
     if (above := np.flatnonzero(logprobs > 0)).size:
@@ -212,13 +280,20 @@ def suspicious(logprobs: np.ndarray) -> str:
 def _spans(choice: Any) -> list[VersionSpan]:
     """Which version sampled what, where the server says it."""
     said = getattr(choice, "weight_versions", None) or ()
-    return [VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"]) for span in said]
+    return [
+        VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
+        for span in said
+    ]
 
 
 def _unsaid(versions: Sequence[int], temperature: float | None) -> str:
     if not versions:
         return "nobody says which policy version sampled it; give the context its policy_version"
-    return "nobody says at which temperature it was sampled; give the context its temperature" if temperature is None else ""
+    return (
+        "nobody says at which temperature it was sampled; give the context its temperature"
+        if temperature is None
+        else ""
+    )
 
 
 def misalignment(own: np.ndarray, sent: np.ndarray, tokens: int, logprobs: int) -> str:

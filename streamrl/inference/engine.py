@@ -1,9 +1,11 @@
 """Control of a running vLLM over HTTP: swap weights in flight, probe, ask for version and load.
 
-A swap keeps every request and mixes nothing. vLLM freezes (`PAUSE` returns when no step is under way), loads the weights, takes the new
-version's name, gives up all KV that the old weights made, running requests' too (`reset_running_requests`: they are put back in the queue with the
-tokens they have), and resumes: their prefix is computed again under the new weights. So a token's logprob is that of the policy its span names given
-the whole prefix, and a client that has not heard of the new version yet finds no old block either: there is none.
+A swap keeps every request and mixes nothing. vLLM freezes (`PAUSE` returns when no step is under
+way), loads the weights, takes the new version's name, gives up all KV that the old weights made,
+running requests' too (`reset_running_requests`: they are put back in the queue with the tokens they
+have), and resumes: their prefix is computed again under the new weights. So a token's logprob is
+that of the policy its span names given the whole prefix, and a client that has not heard of the new
+version yet finds no old block either: there is none.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from streamrl.errors import InferenceError
 from streamrl.inference.server import MODEL
 
 SWAP_TIMEOUT_S = 600.0
-PAUSE, CLOCK = "/streamrl/pause", "/streamrl/clock"  # of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's
+# of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's
+PAUSE, CLOCK = "/streamrl/pause", "/streamrl/clock"
 
 
 class Swap(NamedTuple):
-    """How long a swap took, in seconds: until vLLM stood still, to load the weights, and from pause to resume."""
+    """How long a swap took, in seconds: until vLLM stood still, to load the weights, and from pause
+    to resume.
+    """
 
     pause_s: float
     reload_s: float
@@ -33,7 +38,8 @@ class Swap(NamedTuple):
 class Load(NamedTuple):
     in_flight: int  # sequences, running and waiting
     generated_tokens: int  # since it started
-    spent: dict[str, float]  # seconds since it started by what they went to (`Clock` of streamrl_guard.py)
+    # seconds since it started by what they went to (`Clock` of streamrl_guard.py)
+    spent: dict[str, float]
 
 
 class Mismatch(NamedTuple):
@@ -44,22 +50,35 @@ class Mismatch(NamedTuple):
 
 
 class Engine:
-    """One vLLM by its URL, and the key of its agent. Every method raises InferenceError when it does not answer as it should."""
+    """One vLLM by its URL, and the key of its agent. Every method raises InferenceError when it
+    does not answer as it should.
+    """
 
     def __init__(self, url: str, key: str = "") -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=SWAP_TIMEOUT_S, headers={"Authorization": f"Bearer {key}"} if key else {})
+        self._http = httpx.Client(
+            base_url=url,
+            timeout=SWAP_TIMEOUT_S,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
 
     def swap(self, directory: Path, version: int) -> Swap:
-        """Serve the weights in `directory` as `version`; nothing is dropped. After an error the server is of no use: it may hold half of them."""
+        """Serve the weights in `directory` as `version`; nothing is dropped. After an error the
+        server is of no use: it may hold half of them.
+        """
         start = time.monotonic()
         self._post(PAUSE)
         paused = time.monotonic()
-        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
+        self._post(
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}},
+        )
         reloaded = time.monotonic()
         self.label(version)
         if not self._post("/reset_prefix_cache?reset_running_requests=true").get("success"):
-            raise InferenceError(f"{self.url}: vLLM did not give up the KV cache of the old weights; restart the server")
+            raise InferenceError(
+                f"{self.url}: vLLM did not give up the KV cache of the old weights; restart the server"
+            )
         self._post("/resume")
         return Swap(paused - start, reloaded - paused, time.monotonic() - start)
 
@@ -73,19 +92,38 @@ class Engine:
         return int(name) if str(name).isdecimal() else -1
 
     def probe(self, tokens: np.ndarray) -> np.ndarray:
-        """Logprobs of given text at temperature 1, computed anew, not from the prefix cache. `tokens`: (n,) ids, n >= 2.
+        """Logprobs of given text at temperature 1, computed anew, not from the prefix cache.
+        `tokens`: (n,) ids, n >= 2.
 
         Returns (n - 1,) float32: of tokens[1:], each given those before it.
         """
         ids = [int(token) for token in tokens]
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "skip_reading_prefix_cache": True}
-        answer = self._post("/inference/v1/generate", {"model": MODEL, "token_ids": ids, "sampling_params": sampling})
+        sampling = {
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+            "skip_reading_prefix_cache": True,
+        }
+        answer = self._post(
+            "/inference/v1/generate",
+            {"model": MODEL, "token_ids": ids, "sampling_params": sampling},
+        )
         entries = answer["prompt_logprobs"][1:]
-        return np.array([entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries, strict=True)], np.float32)
+        return np.array(
+            [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries, strict=True)],
+            np.float32,
+        )
 
     def load(self) -> Load:
         """From the Prometheus metrics, and the guard's clock."""
-        sums = dict.fromkeys(("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total"), 0.0)
+        sums = dict.fromkeys(
+            (
+                "vllm:num_requests_running",
+                "vllm:num_requests_waiting",
+                "vllm:generation_tokens_total",
+            ),
+            0.0,
+        )
         for line in self.metrics().decode().splitlines():
             name, brace, _ = line.partition("{")
             if brace and name in sums:
@@ -104,11 +142,34 @@ class Engine:
             return False
 
     def warm_up(self) -> None:
-        """Render, sample and probe once: the first request of each kind takes seconds, and no env is to wait for it."""
-        message = {"model": MODEL, "messages": [{"role": "user", "content": "1"}], "max_tokens": 2, "logprobs": True, "top_logprobs": 0}
+        """Render, sample and probe once: the first request of each kind takes seconds, and no env
+        is to wait for it.
+        """
+        message = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "1"}],
+            "max_tokens": 2,
+            "logprobs": True,
+            "top_logprobs": 0,
+        }
         tokens = self._post("/v1/chat/completions/render", message)["token_ids"]
-        sampling = {"max_tokens": 2, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "logprobs": 0, "n": 2}
-        self._post("/inference/v1/generate", {"model": MODEL, "token_ids": tokens, "sampling_params": sampling, "output_mode": "text"})
+        sampling = {
+            "max_tokens": 2,
+            "temperature": 0.7,
+            "top_p": 1.0,
+            "top_k": -1,
+            "logprobs": 0,
+            "n": 2,
+        }
+        self._post(
+            "/inference/v1/generate",
+            {
+                "model": MODEL,
+                "token_ids": tokens,
+                "sampling_params": sampling,
+                "output_mode": "text",
+            },
+        )
         self.probe(np.array([*tokens, *tokens], np.uint32)[:2])
 
     def close(self) -> None:
@@ -120,20 +181,30 @@ class Engine:
     def _get(self, path: str, timeout_s: float | None = None) -> httpx.Response:
         return self._answer("GET", path, None, timeout_s)
 
-    def _answer(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None) -> httpx.Response:
+    def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+    ) -> httpx.Response:
         try:
-            response = self._http.request(method, path, json=body, timeout=timeout_s or SWAP_TIMEOUT_S)
+            response = self._http.request(
+                method, path, json=body, timeout=timeout_s or SWAP_TIMEOUT_S
+            )
         except httpx.HTTPError as error:
-            raise InferenceError(f"vLLM at {self.url} does not answer {path} ({type(error).__name__}: {error})") from None
+            raise InferenceError(
+                f"vLLM at {self.url} does not answer {path} ({type(error).__name__}: {error})"
+            ) from None
         if response.status_code != 200:
-            raise InferenceError(f"vLLM at {self.url} refuses {path}: {response.status_code} {' '.join(response.text.split())[:400]}")
+            raise InferenceError(
+                f"vLLM at {self.url} refuses {path}: {response.status_code} {' '.join(response.text.split())[:400]}"
+            )
         return response
 
 
 def mismatch(expected: np.ndarray, measured: np.ndarray) -> Mismatch:
-    """max |expected - measured| over the tokens both have (a server's context may be shorter than the probe). Both (n,) float32.
+    """max |expected - measured| over the tokens both have (a server's context may be shorter than
+    the probe). Both (n,) float32.
 
-    Raises ValueError when there is nothing to compare. A value that is not finite counts as infinitely far.
+    Raises ValueError when there is nothing to compare. A value that is not finite counts as
+    infinitely far.
     """
     tokens = min(len(expected), len(measured))
     if tokens == 0:

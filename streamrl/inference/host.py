@@ -1,4 +1,6 @@
-"""One vLLM and the policy version it serves: pull, verify, start or swap, probe. Blocking; the agent runs it beside its loop."""
+"""One vLLM and the policy version it serves: pull, verify, start or swap, probe. Blocking; the
+agent runs it beside its loop.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,31 @@ class Served(NamedTuple):
     """A version that is loaded, and how it went."""
 
     version: int
-    mismatch: Mismatch  # against the learner's own logprobs; 0 tokens when the version came without a probe
+    # against the learner's own logprobs; 0 tokens when the version came without a probe
+    mismatch: Mismatch
     pull_s: float
     swap: Swap | None  # None: vLLM was started on it
     start_s: float
-    heard_s: float = 0.0  # from its announcement to the beginning of the pull, by the clocks of both machines
+    # from its announcement to the beginning of the pull, by the clocks of both machines
+    heard_s: float = 0.0
 
     def metrics(self) -> dict[str, float]:
         """By the names of metrics.py."""
         distance, tokens = self.mismatch
         values = {"inference/heard_s": self.heard_s, "inference/pull_s": self.pull_s}
-        values |= {"inference/mismatch_max_abs": distance, "inference/mismatch_tokens": float(tokens)}
+        values |= {
+            "inference/mismatch_max_abs": distance,
+            "inference/mismatch_tokens": float(tokens),
+        }
         if self.swap is None:
             return {**values, "inference/start_s": self.start_s}
         pause_s, reload_s, total_s = self.swap
-        spent = {"swap_s": total_s, "pause_s": pause_s, "reload_s": reload_s, "resume_s": total_s - pause_s - reload_s}
+        spent = {
+            "swap_s": total_s,
+            "pause_s": pause_s,
+            "reload_s": reload_s,
+            "resume_s": total_s - pause_s - reload_s,
+        }
         return {**values, **{f"inference/{name}": seconds for name, seconds in spent.items()}}
 
 
@@ -52,7 +64,9 @@ def objection(served: Served, tolerance: float) -> str:
 
 
 class Host:
-    """Owns one vLLM. `serve` is called for one version after another, from one thread; `alive`, `load` and `stop` from another."""
+    """Owns one vLLM. `serve` is called for one version after another, from one thread; `alive`,
+    `load` and `stop` from another.
+    """
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self._run, self._index, self._stop = run, index, stop
@@ -69,10 +83,13 @@ class Host:
     def serve(self, version: PolicyVersion) -> Served:
         """Make vLLM serve `version`.
 
-        Raises WeightError when the copy is not what was announced: nothing has changed then. Any other StreamrlError is the end of this host.
+        Raises WeightError when the copy is not what was announced: nothing has changed then. Any
+        other StreamrlError is the end of this host.
         """
         start, heard_s = time.monotonic(), time.time() - version.time_s if version.time_s else 0.0
-        directory = pull(version, self._run.store, self._directory / str(version.version), link=True)
+        directory = pull(
+            version, self._run.store, self._directory / str(version.version), link=True
+        )
         pulled = time.monotonic()
         swap = self._load(directory, version.version)
         done = time.monotonic()
@@ -92,7 +109,9 @@ class Host:
         return self._engine.load() if self._engine else None
 
     def vllm_metrics(self) -> bytes:
-        """Its own, as it shows them to Prometheus. Raises InferenceError when it does not answer, or is not up yet."""
+        """Its own, as it shows them to Prometheus. Raises InferenceError when it does not answer,
+        or is not up yet.
+        """
         if self._engine is None:
             raise InferenceError("vLLM is not up yet")
         return self._engine.metrics()
@@ -106,7 +125,9 @@ class Host:
     def _load(self, directory: Path, version: int) -> Swap | None:
         if self._engine is not None:
             return self._engine.swap(directory, version)
-        self._process = server.start(self._run.inference, directory, self._log_path, self._stop, self._index)
+        self._process = server.start(
+            self._run.inference, directory, self._log_path, self._stop, self._index
+        )
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")
         engine = Engine(self._process.url, self._process.key)
@@ -116,10 +137,15 @@ class Host:
         return None
 
     def _probe(self, version: PolicyVersion) -> Mismatch:
-        """The server's logprobs of the learner's probe, as much of it as the server's context holds (it keeps room for one token more)."""
+        """The server's logprobs of the learner's probe, as much of it as the server's context holds
+        (it keeps room for one token more).
+        """
         if version.probe is None or self._engine is None:
             return Mismatch(0.0, 0)
-        return mismatch(version.probe.logprobs, self._engine.probe(version.probe.tokens[: self._run.inference.max_model_len - 1]))
+        return mismatch(
+            version.probe.logprobs,
+            self._engine.probe(version.probe.tokens[: self._run.inference.max_model_len - 1]),
+        )
 
     def _forget_all_but(self, directory: Path) -> None:
         """Earlier copies go, except the one vLLM was started on: it has its tokenizer from there."""

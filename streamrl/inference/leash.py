@@ -1,9 +1,11 @@
-"""Runs a command that does not outlive whoever started it: `python leash.py GRACE_S COMMAND...`, with a pipe from the owner as stdin.
+"""Runs a command that does not outlive whoever started it: `python leash.py GRACE_S COMMAND...`,
+with a pipe from the owner as stdin.
 
-vLLM is a tree of processes, and its engine stays when the API server is killed, so a parent-death signal on the API server is not enough. The
-owner holds the only write end of the pipe; when it closes it, or dies in whatever way, end of file is read here and the whole session of the
-command goes: SIGTERM to the command, and after GRACE_S seconds SIGKILL to all that is left. Exits as the command did. Standard library only: it runs
-as a plain file, and is up in some 20 ms.
+vLLM is a tree of processes, and its engine stays when the API server is killed, so a parent-death
+signal on the API server is not enough. The owner holds the only write end of the pipe; when it
+closes it, or dies in whatever way, end of file is read here and the whole session of the command
+goes: SIGTERM to the command, and after GRACE_S seconds SIGKILL to all that is left. Exits as the
+command did. Standard library only: it runs as a plain file, and is up in some 20 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ POLL_S = 0.1
 
 
 def hold(command: list[str], grace_s: float) -> int:
-    """Run `command` in a session of its own until it ends or stdin does; nothing of that session is left when this returns."""
+    """Run `command` in a session of its own until it ends or stdin does; nothing of that session is
+    left when this returns.
+    """
     if hasattr(os, "SCHED_OTHER"):  # a server answers at once, however its agent is scheduled
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -45,7 +49,9 @@ def _owner_is_gone() -> bool:
 
 
 def _kill_session(leader: subprocess.Popen[bytes], attempts: int = 500) -> None:
-    """SIGKILL until the process group that the command led is empty: a member may be starting another one."""
+    """SIGKILL until the process group that the command led is empty: a member may be starting
+    another one.
+    """
     for _ in range(attempts):
         try:
             os.killpg(leader.pid, signal.SIGKILL)
@@ -56,6 +62,7 @@ def _kill_session(leader: subprocess.Popen[bytes], attempts: int = 500) -> None:
 
 
 if __name__ == "__main__":
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the owner decides, through the pipe
+    # the owner decides, through the pipe
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     sys.exit(hold(sys.argv[2:], float(sys.argv[1])))

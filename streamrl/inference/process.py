@@ -1,7 +1,9 @@
-"""Inference: policy versions in, tokens out. An agent owns one vLLM, keeps it on the lead learner's newest version and says so on `servers`.
+"""Inference: policy versions in, tokens out. An agent owns one vLLM, keeps it on the lead learner's
+newest version and says so on `servers`.
 
-What is slow (pulling, starting, swapping) happens in a thread beside the loop, one version at a time, always the newest; so the heartbeat never
-stops. A copy that is not what was announced leaves the server on the version it has. A vLLM that died ends the agent; the supervisor starts it anew.
+What is slow (pulling, starting, swapping) happens in a thread beside the loop, one version at a
+time, always the newest; so the heartbeat never stops. A copy that is not what was announced leaves
+the server on the version it has. A vLLM that died ends the agent; the supervisor starts it anew.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ CONSUMES = ("policy-versions",)
 PRODUCES = ("servers", "metrics")
 
 POLL_S = 0.05
-RETRY_S = 5.0  # after a bad copy or a probe that failed, unless a newer version comes first; it doubles
+# after a bad copy or a probe that failed, unless a newer version comes first; it doubles
+RETRY_S = 5.0
 MAX_RETRY_S = 60.0
 UNRESPONSIVE_S = 30.0  # a vLLM that is alive and silent for so long is ended
 LEAVE_S = 10.0  # for a pull or swap that is under way when the agent leaves
@@ -45,15 +48,19 @@ class Announcements:
         begins = starts(log, ["policy-versions"])
         self._reader = log.reader(begins)
         ends = log.ends(begins)
-        while any(self._reader.position(*where) < end for where, end in ends.items()):  # a late joiner takes the latest only
+        # a late joiner takes the latest only
+        while any(self._reader.position(*where) < end for where, end in ends.items()):
             self.newest(POLL_S)
 
     def newest(self, timeout_s: float) -> PolicyVersion | None:
         """After waiting for news for at most `timeout_s`."""
-        first = self._reader.poll(1, timeout_s)  # at once: a reader that may take more waits for more
+        # at once: a reader that may take more waits for more
+        first = self._reader.poll(1, timeout_s)
         for message in (*first, *(self._reader.poll(512, 0.0) if first else ())):
             match to_event(message, ("policy-version",)).record:
-                case PolicyVersion(learner=self._learner) as heard if self._newest is None or order_of(heard) > order_of(self._newest):
+                case PolicyVersion(learner=self._learner) as heard if (
+                    self._newest is None or order_of(heard) > order_of(self._newest)
+                ):
                     self._newest = heard
                 case _:
                     pass  # another learner's, announced before, or not a version at all
@@ -64,7 +71,9 @@ class Announcements:
 
 
 def order_of(announced: PolicyVersion) -> tuple[int, int]:
-    """Of two announcements the larger one is valid: that of the newer version, or of the newer lineage of one version."""
+    """Of two announcements the larger one is valid: that of the newer version, or of the newer
+    lineage of one version.
+    """
     return announced.version, announced.lineage
 
 
@@ -88,7 +97,9 @@ class Entry:
         self._writer.send(to_message(Output("servers", self.server.server_id, self.server)))
 
     def skip(self) -> None:
-        """No sign of life this time: clients keep away from a server that failed them until they hear of it again."""
+        """No sign of life this time: clients keep away from a server that failed them until they
+        hear of it again.
+        """
         self._beat_s = time.monotonic()
 
     def remove(self) -> None:
@@ -99,17 +110,25 @@ class Entry:
         self._writer.close()
 
 
-def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: str = GENERATION) -> None:
-    """Serve until `stop` is set. `pool` and `index` tell the servers of a run apart: port, random numbers, and the name on `servers`.
+def main(
+    run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: str = GENERATION
+) -> None:
+    """Serve until `stop` is set. `pool` and `index` tell the servers of a run apart: port, random
+    numbers, and the name on `servers`.
 
     One more than the run file has may join at any time, under an index of its own.
 
-    Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as `server.start`.
+    Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as
+    `server.start`.
     """
     identity, place = server_name(pool, index), run.inference.place(pool, index)
     check(run.inference)  # what is missing is said now, not after the first version has come
     announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
-    entry = Entry(log, Server(server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len), run.inference.heartbeat_s)
+    entry = Entry(
+        log,
+        Server(server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len),
+        run.inference.heartbeat_s,
+    )
     host, worker = Host(run, identity, place, stop), ThreadPoolExecutor(1, "host")
     show(log, VLLM, host.vllm_metrics)
     try:
@@ -127,7 +146,15 @@ def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: st
         meter.close()
 
 
-def serve(run: RunFile, announced: Announcements, host: Host, worker: ThreadPoolExecutor, entry: Entry, meter: Meter, stop: threading.Event) -> None:
+def serve(
+    run: RunFile,
+    announced: Announcements,
+    host: Host,
+    worker: ThreadPoolExecutor,
+    entry: Entry,
+    meter: Meter,
+    stop: threading.Event,
+) -> None:
     """The loop: hear of a version, have it served, say so; beat."""
     job: Future[Served] | None = None
     wanted: PolicyVersion | None = None
@@ -136,13 +163,27 @@ def serve(run: RunFile, announced: Announcements, host: Host, worker: ThreadPool
     while not stop.is_set():
         newest = announced.newest(POLL_S)
         if job is not None and job.done() and not stop.is_set():
-            failures = 0 if settle(job, host, entry, meter, run.inference.probe_tolerance) else failures + 1
-            retry_s = time.monotonic() + min(RETRY_S * 2 ** (failures - 1), MAX_RETRY_S) if failures else float("inf")
+            failures = (
+                0
+                if settle(job, host, entry, meter, run.inference.probe_tolerance)
+                else failures + 1
+            )
+            retry_s = (
+                time.monotonic() + min(RETRY_S * 2 ** (failures - 1), MAX_RETRY_S)
+                if failures
+                else float("inf")
+            )
             job = None
-        if job is None and newest is not None and (newest is not wanted or time.monotonic() >= retry_s):
+        if (
+            job is None
+            and newest is not None
+            and (newest is not wanted or time.monotonic() >= retry_s)
+        ):
             wanted, job = newest, worker.submit(host.serve, newest)
         if not host.alive():
-            raise InferenceError(f"vLLM of {entry.server.server_id} died while serving version {entry.server.version}: {host.cause()}")
+            raise InferenceError(
+                f"vLLM of {entry.server.server_id} died while serving version {entry.server.version}: {host.cause()}"
+            )
         if entry.due():
             answered_s = beat(host, entry, meter, answered_s)
     if job is not None:
@@ -150,8 +191,8 @@ def serve(run: RunFile, announced: Announcements, host: Host, worker: ThreadPool
 
 
 def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, tolerance: float) -> bool:
-    """Publish what became of a version. Returns False when it is to be tried again: its copy was bad, and the server stays where it is, or its probe
-    failed.
+    """Publish what became of a version. Returns False when it is to be tried again: its copy was
+    bad, and the server stays where it is, or its probe failed.
     """
     try:
         served = job.result()
@@ -166,9 +207,14 @@ def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, toleranc
     entry.update(url=host.url, state=state, error=wrong, version=served.version, **probed)
     meter.publish(served.metrics(), step=served.version)
     if wrong:
-        logger.error("%s; it is loaded and probed again, and asked meanwhile only if no other server is ready", wrong)
+        logger.error(
+            "%s; it is loaded and probed again, and asked meanwhile only if no other server is ready",
+            wrong,
+        )
     else:
-        logger.info("version %d is served; off by %.2g over %d tokens", served.version, distance, tokens)
+        logger.info(
+            "version %d is served; off by %.2g over %d tokens", served.version, distance, tokens
+        )
     return not wrong
 
 
@@ -190,5 +236,11 @@ def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:
     else:
         entry.update(in_flight=load.in_flight)
         spent = {f"inference/{name}": seconds for name, seconds in load.spent.items()}
-        meter.publish({**spent, "inference/in_flight": float(load.in_flight), "inference/generated_tokens": float(load.generated_tokens)})
+        meter.publish(
+            {
+                **spent,
+                "inference/in_flight": float(load.in_flight),
+                "inference/generated_tokens": float(load.generated_tokens),
+            }
+        )
     return time.monotonic()

@@ -1,9 +1,12 @@
-"""The one place that normalises: what each sampled token counts in the loss of its batch. The loss is then the sum of weight times value.
+"""The one place that normalises: what each sampled token counts in the loss of its batch. The loss
+is then the sum of weight times value.
 
-Weights are made of the whole batch, before it is split over micro-batches, devices and processes. So any split adds up to the same gradient, and the
-denominators are here to be seen. Each function takes `mask` (rows, max_seq_len) float32, 1 where a token trains, and `rollouts` (rows, max_seq_len)
-int, the number of each position's rollout (`numbers_of`), and returns (rows, max_seq_len) float32 weights, 0 outside the mask. A rollout that forked
-has several sequences; they are one rollout here, wherever they lie.
+Weights are made of the whole batch, before it is split over micro-batches, devices and processes.
+So any split adds up to the same gradient, and the denominators are here to be seen. Each function
+takes `mask` (rows, max_seq_len) float32, 1 where a token trains, and `rollouts` (rows, max_seq_len)
+int, the number of each position's rollout (`numbers_of`), and returns (rows, max_seq_len) float32
+weights, 0 outside the mask. A rollout that forked has several sequences; they are one rollout here,
+wherever they lie.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ Average = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def over_tokens(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
-    """1 / T, with T the sampled tokens of the batch: every token counts the same, so long rollouts count for more.
+    """1 / T, with T the sampled tokens of the batch: every token counts the same, so long rollouts
+    count for more.
 
     DAPO, arXiv:2503.14476, section 3.3; docs/design/logprobs.md.
     """
@@ -24,21 +28,27 @@ def over_tokens(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
 
 
 def over_samples(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
-    """1 / (N * n_i): summed over a rollout's own length n_i, then over the N rollouts of the batch. GRPO, arXiv:2402.03300, equation 19.
+    """1 / (N * n_i): summed over a rollout's own length n_i, then over the N rollouts of the batch.
+    GRPO, arXiv:2402.03300, equation 19.
 
-    docs/design/grpo.md: the loss is summed per sample over its length, the gradient divided by the samples of all processes.
+    docs/design/grpo.md: the loss is summed per sample over its length, the gradient divided by the
+    samples of all processes.
     """
     lengths = _lengths(mask, rollouts)
     return mask / (np.maximum(lengths, 1) * max(_samples(mask, rollouts), 1)).astype(np.float32)
 
 
 def over_constant(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
-    """1 / (N * max_seq_len): as `over_samples`, but no rollout's length decides what its tokens count. Dr. GRPO, arXiv:2503.20783."""
+    """1 / (N * max_seq_len): as `over_samples`, but no rollout's length decides what its tokens
+    count. Dr. GRPO, arXiv:2503.20783.
+    """
     return mask / np.float32(mask.shape[1] * max(_samples(mask, rollouts), 1))
 
 
 def numbers_of(segment_ids: np.ndarray) -> np.ndarray:
-    """A number for each segment, and one for each row's padding: (rows, max_seq_len) int64. For rows in which no rollout has forked."""
+    """A number for each segment, and one for each row's padding: (rows, max_seq_len) int64. For
+    rows in which no rollout has forked.
+    """
     rows, length = segment_ids.shape
     return segment_ids + np.arange(rows, dtype=np.int64)[:, None] * (length + 1)
 
@@ -53,4 +63,8 @@ def _samples(mask: np.ndarray, rollouts: np.ndarray) -> int:
     return len(np.unique(rollouts[mask > 0]))
 
 
-AVERAGES: dict[str, Average] = {"tokens": over_tokens, "samples": over_samples, "constant": over_constant}
+AVERAGES: dict[str, Average] = {
+    "tokens": over_tokens,
+    "samples": over_samples,
+    "constant": over_constant,
+}

@@ -7,10 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Beside:
-    """One other thread, which does what it is handed, in order. Once something has failed, nothing more is done; whoever asks has that raised."""
+    """One other thread, which does what it is handed, in order. Once something has failed, nothing
+    more is done; whoever asks has that raised.
+    """
 
     def __init__(self) -> None:
-        self._thread, self._last, self._failure = ThreadPoolExecutor(1, "beside"), Future[None](), list[BaseException]()
+        self._thread, self._last, self._failure = (
+            ThreadPoolExecutor(1, "beside"),
+            Future[None](),
+            list[BaseException](),
+        )
         self._last.set_result(None)
 
     def do(self, work: Callable[[], object]) -> None:

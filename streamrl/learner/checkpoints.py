@@ -1,7 +1,8 @@
-"""The learner's state on disk, with the place in `batches` it belongs to: parameters, optimiser, step and random key, and `position.json`.
+"""The learner's state on disk, with the place in `batches` it belongs to: parameters, optimiser,
+step and random key, and `position.json`.
 
-A checkpoint appears by a rename and goes by the removal of its position, so there is never half of one. Weights that others pull are not here but in
-the store.
+A checkpoint appears by a rename and goes by the removal of its position, so there is never half of
+one. Weights that others pull are not here but in the store.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from streamrl.errors import CheckpointError
 from streamrl.learner.model import told
 from streamrl.learner.together import first, token, wait_for_all
 
-logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)  # it warns of every part of the optimiser's state that has no values
+# it warns of every part of the optimiser's state that has no values
+logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
 
 POSITION = "position.json"
 TEMPORARY = ".tmp-"
@@ -39,18 +41,29 @@ class Position(NamedTuple):
 def nothing(directory: Path) -> None: ...
 
 
-def save(directory: Path, state: TrainerState[Any], position: Position, keep: int, add: Callable[[Path], None] = nothing) -> None:
-    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up to it. Raises CheckpointError."""
+def save(
+    directory: Path,
+    state: TrainerState[Any],
+    position: Position,
+    keep: int,
+    add: Callable[[Path], None] = nothing,
+) -> None:
+    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up
+    to it. Raises CheckpointError.
+    """
     write(directory, state, position.version, add)
     if first():
         complete(directory, position, keep)
 
 
-def write(directory: Path, state: TrainerState[Any], version: int, add: Callable[[Path], None] = nothing) -> None:
-    """Write what a checkpoint of that version consists of, into `directory`, a learner's own. It is none before it is complete.
+def write(
+    directory: Path, state: TrainerState[Any], version: int, add: Callable[[Path], None] = nothing
+) -> None:
+    """Write what a checkpoint of that version consists of, into `directory`, a learner's own. It is
+    none before it is complete.
 
-    Every process of the learner writes the parts that it has, into the same place. `add`: writes what else belongs to it, into the directory it is
-    given. Raises CheckpointError.
+    Every process of the learner writes the parts that it has, into the same place. `add`: writes
+    what else belongs to it, into the directory it is given. Raises CheckpointError.
     """
     temporary = _temporary(directory, version)
     try:
@@ -58,15 +71,19 @@ def write(directory: Path, state: TrainerState[Any], version: int, add: Callable
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         wait_for_all(temporary.name)
-        levanter.checkpoint.save_checkpoint(state.saveable_state, version, str(temporary), is_temporary=False)
+        levanter.checkpoint.save_checkpoint(
+            state.saveable_state, version, str(temporary), is_temporary=False
+        )
         add(temporary)
         wait_for_all(path_of(directory, version).name)
-    except (OSError, ValueError) as error:  # ValueError is TensorStore's, with what the operating system said
+    except (OSError, ValueError) as error:
+        # ValueError is TensorStore's, with what the operating system said
         raise _failure(directory, version, error) from None
 
 
 def complete(directory: Path, position: Position, keep: int) -> None:
-    """Make a checkpoint of what has been written: one process does, for all. Delete all but the newest `keep` up to it. Raises CheckpointError.
+    """Make a checkpoint of what has been written: one process does, for all. Delete all but the
+    newest `keep` up to it. Raises CheckpointError.
 
     Those of later versions go too: they belong to a log that is gone.
     """
@@ -84,12 +101,16 @@ def complete(directory: Path, position: Position, keep: int) -> None:
 
 
 def _temporary(directory: Path, version: int) -> Path:
-    """A path of its own: TensorStore remembers what it once found under a path. A process that was taken for dead, and is not, has another."""
+    """A path of its own: TensorStore remembers what it once found under a path. A process that was
+    taken for dead, and is not, has another.
+    """
     return directory / f"{TEMPORARY}{path_of(directory, version).name}-{token()}"
 
 
 def clear(directory: Path) -> None:
-    """Remove what processes that died while they wrote have left. Only for the one learner that writes."""
+    """Remove what processes that died while they wrote have left. Only for the one learner that
+    writes.
+    """
     for left in directory.glob(f"{TEMPORARY}*"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -97,7 +118,9 @@ def clear(directory: Path) -> None:
 def _failure(directory: Path, version: int, error: Exception) -> CheckpointError:
     shutil.rmtree(_temporary(directory, version), ignore_errors=True)
     hint = "free some space, or raise learner.checkpoint_every"
-    return CheckpointError(f"checkpoint {path_of(directory, version)} cannot be written ({told(error)}); {hint}")
+    return CheckpointError(
+        f"checkpoint {path_of(directory, version)} cannot be written ({told(error)}); {hint}"
+    )
 
 
 def versions(directory: Path) -> list[int]:
@@ -120,12 +143,21 @@ def latest(directory: Path, announced: int) -> Position | None:
 
 
 def load(directory: Path, position: Position, state: TrainerState[Any]) -> TrainerState[Any]:
-    """The state of a checkpoint; `state` is any of the same shape. To be called inside the trainer's mesh. Raises CheckpointError."""
+    """The state of a checkpoint; `state` is any of the same shape. To be called inside the
+    trainer's mesh. Raises CheckpointError.
+    """
     path = path_of(directory, position.version)
     try:
-        return cast(TrainerState[Any], eqx.combine(levanter.checkpoint.load_checkpoint(state.saveable_state, str(path)), state))
+        return cast(
+            TrainerState[Any],
+            eqx.combine(
+                levanter.checkpoint.load_checkpoint(state.saveable_state, str(path)), state
+            ),
+        )
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be loaded ({told(error)}); delete {path} to go on from the one before") from None
+        raise CheckpointError(
+            f"checkpoint {path} cannot be loaded ({told(error)}); delete {path} to go on from the one before"
+        ) from None
 
 
 def path_of(directory: Path, version: int) -> Path:

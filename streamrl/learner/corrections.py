@@ -1,9 +1,11 @@
-"""Rollouts of another distribution than the model in training: of an older version, or of an engine that computes a little differently.
+"""Rollouts of another distribution than the model in training: of an older version, or of an engine
+that computes a little differently.
 
-Three choices, each on its own: importance weights, rejection, and which policy the loss measures its ratio from (`objective.py`). All arrays are
-(rows, max_seq_len) float32; d = current - policy, of the sampled tokens, without a gradient, 0 outside `mask`. Nothing here normalises: what is
-rejected counts 0, and still counts in the denominators of `averages.py`. docs/design/sampling-logprobs.md asks for a correction;
-the choices are those of verl.
+Three choices, each on its own: importance weights, rejection, and which policy the loss measures
+its ratio from (`objective.py`). All arrays are (rows, max_seq_len) float32; d = current - policy,
+of the sampled tokens, without a gradient, 0 outside `mask`. Nothing here normalises: what is
+rejected counts 0, and still counts in the denominators of `averages.py`.
+docs/design/sampling-logprobs.md asks for a correction; the choices are those of verl.
 """
 
 from __future__ import annotations
@@ -25,37 +27,54 @@ class Corrected(NamedTuple):
     kept: jax.Array  # 1, or 0 where it is rejected or masked: nothing of the token trains
 
 
-def correct(settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> Corrected:
+def correct(
+    settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
+) -> Corrected:
     """All that the settings ask for."""
     weights, kept = jnp.ones_like(d), accepted(settings, d, mask, segment_ids)
     if settings.weights != "none":
-        whole = token_weights(d) if settings.weights == "token" else sequence_weights(d, segment_ids)
+        whole = (
+            token_weights(d) if settings.weights == "token" else sequence_weights(d, segment_ids)
+        )
         inside = (whole >= settings.weight_min) & (whole <= settings.weight_max)
-        weights = jnp.minimum(whole, settings.weight_max) if settings.beyond == "truncate" else jnp.where(inside, whole, 0.0)
+        weights = (
+            jnp.minimum(whole, settings.weight_max)
+            if settings.beyond == "truncate"
+            else jnp.where(inside, whole, 0.0)
+        )
         kept *= jnp.ones_like(d) if settings.beyond == "truncate" else inside.astype(d.dtype)
     return Corrected(weights, kept * mask)
 
 
 def token_weights(d: jax.Array) -> jax.Array:
-    """exp(d) of each token: low variance, biased over several tokens, for the tokens before it are taken as they came."""
+    """exp(d) of each token: low variance, biased over several tokens, for the tokens before it are
+    taken as they came.
+    """
     return jnp.exp(jnp.clip(d, -LARGEST, LARGEST))
 
 
 def sequence_weights(d: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """exp(sum of d over the rollout), for each of its tokens: unbiased; the variance grows with the length."""
+    """exp(sum of d over the rollout), for each of its tokens: unbiased; the variance grows with the
+    length.
+    """
     return token_weights(segments.total(d, segment_ids))
 
 
-def accepted(settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def accepted(
+    settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
+) -> jax.Array:
     """1 where the token stays, 0 where its distance, or its rollout's, is above the limit.
 
-    The distance is an estimator of KL(policy || current) at the token: |k1|, k2 or k3; by rollout, its mean over the rollout's tokens. `geometric`
-    is always by rollout: the geometric mean of the ratio, or its inverse, whichever is larger.
+    The distance is an estimator of KL(policy || current) at the token: |k1|, k2 or k3; by rollout,
+    its mean over the rollout's tokens. `geometric` is always by rollout: the geometric mean of the
+    ratio, or its inverse, whichever is larger.
     """
     if settings.reject == "none":
         return jnp.ones_like(d)
     if settings.reject == "geometric":
-        return (jnp.abs(segments.mean(d, mask, segment_ids)) <= jnp.log(settings.reject_above)).astype(d.dtype)
+        return (
+            jnp.abs(segments.mean(d, mask, segment_ids)) <= jnp.log(settings.reject_above)
+        ).astype(d.dtype)
     distance = {"k1": k1, "k2": k2, "k3": k3}[settings.reject](jnp.zeros_like(d), d)
     if settings.reject_by == "sequence":
         distance = segments.mean(distance, mask, segment_ids)
@@ -63,20 +82,36 @@ def accepted(settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: j
 
 
 class Sums(NamedTuple):
-    """Of weights w, one a token or (sequence weights) one a rollout: scalars that add up over the parts of a batch."""
+    """Of weights w, one a token or (sequence weights) one a rollout: scalars that add up over the
+    parts of a batch.
+    """
 
     number: jax.Array
     weights: jax.Array
     squares: jax.Array
 
 
-def sample_sums(settings: Correction, d: jax.Array, corrected: Corrected, mask: jax.Array, segment_ids: jax.Array) -> Sums:
+def sample_sums(
+    settings: Correction,
+    d: jax.Array,
+    corrected: Corrected,
+    mask: jax.Array,
+    segment_ids: jax.Array,
+) -> Sums:
     """Of the weights as they are used; without any, of exp(d), which says what there is to correct."""
-    weights = (token_weights(d) if settings.weights == "none" else corrected.weights) * corrected.kept
-    share = mask / jnp.maximum(segments.total(mask, segment_ids), 1.0) if settings.weights == "sequence" else mask
+    weights = (
+        token_weights(d) if settings.weights == "none" else corrected.weights
+    ) * corrected.kept
+    share = (
+        mask / jnp.maximum(segments.total(mask, segment_ids), 1.0)
+        if settings.weights == "sequence"
+        else mask
+    )
     return Sums(jnp.sum(share), jnp.sum(share * weights), jnp.sum(share * jnp.square(weights)))
 
 
 def effective_sample_size(number: float, weights: float, squares: float) -> float:
-    """(sum w)^2 / (n * sum w^2), a share of n: 1 when all weigh the same, 1 / n when one has all the weight. Kish 1965."""
+    """(sum w)^2 / (n * sum w^2), a share of n: 1 when all weigh the same, 1 / n when one has all
+    the weight. Kish 1965.
+    """
     return weights * weights / (number * squares) if squares > 0 else 0.0

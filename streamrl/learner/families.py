@@ -1,7 +1,9 @@
-"""The Hugging Face models that the learner reads: Llama, Qwen and Gemma, their settings in Levanter's words.
+"""The Hugging Face models that the learner reads: Llama, Qwen and Gemma, their settings in
+Levanter's words.
 
-Levanter drops some settings without a word (widths of heads, the scale and cap of Gemma's attention). What it can compute is handed to it here; what
-it cannot is refused, in one line. tests/learner/test_families.py holds each family to transformers.
+Levanter drops some settings without a word (widths of heads, the scale and cap of Gemma's
+attention). What it can compute is handed to it here; what it cannot is refused, in one line.
+tests/learner/test_families.py holds each family to transformers.
 """
 
 from __future__ import annotations
@@ -24,12 +26,21 @@ from transformers import Qwen2Config as HfQwen2Config
 from transformers import Qwen3Config as HfQwen3Config
 
 ROPES = ("default", "linear", "llama3", "yarn")
-PLAIN_YARN = {"rope_type", "type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"}
+PLAIN_YARN = {
+    "rope_type",
+    "type",
+    "factor",
+    "beta_fast",
+    "beta_slow",
+    "original_max_position_embeddings",
+}
 TANH_GELU = ("gelu_pytorch_tanh", "gelu_new")
 
 
 class Unsupported(ValueError):
-    """A setting that Levanter would get wrong. The message names it, and says what to do where something can be done."""
+    """A setting that Levanter would get wrong. The message names it, and says what to do where
+    something can be done.
+    """
 
 
 class Family(NamedTuple):
@@ -53,7 +64,9 @@ class Gemma2(Gemma2Config):
     """Gemma 2 with heads and a scale of its own."""
 
     def attention_config(self) -> AttentionConfig:
-        return replace(super().attention_config(), head_dim=self.head_dim, scaling_factor=_scale(self))
+        return replace(
+            super().attention_config(), head_dim=self.head_dim, scaling_factor=_scale(self)
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,9 @@ class Gemma3(Gemma3Config):
     """Gemma 3, text alone, with heads and a scale of its own."""
 
     def attention_config(self) -> AttentionConfig:
-        return replace(super().attention_config(), head_dim=self.head_dim, scaling_factor=_scale(self))
+        return replace(
+            super().attention_config(), head_dim=self.head_dim, scaling_factor=_scale(self)
+        )
 
 
 def _scale(config: Gemma2Config) -> float:
@@ -88,14 +103,21 @@ def _gemma(hf: Any) -> dict[str, Any]:
 
 
 def _gemma2(hf: Any) -> dict[str, Any]:
-    return {"attn_logit_softcapping": hf.attn_logit_softcapping, "final_logit_softcapping": hf.final_logit_softcapping}
+    return {
+        "attn_logit_softcapping": hf.attn_logit_softcapping,
+        "final_logit_softcapping": hf.final_logit_softcapping,
+    }
 
 
 def _gemma3(hf: Any) -> dict[str, Any]:
     types = getattr(hf, "layer_types", None) or ["sliding_attention"]
-    one = all(kind == "full_attention" for kind in types) or (hf.rope_local_base_freq == hf.rope_theta and not hf.rope_scaling)
+    one = all(kind == "full_attention" for kind in types) or (
+        hf.rope_local_base_freq == hf.rope_theta and not hf.rope_scaling
+    )
     if not one:
-        raise Unsupported("local and global layers have different rotary bases (rope_local_base_freq, rope_theta): Levanter has one for all layers")
+        raise Unsupported(
+            "local and global layers have different rotary bases (rope_local_base_freq, rope_theta): Levanter has one for all layers"
+        )
     if hf.attn_logit_softcapping:
         raise Unsupported("attn_logit_softcapping of a gemma3 is not supported; it must be null")
     return {"final_logit_softcapping": hf.final_logit_softcapping}
@@ -112,18 +134,25 @@ FAMILIES = {
 
 
 def in_words_of_four(found: Mapping[str, Any]) -> PretrainedConfig:
-    """The contents of a config.json as transformers 4 has them, whichever wrote it. Raises Unsupported."""
+    """The contents of a config.json as transformers 4 has them, whichever wrote it. Raises
+    Unsupported.
+    """
     kind = found.get("model_type")
     if kind not in FAMILIES:
-        raise Unsupported(f"model type {kind!r} is not supported; give model.path one of {', '.join(FAMILIES)}")
+        raise Unsupported(
+            f"model type {kind!r} is not supported; give model.path one of {', '.join(FAMILIES)}"
+        )
     if found.get("attention_bias") or found.get("mlp_bias"):
         raise Unsupported("attention_bias and mlp_bias are not supported; they must be false")
     if found.get("use_bidirectional_attention"):
         raise Unsupported("use_bidirectional_attention is not supported; it must be false")
     plain = dict(found)
-    rope = plain.pop("rope_parameters", None)  # so transformers 5 writes rope_theta and rope_scaling
+    # so transformers 5 writes rope_theta and rope_scaling
+    rope = plain.pop("rope_parameters", None)
     if isinstance(rope, dict) and "full_attention" in rope:
-        plain["rope_local_base_freq"] = rope.get("sliding_attention", rope["full_attention"])["rope_theta"]
+        plain["rope_local_base_freq"] = rope.get("sliding_attention", rope["full_attention"])[
+            "rope_theta"
+        ]
         rope = rope["full_attention"]
     if isinstance(rope, dict):
         rope = dict(rope)
@@ -137,8 +166,15 @@ def levanter_config(hf: Any, max_seq_len: int) -> Any:
     family = FAMILIES[hf.model_type]
     _check_window(hf, max_seq_len)
     if hf.model_type.startswith("gemma") and _activation(hf) not in TANH_GELU:
-        raise Unsupported(f"activation {_activation(hf)!r} of a {hf.model_type} is not supported; it must be gelu_pytorch_tanh")
-    own = {"max_seq_len": max_seq_len, "gradient_checkpointing": False, "rope": _rope(hf), **family.settings(hf)}
+        raise Unsupported(
+            f"activation {_activation(hf)!r} of a {hf.model_type} is not supported; it must be gelu_pytorch_tanh"
+        )
+    own = {
+        "max_seq_len": max_seq_len,
+        "gradient_checkpointing": False,
+        "rope": _rope(hf),
+        **family.settings(hf),
+    }
     config = family.levanter.from_hf_config(hf)
     fields = {name: getattr(config, name) for name in config.__dataclass_fields__}
     return family.levanter(**{**fields, **own})
@@ -152,10 +188,14 @@ def _activation(hf: Any) -> str:
 
 def _check_window(hf: Any, max_seq_len: int) -> None:
     """Within its window a layer that slides sees everything: so far Levanter's attention is right."""
-    slides = hf.model_type.startswith(("gemma2", "gemma3")) or getattr(hf, "use_sliding_window", False)
+    slides = hf.model_type.startswith(("gemma2", "gemma3")) or getattr(
+        hf, "use_sliding_window", False
+    )
     window = getattr(hf, "sliding_window", None)
     if slides and window and window < max_seq_len:
-        raise Unsupported(f"sliding_window is {window} tokens, and Levanter has none: lower model.max_seq_len, {max_seq_len}, to it")
+        raise Unsupported(
+            f"sliding_window is {window} tokens, and Levanter has none: lower model.max_seq_len, {max_seq_len}, to it"
+        )
 
 
 def _rope(hf: Any) -> RotaryEmbeddingsConfig:
@@ -165,7 +205,11 @@ def _rope(hf: Any) -> RotaryEmbeddingsConfig:
         raise Unsupported(f"rope type {kind!r} is not supported; {', '.join(ROPES)} are")
     more = sorted(name for name in scaling.keys() - PLAIN_YARN if scaling[name] is not None)
     if kind == "yarn" and more:
-        raise Unsupported(f"rope setting {more[0]!r} of yarn is not supported; take it out where it has its default")
+        raise Unsupported(
+            f"rope setting {more[0]!r} of yarn is not supported; take it out where it has its default"
+        )
     if scaling and kind != "default":
         scaling.setdefault("original_max_position_embeddings", hf.max_position_embeddings)
-    return RotaryEmbeddingsConfig.from_hf_config(hf.rope_theta, scaling if scaling and kind != "default" else None)
+    return RotaryEmbeddingsConfig.from_hf_config(
+        hf.rope_theta, scaling if scaling and kind != "default" else None
+    )

@@ -1,4 +1,6 @@
-"""The model a run starts from when it is given none: a small Llama and a tokenizer of single characters, made from a seed."""
+"""The model a run starts from when it is given none: a small Llama and a tokenizer of single
+characters, made from a seed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from streamrl.weights.export import save_weights, state_dict
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 ROLES = ("<system>", "<user>", "<assistant>", "<tool>")
-HEAD_SCALE = 0.1  # of the usual initial size of lm_head: the first policy is close to uniform, and explores
+# of the usual initial size of lm_head: the first policy is close to uniform, and explores
+HEAD_SCALE = 0.1
 TEMPLATES = {
     "plain": "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}",
     "turns": "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}{% endfor %}"
@@ -34,7 +37,9 @@ TEMPLATES = {
 
 
 def origin(run: RunFile) -> Path:
-    """The directory of the initial model: the one that is named, or the tiny one, made here once. Raises ModelError."""
+    """The directory of the initial model: the one that is named, or the tiny one, made here once.
+    Raises ModelError.
+    """
     if run.model.path:
         check_directory(Path(run.model.path))
         return Path(run.model.path)
@@ -62,30 +67,42 @@ def _alone(directory: Path) -> Generator[None]:
 def tiny_tokenizer(alphabet: str, chat: str = "plain") -> PreTrainedTokenizerFast:
     """One token a character, after the special ones.
 
-    Its chat template, `plain`: `<bos>` and the messages as they are, so that `<bos>47=` is to be followed by `47<eos>`. For conversations, `turns`:
-    `<bos><user>47=<eos><assistant>`, to be followed by `47<eos>`; what was said stays as it is.
+    Its chat template, `plain`: `<bos>` and the messages as they are, so that `<bos>47=` is to be
+    followed by `47<eos>`. For conversations, `turns`: `<bos><user>47=<eos><assistant>`, to be
+    followed by `47<eos>`; what was said stays as it is.
     """
     roles = ROLES if chat == "turns" else ()
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *roles, *dict.fromkeys(alphabet)))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    special = {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+    }
     more = {"additional_special_tokens": list(roles)} if roles else {}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **more)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **more
+    )
     fast.chat_template = TEMPLATES[chat]
     return fast
 
 
 def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
-    """Make the model and its tokenizer in `directory`, in Hugging Face layout. The same settings give the same bytes.
+    """Make the model and its tokenizer in `directory`, in Hugging Face layout. The same settings
+    give the same bytes.
 
-    The vocabulary is exactly the tokenizer's: a padded one lets the model sample ids that mean nothing.
+    The vocabulary is exactly the tokenizer's: a padded one lets the model sample ids that mean
+    nothing.
     """
     return write_llama(directory, tiny_tokenizer(tiny.alphabet, tiny.chat), tiny, max_seq_len)
 
 
-def write_llama(directory: Path, tokenizer: PreTrainedTokenizerFast, tiny: TinyModel, max_seq_len: int) -> Path:
+def write_llama(
+    directory: Path, tokenizer: PreTrainedTokenizerFast, tiny: TinyModel, max_seq_len: int
+) -> Path:
     """As `write_tiny`, for a tokenizer that there is."""
     directory.mkdir(parents=True, exist_ok=True)
     config = LlamaConfig(
@@ -101,8 +118,12 @@ def write_llama(directory: Path, tokenizer: PreTrainedTokenizerFast, tiny: TinyM
     hf_settings(config, tokenizer).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     with on_mesh():
-        model = LlamaLMHeadModel.init(Axis("vocab", len(tokenizer)), config, key=jax.random.PRNGKey(tiny.seed))
-        model = eqx.tree_at(lambda m: m.lm_head.weight, model, replace_fn=lambda weight: weight * HEAD_SCALE)
+        model = LlamaLMHeadModel.init(
+            Axis("vocab", len(tokenizer)), config, key=jax.random.PRNGKey(tiny.seed)
+        )
+        model = eqx.tree_at(
+            lambda m: m.lm_head.weight, model, replace_fn=lambda weight: weight * HEAD_SCALE
+        )
         save_weights(state_dict(model), directory)
     return directory
 

@@ -1,7 +1,8 @@
-"""Per-token losses. Each is pure and takes the tokens of some rows; none normalises: `averages.py` alone says what a token counts.
+"""Per-token losses. Each is pure and takes the tokens of some rows; none normalises: `averages.py`
+alone says what a token counts.
 
-Notation: ratio = exp(current - old); eps are the ends of the clip range, 1 - low to 1 + high. A loss is minimised, so good tokens have negative ones.
-docs/losses.md has them side by side.
+Notation: ratio = exp(current - old); eps are the ends of the clip range, 1 - low to 1 + high. A
+loss is minimised, so good tokens have negative ones. docs/losses.md has them side by side.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import jax.numpy as jnp
 from streamrl.imports import import_path
 from streamrl.learner import segments
 
-LARGEST = 20.0  # nats: log ratios are cut to it; exp of it is finite, and so are its square and its product with an advantage
+# nats: log ratios are cut to it; exp of it is finite, and so are its square and its product with an
+# advantage
+LARGEST = 20.0
 
 
 class Tokens(NamedTuple):
-    """The tokens of some rows. All (rows, max_seq_len) float32, 0 outside the mask, but `segment_ids`."""
+    """The tokens of some rows. All (rows, max_seq_len) float32, 0 outside the mask, but
+    `segment_ids`.
+    """
 
     current: jax.Array  # logprobs under the model in training
     old: jax.Array  # logprobs under the policy that the ratio is measured from
@@ -40,7 +45,9 @@ Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def ratio(current: jax.Array, old: jax.Array) -> jax.Array:
-    """exp(current - old), with the difference cut to LARGEST nats either way: (...) float32. Beyond that it has no gradient."""
+    """exp(current - old), with the difference cut to LARGEST nats either way: (...) float32. Beyond
+    that it has no gradient.
+    """
     return jnp.exp(jnp.clip(current - old, -LARGEST, LARGEST))
 
 
@@ -50,12 +57,15 @@ def bounded(ratios: jax.Array, clip: Clip) -> jax.Array:
 
 
 def clipped_ratio(tokens: Tokens, clip: Clip) -> jax.Array:
-    """-clip(ratio) * A: the loss of docs/design/logprobs.md. Outside the clip range its gradient is 0 whatever the sign of A."""
+    """-clip(ratio) * A: the loss of docs/design/logprobs.md. Outside the clip range its gradient is
+    0 whatever the sign of A.
+    """
     return -bounded(ratio(tokens.current, tokens.old), clip) * tokens.advantages
 
 
 def grpo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """-A * current: the policy gradient. docs/design/grpo.md; GRPO, arXiv:2402.03300, equation 19 where old is current, gradient 20.
+    """-A * current: the policy gradient. docs/design/grpo.md; GRPO, arXiv:2402.03300, equation 19
+    where old is current, gradient 20.
 
     There is no ratio in it: rollouts of another policy take importance weights (`corrections.py`).
     """
@@ -72,12 +82,15 @@ def ppo(tokens: Tokens, clip: Clip) -> jax.Array:
 
 
 def dapo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """PPO with high > low, so that unlikely tokens may become likely ("clip-higher"). DAPO, arXiv:2503.14476, section 3.1; there 0.2 and 0.28."""
+    """PPO with high > low, so that unlikely tokens may become likely ("clip-higher"). DAPO,
+    arXiv:2503.14476, section 3.1; there 0.2 and 0.28.
+    """
     return ppo(tokens, clip)
 
 
 def cispo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """-stop(min(ratio, 1 + high)) * A * current: the weight is clipped, and no token loses its gradient. MiniMax-M1, arXiv:2506.13585, equation 4.
+    """-stop(min(ratio, 1 + high)) * A * current: the weight is clipped, and no token loses its
+    gradient. MiniMax-M1, arXiv:2506.13585, equation 4.
 
     As there, it is not bounded from below.
     """
@@ -86,7 +99,8 @@ def cispo(tokens: Tokens, clip: Clip) -> jax.Array:
 
 
 def gspo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """PPO with one ratio a rollout, s = exp(mean over its tokens of (current - old)). GSPO, arXiv:2507.18071, equations 5 to 7; there 3e-4 and 4e-4.
+    """PPO with one ratio a rollout, s = exp(mean over its tokens of (current - old)). GSPO,
+    arXiv:2507.18071, equations 5 to 7; there 3e-4 and 4e-4.
 
     Each token of a rollout has the rollout's loss; averaged over samples that is the rollout's.
     """
@@ -95,26 +109,40 @@ def gspo(tokens: Tokens, clip: Clip) -> jax.Array:
 
 
 def k1(current: jax.Array, reference: jax.Array) -> jax.Array:
-    """current - reference: unbiased for KL(current || reference), high variance. The term of docs/design/logprobs.md."""
+    """current - reference: unbiased for KL(current || reference), high variance. The term of
+    docs/design/logprobs.md.
+    """
     return current - reference
 
 
 def k2(current: jax.Array, reference: jax.Array) -> jax.Array:
-    """(current - reference)^2 / 2: biased, low variance, never negative. Schulman 2020, "Approximating KL divergence"."""
+    """(current - reference)^2 / 2: biased, low variance, never negative. Schulman 2020,
+    "Approximating KL divergence".
+    """
     return jnp.square(current - reference) / 2
 
 
 def k3(current: jax.Array, reference: jax.Array) -> jax.Array:
-    """exp(d) - d - 1 with d = reference - current, cut to LARGEST nats: unbiased, low variance, never negative.
+    """exp(d) - d - 1 with d = reference - current, cut to LARGEST nats: unbiased, low variance,
+    never negative.
 
-    expm1, because exp(d) - 1 cancels where d is small. Schulman 2020; GRPO, arXiv:2402.03300, equation 4.
+    expm1, because exp(d) - 1 cancels where d is small. Schulman 2020; GRPO, arXiv:2402.03300,
+    equation 4.
     """
     d = jnp.clip(reference - current, -LARGEST, LARGEST)
     return jnp.expm1(d) - d
 
 
-LOSSES: dict[str, Loss] = {"ppo": ppo, "clipped-ratio": clipped_ratio, "grpo": grpo, "dapo": dapo, "cispo": cispo, "gspo": gspo}
-AVERAGE_OF = {"grpo": "samples", "gspo": "samples"}  # in their sources; the others', and your own, "tokens"
+LOSSES: dict[str, Loss] = {
+    "ppo": ppo,
+    "clipped-ratio": clipped_ratio,
+    "grpo": grpo,
+    "dapo": dapo,
+    "cispo": cispo,
+    "gspo": gspo,
+}
+# in their sources; the others', and your own, "tokens"
+AVERAGE_OF = {"grpo": "samples", "gspo": "samples"}
 DIVERGENCES: dict[str, Divergence] = {"k1": k1, "k2": k2, "k3": k3}
 
 

@@ -1,4 +1,6 @@
-"""Which sequences of a batch cannot be trained on. They are masked, so that one of them costs itself and not the batch, or the learner."""
+"""Which sequences of a batch cannot be trained on. They are masked, so that one of them costs
+itself and not the batch, or the learner.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,20 @@ class Masked(NamedTuple):
 
 
 def masked(batch: Batch, vocab_size: int) -> Masked:
-    """Take out of training each sequence with a token id that has no embedding, or with a temperature that no logit can be divided by.
+    """Take out of training each sequence with a token id that has no embedding, or with a
+    temperature that no logit can be divided by.
 
-    `vocab_size`: ids are below it. A masked sequence keeps its place in its row; unknown ids are replaced by 0, its `loss_mask` is 0 and its
-    temperature 1. The batch itself is returned where nothing is masked. Raises ValueError for a batch whose sequences do not fit its rows.
+    `vocab_size`: ids are below it. A masked sequence keeps its place in its row; unknown ids are
+    replaced by 0, its `loss_mask` is 0 and its temperature 1. The batch itself is returned where
+    nothing is masked. Raises ValueError for a batch whose sequences do not fit its rows.
     """
     check_layout(batch)
     unknown_prompt = batch.prompts >= vocab_size
     unknown_token = batch.tokens >= vocab_size
     bad_groups = np.zeros(len(batch.group_ids), bool)
-    bad_groups[np.repeat(np.arange(len(batch.group_ids)), batch.prompt_lengths)[unknown_prompt]] = True
+    bad_groups[np.repeat(np.arange(len(batch.group_ids)), batch.prompt_lengths)[unknown_prompt]] = (
+        True
+    )
     bad = bad_groups[batch.groups]
     bad[np.repeat(np.arange(len(batch.uids)), batch.lengths)[unknown_token]] = True
     bad |= ~((batch.temperatures >= TEMPERATURES[0]) & (batch.temperatures <= TEMPERATURES[1]))
@@ -53,9 +59,17 @@ def check_layout(batch: Batch) -> None:
     if batch.lengths.min() < 0 or (len(batch.prompt_lengths) and batch.prompt_lengths.min() < 0):
         raise ValueError(f"{me}: a length is negative")
     if batch.groups.min() < 0 or batch.groups.max() >= len(batch.group_ids):
-        raise ValueError(f"{me}: a sequence is of group {int(batch.groups.max())}, and there are {len(batch.group_ids)}")
+        raise ValueError(
+            f"{me}: a sequence is of group {int(batch.groups.max())}, and there are {len(batch.group_ids)}"
+        )
     if batch.rows.min() < 0 or batch.rows.max() >= batch.row_count:
-        raise ValueError(f"{me}: a sequence lies in row {int(batch.rows.max())}, and there are {batch.row_count}")
-    filled = np.bincount(batch.rows, batch.lengths + batch.prompt_lengths[batch.groups], batch.row_count)
+        raise ValueError(
+            f"{me}: a sequence lies in row {int(batch.rows.max())}, and there are {batch.row_count}"
+        )
+    filled = np.bincount(
+        batch.rows, batch.lengths + batch.prompt_lengths[batch.groups], batch.row_count
+    )
     if filled.max() > batch.max_seq_len:
-        raise ValueError(f"{me}: row {int(filled.argmax())} is given {int(filled.max())} tokens, and holds {batch.max_seq_len}")
+        raise ValueError(
+            f"{me}: row {int(filled.argmax())} is given {int(filled.max())} tokens, and holds {batch.max_seq_len}"
+        )

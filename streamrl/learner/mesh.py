@@ -1,4 +1,6 @@
-"""What the learner sets of Levanter and JAX: the trainer's configuration, a mesh where there is no trainer, compiled programs that are kept."""
+"""What the learner sets of Levanter and JAX: the trainer's configuration, a mesh where there is no
+trainer, compiled programs that are kept.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from streamrl.learner.model import BATCH, POSITION
 
 
 def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
-    """In float32 on whatever devices there are, each working on `micro_batch_rows` of all the `rows` at a time.
+    """In float32 on whatever devices there are, each working on `micro_batch_rows` of all the
+    `rows` at a time.
 
     Tracker, checkpoints and the check for a loss that is not finite are ours, and off here.
     """
@@ -45,24 +48,38 @@ def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
 def on_mesh() -> Generator[None]:
     """To make or load a model in, outside a trainer."""
     config = trainer_config()
-    with haliax.partitioning.set_mesh(config.device_mesh), hax.axis_mapping(config.compute_axis_mapping):
+    with (
+        haliax.partitioning.set_mesh(config.device_mesh),
+        hax.axis_mapping(config.compute_axis_mapping),
+    ):
         yield
 
 
 def spread(array: np.ndarray, trainer: Trainer) -> NamedArray:
-    """(rows, max_seq_len) over the trainer's devices. Every process is given the whole array, and keeps what its own devices work on."""
+    """(rows, max_seq_len) over the trainer's devices. Every process is given the whole array, and
+    keeps what its own devices work on.
+    """
     axes = (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
-    sharding = NamedSharding(trainer.device_mesh, haliax.partitioning.pspec_for_axis(axes, trainer.compute_axis_mapping))
-    return hax.named(jax.make_array_from_callback(array.shape, sharding, lambda part: array[part]), axes)
+    sharding = NamedSharding(
+        trainer.device_mesh, haliax.partitioning.pspec_for_axis(axes, trainer.compute_axis_mapping)
+    )
+    return hax.named(
+        jax.make_array_from_callback(array.shape, sharding, lambda part: array[part]), axes
+    )
 
 
 def deterministic() -> None:
-    """Have GPUs compute the same bits again; before JAX computes anything. Without it the gradient of an embedding, for one, is a race of atomics.
+    """Have GPUs compute the same bits again; before JAX computes anything. Without it the gradient
+    of an embedding, for one, is a race of atomics.
 
-    A version that is trained again after a crash then comes out as it was announced, on the same devices. Elsewhere than on GPUs it changes nothing.
+    A version that is trained again after a crash then comes out as it was announced, on the same
+    devices. Elsewhere than on GPUs it changes nothing.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_gpu_deterministic_ops" not in flags and "xla_gpu_exclude_nondeterministic_ops" not in flags:
+    if (
+        "xla_gpu_deterministic_ops" not in flags
+        and "xla_gpu_exclude_nondeterministic_ops" not in flags
+    ):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
 
 

@@ -1,4 +1,6 @@
-"""The model: a Hugging Face directory to a Levanter model, and tokens to logprobs. Nothing here knows of rewards."""
+"""The model: a Hugging Face directory to a Levanter model, and tokens to logprobs. Nothing here
+knows of rewards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from levanter.compat.hf_checkpoints import HFCheckpointConverter, RepoRef
 from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import LmHeadModel
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
@@ -28,7 +35,9 @@ Model = LmHeadModel[Any]
 
 
 class Predictions(NamedTuple):
-    """What the model says of each next token. Both (rows, max_seq_len) float32; position i speaks of token i + 1 of its segment."""
+    """What the model says of each next token. Both (rows, max_seq_len) float32; position i speaks
+    of token i + 1 of its segment.
+    """
 
     logprobs: jax.Array
     entropy: jax.Array  # nats, of the whole distribution
@@ -36,14 +45,18 @@ class Predictions(NamedTuple):
 
 def named(array: np.ndarray | jax.Array) -> NamedArray:
     """(rows, max_seq_len) with the axis names that Levanter shards by."""
-    return hax.named(jnp.asarray(array), (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1])))
+    return hax.named(
+        jnp.asarray(array), (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
+    )
 
 
 def predict(model: Model, example: RlExample) -> Predictions:
-    """Logprobs of the next tokens under softmax(logits / temperature), each segment seeing only itself.
+    """Logprobs of the next tokens under softmax(logits / temperature), each segment seeing only
+    itself.
 
-    A server's logprobs are those of the distribution it sampled from, so the learner divides by the same temperature
-    (docs/design/sampling-logprobs.md). The last position of a segment predicts a token of somebody else's; the loss mask is 0 there.
+    A server's logprobs are those of the distribution it sampled from, so the learner divides by the
+    same temperature (docs/design/sampling-logprobs.md). The last position of a segment predicts a
+    token of somebody else's; the loss mask is 0 there.
     """
     scores = logits(model, example) / jnp.asarray(example.temperatures)[..., None]
     log_softmax = jax.nn.log_softmax(scores, axis=-1)
@@ -57,7 +70,8 @@ def logits(model: Model, example: RlExample) -> jax.Array:
     mask = AttentionMask.causal().with_segment_ids(named(example.segment_ids))
     said = model(named(example.input_ids), attn_mask=mask, pos_ids=named(example.position_ids))
     scores = said.rearrange((BATCH, POSITION, "vocab")).array.astype(jnp.float32)
-    bound = getattr(model.config, "final_logit_softcapping", None)  # Gemma 2 and 3; Levanter knows it, and leaves it to us
+    # Gemma 2 and 3; Levanter knows it, and leaves it to us
+    bound = getattr(model.config, "final_logit_softcapping", None)
     return jnp.tanh(scores / bound) * bound if bound else scores
 
 
@@ -82,13 +96,18 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     check_directory(directory)
     try:
         return _tokenizer(directory)
-    except Exception as error:  # whatever the tokenizers library makes of a file that it does not understand
+    except Exception as error:
+        # whatever the tokenizers library makes of a file that it does not understand
         hint = "write it there with save_pretrained of transformers 4"
-        raise ModelError(f"model directory {directory}: its tokenizer cannot be loaded ({told(error)}); {hint}") from None
+        raise ModelError(
+            f"model directory {directory}: its tokenizer cannot be loaded ({told(error)}); {hint}"
+        ) from None
 
 
 def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """By the class that is named there; where transformers 5 has named one of its own, by tokenizer.json."""
+    """By the class that is named there; where transformers 5 has named one of its own, by
+    tokenizer.json.
+    """
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     except Exception:
@@ -98,44 +117,65 @@ def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def hf_config(directory: Path) -> PretrainedConfig:
-    """The settings of a model, in the words of transformers 4. Raises ModelError for what Levanter would get wrong without a word."""
+    """The settings of a model, in the words of transformers 4. Raises ModelError for what Levanter
+    would get wrong without a word.
+    """
     check_directory(directory)
     try:
         return in_words_of_four(json.loads((directory / CONFIG).read_text()))
     except Unsupported as error:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"model directory {directory}: {CONFIG} cannot be read ({told(error)})") from None
+        raise ModelError(
+            f"model directory {directory}: {CONFIG} cannot be read ({told(error)})"
+        ) from None
 
 
 def load(directory: Path, max_seq_len: int) -> Model:
-    """The model in a Hugging Face directory, in float32, for `max_seq_len` positions; to be called inside the trainer's mesh. Raises ModelError."""
+    """The model in a Hugging Face directory, in float32, for `max_seq_len` positions; to be called
+    inside the trainer's mesh. Raises ModelError.
+    """
     settings, tokenizer = hf_config(directory), load_tokenizer(directory)
     try:
         config, family = levanter_config(settings, max_seq_len), FAMILIES[settings.model_type]
-        made: Any = HFCheckpointConverter(family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer)
-        loaded = made.load_pretrained(config.model_type, ref=RepoRef(str(directory.absolute())), config=config)
-        return jmp.get_policy("f32").cast_to_param(loaded)  # load_pretrained has a `dtype`, but leaves bfloat16 as it is
+        made: Any = HFCheckpointConverter(
+            family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer
+        )
+        loaded = made.load_pretrained(
+            config.model_type, ref=RepoRef(str(directory.absolute())), config=config
+        )
+        # load_pretrained has a `dtype`, but leaves bfloat16 as it is
+        return jmp.get_policy("f32").cast_to_param(loaded)
     except Unsupported as error:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
-        raise ModelError(f"model directory {directory}: its weights cannot be loaded ({told(error)})") from None
+        raise ModelError(
+            f"model directory {directory}: its weights cannot be loaded ({told(error)})"
+        ) from None
 
 
 def vocab_size(directory: Path) -> int:
-    """Ids of the tokenizer that the model has an embedding of; there may be more embeddings. Raises ModelError."""
+    """Ids of the tokenizer that the model has an embedding of; there may be more embeddings. Raises
+    ModelError.
+    """
     return min(len(load_tokenizer(directory)), hf_config(directory).vocab_size)
 
 
 def check_directory(directory: Path) -> None:
     """Is there a model at all? Raises ModelError that names the file that is missing."""
     if not directory.is_dir():
-        raise ModelError(f"model directory {directory} does not exist; give model.path a Hugging Face directory, or none for the tiny model")
+        raise ModelError(
+            f"model directory {directory} does not exist; give model.path a Hugging Face directory, or none for the tiny model"
+        )
     for name in (CONFIG, "tokenizer_config.json"):
         if not (directory / name).is_file():
-            raise ModelError(f"model directory {directory} has no {name}; a Hugging Face directory with model and tokenizer is needed")
+            raise ModelError(
+                f"model directory {directory} has no {name}; a Hugging Face directory with model and tokenizer is needed"
+            )
     if not any(directory.glob("*.safetensors")):
-        raise ModelError(f"model directory {directory} has no *.safetensors file; convert its weights with save_pretrained(safe_serialization=True)")
+        raise ModelError(
+            f"model directory {directory} has no *.safetensors file; convert its weights with save_pretrained(safe_serialization=True)"
+        )
 
 
 def told(error: Exception) -> str:

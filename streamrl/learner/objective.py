@@ -1,6 +1,8 @@
-"""What is minimised: the losses of the sampled tokens, corrected, with the divergence from the reference, each counting what its average says.
+"""What is minimised: the losses of the sampled tokens, corrected, with the divergence from the
+reference, each counting what its average says.
 
-Pure in logprobs, so that it can be checked on a policy that is a table. Every number here adds up over the parts of a batch.
+Pure in logprobs, so that it can be checked on a policy that is a table. Every number here adds up
+over the parts of a batch.
 """
 
 from __future__ import annotations
@@ -16,11 +18,22 @@ from streamrl.batcher.packing import RlExample
 from streamrl.config import Learner
 from streamrl.learner import segments
 from streamrl.learner.corrections import correct, effective_sample_size, sample_sums
-from streamrl.learner.losses import Clip, Divergence, Loss, Tokens, bounded, divergence_named, k3, loss_named, ratio
+from streamrl.learner.losses import (
+    Clip,
+    Divergence,
+    Loss,
+    Tokens,
+    bounded,
+    divergence_named,
+    k3,
+    loss_named,
+    ratio,
+)
 from streamrl.learner.model import Predictions, predict
 
 Metrics = dict[str, Metric]
-SUMS = ("weights_number", "weights_sum", "weights_squares")  # what the effective sample size is made of
+# what the effective sample size is made of
+SUMS = ("weights_number", "weights_sum", "weights_squares")
 
 
 class Objective(NamedTuple):
@@ -31,29 +44,51 @@ class Objective(NamedTuple):
     divergence: Divergence
     parts: int = 1
 
-    def __call__(self, model: Any, arrays: tuple[NamedArray, ...], *, key: Any = None) -> tuple[jax.Array, Metrics]:
-        """Scalar loss of one part, and metrics. `arrays`: the fields of an RlExample and the tokens' weights, named, for the trainer shards by the
-        names of axes.
+    def __call__(
+        self, model: Any, arrays: tuple[NamedArray, ...], *, key: Any = None
+    ) -> tuple[jax.Array, Metrics]:
+        """Scalar loss of one part, and metrics. `arrays`: the fields of an RlExample and the
+        tokens' weights, named, for the trainer shards by the names of axes.
 
-        The trainer averages over the parts; the weights are the whole batch's already, so that their sum is wanted: each part counts `parts` times.
+        The trainer averages over the parts; the weights are the whole batch's already, so that
+        their sum is wanted: each part counts `parts` times.
         """
         *fields, weights = (cast(Any, array.array) for array in arrays)
         example = RlExample(*fields)
         loss, metrics = self.of(predict(model, example), example, weights)
         return loss * self.parts, metrics
 
-    def of(self, predicted: Predictions, example: RlExample, weights: jax.Array) -> tuple[jax.Array, Metrics]:
-        """The same of logprobs: the sum over the tokens, weighted. `weights`: (rows, max_seq_len) float32, of `averages.py`."""
-        c, mask, segment_ids = self.config, jnp.asarray(example.loss_mask), jnp.asarray(example.segment_ids)
-        policy, reference = jnp.asarray(example.policy_logprobs), jnp.asarray(example.reference_logprobs)
-        known = jax.lax.stop_gradient(jnp.where(mask > 0, predicted.logprobs, 0.0))  # one step a batch: it begins with the old policy
+    def of(
+        self, predicted: Predictions, example: RlExample, weights: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """The same of logprobs: the sum over the tokens, weighted. `weights`: (rows, max_seq_len)
+        float32, of `averages.py`.
+        """
+        c, mask, segment_ids = (
+            self.config,
+            jnp.asarray(example.loss_mask),
+            jnp.asarray(example.segment_ids),
+        )
+        policy, reference = (
+            jnp.asarray(example.policy_logprobs),
+            jnp.asarray(example.reference_logprobs),
+        )
+        # one step a batch: it begins with the old policy
+        known = jax.lax.stop_gradient(jnp.where(mask > 0, predicted.logprobs, 0.0))
         corrected = correct(c.correction, known - policy, mask, segment_ids)
 
         def kept(values: jax.Array) -> jax.Array:
-            return jnp.where(corrected.kept > 0, values, 0.0)  # or the gradient of what is rejected, be it infinite, comes back as 0 * inf
+            # or the gradient of what is rejected, be it infinite, comes back as 0 * inf
+            return jnp.where(corrected.kept > 0, values, 0.0)
 
         old = kept(known if c.correction.old_policy == "decoupled" else policy)
-        tokens = Tokens(kept(predicted.logprobs), old, jnp.asarray(example.advantages), corrected.kept, segment_ids)
+        tokens = Tokens(
+            kept(predicted.logprobs),
+            old,
+            jnp.asarray(example.advantages),
+            corrected.kept,
+            segment_ids,
+        )
         weights, sums = kept(weights), dict[str, jax.Array]()
         if c.refers:  # otherwise nobody has asked the reference
             divergence = kept(self.divergence(tokens.current, kept(reference)))
@@ -72,15 +107,29 @@ class Objective(NamedTuple):
             "rejected_frac": 1 - corrected.kept,
             **({"kl": self.divergence(known, reference)} if c.refers else {}),
         }
-        sums |= dict(zip(SUMS, sample_sums(c.correction, known - policy, corrected, mask, segment_ids), strict=True))
+        sums |= dict(
+            zip(
+                SUMS,
+                sample_sums(c.correction, known - policy, corrected, mask, segment_ids),
+                strict=True,
+            )
+        )
         loss = sums["policy_loss"] + sums.get("kl_loss", 0.0)
         return loss, {**metrics(means, sums, mask), "ratio_max": largest(means["ratio_mean"], mask)}
 
 
 def metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.Array) -> Metrics:
-    """The means over the sampled tokens of all parts, from (rows, max_seq_len) float32 values, and the sums, from scalars."""
-    averaged = {name: Metric(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask), ReductionType.MEAN) for name, values in means.items()}
-    return {**averaged, **{name: Metric.from_value(value, ReductionType.SUM) for name, value in sums.items()}}
+    """The means over the sampled tokens of all parts, from (rows, max_seq_len) float32 values, and
+    the sums, from scalars.
+    """
+    averaged = {
+        name: Metric(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask), ReductionType.MEAN)
+        for name, values in means.items()
+    }
+    return {
+        **averaged,
+        **{name: Metric.from_value(value, ReductionType.SUM) for name, value in sums.items()},
+    }
 
 
 def largest(values: jax.Array, mask: jax.Array) -> Metric:
@@ -103,15 +152,21 @@ def weighed(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def shaped(tokens: Tokens, divergence: jax.Array, coefficient: float) -> jax.Array:
-    """A_t - coefficient * sum_{s >= t} KL_s: the divergence as a cost that each token causes, now and later. Returns (rows, max_seq_len) float32.
+    """A_t - coefficient * sum_{s >= t} KL_s: the divergence as a cost that each token causes, now
+    and later. Returns (rows, max_seq_len) float32.
 
     REINFORCE++, arXiv:2501.03262. No gradient flows through it.
     """
-    cost = segments.still_to_come(jax.lax.stop_gradient(divergence) * tokens.mask, tokens.segment_ids)
+    cost = segments.still_to_come(
+        jax.lax.stop_gradient(divergence) * tokens.mask, tokens.segment_ids
+    )
     return (tokens.advantages - coefficient * cost) * tokens.mask
 
 
 def summed_up(measured: dict[str, float]) -> dict[str, float]:
     """What was measured of all parts, in the words of the run's metrics."""
     kept = {name: value for name, value in measured.items() if name not in (*SUMS, "kl_loss")}
-    return {**kept, "effective_sample_size": effective_sample_size(*(measured[name] for name in SUMS))}
+    return {
+        **kept,
+        "effective_sample_size": effective_sample_size(*(measured[name] for name in SUMS)),
+    }

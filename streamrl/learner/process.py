@@ -1,10 +1,13 @@
-"""Learner: batches in, and their scores where a pool makes them; policy versions out. Batch k is trained at version k and gives version k + 1.
+"""Learner: batches in, and their scores where a pool makes them; policy versions out. Batch k is
+trained at version k and gives version k + 1.
 
-Not a fold like the others, as its output is not only records: a checkpoint stores the place in `batches` it belongs to. After a crash the batches
-since are trained on again. Where they give the same weights, hash by hash, nothing is announced twice; otherwise as a new lineage of the version.
+Not a fold like the others, as its output is not only records: a checkpoint stores the place in
+`batches` it belongs to. After a crash the batches since are trained on again. Where they give the
+same weights, hash by hash, nothing is announced twice; otherwise as a new lineage of the version.
 
-A run may have any number of learners. Each has a name, and under it an identity in Kafka, a store and checkpoints of its own; all but the lead are
-followed by nobody. One learner may be several JAX processes (`together.py`), of which the first one writes.
+A run may have any number of learners. Each has a name, and under it an identity in Kafka, a store
+and checkpoints of its own; all but the lead are followed by nobody. One learner may be several JAX
+processes (`together.py`), of which the first one writes.
 """
 
 from __future__ import annotations
@@ -43,10 +46,11 @@ def main(
     overrides: Sequence[str] = (),
     place: Place | None = None,
 ) -> None:
-    """Train until `stop` is set. `name`: another learner than the lead, with `overrides` of learner.* for settings of its own.
+    """Train until `stop` is set. `name`: another learner than the lead, with `overrides` of
+    learner.* for settings of its own.
 
-    `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a checkpoint it goes on from that. `place`: this is one
-    of several processes that are the learner.
+    `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a
+    checkpoint it goes on from that. `place`: this is one of several processes that are the learner.
     """
     learner = name or run.learner.name
     own = settings_of(run, learner, at, overrides)
@@ -55,31 +59,55 @@ def main(
     if place is not None:
         together.join(place)
     if (devices := together.devices()) != run.batcher.processes:
-        logger.warning("batches are divided for %d processes, this learner has %d devices; set batcher.processes", run.batcher.processes, devices)
+        logger.warning(
+            "batches are divided for %d processes, this learner has %d devices; set batcher.processes",
+            run.batcher.processes,
+            devices,
+        )
     identity = f"learner-{learner}"
-    # The writer fences an earlier instance. What it cannot commit while the broker is away it commits later: hours of training are in it.
-    writer = RetryingWriter(log, identity, "policy-versions", stop=stop) if together.first() else None
+    # The writer fences an earlier instance. What it cannot commit while the broker is away it
+    # commits later: hours of training are in it.
+    writer = (
+        RetryingWriter(log, identity, "policy-versions", stop=stop) if together.first() else None
+    )
     together.wait_for_all("alone")  # only now the announcements are final
     history = list(versions(log, learner))
     announced = newest_lineages(history)
-    directory, meter = checkpoint_directory(run, learner), Meter(log, identity) if together.first() else None
+    directory, meter = (
+        checkpoint_directory(run, learner),
+        Meter(log, identity) if together.first() else None,
+    )
     found = checkpoints.latest(directory, max(announced, default=-1))
     if together.first():
         checkpoints.clear(directory)
     if found is not None:
-        if (found.version, found.sha256) not in {(record.version, record.sha256) for record in history}:
+        if (found.version, found.sha256) not in {
+            (record.version, record.sha256) for record in history
+        }:
             where = checkpoints.path_of(directory, found.version)
-            raise VersionMismatch(f"checkpoint {where} has weights that {learner} never announced: it is of another run; delete {directory}")
+            raise VersionMismatch(
+                f"checkpoint {where} has weights that {learner} never announced: it is of another run; delete {directory}"
+            )
         start = Start(directory, found)
     else:
         start = None if at is None else as_lead(run, log, learner, at)
-    with training(own, start) as policy, Trainee(learner, policy, announced, writer, meter) as trainee:
+    with (
+        training(own, start) as policy,
+        Trainee(learner, policy, announced, writer, meter) as trainee,
+    ):
         trainee.begin(found)
         if found is not None:
-            logger.info("resumed version %d at offset %d of batches; version %d is announced", found.version, found.offset, max(announced))
+            logger.info(
+                "resumed version %d at offset %d of batches; version %d is announced",
+                found.version,
+                found.offset,
+                max(announced),
+            )
         ready(log)
         idle_since = time.monotonic()
-        coming = trainee.watched(following(log, own.learner.pooled, policy.position.offset, policy.position.scores))
+        coming = trainee.watched(
+            following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
+        )
         for taken in until(stop, coming) if place is None else together.agreed(coming, stop):
             trainee.train(taken, time.monotonic() - idle_since)
             idle_since = time.monotonic()
@@ -91,18 +119,26 @@ def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[
     if not NAME.fullmatch(learner):
         raise ConfigError(f"--name {learner}: not a name of lowercase letters, digits and '-'")
     if learner == run.learner.name and (overrides or at is not None):
-        raise ConfigError(f"--at and --set are for a second learner: give it a --name; {learner} is the lead, and the run file says how it learns")
+        raise ConfigError(
+            f"--at and --set are for a second learner: give it a --name; {learner} is the lead, and the run file says how it learns"
+        )
     for override in overrides:
         if not override.startswith("learner.") or override.startswith("learner.name="):
-            raise ConfigError(f"--set {override}: a second learner can have settings learner.* of its own, and a --name; all else is the run's")
+            raise ConfigError(
+                f"--set {override}: a second learner can have settings learner.* of its own, and a --name; all else is the run's"
+            )
     own = changed(run, overrides)
     if own.learner.pooled and own.learner.reference != run.learner.reference:
-        raise ConfigError("--set learner.reference: the pool, if the run has one, scores under the run's own; add --set learner.reference.by=learner")
+        raise ConfigError(
+            "--set learner.reference: the pool, if the run has one, scores under the run's own; add --set learner.reference.by=learner"
+        )
     return own
 
 
 def as_lead(run: RunFile, log: Log, learner: str, version: int) -> Start:
-    """The lead's policy and optimiser at a version, as a checkpoint that other learners begin with. Computed once."""
+    """The lead's policy and optimiser at a version, as a checkpoint that other learners begin with.
+    Computed once.
+    """
     directory = checkpoint_directory(run, learner) / "start"
     found = checkpoints.latest(directory, version)
     if found is not None and found.version == version:

@@ -1,5 +1,5 @@
-"""What a learner reads: batches, in order, each with its scores where a pool makes them, and what it has announced itself. No JAX here: replay and
-fork read the same.
+"""What a learner reads: batches, in order, each with its scores where a pool makes them, and what
+it has announced itself. No JAX here: replay and fork read the same.
 """
 
 from __future__ import annotations
@@ -34,20 +34,34 @@ class Taken(NamedTuple):
 
 
 def following(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken | None]:
-    """What there is to train on from these offsets on, as it comes; None for every look that finds nothing new. It has no end."""
+    """What there is to train on from these offsets on, as it comes; None for every look that finds
+    nothing new. It has no end.
+    """
     coming = coming_batches(log, offset)
-    return in_order(coming, coming_scores(log, scores_offset)) if pooled else (found and Taken(*found) for found in coming)
+    return (
+        in_order(coming, coming_scores(log, scores_offset))
+        if pooled
+        else (found and Taken(*found) for found in coming)
+    )
 
 
 def again(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken]:
     """The same, but only what is there now."""
     there = recorded(log, offset)
-    taken = in_order(there, recorded_scores(log, scores_offset)) if pooled else (Taken(*found) for found in there)
+    taken = (
+        in_order(there, recorded_scores(log, scores_offset))
+        if pooled
+        else (Taken(*found) for found in there)
+    )
     return (found for found in taken if found is not None)
 
 
-def in_order(batches: Iterable[tuple[Batch, int] | None], scores: Iterator[tuple[Scores, int] | None]) -> Iterator[Taken | None]:
-    """Each batch when its scores have come, in the order of the batches, whatever order the workers of the pool have finished in. Until then None."""
+def in_order(
+    batches: Iterable[tuple[Batch, int] | None], scores: Iterator[tuple[Scores, int] | None]
+) -> Iterator[Taken | None]:
+    """Each batch when its scores have come, in the order of the batches, whatever order the workers
+    of the pool have finished in. Until then None.
+    """
     collected = Collected()
     for found in batches:
         if found is None:
@@ -75,7 +89,10 @@ def until(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
 
 def announcements(log: Log, learner: str) -> dict[int, str]:
     """What a learner has announced: version -> sha256 of its newest lineage."""
-    return {version: record.sha256 for version, record in newest_lineages(versions(log, learner)).items()}
+    return {
+        version: record.sha256
+        for version, record in newest_lineages(versions(log, learner)).items()
+    }
 
 
 def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersion]:
@@ -96,7 +113,9 @@ def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
             yield record
 
 
-def announcement(log: Log, learner: str, version: int, stop: threading.Event) -> PolicyVersion | None:
+def announcement(
+    log: Log, learner: str, version: int, stop: threading.Event
+) -> PolicyVersion | None:
     """That of a version, in its newest lineage, waited for; None when `stop` is set before."""
     if (known := newest_lineages(versions(log, learner)).get(version)) is not None:
         return known
@@ -105,7 +124,10 @@ def announcement(log: Log, learner: str, version: int, stop: threading.Event) ->
         while not stop.is_set():
             for message in reader.poll(500, POLL_S):
                 record = to_event(message, ("policy-version",)).record
-                if isinstance(record, PolicyVersion) and (record.learner, record.version) == (learner, version):
+                if isinstance(record, PolicyVersion) and (record.learner, record.version) == (
+                    learner,
+                    version,
+                ):
                     return record
     finally:
         reader.close()
@@ -121,7 +143,11 @@ def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
     reader, joiner = log.reader({("batches", 0): max(start, log.start("batches", 0))}), Joiner()
     with closing(reader):
         while True:
-            complete = [(batch, m.offset + 1) for m in reader.poll(1, POLL_S) if (batch := _joined(joiner, m)) is not None]
+            complete = [
+                (batch, m.offset + 1)
+                for m in reader.poll(1, POLL_S)
+                if (batch := _joined(joiner, m)) is not None
+            ]
             yield complete[0] if complete else None  # of one message there is at most one
 
 
@@ -134,17 +160,26 @@ def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
 
 
 def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
-    """Records of `scores` from an offset on, as they come, each with its offset; None for every look that finds none. After a while it is said."""
+    """Records of `scores` from an offset on, as they come, each with its offset; None for every
+    look that finds none. After a while it is said.
+    """
     reader = log.reader({("scores", 0): max(start, log.start("scores", 0))})
     with closing(reader):
         asked = time.monotonic()
         while True:
-            there = [(scores, message.offset) for message in reader.poll(1, POLL_S) if (scores := _scores(message)) is not None]
+            there = [
+                (scores, message.offset)
+                for message in reader.poll(1, POLL_S)
+                if (scores := _scores(message)) is not None
+            ]
             yield there[0] if there else None
             if there:
                 asked = time.monotonic()
             elif time.monotonic() - asked >= SAY_AFTER_S:
-                logger.warning("the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?", SAY_AFTER_S)
+                logger.warning(
+                    "the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?",
+                    SAY_AFTER_S,
+                )
                 asked = time.monotonic()
 
 
@@ -159,17 +194,23 @@ def _scores(message: Message) -> Scores | None:
     record = to_event(message, ("scores",)).record
     if isinstance(record, Scores):
         return record
-    logger.warning("scores@%d is passed over, because it cannot be read: %s", message.offset, record)
+    logger.warning(
+        "scores@%d is passed over, because it cannot be read: %s", message.offset, record
+    )
     return None
 
 
 def _joined(joiner: Joiner, message: Message) -> Batch | None:
-    """The batch that a message completes. What cannot be read is passed over: a batch that is lost by it is missed at the next number."""
+    """The batch that a message completes. What cannot be read is passed over: a batch that is lost
+    by it is missed at the next number.
+    """
     record = to_event(message, ("batch", "batch-part")).record
     if isinstance(record, Batch | BatchPart):
         try:
             return joiner.add(record)
         except ValueError as error:
             record = error
-    logger.warning("batches@%d is passed over, because it cannot be read: %s", message.offset, record)
+    logger.warning(
+        "batches@%d is passed over, because it cannot be read: %s", message.offset, record
+    )
     return None

@@ -1,4 +1,6 @@
-"""The lead's policy at a version, computed again from a checkpoint or the beginning and the recorded batches. Same machine, same bits."""
+"""The lead's policy at a version, computed again from a checkpoint or the beginning and the
+recorded batches. Same machine, same bits.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ Progress = Callable[[int, int], None]  # (versions done, of how many)
 
 
 def retrained(run: RunFile, log: Log, first: int | None = None) -> Iterator[Position]:
-    """Every version of the lead again: the one it begins with, then one a recorded batch, each with the hash that it has now.
+    """Every version of the lead again: the one it begins with, then one a recorded batch, each with
+    the hash that it has now.
 
     `first`: begin with the checkpoint of that version. Raises ConfigError when there is none.
     """
@@ -33,17 +36,24 @@ def retrained(run: RunFile, log: Log, first: int | None = None) -> Iterator[Posi
 
 
 @contextmanager
-def recomputed(run: RunFile, log: Log, version: int, progress: Progress = lambda done, total: None) -> Generator[Training]:
-    """The lead's policy and optimiser at `version`, for as long as the block lasts, from the nearest checkpoint before it.
+def recomputed(
+    run: RunFile, log: Log, version: int, progress: Progress = lambda done, total: None
+) -> Generator[Training]:
+    """The lead's policy and optimiser at `version`, for as long as the block lasts, from the
+    nearest checkpoint before it.
 
-    Raises ConfigError when the version is not announced or older than the run, VersionMismatch when it does not come out as announced, InputGone when
-    too few batches are recorded.
+    Raises ConfigError when the version is not announced or older than the run, VersionMismatch when
+    it does not come out as announced, InputGone when too few batches are recorded.
     """
     learner, announced = run.learner.name, announcements(log, run.learner.name)
     if version not in announced:
-        raise ConfigError(f"version {version} of {learner} in run {run.run} is not announced; the newest is {max(announced, default=-1)}")
+        raise ConfigError(
+            f"version {version} of {learner} in run {run.run} is not announced; the newest is {max(announced, default=-1)}"
+        )
     if run.fork is not None and version < run.fork.version:
-        raise ConfigError(f"run {run.run} begins at version {run.fork.version}; version {version} is one of run {run.fork.run}: ask that one")
+        raise ConfigError(
+            f"run {run.run} begins at version {run.fork.version}; version {version} is one of run {run.fork.run}: ask that one"
+        )
     directory = checkpoint_directory(run, learner)
     found = checkpoints.latest(directory, version)
     with training(run, Start(directory, found) if found else None) as policy:
@@ -54,7 +64,9 @@ def recomputed(run: RunFile, log: Log, version: int, progress: Progress = lambda
             policy.step(taken)
             progress(policy.version - begun, version - begun)
         if policy.version != version:
-            raise InputGone(f"the batches recorded in run {run.run} end at version {policy.version}: version {version} cannot be computed again")
+            raise InputGone(
+                f"the batches recorded in run {run.run} end at version {policy.version}: version {version} cannot be computed again"
+            )
         check(learner, announced, version, policy.sha256())
         yield policy
 
@@ -66,7 +78,8 @@ def recorded(log: Log, policy: Training) -> Iterator[Taken]:
 
 
 def plant(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progress) -> Stored:
-    """Leave with a fork what it begins with: the parent's policy and optimiser at `version`, its initial model, and the weights in the fork's store.
+    """Leave with a fork what it begins with: the parent's policy and optimiser at `version`, its
+    initial model, and the weights in the fork's store.
 
     `log`: the parent's. Raises as `recomputed`.
     """
@@ -103,5 +116,7 @@ def _start(run: RunFile, first: int | None) -> Start | None:
     found = checkpoints.latest(directory, first)
     if found is None or found.version != first:
         there = ", ".join(map(str, sorted({begins, *checkpoints.versions(directory)})))
-        raise ConfigError(f"--from {first}: there is no checkpoint of that version in {directory}; there: {there}")
+        raise ConfigError(
+            f"--from {first}: there is no checkpoint of that version in {directory}; there: {there}"
+        )
     return Start(directory, found)

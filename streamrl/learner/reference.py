@@ -1,6 +1,8 @@
-"""The model that the policy's divergence is measured from: which one it is for a batch, and the one in memory.
+"""The model that the policy's divergence is measured from: which one it is for a batch, and the one
+in memory.
 
-The learner and the workers of the scorer pool have both from here, and the logprobs from `Updater.scores`: who computes them makes no difference.
+The learner and the workers of the scorer pool have both from here, and the logprobs from
+`Updater.scores`: who computes them makes no difference.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ OWN = -1  # no version of the policy: the model at learner.reference.path
 
 
 def reference_of(run: RunFile, batch: int) -> int:
-    """The policy version that a batch is measured from; OWN for another model. 0 is the one that the run began with, a fork's its parent's.
+    """The policy version that a batch is measured from; OWN for another model. 0 is the one that
+    the run began with, a fork's its parent's.
 
-    A function of the number alone, so that nobody has to be told: `every` 20 gives 0 for batches 0 to 19, 20 for 20 to 39. A fork that follows begins
-    with the version it was made at.
+    A function of the number alone, so that nobody has to be told: `every` 20 gives 0 for batches 0
+    to 19, 20 for 20 to 39. A fork that follows begins with the version it was made at.
     """
     settings = run.learner.reference
     if settings.path:
@@ -32,10 +35,11 @@ def reference_of(run: RunFile, batch: int) -> int:
 
 
 def trainable_ids(run: RunFile, rows: int) -> int:
-    """Token ids that can be trained on are below it: the policy has an embedding of them, and so has its reference. Raises ModelError.
+    """Token ids that can be trained on are below it: the policy has an embedding of them, and so
+    has its reference. Raises ModelError.
 
-    A server samples from all `rows` of the policy's embedding, also from those that pad it. This number is announced, so that the buffer refuses what
-    the learner would mask.
+    A server samples from all `rows` of the policy's embedding, also from those that pad it. This
+    number is announced, so that the buffer refuses what the learner would mask.
     """
     settings = run.learner.reference
     if not (run.learner.refers and settings.path):
@@ -45,7 +49,9 @@ def trainable_ids(run: RunFile, rows: int) -> int:
 
 @dataclass
 class Reference:
-    """The one in memory, of those that a run has one after another. To be used inside the trainer's mesh."""
+    """The one in memory, of those that a run has one after another. To be used inside the trainer's
+    mesh.
+    """
 
     run: RunFile
     tokenizer_ids: int  # ids that the policy's tokenizer knows are below it
@@ -58,17 +64,23 @@ class Reference:
         return None if wanted == self.version else wanted
 
     def load(self, version: int, directory: Path) -> None:
-        """Instead of the one before. `directory`: of the version, as it was announced. Raises ModelError."""
+        """Instead of the one before. `directory`: of the version, as it was announced. Raises
+        ModelError.
+        """
         self.version, self.model = None, None  # so that there are never two in memory
         loaded = model.load(directory, self.run.model.max_seq_len)
         if loaded.Vocab.size < self.tokenizer_ids:
             known = f"knows token ids below {loaded.Vocab.size}, the policy's tokenizer those below {self.tokenizer_ids}"
-            raise ModelError(f"reference {directory} {known}; learner.reference.path needs a model with the policy's tokenizer")
+            raise ModelError(
+                f"reference {directory} {known}; learner.reference.path needs a model with the policy's tokenizer"
+            )
         self.version, self.model = version, loaded
 
 
 def fixed(run: RunFile, version: int) -> Path | None:
-    """The directory of a reference that nobody has to wait for; None for a version that has to be trained first. Raises ModelError."""
+    """The directory of a reference that nobody has to wait for; None for a version that has to be
+    trained first. Raises ModelError.
+    """
     if version == OWN:
         model.check_directory(Path(run.learner.reference.path))
         return Path(run.learner.reference.path)

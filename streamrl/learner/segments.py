@@ -1,7 +1,7 @@
 """Sums over the rollouts that share a row, given back to each of their tokens.
 
-All arrays are (rows, max_seq_len). `segment_ids` int32 are those of `batcher/packing.py`: 1, 2, ... from left to right, 0 where padded. What is
-added must be 0 at tokens that do not count.
+All arrays are (rows, max_seq_len). `segment_ids` int32 are those of `batcher/packing.py`: 1, 2, ...
+from left to right, 0 where padded. What is added must be 0 at tokens that do not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def total(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
 
 def mean(values: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """Each token's rollout's mean of `values` over `mask` float32; 0 for a rollout without any."""
-    return total(jnp.where(mask > 0, values, 0.0), segment_ids) / jnp.maximum(total(mask, segment_ids), 1.0)
+    return total(jnp.where(mask > 0, values, 0.0), segment_ids) / jnp.maximum(
+        total(mask, segment_ids), 1.0
+    )
 
 
 def still_to_come(values: jax.Array, segment_ids: jax.Array) -> jax.Array:

@@ -1,9 +1,11 @@
 """Several JAX processes that are one learner: what they agree on.
 
-Each runs the same program over the same batches, on the rows of its own devices; only the first one writes. A computation of one is a computation of
-all, so they have to come to it together: to the next batch, to a checkpoint, to their end. With one process, all of this is nothing.
+Each runs the same program over the same batches, on the rows of its own devices; only the first one
+writes. A computation of one is a computation of all, so they have to come to it together: to the
+next batch, to a checkpoint, to their end. With one process, all of this is nothing.
 
-They share the run's directory. When one dies, JAX ends the others: crash-only, like every part; all are started again.
+They share the run's directory. When one dies, JAX ends the others: crash-only, like every part; all
+are started again.
 """
 
 from __future__ import annotations
@@ -41,14 +43,17 @@ def join(place: Place) -> None:
         jax.distributed.initialize(
             *place,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=place.coordinator if place.process == 0 else None,  # otherwise it listens on every address
+            # otherwise it listens on every address
+            coordinator_bind_address=place.coordinator if place.process == 0 else None,
             initialization_timeout=MEETING_S,
             heartbeat_timeout_seconds=SILENCE_S,
         )
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())[:300]
         hint = "start every --process of it, with the same --coordinator and --processes"
-        raise ConfigError(f"the learner's {place.processes} processes did not meet at {place.coordinator} ({said}); {hint}") from None
+        raise ConfigError(
+            f"the learner's {place.processes} processes did not meet at {place.coordinator} ({said}); {hint}"
+        ) from None
 
 
 def devices() -> int:
@@ -63,7 +68,9 @@ def first() -> bool:
 
 @cache
 def token() -> str:
-    """The same in all processes of this learner, and in no others. They come to it together the first time."""
+    """The same in all processes of this learner, and in no others. They come to it together the
+    first time.
+    """
     mine = np.frombuffer(secrets.token_bytes(8), np.uint32)
     return np.asarray(process_allgather(mine)).reshape(-1, 2)[0].tobytes().hex()
 
@@ -85,11 +92,14 @@ def first_then_others(make: Callable[[], T]) -> T:
 
 
 def agreed(found: Iterator[T | None], stop: threading.Event) -> Iterator[T]:
-    """What all have found, one by one, until one of them is to stop. `found`: the same in every process but for the Nones, while there is nothing."""
+    """What all have found, one by one, until one of them is to stop. `found`: the same in every
+    process but for the Nones, while there is nothing.
+    """
     mine: T | None = None
     while True:
         mine = next(found) if mine is None else mine
-        everyone = np.asarray(process_allgather(np.array([mine is not None, stop.is_set()])))  # (processes, 2) bool
+        # (processes, 2) bool
+        everyone = np.asarray(process_allgather(np.array([mine is not None, stop.is_set()])))
         if everyone[:, 1].any():
             return
         if mine is not None and everyone[:, 0].all():

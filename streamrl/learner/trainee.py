@@ -1,9 +1,11 @@
-"""The policy in training, and what is made known of it. Version k + 1 is written, hashed and announced while the next batch is trained.
+"""The policy in training, and what is made known of it. Version k + 1 is written, hashed and
+announced while the next batch is trained.
 
-What the next step takes away is taken first: the weights into memory of their own, the probe, and the optimiser's state where a checkpoint is due.
-That is done in the learner's own thread, as its processes come to it together. The rest is done in one other thread of the first process, in order,
-and at most one version behind: the next one waits for it. What fails there is raised in the learner's own thread: at the next look for a batch, or
-at the next version.
+What the next step takes away is taken first: the weights into memory of their own, the probe, and
+the optimiser's state where a checkpoint is due. That is done in the learner's own thread, as its
+processes come to it together. The rest is done in one other thread of the first process, in order,
+and at most one version behind: the next one waits for it. What fails there is raised in the
+learner's own thread: at the next look for a batch, or at the next version.
 
 A crash in between means that the batch is trained again.
 """
@@ -44,7 +46,10 @@ class Version:
     known: PolicyVersion | None = None  # it was announced before
     probe: Probe | None = None
     written: Written | None = None
-    spent: dict[str, float] = field(default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0})  # s, by stage
+    # s, by stage
+    spent: dict[str, float] = field(
+        default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0}
+    )
 
     @property
     def number(self) -> int:
@@ -52,15 +57,20 @@ class Version:
 
     @property
     def news(self) -> bool:
-        """Is it to be announced? Not where it came out as it was announced before, and lies in the same place."""
+        """Is it to be announced? Not where it came out as it was announced before, and lies in the
+        same place.
+        """
         stored = self.written and self.written.stored
-        return stored is not None and (self.known is None or (self.known.sha256, self.known.uri) != (stored.sha256, stored.uri))
+        return stored is not None and (
+            self.known is None or (self.known.sha256, self.known.uri) != (stored.sha256, stored.uri)
+        )
 
 
 @dataclass
 class Trainee:
-    """To be used in a `with`: its end waits for the version under way, and closes writer and meter. With no `writer` another process of this learner
-    does all but the training."""
+    """To be used in a `with`: its end waits for the version under way, and closes writer and meter.
+    With no `writer` another process of this learner does all but the training.
+    """
 
     learner: str
     policy: Training
@@ -88,7 +98,9 @@ class Trainee:
                     mine.close()
 
     def train(self, taken: Taken, idle_s: float) -> None:
-        """One step, after a wait of `idle_s`, and its version. Raises what the version before has failed of."""
+        """One step, after a wait of `idle_s`, and its version. Raises what the version before has
+        failed of.
+        """
         if not self.policy.due(taken.batch):
             return
         measured, batch = self.policy.step(taken), taken.batch
@@ -97,11 +109,18 @@ class Trainee:
             measured |= {"batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
         self.publish(batch.number, {**measured, "idle_s": idle_s})
 
-    def publish(self, batch: int | None, measured: Mapping[str, float] | None = None, checkpoint: bool | None = None) -> Version:
-        """Have the policy, trained on `batch`, announced. A version that is announced already is left alone where it comes out the same.
+    def publish(
+        self,
+        batch: int | None,
+        measured: Mapping[str, float] | None = None,
+        checkpoint: bool | None = None,
+    ) -> Version:
+        """Have the policy, trained on `batch`, announced. A version that is announced already is
+        left alone where it comes out the same.
 
-        Returns as soon as training may go on. `measured`: published with what it took, once that is known. `checkpoint`: whether one is written; by
-        default, when `learner.checkpoint_every` says so. Raises what the version before has failed of.
+        Returns as soon as training may go on. `measured`: published with what it took, once that is
+        known. `checkpoint`: whether one is written; by default, when `learner.checkpoint_every`
+        says so. Raises what the version before has failed of.
         """
         times = [time.monotonic()]
         self.settle()
@@ -119,16 +138,23 @@ class Trainee:
             self._save_state()
         times.append(time.monotonic())
         names = ("publish_wait_s", "export_s", "probe_s", "checkpoint_s")
-        stood = {"publish_s": times[-1] - times[0], **{name: end - start for name, start, end in zip(names, times, times[1:], strict=False)}}
+        stood = {
+            "publish_s": times[-1] - times[0],
+            **{
+                name: end - start for name, start, end in zip(names, times, times[1:], strict=False)
+            },
+        }
         if checkpoint:
             self._later(partial(self._complete, version))
         self._later(partial(self._measure, version, stood, measured, time.time()))
         return version
 
     def begin(self, found: Position | None) -> None:
-        """Announce what training begins with, where that is news: the initial model, or a checkpoint (`found`) that the announcements disagree with.
+        """Announce what training begins with, where that is news: the initial model, or a
+        checkpoint (`found`) that the announcements disagree with.
 
-        The newest version that is announced is written to the store again where it is gone from there.
+        The newest version that is announced is written to the store again where it is gone from
+        there.
         """
         if self.writer is not None:
             self.store.clear()
@@ -143,7 +169,8 @@ class Trainee:
         self.settle()
 
     def leave(self) -> None:
-        """At a clean end: write a checkpoint of the newest version, so that the next life trains on nothing again.
+        """At a clean end: write a checkpoint of the newest version, so that the next life trains on
+        nothing again.
 
         The processes of a learner come to it together.
         """
@@ -164,37 +191,54 @@ class Trainee:
         self._beside.settle()
 
     def watched(self, coming: Iterator[T]) -> Iterator[T]:
-        """What comes, as long as nothing has failed meanwhile. Raises what the version under way has failed of."""
+        """What comes, as long as nothing has failed meanwhile. Raises what the version under way
+        has failed of.
+        """
         for found in coming:
             self._beside.check()
             yield found
 
-    # ---- beside the next step ---------------------------------------------------------------------------------------------------------
+    # ---- beside the next step
+    # ---------------------------------------------------------------------------------------------------------
 
     def _later(self, work: Callable[[], None]) -> None:
         if self.writer is not None:
             self._beside.do(work)
 
     def _write(self, version: Version) -> None:
-        """Put the version into the store, unless it came out as it was announced before, and still lies there if it is the newest."""
+        """Put the version into the store, unless it came out as it was announced before, and still
+        lies there if it is the newest.
+        """
         known = version.known
         if known is not None:
             sha256 = version.snapshot.sha256()
             if sha256 == known.sha256:
-                logger.info("version %d: trained again, %s as announced", version.number, sha256[:12])
+                logger.info(
+                    "version %d: trained again, %s as announced", version.number, sha256[:12]
+                )
                 if version.number < max(self.announced) or self.store.holds(known):
                     return
-                logger.warning("version %d is not in the weight store any more: it is written again", version.number)
+                logger.warning(
+                    "version %d is not in the weight store any more: it is written again",
+                    version.number,
+                )
             elif self.policy.run.learner.on_divergence == "stop":
                 raise differs(self.learner, version.number, sha256, known.sha256)
             else:
                 said = "version %d came out as %s, but %s was announced: it is announced again, as lineage %d"
-                logger.warning(said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1)
+                logger.warning(
+                    said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1
+                )
         version.written = version.snapshot.write(self.store)
 
     def _announce(self, version: Version) -> None:
         """The version exists, and with it the batches up to its own are dealt with."""
-        started, run, snapshot, position = time.monotonic(), self.policy.run, version.snapshot, version.snapshot.position
+        started, run, snapshot, position = (
+            time.monotonic(),
+            self.policy.run,
+            version.snapshot,
+            version.snapshot.position,
+        )
         if version.news:
             assert self.writer is not None and version.written is not None
             known = version.known
@@ -212,10 +256,18 @@ class Trainee:
             )
             self.writer.commit([to_message(Output("policy-versions", self.learner, record))])
             self.announced[version.number] = record
-            logger.info("version %d: %s%s", version.number, record.sha256[:12], ", nothing was trained on its batch" if record.skipped else "")
+            logger.info(
+                "version %d: %s%s",
+                version.number,
+                record.sha256[:12],
+                ", nothing was trained on its batch" if record.skipped else "",
+            )
         newest = max(self.announced)
         if version.number == newest:
-            places = {("batches", 0): position.offset, **({("scores", 0): position.scores} if run.learner.pooled else {})}
+            places = {
+                ("batches", 0): position.offset,
+                **({("scores", 0): position.scores} if run.learner.pooled else {}),
+            }
             assert self.writer is not None
             self.writer.mark(places)
             self._prune(newest)
@@ -224,7 +276,9 @@ class Trainee:
     def _prune(self, newest: int) -> None:
         """Best effort: what is left is pruned with the next version."""
         try:
-            self.store.prune(newest, self.policy.run.weights.keep_versions, but=self._awaited(newest))
+            self.store.prune(
+                newest, self.policy.run.weights.keep_versions, but=self._awaited(newest)
+            )
         except WeightError as error:
             logger.warning("old versions stay in the weight store: %s", error)
 
@@ -235,17 +289,33 @@ class Trainee:
         checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
         version.spent["checkpoint_s"] = time.monotonic() - started
 
-    def _measure(self, version: Version, stood: Mapping[str, float], measured: Mapping[str, float] | None, time_s: float) -> None:
+    def _measure(
+        self,
+        version: Version,
+        stood: Mapping[str, float],
+        measured: Mapping[str, float] | None,
+        time_s: float,
+    ) -> None:
         """What it took is known. `stood`: what of it training stood still for, until `time_s`."""
-        written = {"export_s": version.written.export_s, "hash_s": version.written.hash_s} if version.written else {}
+        written = (
+            {"export_s": version.written.export_s, "hash_s": version.written.hash_s}
+            if version.written
+            else {}
+        )
         for name, seconds in (*stood.items(), *written.items()):
             version.spent[name] = version.spent.get(name, 0.0) + seconds
         if self.meter is not None and measured is not None:
-            values = {f"learner/{name}": value for name, value in {**measured, **version.spent}.items()}
+            values = {
+                f"learner/{name}": value for name, value in {**measured, **version.spent}.items()
+            }
             self.meter.publish(values, step=version.batch, time_s=time_s)
 
     def _awaited(self, version: int) -> set[int]:
-        """Versions that others still have to find: the scorers, which make version 0 themselves, and the evaluator."""
+        """Versions that others still have to find: the scorers, which make version 0 themselves,
+        and the evaluator.
+        """
         run = self.policy.run
         reference = reference_of(run, version) if run.learner.pooled else 0
-        return ({reference} if reference else set[int]()) | every_nth(version, run.weights.keep_versions, run.eval.interval)
+        return ({reference} if reference else set[int]()) | every_nth(
+            version, run.weights.keep_versions, run.eval.interval
+        )

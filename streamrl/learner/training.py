@@ -1,6 +1,8 @@
-"""Training as a fold over batches: (policy and optimiser, batch) to (policy and optimiser). Batch k is trained at version k and gives version k + 1.
+"""Training as a fold over batches: (policy and optimiser, batch) to (policy and optimiser). Batch k
+is trained at version k and gives version k + 1.
 
-The process announces what comes of it, a replay compares it with what was announced, a fork goes on from it.
+The process announces what comes of it, a replay compares it with what was announced, a fork goes on
+from it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Written(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The weights of a version on their own: what is made of them no longer depends on the training, which may go on."""
+    """The weights of a version on their own: what is made of them no longer depends on the
+    training, which may go on.
+    """
 
     position: Position  # its sha256 is not known yet
     origin: Path  # as of `Training`
@@ -90,7 +94,9 @@ def checkpoint_directory(run: RunFile, learner: str) -> Path:
 
 
 def inherited(run: RunFile) -> Start | None:
-    """What a fork begins with: a policy of its parent's, with its optimiser. None for a run that is no fork. Raises CheckpointError."""
+    """What a fork begins with: a policy of its parent's, with its optimiser. None for a run that is
+    no fork. Raises CheckpointError.
+    """
     if run.fork is None:
         return None
     found = checkpoints.latest(run.directory / "start", run.fork.version)
@@ -102,12 +108,16 @@ def inherited(run: RunFile) -> Start | None:
 
 @contextmanager
 def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
-    """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained while the block lasts.
+    """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained
+    while the block lasts.
 
     Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
     """
     deterministic()
-    directory, updater = first_then_others(lambda: origin(run)), Updater(run.learner, run.batcher.rows)
+    directory, updater = (
+        first_then_others(lambda: origin(run)),
+        Updater(run.learner, run.batcher.rows),
+    )
     with updater.training():
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
         policy = Training(run, directory, updater, state, Position(0, 0, ""))
@@ -127,13 +137,16 @@ class Training:
     state: TrainerState[Any]
     position: Position  # sha256 is empty until the weights have been exported
     vocab_size: int = field(init=False)  # token ids that can be trained on are below it
-    tokenizer_ids: int = field(init=False)  # ids that the tokenizer knows are below it; the embedding may be padded
+    # ids that the tokenizer knows are below it; the embedding may be padded
+    tokenizer_ids: int = field(init=False)
     skipped: bool = False  # nothing was trained in the last step
     _skipped_in_a_row: int = 0
     reference: Reference | None = field(init=False)  # None where the learner does not ask it itself
 
     def __post_init__(self) -> None:
-        self.tokenizer_ids = min(len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size)
+        self.tokenizer_ids = min(
+            len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size
+        )
         self.vocab_size = trainable_ids(self.run, self.state.model.Vocab.size)
         asks = self.run.learner.refers and not self.run.learner.pooled
         self.reference = Reference(self.run, self.tokenizer_ids) if asks else None
@@ -145,15 +158,18 @@ class Training:
     def due(self, batch: Batch) -> bool:
         """False for a batch that has been trained on already: it lies in the log twice."""
         if batch.number < self.version:
-            logger.warning("batch %d is passed over: it comes again at version %d", batch.number, self.version)
+            logger.warning(
+                "batch %d is passed over: it comes again at version %d", batch.number, self.version
+            )
         return batch.number >= self.version
 
     def step(self, taken: Taken) -> dict[str, float]:
         """Train on one batch. Returns what was measured.
 
-        Sequences that cannot be trained on are masked. Where the batch as a whole cannot be, or the step is not finite, nothing is trained, and the
-        next version has the weights of this one. Raises TrainingDiverged after `learner.max_skipped_steps` of these in a row, InputGone when batches
-        are missing before this one.
+        Sequences that cannot be trained on are masked. Where the batch as a whole cannot be, or the
+        step is not finite, nothing is trained, and the next version has the weights of this one.
+        Raises TrainingDiverged after `learner.max_skipped_steps` of these in a row, InputGone when
+        batches are missing before this one.
         """
         batch = taken.batch
         if batch.number != self.version:
@@ -162,12 +178,16 @@ class Training:
         self.refer()
         try:
             batch, masks = masked(batch, self.vocab_size)
-            example = scored(self.run, batch, taken.scores) if self.run.learner.pooled else expand(batch)
+            example = (
+                scored(self.run, batch, taken.scores) if self.run.learner.pooled else expand(batch)
+            )
         except ValueError as error:
             logger.warning("nothing is trained on batch %d: %s", batch.number, error)
             measured = {"skipped": 1.0}
         else:
-            self.state, measured = self.updater.step(self.state, self.reference and self.reference.model, example, rollouts_of(batch))
+            self.state, measured = self.updater.step(
+                self.state, self.reference and self.reference.model, example, rollouts_of(batch)
+            )
             measured["masked_sequences"] = float(masks)
         self.skipped = bool(measured["skipped"])
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped else 0
@@ -179,25 +199,40 @@ class Training:
         return measured
 
     def refer(self, start: Start | None = None) -> None:
-        """Have the reference of the next batch in memory. It may be the policy as it is now; `start`: a checkpoint that may hold an earlier one."""
+        """Have the reference of the next batch in memory. It may be the policy as it is now;
+        `start`: a checkpoint that may hold an earlier one.
+        """
         if self.reference is None or (wanted := self.reference.lacks(self.version)) is None:
             return
         if (directory := fixed(self.run, wanted)) is not None:
             self.reference.load(wanted, directory)
         elif wanted == self.version:
-            with tempfile.TemporaryDirectory() as exported:  # and loaded, as a scorer does: what is in memory may have its head tied
+            # and loaded, as a scorer does: what is in memory may have its head tied
+            with tempfile.TemporaryDirectory() as exported:
                 self.snapshot().save(Path(exported))
                 self.reference.load(wanted, Path(exported))
         else:
-            held = checkpoints.path_of(start.directory, self.version) / held_name(wanted) if start else None
+            held = (
+                checkpoints.path_of(start.directory, self.version) / held_name(wanted)
+                if start
+                else None
+            )
             if held is None or not held.is_dir():
                 kept = f"checkpoint {self.version} holds no reference of version {wanted}: it was made under another learner.reference"
-                raise ConfigError(f"{kept}; set that, or begin at a version that learner.reference.every divides")
+                raise ConfigError(
+                    f"{kept}; set that, or begin at a version that learner.reference.every divides"
+                )
             self.reference.load(wanted, held)
 
     def snapshot(self) -> Snapshot:
         """The weights as they are now. The processes of a learner come to it together."""
-        return Snapshot(self.position, self.origin, export.state_dict(self.state.model), self.vocab_size, self.skipped)
+        return Snapshot(
+            self.position,
+            self.origin,
+            export.state_dict(self.state.model),
+            self.vocab_size,
+            self.skipped,
+        )
 
     def sha256(self) -> str:
         """What the weights are announced as."""
@@ -206,7 +241,10 @@ class Training:
 
     def load(self, start: Start) -> None:
         """Go on from a checkpoint. Raises CheckpointError."""
-        self.state, self.position = checkpoints.load(start.directory, start.position, self.state), start.position
+        self.state, self.position = (
+            checkpoints.load(start.directory, start.position, self.state),
+            start.position,
+        )
 
     def save(self, directory: Path, keep: int) -> None:
         """Write a checkpoint, once the hash of the weights is known. Raises CheckpointError."""
@@ -218,18 +256,36 @@ class Training:
         checkpoints.write(directory, self.state, self.version, self._add_reference)
 
     def _add_reference(self, directory: Path) -> None:
-        """To a checkpoint: the reference of its next batch, if that is an earlier version, whose weights may be gone from the store by then."""
-        if self.reference is not None and 0 < (version := reference_of(self.run, self.version)) < self.version:
+        """To a checkpoint: the reference of its next batch, if that is an earlier version, whose
+        weights may be gone from the store by then.
+        """
+        if (
+            self.reference is not None
+            and 0 < (version := reference_of(self.run, self.version)) < self.version
+        ):
             assert self.reference.version == version, "the batch before had the same"
             tensors = export.state_dict(self.reference.model)
             if first():
                 export.save(tensors, self.origin, directory / held_name(version))
 
     def probe(self) -> Probe:
-        """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's logprobs of them."""
-        count = min(self.run.learner.probe_tokens, self.run.model.max_seq_len, self.run.inference.max_model_len - 1)
-        tokens = np.random.default_rng(self.version).integers(0, self.tokenizer_ids, count).astype(token_dtype(self.tokenizer_ids))
-        return Probe(tokens=tokens, logprobs=self.updater.logprobs(self.state.model, model.single(tokens))[0, :-1])
+        """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's
+        logprobs of them.
+        """
+        count = min(
+            self.run.learner.probe_tokens,
+            self.run.model.max_seq_len,
+            self.run.inference.max_model_len - 1,
+        )
+        tokens = (
+            np.random.default_rng(self.version)
+            .integers(0, self.tokenizer_ids, count)
+            .astype(token_dtype(self.tokenizer_ids))
+        )
+        return Probe(
+            tokens=tokens,
+            logprobs=self.updater.logprobs(self.state.model, model.single(tokens))[0, :-1],
+        )
 
 
 def held_name(version: int) -> str:
@@ -238,8 +294,16 @@ def held_name(version: int) -> str:
 
 
 def scored(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
-    """The batch with the logprobs that the pool computed. Raises ValueError for scores of another batch."""
+    """The batch with the logprobs that the pool computed. Raises ValueError for scores of another
+    batch.
+    """
     assert scores is not None, "read with its scores"
-    if scores.reference != (wanted := reference_of(run, batch.number)):  # learner.reference has been changed since
-        logger.warning("batch %d was scored under version %d, and is measured from it; wanted is now %d", batch.number, scores.reference, wanted)
+    # learner.reference has been changed since
+    if scores.reference != (wanted := reference_of(run, batch.number)):
+        logger.warning(
+            "batch %d was scored under version %d, and is measured from it; wanted is now %d",
+            batch.number,
+            scores.reference,
+            wanted,
+        )
     return expand(batch)._replace(reference_logprobs=by_row(batch, scores.logprobs))

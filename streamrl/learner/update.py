@@ -32,7 +32,9 @@ from streamrl.learner.objective import objective, summed_up
 
 logger = logging.getLogger(__name__)
 
-SAME = 1e-6  # advantages whose standard deviation is below this are taken as equal: there is no scale to divide by
+# advantages whose standard deviation is below this are taken as equal: there is no scale to divide
+# by
+SAME = 1e-6
 
 
 class GradientNorm(NamedTuple):
@@ -45,30 +47,49 @@ def note_norm() -> optax.GradientTransformation:
     """Changes nothing; its state is the global norm of what passes."""
     return optax.GradientTransformation(
         lambda params: GradientNorm(jnp.zeros(())),
-        lambda updates, state, params=None: (updates, GradientNorm(jnp.asarray(optax.global_norm(updates)))),
+        lambda updates, state, params=None: (
+            updates,
+            GradientNorm(jnp.asarray(optax.global_norm(updates))),
+        ),
     )
 
 
 def optimizer(config: Learner) -> optax.GradientTransformation:
     """AdamW behind a clip of the global norm, with a linear warm-up."""
-    schedule = optax.linear_schedule(config.learning_rate / max(config.warmup_steps, 1), config.learning_rate, config.warmup_steps)
-    adamw = optax.adamw(schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay)
-    return only_finite(optax.chain(note_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw))
+    schedule = optax.linear_schedule(
+        config.learning_rate / max(config.warmup_steps, 1),
+        config.learning_rate,
+        config.warmup_steps,
+    )
+    adamw = optax.adamw(
+        schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay
+    )
+    return only_finite(
+        optax.chain(note_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw)
+    )
 
 
 def only_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner`, but a step whose loss or gradient norm is not finite updates neither the parameters nor the state of the optimiser.
+    """`inner`, but a step whose loss or gradient norm is not finite updates neither the parameters
+    nor the state of the optimiser.
 
-    It is decided in the compiled step, because that gives the memory of the state before to the one behind. `inner` is a chain that begins with
-    `note_norm`, whose state is kept in any case: it says what the norm was.
+    It is decided in the compiled step, because that gives the memory of the state before to the one
+    behind. `inner` is a chain that begins with `note_norm`, whose state is kept in any case: it
+    says what the norm was.
     """
 
-    def update(updates: Any, state: Any, params: Any = None, *, loss: Any = 0.0, **_: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, loss: Any = 0.0, **_: Any
+    ) -> tuple[Any, Any]:
         changes, changed = cast(tuple[Any, Any], inner.update(updates, state, params))
         noted, *after = changed
         finite = jnp.isfinite(noted.norm) & jnp.isfinite(jnp.asarray(getattr(loss, "array", loss)))
-        changes = jax.tree.map(lambda change: jnp.where(finite, change, jnp.zeros_like(change)), changes)
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), tuple(after), tuple(state[1:]))
+        changes = jax.tree.map(
+            lambda change: jnp.where(finite, change, jnp.zeros_like(change)), changes
+        )
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), tuple(after), tuple(state[1:])
+        )
         return changes, (noted, *kept)
 
     return optax.GradientTransformationExtraArgs(inner.init, cast(Any, update))
@@ -89,7 +110,9 @@ class Kept(Tracker):
 
     def log_summary(self, metrics: Any) -> None: ...
 
-    def log_artifact(self, artifact_path: Any, *, name: str | None = None, type: str | None = None) -> None: ...
+    def log_artifact(
+        self, artifact_path: Any, *, name: str | None = None, type: str | None = None
+    ) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -102,13 +125,15 @@ class Layout(NamedTuple):
 
 
 class Updater:
-    """The trainer. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for an unknown loss.
+    """The trainer. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for
+    an unknown loss.
 
-    `rows`: of the batches that the run file describes. A batch with another number of rows, made under earlier settings, is trained on all the same,
-    after another compilation.
+    `rows`: of the batches that the run file describes. A batch with another number of rows, made
+    under earlier settings, is trained on all the same, after another compilation.
 
-    With several devices, of one process or of many, every process has the whole batch, and works on the rows of its own devices: each device on a
-    stretch of them, in the order of the batch. So the batcher, which says which rows are a process's, divides the work.
+    With several devices, of one process or of many, every process has the whole batch, and works on
+    the rows of its own devices: each device on a stretch of them, in the order of the batch. So the
+    batcher, which says which rows are a process's, divides the work.
     """
 
     def __init__(self, config: Learner, rows: int) -> None:
@@ -122,11 +147,17 @@ class Updater:
     def _layout(self, rows: int) -> Layout:
         """Made when the first batch of so many rows comes."""
         if rows not in self._layouts:
-            of_device = self.config.micro_batch_rows or -(-rows // jax.device_count())  # rows that it works on at a time
+            # rows that it works on at a time
+            of_device = self.config.micro_batch_rows or -(-rows // jax.device_count())
             parts = -(-rows // (of_device * jax.device_count()))
             places = order(rows, jax.device_count(), parts, of_device)
             minimised = cast(Any, objective(self.config, parts))
-            trainer = Trainer(trainer_config(len(places), of_device), optimizer(self.config), minimised, add_default_hooks=False)
+            trainer = Trainer(
+                trainer_config(len(places), of_device),
+                optimizer(self.config),
+                minimised,
+                add_default_hooks=False,
+            )
             self._layouts[rows] = Layout(places, trainer)
         return self._layouts[rows]
 
@@ -137,51 +168,84 @@ class Updater:
 
     @contextmanager
     def meshed(self) -> Generator[None]:
-        """The mesh alone, to compute logprobs in: a trainer has a tracker too, and Levanter has one tracker a process."""
-        with haliax.partitioning.set_mesh(self._trainer.device_mesh), hax.axis_mapping(self._trainer.parameter_axis_mapping):
+        """The mesh alone, to compute logprobs in: a trainer has a tracker too, and Levanter has one
+        tracker a process.
+        """
+        with (
+            haliax.partitioning.set_mesh(self._trainer.device_mesh),
+            hax.axis_mapping(self._trainer.parameter_axis_mapping),
+        ):
             yield
 
     def initial_state(self, model: Any) -> TrainerState[Any]:
         return self._trainer.initial_state(jax.random.PRNGKey(self.config.seed), model=model)
 
     def step(
-        self, state: TrainerState[Any], reference: Any, example: RlExample, rollouts: np.ndarray | None = None
+        self,
+        state: TrainerState[Any],
+        reference: Any,
+        example: RlExample,
+        rollouts: np.ndarray | None = None,
     ) -> tuple[TrainerState[Any], dict[str, float]]:
-        """Train on one batch. `reference`: the model that the divergence is measured from; None where the example has them, or none are asked.
+        """Train on one batch. `reference`: the model that the divergence is measured from; None
+        where the example has them, or none are asked.
 
-        `rollouts`: (rows, max_seq_len) int, the number of each position's rollout, where some rollouts are several segments.
+        `rollouts`: (rows, max_seq_len) int, the number of each position's rollout, where some
+        rollouts are several segments.
 
-        Returns the state and what was measured. A step whose loss or gradient is not finite changes nothing and is measured as `skipped` 1; numbers
-        that are not finite are left out.
+        Returns the state and what was measured. A step whose loss or gradient is not finite changes
+        nothing and is measured as `skipped` 1; numbers that are not finite are left out.
         """
         started = time.monotonic()
         layout = self._layout(len(example.input_ids))
         if self.config.refers and reference is not None:
             example = example._replace(reference_logprobs=self.scores(reference, example))
-        weights = self._average(example.loss_mask, numbers_of(example.segment_ids) if rollouts is None else rollouts)
+        weights = self._average(
+            example.loss_mask, numbers_of(example.segment_ids) if rollouts is None else rollouts
+        )
         weights = arranged(example._replace(advantages=weights), layout.order).advantages
         example = arranged(example, layout.order)
         if self.config.normalize_advantages:
             example = normalized(example)
-        info = layout.trainer.train_step(state, tuple(spread(array, layout.trainer) for array in (*example, weights)))
-        measured = {name.removeprefix("train/"): float(value) for name, value in self._tracker.values.items() if name.startswith("train/")}
+        info = layout.trainer.train_step(
+            state, tuple(spread(array, layout.trainer) for array in (*example, weights))
+        )
+        measured = {
+            name.removeprefix("train/"): float(value)
+            for name, value in self._tracker.values.items()
+            if name.startswith("train/")
+        }
         noted: GradientNorm = cast(Any, info.state.opt_state)[0]
         measured = {**summed_up(measured), "loss": float(info.loss), "grad_norm": float(noted.norm)}
         skipped = not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"]))
         if skipped:
-            logger.warning("loss %g, gradient norm %g: the step is skipped", measured["loss"], measured["grad_norm"])
+            logger.warning(
+                "loss %g, gradient norm %g: the step is skipped",
+                measured["loss"],
+                measured["grad_norm"],
+            )
         elapsed_s = time.monotonic() - started
-        measured |= {"step_s": elapsed_s, "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s, "skipped": float(skipped)}
+        measured |= {
+            "step_s": elapsed_s,
+            "tokens_per_s": float((example.segment_ids > 0).sum()) / elapsed_s,
+            "skipped": float(skipped),
+        }
         return info.state, {name: value for name, value in measured.items() if math.isfinite(value)}
 
     def scores(self, model: Any, example: RlExample) -> np.ndarray:
-        """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0 elsewhere.
+        """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0
+        elsewhere.
 
-        The learner asks it and so does the scorer pool: the same rows make the same program, and on the same devices the same bits.
+        The learner asks it and so does the scorer pool: the same rows make the same program, and on
+        the same devices the same bits.
         """
         places = self._layout(len(example.input_ids)).order
         found = self.logprobs(model, arranged(example, places))
-        return np.where(example.loss_mask > 0, as_they_came(found, places, len(example.input_ids)), np.float32(0))
+        return np.where(
+            example.loss_mask > 0,
+            as_they_came(found, places, len(example.input_ids)),
+            np.float32(0),
+        )
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
         """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""
@@ -189,13 +253,17 @@ class Updater:
 
 
 def order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:
-    """Which row of a batch of `rows` lies where, for a trainer that takes `of_device` rows for each device at a time, in `parts` such turns.
+    """Which row of a batch of `rows` lies where, for a trainer that takes `of_device` rows for each
+    device at a time, in `parts` such turns.
 
-    Each device has a stretch of rows, with padding behind it. Returns (parts * devices * of_device,) int; -1 is a row of padding.
+    Each device has a stretch of rows, with padding behind it. Returns (parts * devices *
+    of_device,) int; -1 is a row of padding.
     """
     stretch = -(-rows // devices)
     of_each = np.full((devices, parts * of_device), -1)
-    of_each[:, :stretch] = np.where((numbers := np.arange(devices * stretch)) < rows, numbers, -1).reshape(devices, stretch)
+    of_each[:, :stretch] = np.where(
+        (numbers := np.arange(devices * stretch)) < rows, numbers, -1
+    ).reshape(devices, stretch)
     return of_each.reshape(devices, parts, of_device).swapaxes(0, 1).reshape(-1)
 
 
@@ -208,17 +276,25 @@ def arranged(example: RlExample, order: np.ndarray) -> RlExample:
 
 
 def as_they_came(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
-    """What was found for arranged rows, (len(order), ...), in the order that the batch has them: (count, ...)."""
+    """What was found for arranged rows, (len(order), ...), in the order that the batch has them:
+    (count, ...).
+    """
     back, real = np.empty((count, *rows.shape[1:]), rows.dtype), order >= 0
     back[order[real]] = rows[real]
     return back
 
 
 def normalized(example: RlExample) -> RlExample:
-    """Advantages divided by their standard deviation over the sampled tokens of the batch: steps stay as large when rewards come close together.
+    """Advantages divided by their standard deviation over the sampled tokens of the batch: steps
+    stay as large when rewards come close together.
 
-    Longer rollouts count for more, as they do in the loss. The mean stays: the advantage function chose its baseline. Equal ones are left alone.
+    Longer rollouts count for more, as they do in the loss. The mean stays: the advantage function
+    chose its baseline. Equal ones are left alone.
     """
     sampled = example.advantages[example.loss_mask > 0]
     scale = float(sampled.std(dtype=np.float64)) if sampled.size else 0.0
-    return example._replace(advantages=example.advantages / np.float32(scale)) if scale > SAME else example
+    return (
+        example._replace(advantages=example.advantages / np.float32(scale))
+        if scale > SAME
+        else example
+    )

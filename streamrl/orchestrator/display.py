@@ -1,4 +1,6 @@
-"""A run on the screen: a live picture where there is a terminal, otherwise a line every few seconds. Both show a `Frame`."""
+"""A run on the screen: a live picture where there is a terminal, otherwise a line every few
+seconds. Both show a `Frame`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,17 @@ from rich.text import Text
 
 from streamrl.config import RunFile
 from streamrl.errors import escaped
-from streamrl.orchestrator.observe import SILENT_S, View, arrival_rate, expired_share, latest, recent_rewards, total, troubles, waiting
+from streamrl.orchestrator.observe import (
+    SILENT_S,
+    View,
+    arrival_rate,
+    expired_share,
+    latest,
+    recent_rewards,
+    total,
+    troubles,
+    waiting,
+)
 from streamrl.topics import env_part
 
 LINE_EVERY_S = 5.0
@@ -30,7 +42,8 @@ SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_BATCHES = 2_000
 EVENTS_SHOWN = 4
 PARTS_SHOWN = 12
-LEAST_TROUBLES = 0.01  # of an env's rollouts: fewer that failed or were put aside are not worth a line
+# of an env's rollouts: fewer that failed or were put aside are not worth a line
+LEAST_TROUBLES = 0.01
 DASH = "–"
 STATE_STYLES = {
     "running": "green",
@@ -76,7 +89,11 @@ class Display(Protocol):
 
 def make_display() -> Display:
     console = Console()
-    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay()
+    return (
+        LiveDisplay(console)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PlainDisplay()
+    )
 
 
 class PlainDisplay:
@@ -102,7 +119,9 @@ class LiveDisplay:
     def __init__(self, console: Console | None = None) -> None:
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
         self._frame: Frame | None = None
-        self._live = Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
+        self._live = Live(
+            console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False
+        )
         self._live.start()
 
     def show(self, frame: Frame) -> None:
@@ -117,10 +136,15 @@ class LiveDisplay:
         self._live.stop()
 
     def _draw(self) -> None:
-        self._live.update(picture(self._frame, list(self._events), self._live.console.width) if self._frame else Group(*map(Text, self._events)))
+        self._live.update(
+            picture(self._frame, list(self._events), self._live.console.width)
+            if self._frame
+            else Group(*map(Text, self._events))
+        )
 
 
-# ---- a line ---------------------------------------------------------------------------------------------------------------------------
+# ---- a line
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def line(frame: Frame) -> str:
@@ -141,58 +165,106 @@ def line(frame: Frame) -> str:
         f"mixed {_percent(latest(seen, 'batcher/mixed_versions_frac'))}",
         f"expired {_percent(_expired(frame))}",
         " ".join(f"{name} v{server.version}" for name, server in sorted(seen.servers.items())),
-        f"{clock(left_s(frame))} left" if left_s(frame) is not None else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far",
+        f"{clock(left_s(frame))} left"
+        if left_s(frame) is not None
+        else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far",
     ]
     pieces += [evaluated(seen)] if seen.evals else []
     restarts = {part.name: part.restarts for part in frame.parts if part.restarts}
-    pieces += [f"restarts: {', '.join(f'{name} {n}' for name, n in restarts.items())}"] if restarts else []
+    pieces += (
+        [f"restarts: {', '.join(f'{name} {n}' for name, n in restarts.items())}"]
+        if restarts
+        else []
+    )
     return " | ".join([*pieces, *wrong, *([waits] if waits else [])])
 
 
 def evaluated(seen: View) -> str:
     """The newest evaluations, by the smallest k of each."""
     newest = [by_version[max(by_version)] for _, by_version in sorted(seen.evals.items())]
-    shown = [f"{e.name} pass@{e.pass_at[0].k} {e.pass_at[0].value:.3f} (v{e.version})" for e in newest if e.pass_at]
+    shown = [
+        f"{e.name} pass@{e.pass_at[0].k} {e.pass_at[0].value:.3f} (v{e.version})"
+        for e in newest
+        if e.pass_at
+    ]
     return f"eval {', '.join(shown)}"
 
 
-# ---- a picture ------------------------------------------------------------------------------------------------------------------------
+# ---- a picture
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> RenderableType:
-    """The frame for a terminal of `width` columns: the most important at the top, where a low one still shows it."""
-    rows: list[RenderableType] = [headline(frame), Text(), envs_table(frame, spark_width=min(max(width - 78, 8), 40))]
+    """The frame for a terminal of `width` columns: the most important at the top, where a low one
+    still shows it.
+    """
+    rows: list[RenderableType] = [
+        headline(frame),
+        Text(),
+        envs_table(frame, spark_width=min(max(width - 78, 8), 40)),
+    ]
     if frame.seen.evals:
         rows += [Text(), Text(escaped(evaluated(frame.seen)), style="cyan")]
-    if waits := waiting(frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}):
+    if waits := waiting(
+        frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}
+    ):
         rows += [Text(), Text(escaped(f"⧖ {waits}"), style="yellow")]
-    rows += [Text(f"⚠ {wrong}", style="yellow", overflow="ellipsis", no_wrap=True) for wrong in troubles(frame.seen, LEAST_TROUBLES)]
+    rows += [
+        Text(f"⚠ {wrong}", style="yellow", overflow="ellipsis", no_wrap=True)
+        for wrong in troubles(frame.seen, LEAST_TROUBLES)
+    ]
     if frame.seen.servers:
         rows += [Text(), servers_table(frame)]
     if frame.parts:
         rows += [Text(), parts_table(frame)]
     if events:
-        rows += [Text(), *(Text(event, style="dim", overflow="ellipsis", no_wrap=True) for event in events)]
-    return Panel(Group(*rows), title=f"[bold]streamrl[/] · [cyan]{frame.run.run}[/]", title_align="left", border_style="bright_black", padding=(1, 2))
+        rows += [
+            Text(),
+            *(Text(event, style="dim", overflow="ellipsis", no_wrap=True) for event in events),
+        ]
+    return Panel(
+        Group(*rows),
+        title=f"[bold]streamrl[/] · [cyan]{frame.run.run}[/]",
+        title_align="left",
+        border_style="bright_black",
+        padding=(1, 2),
+    )
 
 
 def headline(frame: Frame) -> RenderableType:
     """Step, time, and how far the target is."""
     run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 2, 0, 0))
-    shown = [("step", _step(frame)), ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f"))]
-    shown += [("mixed", _percent(latest(seen, "batcher/mixed_versions_frac"))), ("expired", _percent(_expired(frame)))]
-    shown.append(("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH))
+    shown = [
+        ("step", _step(frame)),
+        ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")),
+    ]
+    shown += [
+        ("mixed", _percent(latest(seen, "batcher/mixed_versions_frac"))),
+        ("expired", _percent(_expired(frame))),
+    ]
+    shown.append(
+        ("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH)
+    )
     shown += [("time left", clock(left_s(frame)))] if left_s(frame) is not None else []
-    facts.add_row(*(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown))
+    facts.add_row(
+        *(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown)
+    )
     target = run.orchestrator.target
     if target is None:
         return facts
     reward, goal = _reward(frame, target.env), Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(
-        total=max(target.reward, 1e-9), completed=max(0.0, reward or 0.0), width=40, style="grey23", complete_style="cyan", finished_style="green"
+        total=max(target.reward, 1e-9),
+        completed=max(0.0, reward or 0.0),
+        width=40,
+        style="grey23",
+        complete_style="cyan",
+        finished_style="green",
     )
     goal.add_row(
-        Text.assemble(("target ", "bright_black"), (f"{target.env} {target.reward:g}", "bold")), bar, Text(_number(reward, ".3f"), style="bold cyan")
+        Text.assemble(("target ", "bright_black"), (f"{target.env} {target.reward:g}", "bold")),
+        bar,
+        Text(_number(reward, ".3f"), style="bold cyan"),
     )
     return Group(facts, goal)
 
@@ -205,7 +277,10 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
             [
                 Text(env, style="cyan"),
                 Text(_number(_reward(frame, env), ".3f"), style="bold"),
-                Text(sparkline(recent_rewards(frame.seen, env, SPARK_BATCHES), spark_width), style="green"),
+                Text(
+                    sparkline(recent_rewards(frame.seen, env, SPARK_BATCHES), spark_width),
+                    style="green",
+                ),
                 _number(_rate(frame, env), ",.1f"),
                 f"{_buffered(frame, env):,.0f}",
                 _number(latest(frame.seen, f"batches/{env}/age/mean"), ".2f"),
@@ -213,7 +288,9 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
                 f"{demand.wanted_tokens:,}" if demand else DASH,
             ]
         )
-    return _table(("env", ">reward", "", ">rollouts/s", ">tokens", ">age", ">expired", "wanted"), rows)
+    return _table(
+        ("env", ">reward", "", ">rollouts/s", ">tokens", ">age", ">expired", "wanted"), rows
+    )
 
 
 def servers_table(frame: Frame) -> Table:
@@ -225,8 +302,29 @@ def servers_table(frame: Frame) -> Table:
         version = Text(f"v{server.version}" if server.version >= 0 else DASH, style="bold")
         probe = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH
         where = [quoted(server.pool)] if pooled else []
-        rows.append([quoted(name, "cyan"), *where, _state(state), version, str(server.in_flight), probe, quoted(server.error, "red")])
-    return _table(("server", *(["pool"] if pooled else []), "state", ">policy", ">in flight", ">logprobs off by", ""), rows)
+        rows.append(
+            [
+                quoted(name, "cyan"),
+                *where,
+                _state(state),
+                version,
+                str(server.in_flight),
+                probe,
+                quoted(server.error, "red"),
+            ]
+        )
+    return _table(
+        (
+            "server",
+            *(["pool"] if pooled else []),
+            "state",
+            ">policy",
+            ">in flight",
+            ">logprobs off by",
+            "",
+        ),
+        rows,
+    )
 
 
 def parts_table(frame: Frame) -> Table:
@@ -236,17 +334,29 @@ def parts_table(frame: Frame) -> Table:
     rows: list[list[Text | str]] = []
     for part in parts:
         restarts = Text(str(part.restarts), style="yellow" if part.restarts else "bright_black")
-        rows.append([Text(part.name, style="cyan"), _state(part.state), clock(part.for_s), restarts, quoted(part.note, "bright_black")])
+        rows.append(
+            [
+                Text(part.name, style="cyan"),
+                _state(part.state),
+                clock(part.for_s),
+                restarts,
+                quoted(part.note, "bright_black"),
+            ]
+        )
     if others := len(frame.parts) - len(parts):
         rows.append([Text(f"{others} others", style="cyan"), _state("running"), "", "", ""])
     return _table(("part", "state", ">for", ">restarts", "last said"), rows)
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
-    """Bare columns as wide as what is in them (`>`: to the right); the last one has what is left, and is cut there."""
+    """Bare columns as wide as what is in them (`>`: to the right); the last one has what is left,
+    and is cut there.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", expand=True)
     for name in names[:-1]:
-        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+        table.add_column(
+            name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True
+        )
     table.add_column(names[-1], ratio=1, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*row)
@@ -263,7 +373,9 @@ def _state(state: str) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` as a curve of at most `width` blocks, each the mean of its share of them; from 0, or the lowest, to 1, or the highest."""
+    """`values` as a curve of at most `width` blocks, each the mean of its share of them; from 0, or
+    the lowest, to 1, or the highest.
+    """
     if not values:
         return ""
     width = min(width, len(values))
@@ -273,7 +385,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)
 
 
-# ---- numbers --------------------------------------------------------------------------------------------------------------------------
+# ---- numbers
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def clock(seconds: float | None) -> str:
@@ -288,7 +401,11 @@ def clock(seconds: float | None) -> str:
 def left_s(frame: Frame) -> float | None:
     """Seconds until the run's time is up; None where it has no limit."""
     limit_s, ready_s = frame.run.orchestrator.max_wall_s, frame.seen.ready_s
-    return None if not limit_s else limit_s - (frame.time_s - (frame.time_s if ready_s is None else ready_s))
+    return (
+        None
+        if not limit_s
+        else limit_s - (frame.time_s - (frame.time_s if ready_s is None else ready_s))
+    )
 
 
 def _step(frame: Frame) -> str:
@@ -303,7 +420,9 @@ def _reward(frame: Frame, env: str) -> float | None:
 
 
 def _rate(frame: Frame, env: str) -> float | None:
-    """Rollouts a second of all replicas of the env; of one from outside, those that the buffer reads."""
+    """Rollouts a second of all replicas of the env; of one from outside, those that the buffer
+    reads.
+    """
     if not frame.run.envs[env].replicas:
         return arrival_rate(frame.seen, env, frame.time_s)
     sources = [env_part(env, i) for i in range(frame.run.envs[env].replicas)]
@@ -312,7 +431,10 @@ def _rate(frame: Frame, env: str) -> float | None:
 
 def _buffered(frame: Frame, env: str) -> float:
     """Tokens of the env held by the buffer and the batcher."""
-    return sum(latest(frame.seen, f"{name}/{env}") or 0.0 for name in ("buffer/window_tokens", "batcher/held_tokens"))
+    return sum(
+        latest(frame.seen, f"{name}/{env}") or 0.0
+        for name in ("buffer/window_tokens", "batcher/held_tokens")
+    )
 
 
 def _expired(frame: Frame) -> float | None:

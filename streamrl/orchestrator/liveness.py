@@ -1,6 +1,8 @@
-"""Do the parts of a run live? Asks each of them at `/livez`, in a thread beside the loop; `plan.py` decides what follows from the answers.
+"""Do the parts of a run live? Asks each of them at `/livez`, in a thread beside the loop; `plan.py`
+decides what follows from the answers.
 
-Where a part listens stands in its file beside the runs (`health.py`). One that has not written it yet is starting, and is not judged.
+Where a part listens stands in its file beside the runs (`health.py`). One that has not written it
+yet is starting, and is not judged.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Asked:
 
 
 class Liveness:
-    """Asks while it is used as a context. `names`: process -> the name that the part has in its file."""
+    """Asks while it is used as a context. `names`: process -> the name that the part has in its
+    file.
+    """
 
     def __init__(self, run: RunFile, names: Mapping[str, str]) -> None:
         self._run = run
@@ -48,7 +52,9 @@ class Liveness:
         self._over.set()
 
     def begins(self, name: str) -> None:
-        """The part is about to be started: what its last life said, and where it listened, counts no longer."""
+        """The part is about to be started: what its last life said, and where it listened, counts
+        no longer.
+        """
         if name in self.lives:
             note_of(self._run, self._names[name]).unlink(missing_ok=True)
             self.lives[name] = Asked()
@@ -62,7 +68,8 @@ class Liveness:
             asked_s = time.monotonic()
             while not self._over.wait(PERIOD_S):
                 now_s = time.monotonic()
-                since_s, asked_s = min(now_s - asked_s, 2 * PERIOD_S), now_s  # this process may have stood still itself
+                # this process may have stood still itself
+                since_s, asked_s = min(now_s - asked_s, 2 * PERIOD_S), now_s
                 for name, part in self._names.items():
                     life = self.lives[name]
                     if address := listening(note_of(self._run, part)):
@@ -78,7 +85,9 @@ def listening(note: Path) -> str:
 
 
 def ask(client: httpx.Client, address: str, life: Asked, since_s: float, limit_s: float) -> None:
-    """One question, `since_s` after the one before. A part that says that its loop stands hangs; so does one that says nothing for `limit_s`."""
+    """One question, `since_s` after the one before. A part that says that its loop stands hangs; so
+    does one that says nothing for `limit_s`.
+    """
     try:
         answer = client.get(f"http://{address}/livez")
     except (httpx.HTTPError, httpx.InvalidURL):

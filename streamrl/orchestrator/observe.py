@@ -1,6 +1,8 @@
-"""What a run looks like from its topics: a fold over metrics, servers, versions, demand and fates, and the questions asked of it. Pure.
+"""What a run looks like from its topics: a fold over metrics, servers, versions, demand and fates,
+and the questions asked of it. Pure.
 
-Every part may write `metrics`, so nothing that decides is taken from there: a run with a target also folds `batches`, and its rewards are theirs.
+Every part may write `metrics`, so nothing that decides is taken from there: a run with a target
+also folds `batches`, and its rewards are theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ import numpy as np
 from streamrl.batcher.parts import Joiner
 from streamrl.config import Orchestrator, RunFile, Target, server_name
 from streamrl.goals import reaches
-from streamrl.records import Batch, BatchPart, Demand, Evaluation, Fate, Metric, PolicyVersion, Server
+from streamrl.records import (
+    Batch,
+    BatchPart,
+    Demand,
+    Evaluation,
+    Fate,
+    Metric,
+    PolicyVersion,
+    Server,
+)
 from streamrl.stream.dead_letters import printable
 from streamrl.stream.log import Event
 
@@ -34,10 +45,20 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
 """What is folded: topic -> schemas."""
 BATCHES: Mapping[str, tuple[str, ...]] = {"batches": ("batch", "batch-part")}
 """Folded as well where the rewards of batches decide."""
-WRITERS = {"batches": "batcher", "batcher": "batcher", "orchestrator": "orchestrator", "learner": "learner-", "env": "env-"}
-"""First piece of a metric's name -> how the name of the part that measures it begins; pieces that are not here may come from several parts."""
-STEPS_AHEAD = 1_000  # a metric of a later step than so many behind the newest version belongs to no step of this run
-REWARDS_KEPT = 2_000  # batches of an env, where the run is followed; a dashboard keeps its own curves
+WRITERS = {
+    "batches": "batcher",
+    "batcher": "batcher",
+    "orchestrator": "orchestrator",
+    "learner": "learner-",
+    "env": "env-",
+}
+"""First piece of a metric's name -> how the name of the part that measures it begins; pieces that
+are not here may come from several parts.
+"""
+# a metric of a later step than so many behind the newest version belongs to no step of this run
+STEPS_AHEAD = 1_000
+# batches of an env, where the run is followed; a dashboard keeps its own curves
+REWARDS_KEPT = 2_000
 
 TROUBLES = {"failed": "failed", "invalid": "put aside"}
 """Fates that say that an env does something wrong -> in words."""
@@ -64,19 +85,34 @@ class View:
     version_s: float = 0.0  # when it was
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
     demand: dict[str, Demand] = field(default_factory=dict[str, Demand])
-    fates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict[str, Counter[str]](Counter))  # env -> kind -> rollouts
-    causes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])  # (env, fate) -> why the last one was failed or invalid
+    # env -> kind -> rollouts
+    fates: dict[str, Counter[str]] = field(
+        default_factory=lambda: defaultdict[str, Counter[str]](Counter)
+    )
+    # (env, fate) -> why the last one was failed or invalid
+    causes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     arrivals: dict[str, list[Gauge]] = field(
         default_factory=lambda: defaultdict[str, list[Gauge]](list)
     )  # env -> rollouts the buffer has read, lately
-    gauges: dict[str, dict[str, Gauge]] = field(default_factory=lambda: defaultdict[str, dict[str, Gauge]](dict))  # source -> name -> newest
-    rewards: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict[str, dict[int, float]](dict))  # env -> batch -> mean reward
-    evals: dict[str, dict[int, Evaluation]] = field(default_factory=lambda: defaultdict[str, dict[int, Evaluation]](dict))  # name -> version
+    # source -> name -> newest
+    gauges: dict[str, dict[str, Gauge]] = field(
+        default_factory=lambda: defaultdict[str, dict[str, Gauge]](dict)
+    )
+    # env -> batch -> mean reward
+    rewards: dict[str, dict[int, float]] = field(
+        default_factory=lambda: defaultdict[str, dict[int, float]](dict)
+    )
+    # name -> version
+    evals: dict[str, dict[int, Evaluation]] = field(
+        default_factory=lambda: defaultdict[str, dict[int, Evaluation]](dict)
+    )
     batch: int = -1  # the newest made
     ready_s: float | None = None  # when the first server of this session was ready
     active_before_s: float = 0.0  # how long earlier sessions had a server
-    heard_s: dict[str, float] = field(default_factory=dict[str, float])  # source of metrics -> its last sign of life
-    joiner: Joiner | None = None  # of the records of `batches`, where rewards are taken from there and not from metrics
+    # source of metrics -> its last sign of life
+    heard_s: dict[str, float] = field(default_factory=dict[str, float])
+    # of the records of `batches`, where rewards are taken from there and not from metrics
+    joiner: Joiner | None = None
     rewards_kept: int = 0  # batches of an env whose reward is kept; 0: all
 
 
@@ -92,9 +128,11 @@ def deciding_view(run: RunFile, since_s: float = 0.0) -> View:
 
 
 def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> View:
-    """Take events in; what cannot be read and what is not known is passed over: it is others' business.
+    """Take events in; what cannot be read and what is not known is passed over: it is others'
+    business.
 
-    `now_s`: the time of this process when they arrived, where they are news; None where they may be history, which is dated by its writers' clocks.
+    `now_s`: the time of this process when they arrived, where they are news; None where they may be
+    history, which is dated by its writers' clocks.
     """
     for event in events:
         match event.record:
@@ -127,15 +165,28 @@ def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> Vie
 def believable(event: Event, version: int) -> Metric | None:
     """The metric of an event as far as a record can show that it is one; None for a forged one.
 
-    Its key is its source, its source may measure these names, its values and its time are finite, and its step is near the newest policy version.
+    Its key is its source, its source may measure these names, its values and its time are finite,
+    and its step is near the newest policy version.
     """
     metric = event.record
-    if not isinstance(metric, Metric) or event.key != metric.source or not math.isfinite(metric.time_s):
+    if (
+        not isinstance(metric, Metric)
+        or event.key != metric.source
+        or not math.isfinite(metric.time_s)
+    ):
         return None
     if metric.step is not None and not 0 <= metric.step <= version + STEPS_AHEAD:
         return None
-    values = {name: value for name, value in metric.values.items() if math.isfinite(value) and _may_measure(metric.source, name)}
-    return metric if len(values) == len(metric.values) else msgspec.structs.replace(metric, values=values)
+    values = {
+        name: value
+        for name, value in metric.values.items()
+        if math.isfinite(value) and _may_measure(metric.source, name)
+    }
+    return (
+        metric
+        if len(values) == len(metric.values)
+        else msgspec.structs.replace(metric, values=values)
+    )
 
 
 def _may_measure(source: str, name: str) -> bool:
@@ -149,15 +200,24 @@ def _measure(seen: View, metric: Metric) -> None:
         gauges[name] = Gauge(value, metric.time_s)
         if name.startswith(ARRIVALS) and metric.source == "buffer":
             _arrive(seen.arrivals[name.removeprefix(ARRIVALS)], gauges[name])
-        if seen.joiner is None and metric.step is not None and name.startswith("batches/") and name.endswith("/reward/mean"):
-            _reward(seen, name.removeprefix("batches/").removesuffix("/reward/mean"), metric.step, value)
+        if (
+            seen.joiner is None
+            and metric.step is not None
+            and name.startswith("batches/")
+            and name.endswith("/reward/mean")
+        ):
+            _reward(
+                seen, name.removeprefix("batches/").removesuffix("/reward/mean"), metric.step, value
+            )
             seen.batch = max(seen.batch, metric.step)
     if "orchestrator/active_s" in metric.values and metric.time_s < seen.since_s:
         seen.active_before_s = max(seen.active_before_s, metric.values["orchestrator/active_s"])
 
 
 def _arrive(arrivals: list[Gauge], now: Gauge) -> None:
-    """Keep what is needed for a rate and for the time of the last arrival: the counts of the last seconds, and of equal ones the first."""
+    """Keep what is needed for a rate and for the time of the last arrival: the counts of the last
+    seconds, and of equal ones the first.
+    """
     if arrivals and now.value < arrivals[-1].value:  # another life of the buffer
         arrivals.clear()
     while len(arrivals) > 1 and arrivals[1].time_s <= now.time_s - ARRIVALS_S:
@@ -167,7 +227,9 @@ def _arrive(arrivals: list[Gauge], now: Gauge) -> None:
 
 
 def arrival_rate(seen: View, env: str, time_s: float) -> float | None:
-    """Rollouts a second that the buffer has read of the env lately, whoever published them; None when nothing is known of it."""
+    """Rollouts a second that the buffer has read of the env lately, whoever published them; None
+    when nothing is known of it.
+    """
     arrivals = seen.arrivals.get(env)
     if not arrivals:
         return None
@@ -178,7 +240,9 @@ def arrival_rate(seen: View, env: str, time_s: float) -> float | None:
 
 
 def troubles(seen: View, least: float = 0.0) -> list[str]:
-    """For each env of whose rollouts more than the share `least` failed or were put aside: how many, and why the last one."""
+    """For each env of whose rollouts more than the share `least` failed or were put aside: how
+    many, and why the last one.
+    """
     found: list[str] = []
     for env, fates in seen.fates.items():
         said = [
@@ -194,7 +258,9 @@ def troubles(seen: View, least: float = 0.0) -> list[str]:
 def _earn(seen: View, joiner: Joiner, record: Batch | BatchPart) -> None:
     try:
         batch = joiner.add(record)
-    except ValueError:  # reading began in the middle of a batch; its learner says what is wrong with one that is damaged
+    except ValueError:
+        # reading began in the middle of a batch; its learner says what is wrong with one that is
+        # damaged
         seen.joiner = Joiner()
         return
     if batch is not None:
@@ -207,11 +273,15 @@ def mean_rewards(batch: Batch) -> dict[str, float]:
     """env -> mean reward of its rollouts in the batch."""
     of = batch.group_environments[batch.groups]  # (rollouts,) index into environments
     rewards = {env: batch.rewards[of == index] for index, env in enumerate(batch.environments)}
-    return {env: float(earned.mean(dtype=np.float64)) for env, earned in rewards.items() if len(earned)}
+    return {
+        env: float(earned.mean(dtype=np.float64)) for env, earned in rewards.items() if len(earned)
+    }
 
 
 def _reward(seen: View, env: str, step: int, value: float) -> None:
-    """Note a batch's reward. The batches of an env are kept in order, so that the last ones are found without sorting."""
+    """Note a batch's reward. The batches of an env are kept in order, so that the last ones are
+    found without sorting.
+    """
     rewards = seen.rewards[env]
     is_late = bool(rewards) and step not in rewards and step < next(reversed(rewards))
     rewards[step] = value
@@ -224,22 +294,37 @@ def _reward(seen: View, env: str, step: int, value: float) -> None:
 def _meet(seen: View, server: Server, now_s: float | None) -> None:
     seen.servers[server.server_id] = server
     is_ready = server.state == "ready" and server.version >= 0
-    if seen.ready_s is None and is_ready and (now_s is not None or server.heartbeat_s >= seen.since_s):
+    if (
+        seen.ready_s is None
+        and is_ready
+        and (now_s is not None or server.heartbeat_s >= seen.since_s)
+    ):
         seen.ready_s = server.heartbeat_s if now_s is None else now_s
 
 
-# ---- questions ------------------------------------------------------------------------------------------------------------------------
+# ---- questions
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def latest(seen: View, name: str, since_s: float = 0.0) -> float | None:
     """The newest value of that name, whoever published it."""
-    found = [gauges[name] for gauges in seen.gauges.values() if name in gauges and gauges[name].time_s >= since_s]
+    found = [
+        gauges[name]
+        for gauges in seen.gauges.values()
+        if name in gauges and gauges[name].time_s >= since_s
+    ]
     return max(found, key=lambda gauge: gauge.time_s).value if found else None
 
 
 def total(seen: View, name: str, sources: Iterable[str], since_s: float = 0.0) -> float | None:
-    """The sum over those of `sources` that have published the name since `since_s`; None when none has."""
-    found = [seen.gauges[s][name].value for s in sources if s in seen.gauges and name in seen.gauges[s] and seen.gauges[s][name].time_s >= since_s]
+    """The sum over those of `sources` that have published the name since `since_s`; None when none
+    has.
+    """
+    found = [
+        seen.gauges[s][name].value
+        for s in sources
+        if s in seen.gauges and name in seen.gauges[s] and seen.gauges[s][name].time_s >= since_s
+    ]
     return sum(found) if found else None
 
 
@@ -257,7 +342,9 @@ def expired_share(seen: View, env: str) -> float | None:
 
 
 def reached(seen: View, target: Target) -> bool:
-    """Mean reward over the last `target.batches` batches that have the env in them, that many at least."""
+    """Mean reward over the last `target.batches` batches that have the env in them, that many at
+    least.
+    """
     rewards = recent_rewards(seen, target.env, target.batches)
     return len(rewards) == target.batches and reaches(fmean(rewards), target.reward)
 
@@ -275,15 +362,25 @@ class Verdict(NamedTuple):
 
 
 def judge(limits: Orchestrator, seen: View, time_s: float) -> Verdict | None:
-    """Is the run over? Well when its target or its last step is reached; with a target, out of time is a failure."""
+    """Is the run over? Well when its target or its last step is reached; with a target, out of time
+    is a failure.
+    """
     target = limits.target
     if target is not None and reached(seen, target):
         return Verdict(0, f"target reached: {standing(seen, target)}")
     if limits.max_steps and seen.version >= limits.max_steps:
         return Verdict(0, f"step {seen.version} of {limits.max_steps} reached")
-    if limits.max_wall_s and seen.ready_s is not None and time_s - seen.ready_s >= limits.max_wall_s:
+    if (
+        limits.max_wall_s
+        and seen.ready_s is not None
+        and time_s - seen.ready_s >= limits.max_wall_s
+    ):
         over = f"{limits.max_wall_s:.0f} s are over"
-        return Verdict(0, over) if target is None else Verdict(1, f"{over} without the target: {standing(seen, target)}")
+        return (
+            Verdict(0, over)
+            if target is None
+            else Verdict(1, f"{over} without the target: {standing(seen, target)}")
+        )
     return None
 
 
@@ -298,7 +395,9 @@ def standing(seen: View, target: Target) -> str:
 
 
 def waiting(run: RunFile, seen: View, time_s: float, notes: Mapping[str, str] | None = None) -> str:
-    """What the run waits for right now, in words; empty while it flows. `notes`: what each part said last."""
+    """What the run waits for right now, in words; empty while it flows. `notes`: what each part
+    said last.
+    """
     notes, so_far = notes or {}, f"waiting {time_s - seen.since_s:.0f} s for"
     if seen.version < 0:
         return f"{so_far} the first policy version, {_who('learner', notes.get('learner', ''))}"
@@ -306,15 +405,31 @@ def waiting(run: RunFile, seen: View, time_s: float, notes: Mapping[str, str] | 
     ready = {server.pool for server in seen.servers.values() if server.state == "ready"}
     if seen.ready_s is None or not ready.issuperset(pools):
         lacking = [pool for pool in pools if pool not in ready] or list(pools)
-        planned = [server_name(pool, i) for pool in lacking for i in range(run.inference.sizes[pool])]
-        names = sorted({*planned, *(name for name, server in seen.servers.items() if server.pool in lacking)})
-        about = [_who(name, server.error if (server := seen.servers.get(name)) and server.error else notes.get(name, "")) for name in names]
-        return f"{so_far} {'; '.join(about) or 'an inference server: the run starts none of its own'}"
+        planned = [
+            server_name(pool, i) for pool in lacking for i in range(run.inference.sizes[pool])
+        ]
+        names = sorted(
+            {*planned, *(name for name, server in seen.servers.items() if server.pool in lacking)}
+        )
+        about = [
+            _who(
+                name,
+                server.error
+                if (server := seen.servers.get(name)) and server.error
+                else notes.get(name, ""),
+            )
+            for name in names
+        ]
+        return (
+            f"{so_far} {'; '.join(about) or 'an inference server: the run starts none of its own'}"
+        )
     if seen.batch < 0:
         return f"waiting {time_s - seen.ready_s:.0f} s for the first batch: {_shortage(run, seen, time_s)}"
     blocked_s = latest(seen, "batcher/blocked_s", time_s - SILENT_S) or 0.0
     if blocked_s >= run.batcher.shortage_after_s:
-        return f"batch {seen.batch + 1} has waited {blocked_s:.0f} s: {_shortage(run, seen, time_s)}"
+        return (
+            f"batch {seen.batch + 1} has waited {blocked_s:.0f} s: {_shortage(run, seen, time_s)}"
+        )
     return ""
 
 
@@ -323,7 +438,16 @@ def _who(name: str, said: str) -> str:
 
 
 def _shortage(run: RunFile, seen: View, time_s: float) -> str:
-    """Who is short of how much, by the batcher; `rest` is what the envs' fractions leave to whoever has it."""
-    missing = {share: latest(seen, f"batcher/missing_tokens/{share}", time_s - SILENT_S) or 0.0 for share in (*run.envs, "rest")}
-    short = [f"{'the rest' if share == 'rest' else share} is {tokens:,.0f} tokens short" for share, tokens in missing.items() if tokens]
+    """Who is short of how much, by the batcher; `rest` is what the envs' fractions leave to whoever
+    has it.
+    """
+    missing = {
+        share: latest(seen, f"batcher/missing_tokens/{share}", time_s - SILENT_S) or 0.0
+        for share in (*run.envs, "rest")
+    }
+    short = [
+        f"{'the rest' if share == 'rest' else share} is {tokens:,.0f} tokens short"
+        for share, tokens in missing.items()
+        if tokens
+    ]
     return ", ".join(short) or "the envs are filling it"

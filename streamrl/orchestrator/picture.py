@@ -1,4 +1,6 @@
-"""The reward curve: reward per env against step and against time, with the policy versions, as one PNG."""
+"""The reward curve: reward per env against step and against time, with the policy versions, as one
+PNG.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ class Curve(NamedTuple):
     rewards: Sequence[float]
 
 
-def draw(run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float], path: Path) -> None:
+def draw(
+    run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float], path: Path
+) -> None:
     """Write the picture. `versions`: version -> seconds since the first server was ready."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot: no display is asked for, nothing global is changed
+    # not pyplot: no display is asked for, nothing global is changed
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.4), dpi=150, layout="constrained")
@@ -45,7 +50,10 @@ def draw(run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float
     _versions(by_step, {version: float(version) for version in versions})
     _versions(by_time, versions)
     target = run.orchestrator.target
-    for axes, label in ((by_step, "step (batch)"), (by_time, "seconds since the first server was ready")):
+    for axes, label in (
+        (by_step, "step (batch)"),
+        (by_time, "seconds since the first server was ready"),
+    ):
         axes.set_xlabel(label, color=INK)
         axes.set_xlim(left=0)
         axes.grid(axis="y", color=FAINT, linewidth=0.7)
@@ -68,8 +76,16 @@ def draw(run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float
             color=INK,
         )
     by_step.set_ylabel(f"reward (line: mean of {SMOOTH_BATCHES} batches)", color=INK)
-    figure.legend(*by_step.get_legend_handles_labels(), loc="outside upper right", ncols=len(run.envs), frameon=False, labelcolor=INK)
-    figure.suptitle(f"{run.run}: reward per env", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    figure.legend(
+        *by_step.get_legend_handles_labels(),
+        loc="outside upper right",
+        ncols=len(run.envs),
+        frameon=False,
+        labelcolor=INK,
+    )
+    figure.suptitle(
+        f"{run.run}: reward per env", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK
+    )
     figure.savefig(path)
 
 
@@ -81,10 +97,27 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
     if not at:
         return
     transform = axes.get_xaxis_transform()
-    axes.vlines(np.array(list(at.values()))[spread(len(at))], 1.0, 1.02, transform=transform, color=INK, alpha=0.35, linewidth=0.6, clip_on=False)
+    axes.vlines(
+        np.array(list(at.values()))[spread(len(at))],
+        1.0,
+        1.02,
+        transform=transform,
+        color=INK,
+        alpha=0.35,
+        linewidth=0.6,
+        clip_on=False,
+    )
     for version in named(max(at)):
         if version in at:
-            axes.vlines([at[version]], 1.0, 1.035, transform=transform, color=INK, linewidth=1.0, clip_on=False)
+            axes.vlines(
+                [at[version]],
+                1.0,
+                1.035,
+                transform=transform,
+                color=INK,
+                linewidth=1.0,
+                clip_on=False,
+            )
             axes.annotate(
                 f"policy v{version}" if version == 0 else f"v{version}",
                 (at[version], 1.045),
@@ -97,7 +130,9 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
 
 
 def spread(count: int, most: int = DRAWN) -> np.ndarray:
-    """Which of `count` points in a row are drawn: at most `most`, at equal distances, the last one among them. (m,) int64, ascending."""
+    """Which of `count` points in a row are drawn: at most `most`, at equal distances, the last one
+    among them. (m,) int64, ascending.
+    """
     every = max(1, -(-count // most))
     return np.arange(count - 1, -1, -every)[::-1]
 

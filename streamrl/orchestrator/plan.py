@@ -1,4 +1,6 @@
-"""Which processes a run consists of, and what to do when one has ended. Pure: `supervisor.py` does what `decide` says."""
+"""Which processes a run consists of, and what to do when one has ended. Pure: `supervisor.py` does
+what `decide` says.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,22 @@ HOPELESS = {
     TrainingDiverged.exit_code: "training has diverged, and a restart trains on the same batches again",
     VersionMismatch.exit_code: "it computes an announced version differently, and learner.on_divergence is stop",
 }
-"""Exit codes after which a restart is of no use, or harmful: two supervisors would fence each other's parts in turn."""
+"""Exit codes after which a restart is of no use, or harmful: two supervisors would fence each
+other's parts in turn.
+"""
 
 BROKER_GONE = (TransactionFailed.exit_code, BrokerUnreachable.exit_code)
-"""Exit codes of a part that had no broker to work with. An outage may last: such ends do not count against `restart_limit`."""
+"""Exit codes of a part that had no broker to work with. An outage may last: such ends do not count
+against `restart_limit`.
+"""
 
 
 class Desired(NamedTuple):
     """One process that a run is to have."""
 
     name: str  # of the process and of its log
-    args: tuple[str, ...]  # of `streamrl`: the role, then its options; the run file goes between them
+    # of `streamrl`: the role, then its options; the run file goes between them
+    args: tuple[str, ...]
 
 
 class End(NamedTuple):
@@ -83,14 +90,24 @@ Action = Start | GiveUp | Kill
 
 
 def desired(run: RunFile) -> tuple[Desired, ...]:
-    """The parts of a run, in the order they are started. The broker is not among them: it may be somebody else's."""
+    """The parts of a run, in the order they are started. The broker is not among them: it may be
+    somebody else's.
+    """
     learner = Desired("learner", ("learner",))
     servers = [server(pool, i) for pool, size in run.inference.sizes.items() for i in range(size)]
-    scorers = [Desired(scorer_part(i), ("scorer", "--worker", str(i))) for i in range(run.scorer.replicas if run.learner.pooled else 0)]
+    scorers = [
+        Desired(scorer_part(i), ("scorer", "--worker", str(i)))
+        for i in range(run.scorer.replicas if run.learner.pooled else 0)
+    ]
     loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
-    envs = [Desired(env_part(name, i), ("env", name, "--replica", str(i))) for name, env in run.envs.items() for i in range(env.replicas)]
+    envs = [
+        Desired(env_part(name, i), ("env", name, "--replica", str(i)))
+        for name, env in run.envs.items()
+        for i in range(env.replicas)
+    ]
     evaluator = [Desired("evaluator", ("evaluator",))] if run.eval.interval else []
-    return (learner, *scorers, *servers, *loop, *envs, *evaluator)  # the learner first: everybody waits for version 0
+    # the learner first: everybody waits for version 0
+    return (learner, *scorers, *servers, *loop, *envs, *evaluator)
 
 
 def server(pool: str, index: int) -> Desired:
@@ -100,14 +117,18 @@ def server(pool: str, index: int) -> Desired:
 
 
 def stop_order(names: Iterable[str]) -> list[list[str]]:
-    """Parts in the order they are stopped: those that ask before those that answer, the broker last. Each list at once."""
+    """Parts in the order they are stopped: those that ask before those that answer, the broker
+    last. Each list at once.
+    """
     waves: list[list[str]] = [[], [], []]
     for name in names:
         waves[2 if name == BROKER else 0 if name.startswith("env-") else 1].append(name)
     return [wave for wave in waves if wave]
 
 
-def decide(limits: Orchestrator, parts: Iterable[str], observed: Mapping[str, Observed], time_s: float) -> list[Action]:
+def decide(
+    limits: Orchestrator, parts: Iterable[str], observed: Mapping[str, Observed], time_s: float
+) -> list[Action]:
     """What is to be done now so that all `parts` run. A part in its back-off gets nothing yet."""
     actions: list[Action] = []
     for name in parts:
@@ -121,14 +142,21 @@ def decide(limits: Orchestrator, parts: Iterable[str], observed: Mapping[str, Ob
     return actions
 
 
-def hopeless(limits: Orchestrator, part: Observed, time_s: float, uncounted: Container[int] = ()) -> str:
-    """Why this part is not to be started again; empty when it is. `uncounted`: exit codes that do not count against the limit."""
+def hopeless(
+    limits: Orchestrator, part: Observed, time_s: float, uncounted: Container[int] = ()
+) -> str:
+    """Why this part is not to be started again; empty when it is. `uncounted`: exit codes that do
+    not count against the limit.
+    """
     if not part.ends:
         return ""
     last = part.ends[-1]
     if last.exit_code in HOPELESS:
         return HOPELESS[last.exit_code]
-    recent = sum(end.time_s > time_s - limits.restart_window_s and end.exit_code not in uncounted for end in part.ends)
+    recent = sum(
+        end.time_s > time_s - limits.restart_window_s and end.exit_code not in uncounted
+        for end in part.ends
+    )
     if recent > limits.restart_limit:
         often = f"ended {recent} times within {limits.restart_window_s:.0f} s, last with {how(last.exit_code)}"
         return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"
@@ -136,7 +164,9 @@ def hopeless(limits: Orchestrator, part: Observed, time_s: float, uncounted: Con
 
 
 def backoff(limits: Orchestrator, ends: tuple[End, ...]) -> float:
-    """Seconds from the last end to the next start: doubling with every short life in a row. A failed transaction that comes alone costs nothing."""
+    """Seconds from the last end to the next start: doubling with every short life in a row. A
+    failed transaction that comes alone costs nothing.
+    """
     in_a_row = 0
     for end in reversed(ends):
         in_a_row += 1

@@ -1,4 +1,6 @@
-"""Orchestrator: starts the parts of a run, watches its topics, says how it goes, and ends it when its target is reached."""
+"""Orchestrator: starts the parts of a run, watches its topics, says how it goes, and ends it when
+its target is reached.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,18 @@ from streamrl.metrics import Meter
 from streamrl.orchestrator import directory, report
 from streamrl.orchestrator.display import Display, Frame, PartLine, make_display
 from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.observe import BATCHES, SILENT_S, TOPICS, Verdict, View, active_s, believable, deciding_view, fold, judge
+from streamrl.orchestrator.observe import (
+    BATCHES,
+    SILENT_S,
+    TOPICS,
+    Verdict,
+    View,
+    active_s,
+    believable,
+    deciding_view,
+    fold,
+    judge,
+)
 from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Kill, Start, decide, desired, how
 from streamrl.orchestrator.sinks import running
 from streamrl.orchestrator.sinks.base import Place
@@ -52,13 +65,24 @@ INTERRUPTED = 130
 FATES: tuple[str, ...] = get_args(FateKind)
 
 
-def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = False, at: Asked = ANYWHERE) -> int:
-    """A whole run: broker, topics, every part, until its end or `stop`. Returns the exit code; nothing of it is left running.
+def up(
+    run: RunFile,
+    stop: threading.Event,
+    resume: bool = False,
+    fresh: bool = False,
+    at: Asked = ANYWHERE,
+) -> int:
+    """A whole run: broker, topics, every part, until its end or `stop`. Returns the exit code;
+    nothing of it is left running.
 
     `at`: where the orchestrator itself shows its metrics; the parts take ports that are free.
     """
     running.check(run.orchestrator.sinks)
-    with directory.take(run, resume, fresh) as home, _log_file(home / "logs" / "orchestrator.log"), _display() as display:
+    with (
+        directory.take(run, resume, fresh) as home,
+        _log_file(home / "logs" / "orchestrator.log"),
+        _display() as display,
+    ):
         supervisor = Supervisor(home / "logs", _environment())
         forget(run)
         try:
@@ -66,7 +90,10 @@ def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = 
                 return INTERRUPTED
             kafka = KafkaLog(broker.settings(run), run.run)
             _prepare_topics(run, kafka, resume, display)
-            with serving(run, kafka, "orchestrator", at) as log, Liveness(run, part_names(run)) as liveness:
+            with (
+                serving(run, kafka, "orchestrator", at) as log,
+                Liveness(run, part_names(run)) as liveness,
+            ):
                 verdict = watch(run, log, stop, display, Parts(run, supervisor, liveness))
             supervisor.stop_all(but=(BROKER,))
             _conclude(run, kafka, display, verdict)
@@ -77,7 +104,9 @@ def up(run: RunFile, stop: threading.Event, resume: bool = False, fresh: bool = 
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> int:
-    """Watch a run whose parts others start: say how it goes, and end with the report when its target is reached. Returns the exit code."""
+    """Watch a run whose parts others start: say how it goes, and end with the report when its
+    target is reached. Returns the exit code.
+    """
     with _log_file(run.directory / "logs" / "orchestrator.log"), _display() as display:
         directory.write_run_file(run)
         _publish_config(run, log)
@@ -86,7 +115,8 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> int:
         return verdict.exit_code
 
 
-# ---- the loop -------------------------------------------------------------------------------------------------------------------------
+# ---- the loop
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 class Parts:
@@ -97,20 +127,32 @@ class Parts:
         self._desired = {part.name: part for part in desired(run)}
 
     def keep(self, display: Display) -> Verdict | None:
-        """Start what is to be started, and end what hangs. A part that cannot be kept running is the end of the run."""
+        """Start what is to be started, and end what hangs. A part that cannot be kept running is
+        the end of the run.
+        """
         observed = self._supervisor.observe(self._liveness.hanging())
-        for action in decide(self._run.orchestrator, [*self._broker(), *self._desired], observed, time.monotonic()):
+        for action in decide(
+            self._run.orchestrator, [*self._broker(), *self._desired], observed, time.monotonic()
+        ):
             match action:
                 case Kill(name, reason):
                     display.say(f"{name} is ended, and started again: {reason}")
                     self._supervisor.kill(name, reason)
                 case Start(name):
                     if ends := observed[name].ends if name in observed else ():
-                        display.say(f"{name} ended with {how(ends[-1].exit_code)}, starting it again ({len(ends)}): {self.note(name)}")
+                        display.say(
+                            f"{name} ended with {how(ends[-1].exit_code)}, starting it again ({len(ends)}): {self.note(name)}"
+                        )
                     self._liveness.begins(name)
-                    self._supervisor.start(name, command(self._run, self._desired.get(name) or Desired(BROKER, (BROKER,))))
+                    self._supervisor.start(
+                        name,
+                        command(self._run, self._desired.get(name) or Desired(BROKER, (BROKER,))),
+                    )
                 case GiveUp(name, reason):
-                    return Verdict(1, f"{name} is given up: {reason}. It said: {self.note(name)} (log: {_shown(self._supervisor.log_path(name))})")
+                    return Verdict(
+                        1,
+                        f"{name} is given up: {reason}. It said: {self.note(name)} (log: {_shown(self._supervisor.log_path(name))})",
+                    )
         return None
 
     def lines(self) -> list[PartLine]:
@@ -119,7 +161,8 @@ class Parts:
             PartLine(
                 name,
                 "running" if part.running else "back-off",
-                time_s - (self._supervisor.started_s(name) if part.running else part.ends[-1].time_s),
+                time_s
+                - (self._supervisor.started_s(name) if part.running else part.ends[-1].time_s),
                 len(part.ends) - (not part.running),
                 self.note(name, NEWS_S if part.running else math.inf),
             )
@@ -133,7 +176,9 @@ class Parts:
         return [BROKER] if self._supervisor.has(BROKER) else []
 
 
-def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts: Parts | None = None) -> Verdict:
+def watch(
+    run: RunFile, log: Log, stop: threading.Event, display: Display, parts: Parts | None = None
+) -> Verdict:
     """Follow the run's topics, keep its parts running, show it, until it is over or `stop` is set."""
     began_s, began = time.time(), time.monotonic()
     seen = deciding_view(run, began_s)
@@ -141,21 +186,34 @@ def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts
     if target := run.orchestrator.target:
         begins["batches", 0] = batches_begin(log, target)
     reader, history = log.reader(begins), log.ends(begins)
-    meter, measured_s, shown_s, lines_said = Meter(log, "orchestrator"), 0.0, 0.0, queue.SimpleQueue[str]()
+    meter, measured_s, shown_s, lines_said = (
+        Meter(log, "orchestrator"),
+        0.0,
+        0.0,
+        queue.SimpleQueue[str](),
+    )
     try:
         with running.running(Place(run, lines_said.put, seen.since_s)) as sinks:
             while not stop.is_set():
                 messages = reader.poll(2_000, POLL_S)
                 events = [to_event(message, SCHEMAS[message.topic]) for message in messages]
-                now = began_s + time.monotonic() - began  # a clock that is set while the run is watched decides nothing
+                # a clock that is set while the run is watched decides nothing
+                now = began_s + time.monotonic() - began
                 seen = fold(seen, events, None if history else now)
-                sinks.take((event.offset, metric) for event in events if (metric := believable(event, seen.version)))
+                sinks.take(
+                    (event.offset, metric)
+                    for event in events
+                    if (metric := believable(event, seen.version))
+                )
                 verdict = parts.keep(display) if parts else None
                 lines = parts.lines() if parts else heard(seen, now)
                 if verdict := verdict or judge(run.orchestrator, seen, now):
                     return verdict
-                history = {where: end for where, end in history.items() if reader.position(*where) < end}
-                if not history and now - measured_s >= MEASURE_EVERY_S:  # or counts of what has been would look like what is going on
+                history = {
+                    where: end for where, end in history.items() if reader.position(*where) < end
+                }
+                # or counts of what has been would look like what is going on
+                if not history and now - measured_s >= MEASURE_EVERY_S:
                     ready(log)
                     measured_s = now
                     meter.publish(gauges(seen, lines, now))
@@ -173,7 +231,8 @@ def watch(run: RunFile, log: Log, stop: threading.Event, display: Display, parts
 
 
 def batches_begin(log: Log, target: Target) -> int:
-    """The offset in `batches` from which a run that goes on reads them: there are as many of the target's env as it takes, or all that the log has.
+    """The offset in `batches` from which a run that goes on reads them: there are as many of the
+    target's env as it takes, or all that the log has.
 
     A batch may be large, so no more of them are read than a verdict needs.
     """
@@ -181,24 +240,42 @@ def batches_begin(log: Log, target: Target) -> int:
     while True:
         begin = max(start, end - distance)
         seen = View("", joiner=Joiner())
-        fold(seen, (to_event(message, BATCHES["batches"]) for message in read(log, "batches", 0, begin, end)))
+        fold(
+            seen,
+            (
+                to_event(message, BATCHES["batches"])
+                for message in read(log, "batches", 0, begin, end)
+            ),
+        )
         if begin == start or len(seen.rewards.get(target.env, {})) >= target.batches:
             return begin
         distance *= 4
 
 
 def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
-    """What the orchestrator measures: how parts and servers are, how far the run is, what became of rollouts, how long there has been a server."""
+    """What the orchestrator measures: how parts and servers are, how far the run is, what became of
+    rollouts, how long there has been a server.
+    """
     values = {f"orchestrator/restarts/{part.name}": float(part.restarts) for part in parts}
-    values |= {f"orchestrator/running/{part.name}": float(part.state == "running") for part in parts}
-    values |= {f"orchestrator/fates/{env}/{fate}": float(seen.fates[env][fate]) for env in {**seen.demand, **seen.fates} for fate in FATES}
+    values |= {
+        f"orchestrator/running/{part.name}": float(part.state == "running") for part in parts
+    }
+    values |= {
+        f"orchestrator/fates/{env}/{fate}": float(seen.fates[env][fate])
+        for env in {**seen.demand, **seen.fates}
+        for fate in FATES
+    }
     for name, server in seen.servers.items():
         values[f"orchestrator/server_ready/{name}"] = float(server.state == "ready")
         values[f"orchestrator/server_behind/{name}"] = float(max(0, seen.version - server.version))
         values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)
     if seen.version >= 0:
-        announced_s = max(seen.version_s, seen.since_s)  # what lies between two sessions was not waiting
-        values |= {"orchestrator/version": float(seen.version), "orchestrator/since_version_s": time_s - announced_s}
+        # what lies between two sessions was not waiting
+        announced_s = max(seen.version_s, seen.since_s)
+        values |= {
+            "orchestrator/version": float(seen.version),
+            "orchestrator/since_version_s": time_s - announced_s,
+        }
     if seen.batch >= 0:
         values["orchestrator/batch"] = float(seen.batch)
     if seen.ready_s is not None:
@@ -208,26 +285,48 @@ def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, fl
 
 def heard(seen: View, time_s: float) -> list[PartLine]:
     """Parts that others started, by the metrics they publish."""
-    ages = {name: time_s - heard_s for name, heard_s in sorted(seen.heard_s.items()) if name != "orchestrator" and heard_s >= seen.since_s}
-    return [PartLine(name, "running" if age < SILENT_S else "silent", age) for name, age in ages.items()]
+    ages = {
+        name: time_s - heard_s
+        for name, heard_s in sorted(seen.heard_s.items())
+        if name != "orchestrator" and heard_s >= seen.since_s
+    }
+    return [
+        PartLine(name, "running" if age < SILENT_S else "silent", age) for name, age in ages.items()
+    ]
 
 
-# ---- before and after -----------------------------------------------------------------------------------------------------------------
+# ---- before and after
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def part_names(run: RunFile) -> dict[str, str]:
     """Process -> the name of the part that it is."""
-    return {part.name: f"learner-{run.learner.name}" if part.args == ("learner",) else part.name for part in desired(run)}
+    return {
+        part.name: f"learner-{run.learner.name}" if part.args == ("learner",) else part.name
+        for part in desired(run)
+    }
 
 
 def command(run: RunFile, part: Desired) -> list[str]:
     """The command line of a part."""
     role, *options = part.args
-    return [sys.executable, "-m", "streamrl.cli", "--debug", role, str(run.directory / directory.RUN_FILE), *options]
+    return [
+        sys.executable,
+        "-m",
+        "streamrl.cli",
+        "--debug",
+        role,
+        str(run.directory / directory.RUN_FILE),
+        *options,
+    ]
 
 
-def _with_broker(run: RunFile, supervisor: Supervisor, display: Display, stop: threading.Event) -> bool:
-    """See to it that the run has a broker: a cluster that is named, one that is running, or one of our own. False when `stop` came first."""
+def _with_broker(
+    run: RunFile, supervisor: Supervisor, display: Display, stop: threading.Event
+) -> bool:
+    """See to it that the run has a broker: a cluster that is named, one that is running, or one of
+    our own. False when `stop` came first.
+    """
     home, started = broker.home_of(run), time.monotonic()
     if broker.cluster(run).get("bootstrap.servers") or broker.running(home):
         return True
@@ -237,21 +336,31 @@ def _with_broker(run: RunFile, supervisor: Supervisor, display: Display, stop: t
         waited_s = time.monotonic() - started
         if not supervisor.observe()[BROKER].running:
             said = without_prefix(supervisor.last_line(BROKER))
-            raise StreamrlError(f"the broker did not start: {said} (log: {_shown(supervisor.log_path(BROKER))})")
+            raise StreamrlError(
+                f"the broker did not start: {said} (log: {_shown(supervisor.log_path(BROKER))})"
+            )
         if broker.running(home):
-            display.say(f"broker: Kafka {broker.VERSION} at {broker.running(home)} after {waited_s:.1f} s")
+            display.say(
+                f"broker: Kafka {broker.VERSION} at {broker.running(home)} after {waited_s:.1f} s"
+            )
             return True
         if waited_s > BROKER_LIMIT_S:
-            raise StreamrlError(f"the broker is not up after {waited_s:.0f} s; see {_shown(supervisor.log_path(BROKER))}")
+            raise StreamrlError(
+                f"the broker is not up after {waited_s:.0f} s; see {_shown(supervisor.log_path(BROKER))}"
+            )
         if waited_s - said_s >= 5:
             said_s = waited_s
-            display.say(f"waiting {waited_s:.0f} s for the broker: {without_prefix(supervisor.last_line(BROKER)) or 'starting'}")
+            display.say(
+                f"waiting {waited_s:.0f} s for the broker: {without_prefix(supervisor.last_line(BROKER)) or 'starting'}"
+            )
     return False
 
 
 def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> None:
     """Topics as planned; and no run begins on what another left."""
-    if not resume and any(log.end(topic, 0) > 0 for topic in ("config", "policy-versions") if topic in log.topics()):
+    if not resume and any(
+        log.end(topic, 0) > 0 for topic in ("config", "policy-versions") if topic in log.topics()
+    ):
         ways = "go on with it (--resume), take another name (--set run=NAME), or delete it (`streamrl topics delete RUN.yaml`)"
         raise StreamrlError(f"the cluster already holds data of a run {run.run!r}: {ways}")
     changes = topics.apply(run, broker.settings(run))
@@ -263,7 +372,13 @@ def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> N
 def _publish_config(run: RunFile, log: Log) -> None:
     """The resolved run file; secrets are not in it, only where to find them."""
     writer = log.plain_writer()
-    writer.send(to_message(Output("config", run.run, RunConfig(run=run.run, text=run.to_json(), time_s=time.time()))))
+    writer.send(
+        to_message(
+            Output(
+                "config", run.run, RunConfig(run=run.run, text=run.to_json(), time_s=time.time())
+            )
+        )
+    )
     writer.flush()
     writer.close()
 
@@ -278,7 +393,9 @@ def _conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> Non
         say(f"no report: {error}")
         return
     say(report.in_words(written))
-    say(f"report: {_shown(run.directory / 'report.json')}, curve: {_shown(run.directory / 'reward.png')}")
+    say(
+        f"report: {_shown(run.directory / 'report.json')}, curve: {_shown(run.directory / 'reward.png')}"
+    )
 
 
 def say(line: str) -> None:
@@ -313,7 +430,9 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """Of the parts. A port that was given for metrics is the orchestrator's: they are several on this machine."""
+    """Of the parts. A port that was given for metrics is the orchestrator's: they are several on
+    this machine.
+    """
     return {**os.environ, "PYTHONUNBUFFERED": "1", "STREAMRL_METRICS_PORT": "0"}
 
 

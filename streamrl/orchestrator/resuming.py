@@ -1,4 +1,6 @@
-"""Which settings a run that is gone on with (`streamrl up --resume`) cannot change, and what to do instead. All others take effect at the restart."""
+"""Which settings a run that is gone on with (`streamrl up --resume`) cannot change, and what to do
+instead. All others take effect at the restart.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FIXED = {
     "learner.name": "buffer, batcher and servers follow the versions of that learner; begin a second one beside it (`streamrl learner --name`)",
     "fork": "it says what the run began with, and is written by `streamrl fork`",
 }
-"""By setting or section. The partitions and replicas of topics that hold data are refused by `topics.apply`."""
+"""By setting or section. The partitions and replicas of topics that hold data are refused by
+`topics.apply`.
+"""
 
 
 def refusals(before: RunFile, now: RunFile) -> Iterator[str]:

@@ -1,7 +1,9 @@
-"""The processes of a run: starts them, notices their end, takes them down. What to start is decided in `plan.py`.
+"""The processes of a run: starts them, notices their end, takes them down. What to start is decided
+in `plan.py`.
 
-Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the parts in order. None of them outlives it, however it
-ends (`tether.py`), nor does anything that they have started (`guardian.py`).
+Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the
+parts in order. None of them outlives it, however it ends (`tether.py`), nor does anything that they
+have started (`guardian.py`).
 """
 
 from __future__ import annotations
@@ -39,35 +41,56 @@ class Child:
 
 
 class Supervisor:
-    """Starts and stops processes by name; to be used from the main thread. The output of each is appended to `<logs>/<name>.log`."""
+    """Starts and stops processes by name; to be used from the main thread. The output of each is
+    appended to `<logs>/<name>.log`.
+    """
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
         self._mark = uuid.uuid4().hex
         given = os.environ if environment is None else environment
-        self._environment = {"PYTHONHASHSEED": "0", **given, guardian.MARK: self._mark}  # sets of strings keep their order over restarts
+        # sets of strings keep their order over restarts
+        self._environment = {"PYTHONHASHSEED": "0", **given, guardian.MARK: self._mark}
         self._children: dict[str, Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
         # It holds the read end of a pipe whose only write end is here. Nothing is ever written.
-        self._guardian = subprocess.Popen([sys.executable, guardian.__file__, self._mark], stdin=subprocess.PIPE, start_new_session=True)
+        self._guardian = subprocess.Popen(
+            [sys.executable, guardian.__file__, self._mark],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def start(self, name: str, command: Sequence[str]) -> None:
         tied = [sys.executable, "-S", "-E", tether.__file__, str(os.getpid()), *command]
         with self.log_path(name).open("ab") as log:
-            process = subprocess.Popen(tied, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True)
+            process = subprocess.Popen(
+                tied,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+            )
         earlier = self._children.get(name)
         self._children[name] = Child(process, time.monotonic(), earlier.ends if earlier else [])
         logger.info("started %s, process %d", name, process.pid)
 
     def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, Observed]:
-        """Every part that was ever started, as it stands; ends are noticed here. `hanging`: parts that do nothing any more -> why one thinks so."""
+        """Every part that was ever started, as it stands; ends are noticed here. `hanging`: parts
+        that do nothing any more -> why one thinks so.
+        """
         for name, child in self._children.items():
             self._reap(name, child)
         reasons = hanging or {}
-        return {name: Observed(not child.ended, tuple(child.ends), reasons.get(name, "")) for name, child in self._children.items()}
+        return {
+            name: Observed(not child.ended, tuple(child.ends), reasons.get(name, ""))
+            for name, child in self._children.items()
+        }
 
     def kill(self, name: str, reason: str) -> None:
-        """SIGKILL to a part and its group: one that hangs does not listen to SIGTERM. `observe` notices the end."""
+        """SIGKILL to a part and its group: one that hangs does not listen to SIGTERM. `observe`
+        notices the end.
+        """
         logger.warning("%s, process %d, is killed: %s", name, self.pid(name), reason)
         self._children[name].process.kill()
         _kill_group(self.pid(name))
@@ -102,7 +125,9 @@ class Supervisor:
         self._guardian.communicate()
 
     def stop(self, names: Iterable[str], limit_s: float = STOP_LIMIT_S) -> None:
-        """SIGTERM to all of them; what has not ended after `limit_s` is killed. They are not observed as ended by themselves."""
+        """SIGTERM to all of them; what has not ended after `limit_s` is killed. They are not
+        observed as ended by themselves.
+        """
         children = {name: self._children[name] for name in names}
         for child in children.values():
             if child.process.poll() is None:

@@ -1,7 +1,9 @@
-"""Becomes a command that dies with the process that started it, even by SIGKILL: `python tether.py PARENT COMMAND...`.
+"""Becomes a command that dies with the process that started it, even by SIGKILL: `python tether.py
+PARENT COMMAND...`.
 
-Asks the kernel for the signal and turns into the command (`exec`), so nothing runs in between and no Python runs between fork and exec. Linux sends
-it when the *thread* that started the process ends, so the supervisor starts parts from its main thread. Standard library only: it runs as a plain
+Asks the kernel for the signal and turns into the command (`exec`), so nothing runs in between and
+no Python runs between fork and exec. Linux sends it when the *thread* that started the process
+ends, so the supervisor starts parts from its main thread. Standard library only: it runs as a plain
 file.
 """
 
@@ -16,7 +18,9 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def tie_to(parent: int) -> None:
-    """Have SIGKILL sent to this process when `parent` ends; leave at once if it has ended already. Elsewhere than on Linux: nothing."""
+    """Have SIGKILL sent to this process when `parent` ends; leave at once if it has ended already.
+    Elsewhere than on Linux: nothing.
+    """
     if sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,7 +1,9 @@
-"""Where every rollout of a run ended, from its topics alone: published = the sum of the fates + in flight, exact, by env and policy version.
+"""Where every rollout of a run ended, from its topics alone: published = the sum of the fates + in
+flight, exact, by env and policy version.
 
-A fate belongs to one record of `rollouts.<env>`, by partition and offset. A record without one is in flight if its part still holds it, or has not
-read it yet; otherwise it is lost. Where retention has deleted the record or the fate, neither can be said: such rollouts are counted as gone, beside
+A fate belongs to one record of `rollouts.<env>`, by partition and offset. A record without one is
+in flight if its part still holds it, or has not read it yet; otherwise it is lost. Where retention
+has deleted the record or the fate, neither can be said: such rollouts are counted as gone, beside
 the sum. Memory is a few bytes a rollout: tables by offset, no records.
 """
 
@@ -42,7 +44,9 @@ class Ledger:
     kind: np.ndarray  # (end,) int8: index into KINDS of the last one; -1 none
     batch: np.ndarray  # (end,) int32: batched into; -1
     held: np.ndarray  # (end,) bool: a part still has it
-    early: np.ndarray  # (end,) bool: published before the oldest fate that retention has left, so its own may be deleted
+    # (end,) bool: published before the oldest fate that retention has left, so its own may be
+    # deleted
+    early: np.ndarray
 
     @classmethod
     def empty(cls, start: int, end: int) -> Ledger:
@@ -68,14 +72,18 @@ class Audit:
     ages: Counter[int] = field(default_factory=Counter[int])  # age at training, in versions
     trained: int = 0  # batched, and the lead learner has announced the version
     batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
-    made: dict[int, int] = field(default_factory=dict[int, int])  # version -> batch it was trained on
-    made_by: dict[int, Counter[int]] = field(default_factory=dict[int, Counter[int]])  # batch -> version of the oldest token -> rollouts
+    # version -> batch it was trained on
+    made: dict[int, int] = field(default_factory=dict[int, int])
+    # batch -> version of the oldest token -> rollouts
+    made_by: dict[int, Counter[int]] = field(default_factory=dict[int, Counter[int]])
     lineages: int = 0  # announcements of versions that were computed again with another result
     skipped: int = 0  # versions whose batch nothing was trained on
     lost: int = 0  # no fate, and nobody has it
     twice: int = 0  # more than one fate
     astray: int = 0  # fates that point at no record
-    gone: int = 0  # retention has deleted the rollout, or the fate of one that nobody holds; not part of `published`
+    # retention has deleted the rollout, or the fate of one that nobody holds; not part of
+    # `published`
+    gone: int = 0
     problems: list[str] = field(default_factory=list[str])
 
     @property
@@ -112,7 +120,11 @@ class Reading:
     def add(self, topics: list[str]) -> None:
         """These too, as far as they go by now."""
         there = self.log.topics()
-        self.bounds |= {(t, p): (self.log.start(t, p), self.log.end(t, p)) for t in topics for p in range(there.get(t, 0))}
+        self.bounds |= {
+            (t, p): (self.log.start(t, p), self.log.end(t, p))
+            for t in topics
+            for p in range(there.get(t, 0))
+        }
 
     @property
     def total(self) -> int:
@@ -133,37 +145,61 @@ class Reading:
             self.done += end - start
 
 
-def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Report = silent) -> Audit:
-    """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher: what they hold is in flight."""
+def audit(
+    log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Report = silent
+) -> Audit:
+    """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher:
+    what they hold is in flight.
+    """
     rollouts = [f"rollouts.{env}" for env in envs]
     reading = Reading.of(log, rollouts, progress)
-    ledgers = {(t.partition(".")[2], p): Ledger.empty(start, end) for (t, p), (start, end) in reading.bounds.items() if t in rollouts}
+    ledgers = {
+        (t.partition(".")[2], p): Ledger.empty(start, end)
+        for (t, p), (start, end) in reading.bounds.items()
+        if t in rollouts
+    }
     result = Audit()
     fates_from_s = oldest_s(log, "fates")
     for message in chain.from_iterable(reading.messages(topic) for topic in rollouts):
         record = to_event(message, ("rollout",)).record
         ledger = ledgers[message.topic.partition(".")[2], message.partition]
         ledger.exists[message.offset] = True
-        ledger.versions[message.offset] = record.policy_version if isinstance(record, Rollout) else -1
+        ledger.versions[message.offset] = (
+            record.policy_version if isinstance(record, Rollout) else -1
+        )
         ledger.early[message.offset] = message.timestamp_s < fates_from_s
     for part in parts:
         mark_held(log, ledgers, part)
-    reading.add(["policy-versions", "fates", "batches"])  # only now: what was held, in a run that goes on, is held still or has its fate by then
+    # only now: what was held, in a run that goes on, is held still or has its fate by then
+    reading.add(["policy-versions", "fates", "batches"])
     versions = [event.record for event in reading.events("policy-versions", ("policy-version",))]
-    announced = {r.version: r.batch for r in versions if isinstance(r, PolicyVersion) and r.learner == learner}
-    left_out = {topic for topic in log.topics() if topic.startswith("rollouts.")} - set(rollouts)  # of envs that were taken out of the run
+    announced = {
+        r.version: r.batch
+        for r in versions
+        if isinstance(r, PolicyVersion) and r.learner == learner
+    }
+    # of envs that were taken out of the run
+    left_out = {topic for topic in log.topics() if topic.startswith("rollouts.")} - set(rollouts)
     for event in reading.events("fates", ("fate",)):
-        if isinstance(event.record, Fate) and f"rollouts.{event.record.environment}" not in left_out:
+        if (
+            isinstance(event.record, Fate)
+            and f"rollouts.{event.record.environment}" not in left_out
+        ):
             enter(result, ledgers, event.record, log)
     for event in reading.events("batches", ("batch", "batch-part")):
         if isinstance(event.record, Batch):
             result.batches[event.record.number] = len(set(event.record.uids))
         elif isinstance(event.record, BatchPart):
             result.batches.setdefault(event.record.number, 0)
-    valid = newest_lineages(r for r in versions if isinstance(r, PolicyVersion) and r.learner == learner)
+    valid = newest_lineages(
+        r for r in versions if isinstance(r, PolicyVersion) and r.learner == learner
+    )
     result.lineages = sum(r.lineage for r in valid.values())
     result.skipped = sum(r.skipped for r in valid.values())
-    result.made = {version: batch for version, batch in announced.items() if batch in result.batches}  # a fork has inherited others
+    # a fork has inherited others
+    result.made = {
+        version: batch for version, batch in announced.items() if batch in result.batches
+    }
     for where, ledger in ledgers.items():
         close(result, log, where, ledger, max(announced, default=-1))
     progress(reading.total, reading.total)
@@ -171,7 +207,9 @@ def audit(log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], 
 
 
 def oldest_s(log: Log, topic: str) -> float:
-    """Time of the oldest record that retention has left of a topic, in seconds since the epoch; -inf where it has deleted none."""
+    """Time of the oldest record that retention has left of a topic, in seconds since the epoch;
+    -inf where it has deleted none.
+    """
     found = -math.inf
     for partition in range(log.topics().get(topic, 0)):
         if start := log.start(topic, partition):
@@ -181,10 +219,14 @@ def oldest_s(log: Log, topic: str) -> float:
 
 
 def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> None:
-    """Note a fate at each record it belongs to; those of rollouts that have come since the rollouts were read are not of this account."""
+    """Note a fate at each record it belongs to; those of rollouts that have come since the rollouts
+    were read are not of this account.
+    """
     ledger = ledgers.get((fate.environment, fate.partition))
     for index, offset in enumerate(fate.offsets.tolist()):
-        if ledger is not None and len(ledger.exists) <= offset < log.end(f"rollouts.{fate.environment}", fate.partition):
+        if ledger is not None and len(ledger.exists) <= offset < log.end(
+            f"rollouts.{fate.environment}", fate.partition
+        ):
             continue
         if ledger is not None and 0 <= offset < ledger.start:
             result.gone += 1
@@ -196,10 +238,15 @@ def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> 
             )
             continue
         ledger.fates[offset] += 1
-        ledger.kind[offset], ledger.batch[offset] = KINDS.index(fate.fate), -1 if fate.batch is None else fate.batch
+        ledger.kind[offset], ledger.batch[offset] = (
+            KINDS.index(fate.fate),
+            -1 if fate.batch is None else fate.batch,
+        )
         if ledger.fates[offset] == 2:
             result.twice += 1
-            result.add(f"{named(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset} has a second fate: {fate.fate}")
+            result.add(
+                f"{named(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset} has a second fate: {fate.fate}"
+            )
 
 
 def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> None:
@@ -210,14 +257,19 @@ def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> N
         for topic, schemas in part.inputs.items()
         if topic.startswith(("rollouts.", "groups."))
         for p in range(log.topics().get(topic, 0))
-        for event in events(log, topic, p, schemas, fold.positions.get((topic, p), log.start(topic, p)))
+        for event in events(
+            log, topic, p, schemas, fold.positions.get((topic, p), log.start(topic, p))
+        )
     )
     for event in chain(held_events(fold.state), unread):
         env = event.topic.partition(".")[2]
         if isinstance(event.record, ScoredGroup):
             held, offsets = ledgers[env, event.record.partition].held, event.record.offsets
-            held[offsets[offsets < len(held)]] = True  # what has come since the rollouts were read is not of this account
-        elif event.topic.startswith("rollouts.") and event.offset < len(ledgers[env, event.partition].held):
+            # what has come since the rollouts were read is not of this account
+            held[offsets[offsets < len(held)]] = True
+        elif event.topic.startswith("rollouts.") and event.offset < len(
+            ledgers[env, event.partition].held
+        ):
             ledgers[env, event.partition].held[event.offset] = True
 
 
@@ -228,25 +280,49 @@ def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int)
     gone = without & ~ledger.held & ledger.early
     lost = without & ~ledger.held & ~gone
     result.gone += int(gone.sum())
-    states = {name: ledger.exists & (ledger.kind == i) for i, name in enumerate(KINDS)} | {"in flight": without & ledger.held, "lost": lost}
+    states = {name: ledger.exists & (ledger.kind == i) for i, name in enumerate(KINDS)} | {
+        "in flight": without & ledger.held,
+        "lost": lost,
+    }
     for name, mask in states.items():
-        for version, count in zip(*np.unique(ledger.versions[mask], return_counts=True), strict=True):
+        for version, count in zip(
+            *np.unique(ledger.versions[mask], return_counts=True), strict=True
+        ):
             result.counts.setdefault((env, int(version)), Counter())[name] += int(count)
     batched = states["batched"]
     result.ages.update((ledger.batch[batched] - ledger.versions[batched]).tolist())
-    pairs, counts = np.unique(np.stack([ledger.batch[batched], ledger.versions[batched]]), axis=1, return_counts=True)
+    pairs, counts = np.unique(
+        np.stack([ledger.batch[batched], ledger.versions[batched]]), axis=1, return_counts=True
+    )
     for (batch, version), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
         result.made_by.setdefault(batch, Counter())[version] += count
     result.trained += int((batched & (ledger.batch < announced)).sum())
     result.lost += int(lost.sum())
     for offset in np.flatnonzero(lost)[:NAMED].tolist():
-        event = next(events(log, f"rollouts.{env}", partition, ("rollout",), offset, offset + 1), None)
-        uid = event.record.rollout_uid if event and isinstance(event.record, Rollout) else "an unreadable record"
-        result.add(f"{uid} at rollouts.{env}[{partition}]@{offset} has no fate, and no part holds it")
+        event = next(
+            events(log, f"rollouts.{env}", partition, ("rollout",), offset, offset + 1), None
+        )
+        uid = (
+            event.record.rollout_uid
+            if event and isinstance(event.record, Rollout)
+            else "an unreadable record"
+        )
+        result.add(
+            f"{uid} at rollouts.{env}[{partition}]@{offset} has no fate, and no part holds it"
+        )
 
 
-def events(log: Log, topic: str, partition: int, schemas: tuple[str, ...], start: int | None = None, end: int | None = None) -> Iterator[Event]:
-    for message in read(log, topic, partition, log.start(topic, partition) if start is None else start, end):
+def events(
+    log: Log,
+    topic: str,
+    partition: int,
+    schemas: tuple[str, ...],
+    start: int | None = None,
+    end: int | None = None,
+) -> Iterator[Event]:
+    for message in read(
+        log, topic, partition, log.start(topic, partition) if start is None else start, end
+    ):
         yield to_event(message, schemas)
 
 

@@ -1,4 +1,6 @@
-"""A recorded run, again: the same folds over the same slices of the log, every output compared with what was recorded, bit for bit."""
+"""A recorded run, again: the same folds over the same slices of the log, every output compared with
+what was recorded, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ from streamrl.stream.worker import Fold, Part, beginning, refold
 
 C = TypeVar("C")
 S = TypeVar("S")
-COMPARED = ("groups", "batches")  # topics that one part writes and nothing is deleted from: compared message by message, others by the entry's digest
+# topics that one part writes and nothing is deleted from: compared message by message, others by
+# the entry's digest
+COMPARED = ("groups", "batches")
 
 LOOK_AHEAD = 1_000  # records of somebody else among a part's own
 
 
 @dataclass
 class Replayed:
-    """What came of it: how many outputs were identical, by kind of topic, and the first that was not."""
+    """What came of it: how many outputs were identical, by kind of topic, and the first that was
+    not.
+    """
 
     entries: int = 0
     events: int = 0
@@ -43,20 +49,30 @@ class Recorded:
     log: Log
     from_the_start: bool = True  # False: the first outputs to be compared have others before them
     strays: int = 0  # records that were passed over: no entry of the part's journal wrote them
-    _ahead: dict[str, list[tuple[Iterator[Message], deque[Message]]]] = field(default_factory=dict[Any, Any])
+    _ahead: dict[str, list[tuple[Iterator[Message], deque[Message]]]] = field(
+        default_factory=dict[Any, Any]
+    )
 
     def has_all_of(self, topic: str) -> bool:
-        """Are all outputs there that were written to the topic? Otherwise they are compared by the digests of their entries only."""
-        return self.from_the_start and not any(self.log.start(topic, p) for p in range(self.log.topics()[topic]))
+        """Are all outputs there that were written to the topic? Otherwise they are compared by the
+        digests of their entries only.
+        """
+        return self.from_the_start and not any(
+            self.log.start(topic, p) for p in range(self.log.topics()[topic])
+        )
 
     def take(self, message: Message) -> Message | None:
         """The next recorded message of the same topic and key; None when there is none.
 
-        Those before it in its partition were written by somebody else: a part writes in the order of its entries.
+        Those before it in its partition were written by somebody else: a part writes in the order
+        of its entries.
         """
         if message.topic not in self._ahead:
             partitions = range(self.log.topics()[message.topic])
-            self._ahead[message.topic] = [(read(self.log, message.topic, p, self.log.start(message.topic, p)), deque()) for p in partitions]
+            self._ahead[message.topic] = [
+                (read(self.log, message.topic, p, self.log.start(message.topic, p)), deque())
+                for p in partitions
+            ]
         for place in range(LOOK_AHEAD):
             for iterator, ahead in self._ahead[message.topic]:
                 if len(ahead) <= place:
@@ -70,15 +86,22 @@ class Recorded:
 
 
 def replay(
-    log: Log, part: Part[C, S], stop_at: Callable[[Fold[C, S]], bool] = lambda fold: False, progress: Report = silent
+    log: Log,
+    part: Part[C, S],
+    stop_at: Callable[[Fold[C, S]], bool] = lambda fold: False,
+    progress: Report = silent,
 ) -> tuple[Replayed, Fold[C, S]]:
-    """Fold the part's journal from its first entry, or from the first snapshot whose inputs are still there, and compare.
+    """Fold the part's journal from its first entry, or from the first snapshot whose inputs are
+    still there, and compare.
 
     Ends at the first difference, or when `stop_at` says so.
     """
     end = log.end(f"journal.{part.name}", 0)
     fold, start, tape = beginning(log, part)
-    result, recorded = Replayed(begins_at=fold.sequence + 1), Recorded(log, from_the_start=fold.sequence < 0)
+    result, recorded = (
+        Replayed(begins_at=fold.sequence + 1),
+        Recorded(log, from_the_start=fold.sequence < 0),
+    )
     for offset, entry in entries(log, f"journal.{part.name}", start):
         progress(offset, end)
         if not isinstance(entry, JournalEntry) or entry.sequence <= fold.sequence:
@@ -93,8 +116,16 @@ def replay(
     return result, fold
 
 
-def compare(name: str, entry: JournalEntry, outputs: list[Message], recorded: Recorded, identical: dict[str, int]) -> str:
-    """The first difference between an entry's outputs now and then, in a line; empty when there is none."""
+def compare(
+    name: str,
+    entry: JournalEntry,
+    outputs: list[Message],
+    recorded: Recorded,
+    identical: dict[str, int],
+) -> str:
+    """The first difference between an entry's outputs now and then, in a line; empty when there is
+    none.
+    """
     for output in outputs:
         kind = output.topic.partition(".")[0]
         if kind not in COMPARED:
@@ -107,7 +138,9 @@ def compare(name: str, entry: JournalEntry, outputs: list[Message], recorded: Re
             key = (output.key or b"").decode()
             return f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key {key!r} that was not recorded there"
         if then.value != output.value:
-            return f"{output.topic}[{then.partition}]@{then.offset}: {first_difference(then, output)}"
+            return (
+                f"{output.topic}[{then.partition}]@{then.offset}: {first_difference(then, output)}"
+            )
         identical[kind] = identical.get(kind, 0) + 1
     if digest(outputs) != entry.digest:
         return f"entry {entry.sequence} of {name}: its {len(outputs)} outputs do not have the digest of the {entry.output_count} recorded"
@@ -117,7 +150,9 @@ def compare(name: str, entry: JournalEntry, outputs: list[Message], recorded: Re
 def first_difference(recorded: Message, replayed: Message) -> str:
     """Field and index where two messages of a record differ."""
     try:
-        then, now = (decode(dict(m.headers)["schema"], m.value or b"") for m in (recorded, replayed))
+        then, now = (
+            decode(dict(m.headers)["schema"], m.value or b"") for m in (recorded, replayed)
+        )
     except (DecodeError, KeyError) as error:
         return f"cannot be read ({error})"
     if type(then) is not type(now):
@@ -126,10 +161,14 @@ def first_difference(recorded: Message, replayed: Message) -> str:
 
 
 def differences(then: Any, now: Any, path: str) -> Iterator[str]:
-    """Every place where two values differ, as `field[index]: recorded x, replayed y`; floats by their bits."""
+    """Every place where two values differ, as `field[index]: recorded x, replayed y`; floats by
+    their bits.
+    """
     if isinstance(then, Record) and type(then) is type(now):
         for name in then.__struct_fields__:
-            yield from differences(getattr(then, name), getattr(now, name), f"{path}.{name}" if path else name)
+            yield from differences(
+                getattr(then, name), getattr(now, name), f"{path}.{name}" if path else name
+            )
     elif isinstance(then, np.ndarray) and isinstance(now, np.ndarray):
         if (then.dtype, then.shape) != (now.dtype, now.shape):
             yield f"{path}: recorded {then.dtype}{list(then.shape)}, replayed {now.dtype}{list(now.shape)}"

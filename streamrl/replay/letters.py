@@ -1,4 +1,6 @@
-"""What was put aside, to be looked at and put back: reads `dead-letters.<topic>`, changes nothing but by `retry`."""
+"""What was put aside, to be looked at and put back: reads `dead-letters.<topic>`, changes nothing
+but by `retry`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ _TERMS = {
     r"Object missing required field `(\w+)`": r"the field \1 is missing",
     r" - at `\$\.?([^`]*)`": r", at \1",
 }
-"""How our decoder puts it -> how somebody does who writes another language. Causes in the log stay as they are: a replay compares them."""
+"""How our decoder puts it -> how somebody does who writes another language. Causes in the log stay
+as they are: a replay compares them.
+"""
 
 
 def in_words(cause: str) -> str:
@@ -86,37 +90,53 @@ def table(log: Log) -> dict[tuple[str, str], Row]:
 
 
 def find(log: Log, place: str) -> Letter:
-    """The letter of the record that lay at `place`, as `rollouts.copy[0]@17`; the first, if two parts put it aside. Raises ConfigError."""
+    """The letter of the record that lay at `place`, as `rollouts.copy[0]@17`; the first, if two
+    parts put it aside. Raises ConfigError.
+    """
     topic, partition, offset = parse(place)
     known = topics(log)
     if topic not in known:
-        raise ConfigError(f"{place}: there are no letters of a topic {topic!r}; of {', '.join(known) or 'none'} there may be")
+        raise ConfigError(
+            f"{place}: there are no letters of a topic {topic!r}; of {', '.join(known) or 'none'} there may be"
+        )
     for letter in letters(log, topic):
         if (letter.partition, letter.offset) == (partition, offset):
             return letter
-    raise ConfigError(f"{place}: this record was not put aside; `streamrl dead-letters list RUN` shows what was")
+    raise ConfigError(
+        f"{place}: this record was not put aside; `streamrl dead-letters list RUN` shows what was"
+    )
 
 
 def parse(place: str) -> tuple[str, int, int]:
     match = _PLACE.fullmatch(place)
     if match is None:
-        raise ConfigError(f"{place!r} is not the place of a record; write it as rollouts.copy-digits[0]@17")
+        raise ConfigError(
+            f"{place!r} is not the place of a record; write it as rollouts.copy-digits[0]@17"
+        )
     return match[1], int(match[2]), int(match[3])
 
 
 def retry(log: Log, among: list[str], chosen: Callable[[Letter], bool]) -> dict[str, int]:
-    """Put the chosen letters of these topics back to where they came from, each once for ever. Returns how many, by topic.
+    """Put the chosen letters of these topics back to where they came from, each once for ever.
+    Returns how many, by topic.
 
-    A letter that does not keep all of its record is left alone. A record put back is a new record at a new offset: the fate of the old one stays.
-    The record and the note that it was put back are one transaction, so that a retry that dies half way leaves nothing half done, and the next goes
+    A letter that does not keep all of its record is left alone. A record put back is a new record
+    at a new offset: the fate of the old one stays. The record and the note that it was put back are
+    one transaction, so that a retry that dies half way leaves nothing half done, and the next goes
     on behind it.
     """
-    writer = log.writer(IDENTITY)  # First of all: it fences another retry and ends what that left open. Only now it is known what was put back.
+    # First of all: it fences another retry and ends what that left open. Only now it is known what
+    # was put back.
+    writer = log.writer(IDENTITY)
     counts: dict[str, int] = {}
     try:
         for topic in among:
             done = retried(log, topic)
-            left = (letter for letter in letters(log, topic) if (letter.message.partition, letter.message.offset) not in done)
+            left = (
+                letter
+                for letter in letters(log, topic)
+                if (letter.message.partition, letter.message.offset) not in done
+            )
             wanted = (letter for letter in left if letter.is_whole and chosen(letter))
             for chunk in chunks(wanted):
                 writer.commit([message for letter in chunk for message in put_back(letter)])
@@ -127,7 +147,9 @@ def retry(log: Log, among: list[str], chosen: Callable[[Letter], bool]) -> dict[
 
 
 def chunks(wanted: Iterator[Letter]) -> Iterator[list[Letter]]:
-    """Of bounded size. What is refused again in the meantime is not among them: `read` ends where the topic ended when it began."""
+    """Of bounded size. What is refused again in the meantime is not among them: `read` ends where
+    the topic ended when it began.
+    """
     chunk, size = list[Letter](), 0
     for letter in wanted:
         chunk.append(letter)
@@ -140,8 +162,15 @@ def chunks(wanted: Iterator[Letter]) -> Iterator[list[Letter]]:
 
 
 def fields(value: bytes) -> Iterator[tuple[str, str]]:
-    """(field, value) of what should be a MessagePack map, as far as it can be read; the last says where that ends, unless it is well."""
-    unpacker: Any = msgpack.Unpacker(max_buffer_size=max(len(value), 1), unicode_errors="backslashreplace", strict_map_key=False, ext_hook=_extension)
+    """(field, value) of what should be a MessagePack map, as far as it can be read; the last says
+    where that ends, unless it is well.
+    """
+    unpacker: Any = msgpack.Unpacker(
+        max_buffer_size=max(len(value), 1),
+        unicode_errors="backslashreplace",
+        strict_map_key=False,
+        ext_hook=_extension,
+    )
     unpacker.feed(value)
     try:
         for _ in range(unpacker.read_map_header()):
@@ -149,7 +178,10 @@ def fields(value: bytes) -> Iterator[tuple[str, str]]:
         if unpacker.tell() < len(value):
             yield "", f"{len(value) - unpacker.tell()} more bytes behind the map"
     except Exception as error:  # whatever it finds wrong with bytes that are known to be wrong
-        yield "", f"cannot be read from byte {unpacker.tell()} on ({_short(str(error)) or type(error).__name__})"
+        yield (
+            "",
+            f"cannot be read from byte {unpacker.tell()} on ({_short(str(error)) or type(error).__name__})",
+        )
 
 
 def faults(value: bytes) -> Iterator[str]:
@@ -165,7 +197,9 @@ def faults(value: bytes) -> Iterator[str]:
         return None
 
     try:
-        record: Any = msgpack.unpackb(value, unicode_errors="backslashreplace", strict_map_key=False, ext_hook=unreadable)
+        record: Any = msgpack.unpackb(
+            value, unicode_errors="backslashreplace", strict_map_key=False, ext_hook=unreadable
+        )
     except Exception:  # bytes that are known to be wrong; `fields` says as far as they can be read
         return
     yield from _unreadable_at(record, "")
@@ -189,10 +223,16 @@ def _unreadable_at(value: Any, path: str) -> Iterator[str]:
 def _extension(code: int, data: bytes) -> Any:
     """Arrays as they are, other extensions by their size."""
     try:
-        return unpack_array(memoryview(data)) if code == ARRAY else f"extension {code}, {len(data)} bytes"
+        return (
+            unpack_array(memoryview(data))
+            if code == ARRAY
+            else f"extension {code}, {len(data)} bytes"
+        )
     except ValueError as error:
         return f"array that cannot be read: {error}"
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
+    return (
+        text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
+    )

@@ -1,4 +1,6 @@
-"""How far a long command is, and how long it will still take: a bar on a terminal, a line every few seconds elsewhere."""
+"""How far a long command is, and how long it will still take: a bar on a terminal, a line every few
+seconds elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,24 @@ def silent(done: int, total: int) -> None:
 
 @contextmanager
 def shown(what: str, console: Console) -> Iterator[Report]:
-    """Something to report progress to for as long as the block lasts; it may be called as often as one likes."""
+    """Something to report progress to for as long as the block lasts; it may be called as often as
+    one likes.
+    """
     if not console.is_terminal:
-        yield Lines(what, lambda line: console.print(line, highlight=False, soft_wrap=True), time.monotonic())
+        yield Lines(
+            what,
+            lambda line: console.print(line, highlight=False, soft_wrap=True),
+            time.monotonic(),
+        )
         return
-    with Progress(TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+    with Progress(
+        TextColumn(what),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=max(total, 1))
 
@@ -43,7 +58,10 @@ class Lines:
 
     def __call__(self, done: int, total: int) -> None:
         now_s = self.clock()
-        if now_s - (self.started_s if self.said_s is None else self.said_s) < EVERY_S or not 0 < done < total:
+        if (
+            now_s - (self.started_s if self.said_s is None else self.said_s) < EVERY_S
+            or not 0 < done < total
+        ):
             return
         self.said_s = now_s
         left = timedelta(seconds=round((now_s - self.started_s) / done * (total - done)))

@@ -30,22 +30,35 @@ def parts_of(run: RunFile) -> dict[str, Part[Any, Any]]:
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:
     """Print the account of a run. Returns the exit code: 1 when it does not balance."""
     with shown("audit", Console(stderr=True)) as progress:
-        result = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()), progress)
+        result = audit(
+            log, list(run.envs), run.learner.name, list(parts_of(run).values()), progress
+        )
     console.print(account(result, by_version))
     if by_version:
         console.print(provenance(result))
     batched, published = result.total("batched"), result.published
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
-    console.print(f"{result.trained:,} of {batched:,} batched rollouts are trained on, in {len(result.made)} versions; age at training {ages or '-'}")
+    console.print(
+        f"{result.trained:,} of {batched:,} batched rollouts are trained on, in {len(result.made)} versions; age at training {ages or '-'}"
+    )
     if result.lineages:
-        console.print(f"{result.lineages:,} times a version was computed again with another result, and announced as a new lineage")
+        console.print(
+            f"{result.lineages:,} times a version was computed again with another result, and announced as a new lineage"
+        )
     if result.skipped:
-        console.print(f"{result.skipped:,} versions have the weights of the one before: nothing could be trained on their batch")
+        console.print(
+            f"{result.skipped:,} versions have the weights of the one before: nothing could be trained on their batch"
+        )
     console.print(f"wasted (expired): {result.total('expired') / max(published, 1):.1%}")
     sums = " + ".join(f"{result.total(name):,} {name}" for name in COLUMNS if result.total(name))
-    console.print(f"published {published:,} = {sums or 0}: " + ("balanced" if result.balanced else "[bold red]does not balance[/]"))
+    console.print(
+        f"published {published:,} = {sums or 0}: "
+        + ("balanced" if result.balanced else "[bold red]does not balance[/]")
+    )
     if result.gone:
-        console.print(f"{result.gone:,} more are gone by retention, which has deleted them or their fates")
+        console.print(
+            f"{result.gone:,} more are gone by retention, which has deleted them or their fates"
+        )
     for problem in result.problems:
         console.print(quoted(f"  {problem}", "red"))
     if (more := result.lost + result.twice + result.astray - len(result.problems)) > 0:
@@ -59,29 +72,49 @@ def account(result: Audit, by_version: bool) -> Table:
     for (env, version), counts in sorted(result.counts.items()):
         rows.setdefault((env, str(version) if by_version else ""), Counter()).update(counts)
     shown = [name for name in COLUMNS if result.total(name)]
-    table = Table("env", *(["version"] if by_version else []), "published", *shown, box=None, header_style="bold")
+    table = Table(
+        "env",
+        *(["version"] if by_version else []),
+        "published",
+        *shown,
+        box=None,
+        header_style="bold",
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for (env, version), counts in rows.items():
-        table.add_row(quoted(env), *([version] if by_version else []), f"{counts.total():,}", *(f"{counts[name]:,}" for name in shown))
+        table.add_row(
+            quoted(env),
+            *([version] if by_version else []),
+            f"{counts.total():,}",
+            *(f"{counts[name]:,}" for name in shown),
+        )
     return table
 
 
 def provenance(result: Audit) -> Table:
     """A row for each batch: which versions sampled its rollouts, and which one was trained on it."""
     trained = {batch: version for version, batch in result.made.items()}
-    table = Table("batch", "rollouts", "sampled by version", "gave version", box=None, header_style="bold")
+    table = Table(
+        "batch", "rollouts", "sampled by version", "gave version", box=None, header_style="bold"
+    )
     for batch, versions in sorted(result.made_by.items()):
         by = ", ".join(f"{version}: {count:,}" for version, count in sorted(versions.items()))
         table.add_row(str(batch), f"{versions.total():,}", by, str(trained.get(batch, "-")))
     return table
 
 
-def show_replay(run: RunFile, log: Log, only: str | None, step: int | None, console: Console) -> int:
-    """Fold the journals again and say whether everything came out the same. Returns the exit code: 1 at the first difference."""
+def show_replay(
+    run: RunFile, log: Log, only: str | None, step: int | None, console: Console
+) -> int:
+    """Fold the journals again and say whether everything came out the same. Returns the exit code:
+    1 at the first difference.
+    """
     parts = parts_of(run)
     if only is not None and only not in parts:
-        raise ConfigError(f"--part {only}: there is no such part; {' and '.join(parts)} have journals")
+        raise ConfigError(
+            f"--part {only}: there is no such part; {' and '.join(parts)} have journals"
+        )
     identical: Counter[str] = Counter()
     for name in [only] if only else list(parts):
         stop = (
@@ -93,15 +126,28 @@ def show_replay(run: RunFile, log: Log, only: str | None, step: int | None, cons
         with shown(f"replay {name}", Console(stderr=True)) as progress:
             result, fold = replay(log, parts[name], stop, progress)
         identical.update(result.identical)
-        since = f" from entry {result.begins_at:,} on, as retention has deleted what came before" if result.begins_at else ""
-        console.print(f"{name}: {result.entries:,} journal entries, {result.events:,} records{since}", highlight=False)
+        since = (
+            f" from entry {result.begins_at:,} on, as retention has deleted what came before"
+            if result.begins_at
+            else ""
+        )
+        console.print(
+            f"{name}: {result.entries:,} journal entries, {result.events:,} records{since}",
+            highlight=False,
+        )
         if result.strays:
-            console.print(f"{result.strays:,} records lie among its outputs that {name} did not write", highlight=False)
+            console.print(
+                f"{result.strays:,} records lie among its outputs that {name} did not write",
+                highlight=False,
+            )
         if result.difference:
             console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"))
             return 1
         if step is not None:
             console.print(f"[bold]{name} at step {step}[/]")
             console.print(fold.state)
-    console.print(f"{identical['groups']:,} groups, {identical['batches']:,} batches identical", highlight=False)
+    console.print(
+        f"{identical['groups']:,} groups, {identical['batches']:,} batches identical",
+        highlight=False,
+    )
     return 0

@@ -23,14 +23,19 @@ def show_export(run: RunFile, log: Log, directory: Path, console: Console) -> No
 
 
 def show_import(directory: Path, name: str, console: Console) -> None:
-    """Make a run of an export: its directory in runs/, its topics on the cluster of STREAMRL_KAFKA or a local broker of its own."""
+    """Make a run of an export: its directory in runs/, its topics on the cluster of STREAMRL_KAFKA
+    or a local broker of its own.
+    """
     files = FileLog(directory)
     run = run_of(files, name or files.manifest.run)
     if not cluster(run):
-        run = run.model_copy(update={"topics": run.topics.model_copy(update={"replicas": 1})})  # a local broker is alone
+        # a local broker is alone
+        run = run.model_copy(update={"topics": run.topics.model_copy(update={"replicas": 1})})
     file = run.directory / RUN_FILE
     if file.exists():
-        raise ConfigError(f"there is a run {run.run!r} in {run.directory}; take another name with --as")
+        raise ConfigError(
+            f"there is a run {run.run!r} in {run.directory}; take another name with --as"
+        )
     with take(run), shown("import", Console(stderr=True)) as progress:
         try:
             with reach(run, make=True) as kafka:
@@ -38,7 +43,11 @@ def show_import(directory: Path, name: str, console: Console) -> None:
         except BaseException:
             file.unlink()  # the name is free again
             raise
-    console.print(f"run {run.run}: {in_words(files)}, every record at its old offset", highlight=False, soft_wrap=True)
+    console.print(
+        f"run {run.run}: {in_words(files)}, every record at its old offset",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def in_words(files: FileLog) -> str:

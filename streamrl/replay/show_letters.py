@@ -18,25 +18,43 @@ HEX_BYTES = 512  # of a record, shown
 
 
 def show_list(log: Log, console: Console) -> None:
-    """Two lines for each topic and kind of cause: how many, where and when; then the cause, which may be long."""
+    """Two lines for each topic and kind of cause: how many, where and when; then the cause, which
+    may be long.
+    """
     rows = letters.table(log)
     if not rows:
         console.print("nothing was put aside")
         return
     for (topic, cause), row in rows.items():
         back = f", {row.retried:,} put back" if row.retried else ""
-        console.print(Text.assemble((topic, "cyan"), f"  {row.letters:,} letters{back}  first {_when(row.first)}  last {_when(row.last)}"))
+        console.print(
+            Text.assemble(
+                (topic, "cyan"),
+                f"  {row.letters:,} letters{back}  first {_when(row.first)}  last {_when(row.last)}",
+            )
+        )
         console.print(Padding(Text(printable(letters.in_words(cause))), (0, 0, 0, 4)))
     total = sum(row.letters for row in rows.values())
-    console.print(Text(f"{total:,} letters; `streamrl dead-letters show RUN TOPIC[PARTITION]@OFFSET` shows one"))
+    console.print(
+        Text(
+            f"{total:,} letters; `streamrl dead-letters show RUN TOPIC[PARTITION]@OFFSET` shows one"
+        )
+    )
 
 
 def show_letter(log: Log, place: str, console: Console) -> None:
-    """One letter: why it was put aside, its headers, its fields as far as they can be read, its bytes."""
+    """One letter: why it was put aside, its headers, its fields as far as they can be read, its
+    bytes.
+    """
     letter = letters.find(log, place)
     message, value = letter.message, letter.message.value
     back = (message.partition, message.offset) in letters.retried(log, letter.topic)
-    console.print(Text.assemble((str(letter), "bold"), f"  put aside {_time(letter)}{', put back since' if back else ''}"))
+    console.print(
+        Text.assemble(
+            (str(letter), "bold"),
+            f"  put aside {_time(letter)}{', put back since' if back else ''}",
+        )
+    )
     console.print(Text(printable(letters.in_words(letter.cause)), style="red"))
     for fault in letters.faults(value or b""):
         console.print(Text(printable(fault), style="red"))
@@ -48,7 +66,10 @@ def show_letter(log: Log, place: str, console: Console) -> None:
         console.print("no value")
         return
     for name, text in letters.fields(value):
-        console.print(Text.assemble((f"{printable(name)}: " if name else "", "cyan"), printable(text)), soft_wrap=True)
+        console.print(
+            Text.assemble((f"{printable(name)}: " if name else "", "cyan"), printable(text)),
+            soft_wrap=True,
+        )
     for line in hex_lines(value[:HEX_BYTES]):
         console.print(Text(line, style="dim"), soft_wrap=True)
     if len(value) > HEX_BYTES:
@@ -56,12 +77,18 @@ def show_letter(log: Log, place: str, console: Console) -> None:
 
 
 def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
-    """Put back the letters of a topic, or one by its place, or all; of them, those whose cause contains `cause`."""
+    """Put back the letters of a topic, or one by its place, or all; of them, those whose cause
+    contains `cause`.
+    """
     known = letters.topics(log)
-    place = letters.parse(which) if which is not None and which not in known and "[" in which else None
+    place = (
+        letters.parse(which) if which is not None and which not in known and "[" in which else None
+    )
     topic = place[0] if place else which
     if topic is not None and topic not in known:
-        raise ConfigError(f"{topic}: there is no such topic with letters; {', '.join(known) or 'none'} may have some")
+        raise ConfigError(
+            f"{topic}: there is no such topic with letters; {', '.join(known) or 'none'} may have some"
+        )
     wanted = [topic] if topic is not None else known
 
     def chosen(letter: Letter) -> bool:

@@ -1,4 +1,6 @@
-"""`streamrl replay --weights`: the learner again, over the recorded batches, every version compared with its announcement by hash."""
+"""`streamrl replay --weights`: the learner again, over the recorded batches, every version compared
+with its announcement by hash.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,17 @@ class Compared:
 
 
 def compare(
-    announced: Mapping[int, str], computed: Iterable[Computed], progress: Report = silent, replaced: Mapping[int, Collection[str]] | None = None
+    announced: Mapping[int, str],
+    computed: Iterable[Computed],
+    progress: Report = silent,
+    replaced: Mapping[int, Collection[str]] | None = None,
 ) -> Compared:
-    """`announced`: the newest lineage of each version; `replaced`: those before it, which a version may come out as, too.
+    """`announced`: the newest lineage of each version; `replaced`: those before it, which a version
+    may come out as, too.
 
-    Ends at the first difference, and at the first version that nobody has announced yet. A version that is never reached is a difference too."""
+    Ends at the first difference, and at the first version that nobody has announced yet. A version
+    that is never reached is a difference too.
+    """
     result, last = Compared(), max(announced, default=-1)
     first = reached = -1
     for now in computed:
@@ -60,7 +68,9 @@ def compare(
 
 
 def show_weights(run: RunFile, log: Log, first: int | None, console: Console) -> int:
-    """Train again and say whether every version came out the same. Returns the exit code: 1 at the first difference."""
+    """Train again and say whether every version came out the same. Returns the exit code: 1 at the
+    first difference.
+    """
     from streamrl.learner.recompute import retrained  # JAX
 
     with shown("replay weights", Console(stderr=True)) as progress:
@@ -68,9 +78,18 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
         for record in versions(log, run.learner.name):
             replaced.setdefault(record.version, set()).add(record.sha256)
         result = compare(announced, retrained(run, log, first), progress, replaced)
-    again = f", {result.earlier:,} of them to a lineage that has been computed differently since" if result.earlier else ""
-    console.print(f"learner {run.learner.name}: {result.identical:,} versions identical{again}", highlight=False)
+    again = (
+        f", {result.earlier:,} of them to a lineage that has been computed differently since"
+        if result.earlier
+        else ""
+    )
+    console.print(
+        f"learner {run.learner.name}: {result.identical:,} versions identical{again}",
+        highlight=False,
+    )
     if result.difference:
-        console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"), soft_wrap=True)
+        console.print(
+            quoted("first difference", "bold red") + quoted(f" {result.difference}"), soft_wrap=True
+        )
         return 1
     return 0

@@ -1,4 +1,6 @@
-"""The scores of a batch as records, and records in whatever order they come as the scores of batches, each once."""
+"""The scores of a batch as records, and records in whatever order they come as the scores of
+batches, each once.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,20 @@ from streamrl.records import Batch, Scores
 PIECE_TOKENS = 1_000_000  # of one record: 4 MB
 
 
-def split(batch: Batch, logprobs: np.ndarray, scorer: str, reference: int, limit_tokens: int = PIECE_TOKENS) -> list[Scores]:
-    """One record where the batch is small enough, otherwise several. `logprobs`: (sum of lengths,) float32."""
+def split(
+    batch: Batch,
+    logprobs: np.ndarray,
+    scorer: str,
+    reference: int,
+    limit_tokens: int = PIECE_TOKENS,
+) -> list[Scores]:
+    """One record where the batch is small enough, otherwise several. `logprobs`: (sum of lengths,)
+    float32.
+    """
     starts = range(0, max(len(logprobs), 1), limit_tokens)
-    piece = partial(Scores, number=batch.number, scorer=scorer, reference=reference, tokens=len(logprobs))
+    piece = partial(
+        Scores, number=batch.number, scorer=scorer, reference=reference, tokens=len(logprobs)
+    )
     return [piece(start=start, logprobs=logprobs[start : start + limit_tokens]) for start in starts]
 
 
@@ -28,18 +40,26 @@ class Pieces:
     first: int = -1  # where the first one lies
 
     def whole(self) -> bool:
-        return sum(len(piece.logprobs) for piece in self.found.values()) == next(iter(self.found.values())).tokens
+        return (
+            sum(len(piece.logprobs) for piece in self.found.values())
+            == next(iter(self.found.values())).tokens
+        )
 
     def joined(self) -> Scores:
         ordered = [self.found[start] for start in sorted(self.found)]
-        return msgspec.structs.replace(ordered[0], logprobs=np.concatenate([piece.logprobs for piece in ordered]))
+        return msgspec.structs.replace(
+            ordered[0], logprobs=np.concatenate([piece.logprobs for piece in ordered])
+        )
 
 
 @dataclass
 class Collected:
-    """What lies in `scores`, read in order. What comes again is passed over: it says the same, and the first has it."""
+    """What lies in `scores`, read in order. What comes again is passed over: it says the same, and
+    the first has it.
+    """
 
-    numbers: dict[int, Pieces] = field(default_factory=dict[int, Pieces])  # by batch; those before `next` are gone
+    # by batch; those before `next` are gone
+    numbers: dict[int, Pieces] = field(default_factory=dict[int, Pieces])
     next: int = 0  # the batch that is asked for
     end: int = 0  # behind the last record read
 
@@ -57,7 +77,10 @@ class Collected:
     def take(self, number: int) -> Scores:
         """Those of a batch that it has; batches up to it will not be asked for any more."""
         found = self.numbers[number].joined()
-        self.numbers, self.next = {n: pieces for n, pieces in self.numbers.items() if n > number}, number + 1
+        self.numbers, self.next = (
+            {n: pieces for n, pieces in self.numbers.items() if n > number},
+            number + 1,
+        )
         return found
 
     @property

@@ -1,7 +1,9 @@
-"""Scorer: batches in, their logprobs under the reference out. A pool of workers; worker i of n scores the batches i, i + n, i + 2 n, ...
+"""Scorer: batches in, their logprobs under the reference out. A pool of workers; worker i of n
+scores the batches i, i + n, i + 2 n, ...
 
-A worker has no state: what is to be done is what the lead learner has not trained on and nobody has scored. So it may be killed at any time, and a
-run may go on with more workers, or fewer. What two of them score alike counts once.
+A worker has no state: what is to be done is what the lead learner has not trained on and nobody has
+scored. So it may be killed at any time, and a run may go on with more workers, or fewer. What two
+of them score alike counts once.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
     """Be that worker until `stop` is set."""
     check(run, worker)
     identity, workers = scorer_part(worker), run.scorer.replicas
-    writer, meter = log.writer(identity, "scores"), Meter(log, identity)  # the writer first: only then is all decided that it has written before
+    # the writer first: only then is all decided that it has written before
+    writer, meter = log.writer(identity, "scores"), Meter(log, identity)
     start, scored = left(run, log)
     deterministic()
     keep_compiled(run.directory / "compiled")
@@ -57,26 +60,38 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
         for batch, offset in batches(log, start, stop):
             if batch.number % workers != worker or scored.has(batch.number):
                 continue
-            reference = reference or Reference(run, model.vocab_size(origin(run)))  # by now the learner has made the model
+            # by now the learner has made the model
+            reference = reference or Reference(run, model.vocab_size(origin(run)))
             if not provided(run, log, reference, batch.number, stop):
                 break
             begun = time.monotonic()
             scored_now = score(updater, reference, batch)
             assert reference.version is not None
             pieces = split(batch, scored_now.logprobs, identity, reference.version)
-            writer.commit([to_message(Output("scores", str(batch.number), piece)) for piece in pieces])
+            writer.commit(
+                [to_message(Output("scores", str(batch.number), piece)) for piece in pieces]
+            )
             writer.mark({("batches", 0): offset})
-            values = measured(batch, reference.version, begun - idle_since, time.monotonic() - begun)
-            meter.publish({**values, "scorer/not_finite_tokens": float(scored_now.not_finite)}, step=batch.number)
+            values = measured(
+                batch, reference.version, begun - idle_since, time.monotonic() - begun
+            )
+            meter.publish(
+                {**values, "scorer/not_finite_tokens": float(scored_now.not_finite)},
+                step=batch.number,
+            )
             idle_since = time.monotonic()
 
 
 def check(run: RunFile, worker: int) -> None:
     """Is there work for it? Raises ConfigError."""
     if not run.learner.pooled:
-        raise ConfigError(f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set it to pool")
+        raise ConfigError(
+            f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set it to pool"
+        )
     if worker >= run.scorer.replicas:
-        raise ConfigError(f"--worker {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is {run.scorer.replicas - 1}")
+        raise ConfigError(
+            f"--worker {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is {run.scorer.replicas - 1}"
+        )
 
 
 def left(run: RunFile, log: Log) -> tuple[int, Collected]:
@@ -88,8 +103,12 @@ def left(run: RunFile, log: Log) -> tuple[int, Collected]:
     return dealt_with.get(("batches", 0), 0), scored
 
 
-def provided(run: RunFile, log: Log, reference: Reference, number: int, stop: threading.Event) -> bool:
-    """Have the reference of a batch in memory, waiting for its version if need be. False when `stop` is set before."""
+def provided(
+    run: RunFile, log: Log, reference: Reference, number: int, stop: threading.Event
+) -> bool:
+    """Have the reference of a batch in memory, waiting for its version if need be. False when
+    `stop` is set before.
+    """
     wanted = reference.lacks(number)
     if wanted is None:
         return True
@@ -106,10 +125,12 @@ def provided(run: RunFile, log: Log, reference: Reference, number: int, stop: th
 
 
 def score(updater: Updater, reference: Reference, batch: Batch) -> Scored:
-    """Logprobs of its tokens under the reference, by the learner's function. Raises ModelError for a reference that says nothing of any token.
+    """Logprobs of its tokens under the reference, by the learner's function. Raises ModelError for
+    a reference that says nothing of any token.
 
-    Sequences that cannot be trained on are masked, as the learner masks them. A token whose logprob is not finite is given that of the policy that
-    sampled it, so that nothing is measured from it. A batch that does not fit its rows is scored 0 throughout: the learner does not train on it.
+    Sequences that cannot be trained on are masked, as the learner masks them. A token whose logprob
+    is not finite is given that of the policy that sampled it, so that nothing is measured from it.
+    A batch that does not fit its rows is scored 0 throughout: the learner does not train on it.
     """
     try:
         known = masked(batch, reference.model.Vocab.size).batch
@@ -119,7 +140,9 @@ def score(updater: Updater, reference: Reference, batch: Batch) -> Scored:
     found = by_token(known, updater.scores(reference.model, expand(known)))
     finite = np.isfinite(found)
     if len(found) and not finite.any():
-        raise ModelError(f"batch {batch.number}: logprobs under the reference (version {reference.version}) are not finite; look at its weights")
+        raise ModelError(
+            f"batch {batch.number}: logprobs under the reference (version {reference.version}) are not finite; look at its weights"
+        )
     return Scored(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
 
 
@@ -132,5 +155,10 @@ class Scored(NamedTuple):
 
 def measured(batch: Batch, version: int, idle_s: float, score_s: float) -> dict[str, float]:
     tokens: Any = batch.prompt_lengths[batch.groups].sum() + batch.lengths.sum()
-    values = {"idle_s": idle_s, "score_s": score_s, "tokens_per_s": float(tokens) / score_s, "reference_version": float(version)}
+    values = {
+        "idle_s": idle_s,
+        "score_s": score_s,
+        "tokens_per_s": float(tokens) / score_s,
+        "reference_version": float(version),
+    }
     return {f"scorer/{name}": value for name, value in values.items()}

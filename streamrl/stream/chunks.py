@@ -1,6 +1,8 @@
-"""Records larger than a Kafka message travel as several messages, their chunks. Writers of a log split them, readers join them; parts see neither.
+"""Records larger than a Kafka message travel as several messages, their chunks. Writers of a log
+split them, readers join them; parts see neither.
 
-The chunks of a record go to one partition, in order. Each has two headers of its own before any other:
+The chunks of a record go to one partition, in order. Each has two headers of its own before any
+other:
 
     schema           chunk/1
     streamrl.chunk   ID INDEX COUNT, and behind the last one the SHA-256 of the whole value, in ASCII
@@ -8,9 +10,10 @@ The chunks of a record go to one partition, in order. Each has two headers of it
 The last chunk also has the headers of the record. The record lies at the offset of its last chunk.
 
 Whether chunks make a record follows from the partition alone, wherever a reader has begun: from the
-first chunk to the last there are at most SPAN_RECORDS offsets and SPAN_BYTES of chunks, of this record and
-of others. So a reader never holds more than that. A last chunk that makes no record is handed on as it
-is, and becomes a dead letter; other chunks that make none are passed over. docs/records.md says it for other languages.
+first chunk to the last there are at most SPAN_RECORDS offsets and SPAN_BYTES of chunks, of this
+record and of others. So a reader never holds more than that. A last chunk that makes no record is
+handed on as it is, and becomes a dead letter; other chunks that make none are passed over.
+docs/records.md says it for other languages.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from streamrl.stream.log import Message, Positions, Reader, TopicPartition
 CHUNK_SCHEMA = ("schema", b"chunk/1")
 CHUNK_HEADER = "streamrl.chunk"
 
-MESSAGE_BYTES = 8 * 1024 * 1024 - 4_096  # key, headers and value of a message: topics take 8 MiB, Kafka's own framing included
+# key, headers and value of a message: topics take 8 MiB, Kafka's own framing included
+MESSAGE_BYTES = 8 * 1024 * 1024 - 4_096
 CHUNK_BYTES = 4_000_000
 HEADER_BYTES = 200  # of a chunk's own headers, at most
 KEY_BYTES = 1_000_000  # longer keys are cut: no partition and nobody's reading depends on the rest
@@ -39,14 +43,24 @@ INCOMPLETE = "it is the last chunk of a record whose other chunks are missing, i
 
 
 def size_of(message: Message) -> int:
-    return len(message.value or b"") + len(message.key or b"") + sum(len(name) + len(value) for name, value in message.headers)
+    return (
+        len(message.value or b"")
+        + len(message.key or b"")
+        + sum(len(name) + len(value) for name, value in message.headers)
+    )
 
 
 def split(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages, those that are larger than Kafka takes as chunks. Raises StreamrlError for one that no reader would join."""
+    """The messages, those that are larger than Kafka takes as chunks. Raises StreamrlError for one
+    that no reader would join.
+    """
     if max(map(size_of, messages), default=0) <= MESSAGE_BYTES:
         return messages
-    return [piece for message in messages for piece in ((message,) if size_of(message) <= MESSAGE_BYTES else _chunks(message))]
+    return [
+        piece
+        for message in messages
+        for piece in ((message,) if size_of(message) <= MESSAGE_BYTES else _chunks(message))
+    ]
 
 
 def _chunks(message: Message) -> Iterator[Message]:
@@ -58,7 +72,8 @@ def _chunks(message: Message) -> Iterator[Message]:
         raise StreamrlError(
             f"a record of {len(value):,} bytes for {message.topic} cannot be written, at most {RECORD_BYTES:,}; lower max_seq_len or group_size"
         )
-    partition = message.partition if message.key or message.partition >= 0 else 0  # without a key each would go elsewhere
+    # without a key each would go elsewhere
+    partition = message.partition if message.key or message.partition >= 0 else 0
     pieces = [value[start : start + size] for start in range(0, len(value), size)] or [b""]
     name = os.urandom(8).hex()
     for index, piece in enumerate(pieces):
@@ -67,11 +82,19 @@ def _chunks(message: Message) -> Iterator[Message]:
             headers = ()
         else:
             place += f" {hashlib.sha256(value).hexdigest()}"
-        yield message._replace(value=piece, headers=(CHUNK_SCHEMA, (CHUNK_HEADER, place.encode()), *headers), partition=partition)
+        yield message._replace(
+            value=piece,
+            headers=(CHUNK_SCHEMA, (CHUNK_HEADER, place.encode()), *headers),
+            partition=partition,
+        )
 
 
 def is_chunk(message: Message) -> bool:
-    return len(message.headers) > 1 and message.headers[0] == CHUNK_SCHEMA and message.headers[1][0] == CHUNK_HEADER
+    return (
+        len(message.headers) > 1
+        and message.headers[0] == CHUNK_SCHEMA
+        and message.headers[1][0] == CHUNK_HEADER
+    )
 
 
 class Place(NamedTuple):
@@ -109,9 +132,12 @@ class _Begun:
 
 @dataclass
 class Joiner:
-    """Joins the chunks of one partition, fed in order. What is begun is a function of the last SPAN_RECORDS offsets."""
+    """Joins the chunks of one partition, fed in order. What is begun is a function of the last
+    SPAN_RECORDS offsets.
+    """
 
-    begun: dict[bytes, _Begun] = field(default_factory=dict[bytes, _Begun])  # by name, in the order of their first chunks
+    # by name, in the order of their first chunks
+    begun: dict[bytes, _Begun] = field(default_factory=dict[bytes, _Begun])
     total_bytes: int = 0
 
     def is_expected(self, place: Place) -> bool:
@@ -119,16 +145,23 @@ class Joiner:
         return place.number == 0 or (record is not None and place.number == len(record.pieces))
 
     def add(self, message: Message, place: Place) -> Message | None:
-        """The whole record with its last chunk, or that chunk itself where they make none; None with all others."""
+        """The whole record with its last chunk, or that chunk itself where they make none; None
+        with all others.
+        """
         value = message.value or b""
         self.total_bytes += len(value)
         for name, record in list(self.begun.items()):
-            if message.offset - record.offset <= SPAN_RECORDS and self.total_bytes - record.total_bytes <= SPAN_BYTES:
+            if (
+                message.offset - record.offset <= SPAN_RECORDS
+                and self.total_bytes - record.total_bytes <= SPAN_BYTES
+            ):
                 break
             del self.begun[name]
         if place.number == 0:
             self.begun.pop(place.name, None)  # it begins anew, behind all others
-            self.begun[place.name] = _Begun(message.offset, self.total_bytes - len(value), place.total)
+            self.begun[place.name] = _Begun(
+                message.offset, self.total_bytes - len(value), place.total
+            )
         record = self.begun.get(place.name)
         if record is None or (place.number, place.total) != (len(record.pieces), record.count):
             self.begun.pop(place.name, None)
@@ -144,14 +177,17 @@ class Joiner:
 
 
 class JoiningReader:
-    """A reader of whole records over one of messages. One that begins between the chunks of a record reads back for those before."""
+    """A reader of whole records over one of messages. One that begins between the chunks of a
+    record reads back for those before.
+    """
 
     def __init__(
         self,
         reader: Reader,
         positions: Positions,
         start: Callable[[str, int], int],  # the first offset that a partition keeps
-        between: Callable[[str, int, int, int], Iterable[Message]],  # messages of topic and partition with start <= offset < end
+        # messages of topic and partition with start <= offset < end
+        between: Callable[[str, int, int, int], Iterable[Message]],
     ) -> None:
         self._reader, self._start, self._between = reader, start, between
         self._origins = dict(positions)  # what lies from here on has been looked at
@@ -186,8 +222,13 @@ class JoiningReader:
         oldest = message.offset - SPAN_RECORDS  # where its record can have begun
         if not joiner.is_expected(place) and oldest < self._origins[where]:
             joiner = self._joiners[where] = self._read_back(message, place)
-        if not joiner.is_expected(place) and oldest < self._positions[where] and self._begins_with_retention(where):
-            return None  # the chunks before it are deleted: the first whole record is the first one here
+        if (
+            not joiner.is_expected(place)
+            and oldest < self._positions[where]
+            and self._begins_with_retention(where)
+        ):
+            # the chunks before it are deleted: the first whole record is the first one here
+            return None
         return joiner.add(message, place)
 
     def _begins_with_retention(self, where: TopicPartition) -> bool:
@@ -197,7 +238,9 @@ class JoiningReader:
         return self._cut[where]
 
     def _read_back(self, message: Message, place: Place) -> Joiner:
-        """What the chunks before this one have begun, from as far back as its first one, or as it could be."""
+        """What the chunks before this one have begun, from as far back as its first one, or as it
+        could be.
+        """
         where = message.topic, message.partition
         first, distance, joiner = self._start(*where), 4 * place.number, Joiner()
         while not joiner.is_expected(place):

@@ -1,7 +1,9 @@
-"""Records to bytes and back: one MessagePack map a record, arrays as extension type 1, schema name and version in a header.
+"""Records to bytes and back: one MessagePack map a record, arrays as extension type 1, schema name
+and version in a header.
 
-An array is `Ext(1, dtype | shape | raw little-endian bytes)`: a MessagePack array [dtype, [dimensions]] followed directly by the data. Decoding
-makes views into the message; nothing is copied. docs/records.md says it for other languages. No pickle, ever.
+An array is `Ext(1, dtype | shape | raw little-endian bytes)`: a MessagePack array [dtype,
+[dimensions]] followed directly by the data. Decoding makes views into the message; nothing is
+copied. docs/records.md says it for other languages. No pickle, ever.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ METADATA_BYTES = 1 << 20  # of a rollout
 _NAMES = {record: name for name, record in RECORDS.items()}
 _HEADERS = {name: ((SCHEMA_HEADER, f"{name}/{VERSION}".encode()),) for name in RECORDS}
 _HEAD = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
-_SIZE_BYTES = [{0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(code, 1) for code in range(256)]  # of a size in a shape, by its first byte
+# of a size in a shape, by its first byte
+_SIZE_BYTES = [{0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(code, 1) for code in range(256)]
 
 
 class DecodeError(ValueError):
@@ -52,7 +55,9 @@ def _head(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, bytes]:
 
 
 def unpack_array(data: memoryview) -> np.ndarray:
-    """A read-only view of the data. Raises DecodeError when dtype, shape and length do not agree; allocates nothing on their word."""
+    """A read-only view of the data. Raises DecodeError when dtype, shape and length do not agree;
+    allocates nothing on their word.
+    """
     start = 6  # behind the dtype and the rank
     try:
         for _ in range(data[5] & 0x0F):
@@ -61,7 +66,9 @@ def unpack_array(data: memoryview) -> np.ndarray:
         pass  # the head ends too soon, and says so
     dtype, shape, size = _layout(data[:start].tobytes())
     if size != len(data) - start:
-        raise DecodeError(f"array claims shape {list(shape)} of {dtype} ({size} bytes) but carries {len(data) - start} bytes")
+        raise DecodeError(
+            f"array claims shape {list(shape)} of {dtype} ({size} bytes) but carries {len(data) - start} bytes"
+        )
     return np.ndarray(shape, dtype, data, start)
 
 
@@ -71,7 +78,9 @@ def _layout(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
     try:
         name, shape = _HEAD.decode(head)
     except msgspec.DecodeError:
-        raise DecodeError(f"array without [dtype, shape] before its data but {head[:20]!r}") from None
+        raise DecodeError(
+            f"array without [dtype, shape] before its data but {head[:20]!r}"
+        ) from None
     if name not in DTYPES:
         raise DecodeError(f"array with a dtype of {name[:20]!r}, not of {', '.join(DTYPES)}")
     if len(shape) > MAX_RANK or any(size < 0 for size in shape):
@@ -94,7 +103,9 @@ def _decode_ext(code: int, data: memoryview) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
-_DECODERS = {name: msgspec.msgpack.Decoder(record, ext_hook=_decode_ext) for name, record in RECORDS.items()}
+_DECODERS = {
+    name: msgspec.msgpack.Decoder(record, ext_hook=_decode_ext) for name, record in RECORDS.items()
+}
 
 
 class _Free(msgspec.Struct):
@@ -107,15 +118,20 @@ _FREE = msgspec.msgpack.Decoder(_Free)
 
 
 def _refuse_large_metadata(name: str, value: bytes) -> None:
-    """Raises DecodeError for metadata that is not to be decoded: 8 MB of empty lists would be half a gigabyte of objects."""
+    """Raises DecodeError for metadata that is not to be decoded: 8 MB of empty lists would be half
+    a gigabyte of objects.
+    """
     if name != "rollout" or len(value) <= METADATA_BYTES:
         return
     try:
         size = len(_FREE.decode(value).metadata)
     except RecursionError:
-        size = METADATA_BYTES + 1  # how deep it may be depends on the stack, so the words are the same
+        # how deep it may be depends on the stack, so the words are the same
+        size = METADATA_BYTES + 1
     if size > METADATA_BYTES:
-        raise DecodeError(f"{name}: metadata has more than {METADATA_BYTES:,} bytes, or is nested too deeply to be measured")
+        raise DecodeError(
+            f"{name}: metadata has more than {METADATA_BYTES:,} bytes, or is nested too deeply to be measured"
+        )
 
 
 def encode(record: Record) -> bytes:
@@ -132,8 +148,10 @@ def decode(schema: bytes | str, value: bytes) -> Record:
         raise
     except RecursionError:
         raise DecodeError(f"{name}: nested too deeply") from None
-    except (ValueError, UnicodeDecodeError, msgspec.DecodeError) as error:  # ValidationError is one of them
-        if "nested too deeply" in str(error):  # the same words, whether the stack or `check_depth` found it
+    except (ValueError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        # ValidationError is one of them
+        # the same words, whether the stack or `check_depth` found it
+        if "nested too deeply" in str(error):
             raise DecodeError(f"{name}: nested too deeply") from None
         raise DecodeError(f"{name}: {error}") from None
 
@@ -141,13 +159,17 @@ def decode(schema: bytes | str, value: bytes) -> Record:
 @lru_cache(256)
 def _name_of(schema: bytes | str) -> str:
     """The record that a schema header names. Raises DecodeError."""
-    name, _, version = (schema.decode("utf-8", "replace") if isinstance(schema, bytes) else schema).partition("/")
+    name, _, version = (
+        schema.decode("utf-8", "replace") if isinstance(schema, bytes) else schema
+    ).partition("/")
     if name not in RECORDS:
         raise DecodeError(f"schema {name[:60]!r} is unknown; expected one of {', '.join(RECORDS)}")
     if not (version.isdecimal() and len(version) < 10 and int(version) > 0):
         raise DecodeError(f"schema header {name}/{version[:20]} has no version")
     if int(version) > VERSION:
-        raise DecodeError(f"schema {name}/{version} is newer than {name}/{VERSION}, which is what this streamrl reads; upgrade its reader")
+        raise DecodeError(
+            f"schema {name}/{version} is newer than {name}/{VERSION}, which is what this streamrl reads; upgrade its reader"
+        )
     return name
 
 
@@ -166,28 +188,47 @@ def to_message(output: Output) -> Message:
 
 
 def to_event(message: Message, schemas: tuple[str, ...]) -> Event:
-    """Decode a message that should be one of `schemas`; what cannot be read becomes `Undecodable`, with the cause."""
-    key = (message.key or b"").decode("utf-8", "surrogateescape")  # a key of any bytes comes out as it went in
+    """Decode a message that should be one of `schemas`; what cannot be read becomes `Undecodable`,
+    with the cause.
+    """
+    # a key of any bytes comes out as it went in
+    key = (message.key or b"").decode("utf-8", "surrogateescape")
     if message.value is None:
-        return Event(message.topic, message.partition, message.offset, key, None, None, message.headers)
+        return Event(
+            message.topic, message.partition, message.offset, key, None, None, message.headers
+        )
     schema = dict(message.headers).get(SCHEMA_HEADER, b"")
     try:
         if is_chunk(message):
             raise DecodeError(INCOMPLETE)
         if not _is_one_of(schema[:60], schemas):  # what is remembered is short
-            raise DecodeError(f"schema header is {schema[:60].decode('utf-8', 'replace')!r}, expected {' or '.join(schemas)}")
+            raise DecodeError(
+                f"schema header is {schema[:60].decode('utf-8', 'replace')!r}, expected {' or '.join(schemas)}"
+            )
         record: Record | Undecodable = decode(schema, message.value)
     except DecodeError as error:
         record = Undecodable(str(error), message.value, message.headers)
-    return Event(message.topic, message.partition, message.offset, key, record, message.value, message.headers)
+    return Event(
+        message.topic,
+        message.partition,
+        message.offset,
+        key,
+        record,
+        message.value,
+        message.headers,
+    )
 
 
 def digest(messages: Iterable[Message]) -> bytes:
-    """XXH3-128 over topic, key and value of each message, lengths included so that ("ab","c") is not ("a","bc")."""
+    """XXH3-128 over topic, key and value of each message, lengths included so that ("ab","c") is
+    not ("a","bc").
+    """
     state = xxhash.xxh3_128()
     for message in messages:
         key, value = message.key or b"", message.value
-        state.update(b"%s %d %d " % (message.topic.encode(), len(key), -1 if value is None else len(value)))
+        state.update(
+            b"%s %d %d " % (message.topic.encode(), len(key), -1 if value is None else len(value))
+        )
         state.update(key)
         state.update(value or b"")
     return state.digest()

@@ -1,6 +1,8 @@
-"""Messages as the columns of a Parquet file, and back. `value` is the record as it lay in the log, and the truth.
+"""Messages as the columns of a Parquet file, and back. `value` is the record as it lay in the log,
+and the truth.
 
-Rollouts have it decoded beside it, so that an ordinary query finds what it asks for; nothing is ever read back from those columns.
+Rollouts have it decoded beside it, so that an ordinary query finds what it asks for; nothing is
+ever read back from those columns.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def table_of(topic: str, messages: Sequence[Message]) -> pa.Table:
         "offset": [m.offset for m in messages],
         "timestamp": [round(m.timestamp_s * 1000) for m in messages],
         "key": [m.key for m in messages],
-        "headers": [[{"name": name, "value": value} for name, value in m.headers] for m in messages],
+        "headers": [
+            [{"name": name, "value": value} for name, value in m.headers] for m in messages
+        ],
         "value": [m.value for m in messages],
     }
     if _is_decoded(topic):
@@ -66,7 +70,15 @@ def messages_of(where: TopicPartition, table: pa.Table) -> Iterator[Message]:
     columns = (table[name].to_pylist() for name in ("offset", "key", "headers", "value"))
     times_ms = table["timestamp"].cast(pa.int64()).to_pylist()
     for offset, key, headers, value, time_ms in zip(*columns, times_ms, strict=True):
-        yield Message(where[0], key, value, tuple((h["name"], h["value"]) for h in headers), where[1], offset, time_ms / 1000)
+        yield Message(
+            where[0],
+            key,
+            value,
+            tuple((h["name"], h["value"]) for h in headers),
+            where[1],
+            offset,
+            time_ms / 1000,
+        )
 
 
 def _is_decoded(topic: str) -> bool:
@@ -80,7 +92,9 @@ def _decoded(message: Message) -> dict[str, Any]:
         return {}
     made: dict[str, Any] = {
         "rewards": list(rollout.rewards.items()),
-        "sampled_tokens": sum(len(turn.logprobs) for turn in rollout.turns if turn.logprobs is not None),
+        "sampled_tokens": sum(
+            len(turn.logprobs) for turn in rollout.turns if turn.logprobs is not None
+        ),
         "messages": [{"role": turn.role, "message": turn.message} for turn in rollout.turns],
     }
     return {name: made[name] if name in made else getattr(rollout, name) for name in DECODED.names}

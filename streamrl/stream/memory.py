@@ -1,6 +1,7 @@
 """The log in one process, for tests and replays: the same rules as a broker, none of the network.
 
-Each transaction leaves a marker in every partition it wrote to, as Kafka does, so offsets have gaps here too.
+Each transaction leaves a marker in every partition it wrote to, as Kafka does, so offsets have gaps
+here too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class MemoryLog:
 
     def __init__(self, topics: Mapping[str, int]) -> None:
         self._partitions: dict[TopicPartition, list[Message | None]] = {}
-        self._starts: dict[TopicPartition, int] = {}  # offset of the first message kept, which is the first of the list
+        # offset of the first message kept, which is the first of the list
+        self._starts: dict[TopicPartition, int] = {}
         self._counts: dict[str, int] = {}
         for topic, count in topics.items():
             self.add(topic, count)
@@ -55,7 +57,11 @@ class MemoryLog:
 
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         reader = MemoryReader(self, positions)
-        return JoiningReader(reader, positions, self.start, partial(read, self, whole=False)) if whole else reader
+        return (
+            JoiningReader(reader, positions, self.start, partial(read, self, whole=False))
+            if whole
+            else reader
+        )
 
     def writer(self, identity: str, memory: str = "") -> MemoryWriter:
         with self._lock:
@@ -88,7 +94,9 @@ class MemoryLog:
                 messages_there = self._partitions[topic, partition]
                 offset = self._starts[topic, partition] + len(messages_there)
                 offsets.append(offset)
-                messages_there.append(message._replace(partition=partition, offset=offset, timestamp_s=time.time()))
+                messages_there.append(
+                    message._replace(partition=partition, offset=offset, timestamp_s=time.time())
+                )
             for where in set(chosen) if marker else ():
                 self._partitions[where].append(None)
             self._lock.notify_all()
@@ -97,7 +105,9 @@ class MemoryLog:
     def commit(self, identity: str, epoch: int, messages: Sequence[Message]) -> int:
         with self._lock:
             if self._epochs[identity] != epoch:
-                raise Fenced(f"{identity}: another process with this identity has taken over; stop one of the two")
+                raise Fenced(
+                    f"{identity}: another process with this identity has taken over; stop one of the two"
+                )
             offsets = self.append(messages, marker=True)
             return offsets[-1] if offsets else -1
 
@@ -110,7 +120,9 @@ class MemoryLog:
         with self._lock:
             there, first = self._partition(*where), self._starts[where]
             if not first <= start <= first + len(there):
-                raise InputGone(f"{where[0]}[{where[1]}] has no offset {start}; it begins at {first} and ends at {first + len(there)}")
+                raise InputGone(
+                    f"{where[0]}[{where[1]}] has no offset {start}; it begins at {first} and ends at {first + len(there)}"
+                )
             found: list[Message] = []
             while start < first + len(there) and len(found) < count:
                 message = there[start - first]
@@ -127,12 +139,20 @@ class MemoryLog:
         try:
             return self._partitions[topic, partition]
         except KeyError:
-            raise TopicMissing(f"topic {topic} has no partition {partition}; create it with `streamrl topics apply`") from None
+            raise TopicMissing(
+                f"topic {topic} has no partition {partition}; create it with `streamrl topics apply`"
+            ) from None
 
     def _choose(self, message: Message) -> TopicPartition:
         if message.topic not in self._counts:
-            raise TopicMissing(f"topic {message.topic} does not exist; create it with `streamrl topics apply`")
-        partition = message.partition if message.partition >= 0 else zlib.crc32(message.key or b"") % self._counts[message.topic]
+            raise TopicMissing(
+                f"topic {message.topic} does not exist; create it with `streamrl topics apply`"
+            )
+        partition = (
+            message.partition
+            if message.partition >= 0
+            else zlib.crc32(message.key or b"") % self._counts[message.topic]
+        )
         return message.topic, partition
 
 
@@ -148,7 +168,9 @@ class MemoryReader:
             found: list[Message] = []
             for where in self._positions:
                 if where[0] not in self._paused:
-                    messages, self._positions[where] = self._log.take(where, self._positions[where], max_messages - len(found))
+                    messages, self._positions[where] = self._log.take(
+                        where, self._positions[where], max_messages - len(found)
+                    )
                     found += messages
             left = deadline - time.monotonic()
             if found or left <= 0:

@@ -1,6 +1,8 @@
-"""Tells a part's log what became of records that were not used: which rollouts failed and what was put aside, now and then, with the last cause.
+"""Tells a part's log what became of records that were not used: which rollouts failed and what was
+put aside, now and then, with the last cause.
 
-Every record of it is in `fates` and in dead letters; a producer that sends nothing useful is to be noticed without looking there.
+Every record of it is in `fates` and in dead letters; a producer that sends nothing useful is to be
+noticed without looking there.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Notices:
     def __init__(self) -> None:
         self._failed = Counter[str]()
         self._aside = Counter[str]()
-        self._causes: defaultdict[str, dict[str, str]] = defaultdict(dict[str, str])  # whose -> "failed" or "put aside" -> the last cause
+        # whose -> "failed" or "put aside" -> the last cause
+        self._causes: defaultdict[str, dict[str, str]] = defaultdict(dict[str, str])
         self._told_s: float | None = None
 
     def take(self, failed: Iterable[Fate], letters: Iterable[Letter]) -> None:
@@ -36,7 +39,9 @@ class Notices:
             self._causes[whose]["put aside"] = letter.cause
 
     def due(self, now_s: float) -> list[str]:
-        """Sentences, at most every `EVERY_S`; the first at once. `now_s`: by a clock that nobody sets."""
+        """Sentences, at most every `EVERY_S`; the first at once. `now_s`: by a clock that nobody
+        sets.
+        """
         if not self._causes or (self._told_s is not None and now_s - self._told_s < EVERY_S):
             return []
         self._told_s = now_s
@@ -48,7 +53,10 @@ class Notices:
 
     def _sentence(self, whose: str) -> str:
         counts = {"failed": self._failed[whose], "put aside": self._aside[whose]}
-        said = [f"{counts[what]:,} {what} (last: {printable(cause) or 'no cause given'})" for what, cause in self._causes[whose].items()]
+        said = [
+            f"{counts[what]:,} {what} (last: {printable(cause) or 'no cause given'})"
+            for what, cause in self._causes[whose].items()
+        ]
         where = ": `streamrl dead-letters list RUN`" if counts["put aside"] else ""
         return f"{whose}: {', '.join(said)}{where}"
 

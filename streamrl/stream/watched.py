@@ -1,8 +1,10 @@
-"""A log that notes what its part does with it: how far it has read, how long its transactions take, what it measures. Nothing of that is in any
-loop: a part is handed this log instead of the plain one.
+"""A log that notes what its part does with it: how far it has read, how long its transactions take,
+what it measures. Nothing of that is in any loop: a part is handed this log instead of the plain
+one.
 
-From that follow the three answers of `health.py`. It is alive while it uses its log. It is ready once it has said so (`ready`), the broker answers,
-and it has read what lay in its inputs at that time. Its metrics are those it has published, and those of its log, which are published with them.
+From that follow the three answers of `health.py`. It is alive while it uses its log. It is ready
+once it has said so (`ready`), the broker answers, and it has read what lay in its inputs at that
+time. Its metrics are those it has published, and those of its log, which are published with them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from streamrl.metrics import METRICS
 from streamrl.records import Metric
 from streamrl.stream.codec import to_event, to_message
 from streamrl.stream.dead_letters import TOPIC as LETTERS
-from streamrl.stream.log import Log, Message, Output, PlainWriter, Positions, Reader, TopicPartition, Writer
+from streamrl.stream.log import (
+    Log,
+    Message,
+    Output,
+    PlainWriter,
+    Positions,
+    Reader,
+    TopicPartition,
+    Writer,
+)
 
 TELL_S = 1.0  # between two records of the log's own numbers
 PEAK_S = 30.0  # the longest transaction of the last one to two of these is shown
@@ -30,23 +41,30 @@ class Watched:
 
     def __init__(self, log: Log, part: str, clock: Clock = time.monotonic) -> None:
         self.part, self.clock = part, clock
-        self.pages: dict[str, Callable[[], bytes]] = {}  # path -> what the part shows there beside its own metrics
-        self.reports: dict[str, Mapping[str, float]] = {}  # source -> its last record that belongs to no step
-        self.steps: dict[tuple[str, str], float] = {}  # (source, name) -> the value of the last step that had it
+        # path -> what the part shows there beside its own metrics
+        self.pages: dict[str, Callable[[], bytes]] = {}
+        # source -> its last record that belongs to no step
+        self.reports: dict[str, Mapping[str, float]] = {}
+        # (source, name) -> the value of the last step that had it
+        self.steps: dict[tuple[str, str], float] = {}
         self.is_ready = False
         self.turned_s = self._settled_s = self._began_s = clock()
         self._log, self._readers = log, list[WatchedReader]()
         self._ends: dict[TopicPartition, int] = {}
         self._answered_s: float | None = None
-        self._targets: dict[TopicPartition, int] | None = None  # where the inputs ended when it became ready; None: not asked since
+        # where the inputs ended when it became ready; None: not asked since
+        self._targets: dict[TopicPartition, int] | None = None
         self._read, self._written, self._letters = Counter[str](), Counter[str](), Counter[str]()
         self._writes, self._transactions, self._transactions_s, self._last_s = False, 0, 0.0, 0.0
         self._peak = Peak()
 
-    # ---- what is asked of it ----------------------------------------------------------------------------------------------------------
+    # ---- what is asked of it
+    # ----------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Ask where the inputs end. Blocks as long as the broker does; for a thread beside the part."""
+        """Ask where the inputs end. Blocks as long as the broker does; for a thread beside the
+        part.
+        """
         where = {at for reader in list(self._readers) for at in reader.where}
         try:
             self._ends = self._log.ends(where)
@@ -68,7 +86,11 @@ class Watched:
         if self._answered_s is None or self.clock() - self._answered_s > ANSWER_S:
             lacks.append("the broker does not answer")
         if self.is_ready and (behind := self._backlog()) != 0:
-            lacks.append("it has not seen how far behind it is" if behind is None else f"{behind:,} records that lay there at its start are not read")
+            lacks.append(
+                "it has not seen how far behind it is"
+                if behind is None
+                else f"{behind:,} records that lay there at its start are not read"
+            )
         return lacks
 
     def own(self) -> dict[str, float]:
@@ -77,17 +99,36 @@ class Watched:
         values = {
             "part/ready": float(not self.unready()),
             "part/since_turn_s": now - self.turned_s,
-            **{f"part/lag_records/{topic}": float(records) for topic, records in self.lag().items()},
-            **{f"part/read_records/{topic}": float(records) for topic, records in list(self._read.items())},
-            **{f"part/written_records/{topic}": float(records) for topic, records in list(self._written.items())},
+            **{
+                f"part/lag_records/{topic}": float(records) for topic, records in self.lag().items()
+            },
+            **{
+                f"part/read_records/{topic}": float(records)
+                for topic, records in list(self._read.items())
+            },
+            **{
+                f"part/written_records/{topic}": float(records)
+                for topic, records in list(self._written.items())
+            },
         }
         if self._writes:
-            inputs = dict.fromkeys(topic for reader in list(self._readers) for topic, _ in reader.where)
-            values |= {"part/transactions": float(self._transactions), "part/transactions_s": self._transactions_s}
-            values |= {f"part/dead_letters/{topic}": float(self._letters[topic]) for topic in inputs}  # 0 too: a first one is to be seen as one more
+            inputs = dict.fromkeys(
+                topic for reader in list(self._readers) for topic, _ in reader.where
+            )
+            values |= {
+                "part/transactions": float(self._transactions),
+                "part/transactions_s": self._transactions_s,
+            }
+            # 0 too: a first one is to be seen as one more
+            values |= {
+                f"part/dead_letters/{topic}": float(self._letters[topic]) for topic in inputs
+            }
             values["part/since_transaction_s"] = now - self._settled_s
         if self._transactions:
-            values |= {"part/transaction_s": self._last_s, "part/transaction_max_s": self._peak.at(now)}
+            values |= {
+                "part/transaction_s": self._last_s,
+                "part/transaction_max_s": self._peak.at(now),
+            }
         return values
 
     def lag(self) -> dict[str, int]:
@@ -99,7 +140,9 @@ class Watched:
         return dict(found)
 
     def _backlog(self) -> int | None:
-        """Records of the beginning that are not read, but where the part has chosen not to read on: a full window is a working state."""
+        """Records of the beginning that are not read, but where the part has chosen not to read on:
+        a full window is a working state.
+        """
         if self._targets is None:
             return None
         left = 0
@@ -111,7 +154,8 @@ class Watched:
             self._targets = {}  # from now on lag is load
         return left
 
-    # ---- what it notes ------------------------------------------------------------------------------------------------------------------
+    # ---- what it notes
+    # ------------------------------------------------------------------------------------------------------------------
 
     def turned(self) -> None:
         self.turned_s = self.clock()
@@ -131,21 +175,33 @@ class Watched:
     def settled(self, messages: Sequence[Message], seconds: float) -> None:
         self.turned()
         self._settled_s, self._last_s = self.turned_s, seconds
-        self._transactions, self._transactions_s = self._transactions + 1, self._transactions_s + seconds
+        self._transactions, self._transactions_s = (
+            self._transactions + 1,
+            self._transactions_s + seconds,
+        )
         self._peak.add(seconds, self.turned_s)
         counts = Counter([message.topic for message in messages])
         self._written.update(counts)
-        self._letters.update({topic.removeprefix(LETTERS): count for topic, count in counts.items() if topic.startswith(LETTERS)})
+        self._letters.update(
+            {
+                topic.removeprefix(LETTERS): count
+                for topic, count in counts.items()
+                if topic.startswith(LETTERS)
+            }
+        )
 
     def measured(self, metric: Metric) -> None:
-        """What the part publishes. A report takes the place of the one before it: what is not in it is over."""
+        """What the part publishes. A report takes the place of the one before it: what is not in it
+        is over.
+        """
         self.turned()
         if metric.step is None:
             self.reports[metric.source] = metric.values
         else:
             self.steps |= {(metric.source, name): value for name, value in metric.values.items()}
 
-    # ---- the log ------------------------------------------------------------------------------------------------------------------------
+    # ---- the log
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def topics(self) -> dict[str, int]:
         return self._log.topics()
@@ -162,7 +218,9 @@ class Watched:
     def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return self._log.ends(where)
 
-    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> WatchedReader:
+    def reader(
+        self, positions: Positions, whole: bool = True, bounded: bool = False
+    ) -> WatchedReader:
         return WatchedReader(self, self._log.reader(positions, whole, bounded), positions)
 
     def writer(self, identity: str, memory: str = "") -> WatchedWriter:
@@ -203,7 +261,11 @@ class Peak:
 
     def at(self, time_s: float) -> float:
         if (age_s := time_s - self._began_s) >= PEAK_S:
-            self._began_s, self._now, self._before = time_s, 0.0, self._now if age_s < 2 * PEAK_S else 0.0
+            self._began_s, self._now, self._before = (
+                time_s,
+                0.0,
+                self._now if age_s < 2 * PEAK_S else 0.0,
+            )
         return max(self._now, self._before)
 
 
@@ -264,7 +326,9 @@ class WatchedPlainWriter:
         self._watched.measured(record)
         if (now := self._watched.clock()) - self._told_s >= TELL_S:
             self._told_s = now
-            own = Metric(source=self._watched.part, time_s=record.time_s, values=self._watched.own())
+            own = Metric(
+                source=self._watched.part, time_s=record.time_s, values=self._watched.own()
+            )
             self._writer.send(to_message(Output(METRICS, self._watched.part, own)))
 
     def flush(self, timeout_s: float = 5.0) -> None:

@@ -1,4 +1,6 @@
-"""A Levanter model to a Hugging Face directory that vLLM loads: safetensors, and the settings and tokenizer of the model it started from."""
+"""A Levanter model to a Hugging Face directory that vLLM loads: safetensors, and the settings and
+tokenizer of the model it started from.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,28 @@ HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding
 
 @eqx.filter_jit
 def _named(model: Any) -> dict[str, jax.Array]:
-    """Tensors by their Hugging Face names. One program: layers lie stacked, and cutting them one by one takes longer than a small model's writing.
+    """Tensors by their Hugging Face names. One program: layers lie stacked, and cutting them one by
+    one takes longer than a small model's writing.
 
-    Each is a copy, also one that is cut out of nothing: the next step of training takes the memory of the model for its own.
+    Each is a copy, also one that is cut out of nothing: the next step of training takes the memory
+    of the model for its own.
     """
-    return {name: jnp.copy(tensor) for name, tensor in to_state_dict(flatten_modules_for_export(eqx.filter(model, is_jax_array_like))).items()}
+    return {
+        name: jnp.copy(tensor)
+        for name, tensor in to_state_dict(
+            flatten_modules_for_export(eqx.filter(model, is_jax_array_like))
+        ).items()
+    }
 
 
 def state_dict(model: Any) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names, in memory of their own. The processes of a learner come to it together: each has its part."""
-    return {name: np.asarray(process_allgather(tensor, tiled=True)) for name, tensor in _named(model).items()}
+    """Tensors by their Hugging Face names, in memory of their own. The processes of a learner come
+    to it together: each has its part.
+    """
+    return {
+        name: np.asarray(process_allgather(tensor, tiled=True))
+        for name, tensor in _named(model).items()
+    }
 
 
 def size_bytes(tensors: Mapping[str, np.ndarray]) -> int:
@@ -44,23 +58,31 @@ def size_bytes(tensors: Mapping[str, np.ndarray]) -> int:
 
 
 def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> None:
-    """Write the weights alone. The same weights give the same bytes: tensors lie in the order of their names. Raises OSError.
+    """Write the weights alone. The same weights give the same bytes: tensors lie in the order of
+    their names. Raises OSError.
 
-    `head`: it is always among them; on a CPU, vLLM keeps the one it started with when it is missing.
+    `head`: it is always among them; on a CPU, vLLM keeps the one it started with when it is
+    missing.
     """
     if head and HEAD not in tensors:
         tensors = {**tensors, HEAD: tensors[EMBEDDING]}
     files = shards({name: tensors[name].nbytes for name in sorted(tensors)})
-    at_once(lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}), files)
+    at_once(
+        lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}),
+        files,
+    )
     if len(files) > 1:
         total = sum(tensor.nbytes for tensor in tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": {name: file for file, names in files.items() for name in names}}
+        index = {
+            "metadata": {"total_size": total},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        }
         (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
 
 
 def shards(sizes: Mapping[str, int]) -> dict[str, list[str]]:
-    """The tensors of each file, by its name, as Hugging Face calls them. A small model is one file, a large one SHARDS of about the same size:
-    several can be written, hashed and copied at a time.
+    """The tensors of each file, by its name, as Hugging Face calls them. A small model is one file,
+    a large one SHARDS of about the same size: several can be written, hashed and copied at a time.
 
     `sizes`: bytes of each tensor; they stay in this order.
     """
@@ -71,15 +93,27 @@ def shards(sizes: Mapping[str, int]) -> dict[str, list[str]]:
             cut.append([])
         cut[-1].append(name)
         gone += size
-    return {WEIGHTS: cut[0]} if len(cut) == 1 else {f"model-{i:05d}-of-{len(cut):05d}.safetensors": names for i, names in enumerate(cut, 1)}
+    return (
+        {WEIGHTS: cut[0]}
+        if len(cut) == 1
+        else {
+            f"model-{i:05d}-of-{len(cut):05d}.safetensors": names for i, names in enumerate(cut, 1)
+        }
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """A safetensors file, as its own library writes it, without the copies in memory that this makes. Raises OSError."""
+    """A safetensors file, as its own library writes it, without the copies in memory that this
+    makes. Raises OSError.
+    """
     described, end = dict[str, Any]({"__metadata__": {"format": "pt"}}), 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
-        described[name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": (start, end)}
+        described[name] = {
+            "dtype": DTYPES[tensor.dtype.name],
+            "shape": tensor.shape,
+            "data_offsets": (start, end),
+        }
     header = json.dumps(described, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     with path.open("wb") as file:
@@ -103,7 +137,14 @@ def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> No
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a model (config.json) as they are of what is written: float32, and with a head, which is to be read."""
+    """The settings of a model (config.json) as they are of what is written: float32, and with a
+    head, which is to be read.
+    """
     tied = {} if settings.get("model_type") in HEADLESS else {"tie_word_embeddings": False}
-    without_code = {name: value for name, value in settings.items() if name != "auto_map"}  # a server refuses it, for it has Python code loaded
-    return {**without_code, **tied, **{name: "float32" for name in ("dtype", "torch_dtype") if settings.get(name)}}
+    # a server refuses it, for it has Python code loaded
+    without_code = {name: value for name, value in settings.items() if name != "auto_map"}
+    return {
+        **without_code,
+        **tied,
+        **{name: "float32" for name in ("dtype", "torch_dtype") if settings.get(name)},
+    }

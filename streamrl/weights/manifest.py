@@ -1,4 +1,6 @@
-"""What a version consists of: every file with its size and SHA-256. The hash of the manifest stands for the version."""
+"""What a version consists of: every file with its size and SHA-256. The hash of the manifest stands
+for the version.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _threads = ThreadPoolExecutor(os.cpu_count(), "files")
-"""Kept: begun right behind a step of training, which then gives its memory back, a thread took 50 ms to run (measured)."""
+"""Kept: begun right behind a step of training, which then gives its memory back, a thread took 50
+ms to run (measured).
+"""
 
 
 class Readable(Protocol):
@@ -70,8 +74,12 @@ def hashed(path: Path) -> File:
     return File(path.name, size_bytes, sha256)
 
 
-def digest(opened: Readable, copy_to: BinaryIO | None = None, limit: int | None = None) -> tuple[int, str]:
-    """(bytes, SHA-256) of what is left to read, or of its first `limit` bytes; written on to `copy_to` in the same pass."""
+def digest(
+    opened: Readable, copy_to: BinaryIO | None = None, limit: int | None = None
+) -> tuple[int, str]:
+    """(bytes, SHA-256) of what is left to read, or of its first `limit` bytes; written on to
+    `copy_to` in the same pass.
+    """
     state, size_bytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(CHUNK_BYTES))
     while read := opened.readinto(buffer if limit is None else buffer[: limit - size_bytes]):
         state.update(buffer[:read])
@@ -82,7 +90,8 @@ def digest(opened: Readable, copy_to: BinaryIO | None = None, limit: int | None 
 
 
 def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """`work` of each, in their order, as many at a time as there are cores: hashing, reading and writing leave Python to the others.
+    """`work` of each, in their order, as many at a time as there are cores: hashing, reading and
+    writing leave Python to the others.
 
     When one fails, the others have ended before that is raised.
     """
@@ -93,13 +102,21 @@ def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """JSON; the same files give the same bytes."""
-    return (json.dumps({"files": [file._asdict() for file in manifest.files]}, sort_keys=True, indent=1) + "\n").encode()
+    return (
+        json.dumps({"files": [file._asdict() for file in manifest.files]}, sort_keys=True, indent=1)
+        + "\n"
+    ).encode()
 
 
 def from_bytes(data: bytes, where: str) -> Manifest:
-    """Read a manifest. Raises WeightError for anything but a list of plain file names with sizes and hashes."""
+    """Read a manifest. Raises WeightError for anything but a list of plain file names with sizes
+    and hashes.
+    """
     try:
-        files = tuple(File(str(f["name"]), int(f["size_bytes"]), str(f["sha256"])) for f in json.loads(data)["files"])
+        files = tuple(
+            File(str(f["name"]), int(f["size_bytes"]), str(f["sha256"]))
+            for f in json.loads(data)["files"]
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{where} is not a manifest ({type(error).__name__}: {error})") from None
     if bad := [file.name for file in files if not plain(file.name)]:
@@ -122,5 +139,7 @@ def differences(expected: Iterable[File], found: Iterable[File]) -> list[str]:
             problems.append(f"{file.name} is missing")
         elif copy != file:
             announced = f"{file.size_bytes} bytes with sha256 {file.sha256}"
-            problems.append(f"{file.name} has {copy.size_bytes} bytes with sha256 {copy.sha256}, announced are {announced}")
+            problems.append(
+                f"{file.name} has {copy.size_bytes} bytes with sha256 {copy.sha256}, announced are {announced}"
+            )
     return problems

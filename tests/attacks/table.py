@@ -1,9 +1,9 @@
 """Attacks on streamrl's own defences, each tried for real. `make attacks` prints them as a table.
 
-An attack is a function that tries to do harm in a directory of its own and says what it did: an empty string
-when the defence held, and otherwise one line with the harm. `python -m tests.attacks` exits with 1 if any
-attack did harm, and makes each again as a plain user where it runs as root. `test_attacks.py` runs the same
-list within `make test`, so an attack takes a second or less.
+An attack is a function that tries to do harm in a directory of its own and says what it did: an
+empty string when the defence held, and otherwise one line with the harm. `python -m tests.attacks`
+exits with 1 if any attack did harm, and makes each again as a plain user where it runs as root.
+`test_attacks.py` runs the same list within `make test`, so an attack takes a second or less.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def attacks() -> list[Attack]:
 
 
 def harm(attack: Attack, directory: Path) -> str:
-    """What the attack did: "" when it held. An attempt that raises has shown nothing, so that counts as harm."""
+    """What the attack did: "" when it held. An attempt that raises has shown nothing, so that
+    counts as harm.
+    """
     try:
         return attack.attempt(directory)
     except Exception as error:

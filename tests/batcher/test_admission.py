@@ -1,4 +1,6 @@
-"""How much may be in flight: worked numbers, AReaL's inequality held at every moment of simulated runs, and a replay of a run under it."""
+"""How much may be in flight: worked numbers, AReaL's inequality held at every moment of simulated
+runs, and a replay of a run under it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 from msgspec import structs
 
 from streamrl import config
-from streamrl.batcher.admission import ADMISSIONS, admission_named, by_capacity, by_demand, capacity, grants
+from streamrl.batcher.admission import (
+    ADMISSIONS,
+    admission_named,
+    by_capacity,
+    by_demand,
+    capacity,
+    grants,
+)
 from streamrl.batcher.pool import State
 from streamrl.batcher.process import due, part, step
 from streamrl.envs.credit import Credit
@@ -31,18 +40,25 @@ def areal(generated: int, batch: int, version: int, eta: int) -> bool:
 @pytest.mark.parametrize("eta", [0, 1, 4])
 @pytest.mark.parametrize("version", [0, 3])
 def test_capacity_is_areals_inequality_solved_for_what_is_in_flight(version: int, eta: int):
-    """Batches of 10 rollouts of one token each: 3 are built, 4 rollouts wait. One more than the capacity would break the inequality; it does not."""
+    """Batches of 10 rollouts of one token each: 3 are built, 4 rollouts wait. One more than the
+    capacity would break the inequality; it does not.
+    """
     batch, built, held = 10, 3, 4
     free = capacity(by_capacity(version, 0, eta, eta) + 1 - built, batch, 0.0, 0, held)
     under_way = batch * built + held
     if free:
-        assert areal(under_way + free, batch, version, eta) and not areal(under_way + free + 1, batch, version, eta)
+        assert areal(under_way + free, batch, version, eta) and not areal(
+            under_way + free + 1, batch, version, eta
+        )
     else:
         assert not areal(under_way + 1, batch, version, eta)
 
 
 def test_the_last_batch_that_work_begun_now_may_be_for():
-    assert [by_demand(7, lookahead, max_age, 99) for lookahead, max_age in ((0, 0), (0, 4), (1, 4), (6, 4))] == [7, 8, 9, 11]
+    assert [
+        by_demand(7, lookahead, max_age, 99)
+        for lookahead, max_age in ((0, 0), (0, 4), (1, 4), (6, 4))
+    ] == [7, 8, 9, 11]
     assert [by_capacity(7, 1, 8, eta) for eta in (0, 1, 8)] == [7, 8, 15]
 
 
@@ -67,7 +83,9 @@ def test_the_rule_is_a_choice():
     assert wanted() == 2 * 20 - 10  # just in time: batches 0 and 1
     assert [wanted(admission="capacity", eta=eta) for eta in (0, 1, 4)] == [10, 30, 90]
     assert wanted(admission="tests.batcher.test_admission:last_batch_of_mine") == 3 * 20 - 10
-    with pytest.raises(ConfigError, match=r"batcher.admission: 'capcity' is not known; did you mean 'capacity'\?"):
+    with pytest.raises(
+        ConfigError, match=r"batcher.admission: 'capcity' is not known; did you mean 'capacity'\?"
+    ):
         admission_named("capcity")
 
 
@@ -81,34 +99,55 @@ def test_the_run_file_says_which_and_eta_is_the_age_limit_unless_it_is_said():
         made = part(config.parse(settings)).config
         return made.admission, made.eta
 
-    assert chosen(admission="capacity") == ("capacity", 3) and chosen(admission="capacity", eta=0) == ("capacity", 0)
+    assert chosen(admission="capacity") == ("capacity", 3) and chosen(
+        admission="capacity", eta=0
+    ) == ("capacity", 0)
     assert chosen()[0] == "demand"
 
 
 def test_groups_are_granted_one_at_a_time_to_whoever_has_the_fewest_open_and_none_is_taken_back():
     assert grants({"a": 0, "b": 0}, {}, 3) == {"a": 2, "b": 1}
-    assert grants({"a": 2, "b": 1}, {"b": 1}, 3) == {"a": 2, "b": 2}  # b has seen one closed, and a none
+    # b has seen one closed, and a none
+    assert grants({"a": 2, "b": 1}, {"b": 1}, 3) == {"a": 2, "b": 2}
     assert grants({"a": 2, "b": 2}, {"b": 1}, 1) == {"a": 2, "b": 2}
-    assert grants({"a": 0, "b": 0}, {"a": 7}, 2) == {"a": 8, "b": 1}  # a began its seven under another rule
+    # a began its seven under another rule
+    assert grants({"a": 0, "b": 0}, {"a": 7}, 2) == {"a": 8, "b": 1}
     assert grants({}, {"outside": 3}, 5) == {}
 
 
 def test_a_producer_begins_what_it_is_granted():
-    credit = Credit("copy-1", 2, 10.0, Demand(environment="copy", wanted_tokens=10**6, held_tokens=0, closed_groups={"copy-1": 3}))
+    credit = Credit(
+        "copy-1",
+        2,
+        10.0,
+        Demand(environment="copy", wanted_tokens=10**6, held_tokens=0, closed_groups={"copy-1": 3}),
+    )
     assert credit.capacity == 50_000
-    credit.demand, credit.launched = structs.replace(credit.demand, granted_groups={"copy-0": 9, "copy-1": 5}), 4
+    credit.demand, credit.launched = (
+        structs.replace(credit.demand, granted_groups={"copy-0": 9, "copy-1": 5}),
+        4,
+    )
     assert (credit.capacity, credit.outstanding, credit.allows()) == (2, 1, True)
     credit.launched = 5
     assert not credit.allows() and Credit("copy-2", 2, 10.0, credit.demand).capacity == 0
 
 
 class Async:
-    """The real batcher and the real account of each replica. Groups take their time, versions come when their batch is there: as chance has it."""
+    """The real batcher and the real account of each replica. Groups take their time, versions come
+    when their batch is there: as chance has it.
+    """
 
     def __init__(self, seed: int, eta: int, replicas: int, sizes: tuple[int, ...] = (3, 3)) -> None:
         names = [f"copy-{i}" for i in range(replicas)]
-        rule = {"admission": "capacity", "eta": eta, "producers": {"copy": names}, "group_tokens": {"copy": 10}}
-        self.config = replace(CONFIG, **rule, max_age=eta, lookahead=min(eta, 1), total_token_budget=40, row_count=8)
+        rule = {
+            "admission": "capacity",
+            "eta": eta,
+            "producers": {"copy": names},
+            "group_tokens": {"copy": 10},
+        }
+        self.config = replace(
+            CONFIG, **rule, max_age=eta, lookahead=min(eta, 1), total_token_budget=40, row_count=8
+        )
         self.random, self.sizes = random.Random(seed), sizes
         self.credits = [Credit(name, replicas, 10.0) for name in names]
         self.batches = self.expired = self.launched = self.mixed = 0
@@ -139,7 +178,13 @@ class Async:
             self.flying.append((f"g{self.launched}", credit, self.state.version))
         elif what == "close" and self.flying:
             name, credit, version = self.flying.pop(self.random.randrange(len(self.flying)))
-            made = group("copy", name, sizes=self.random.sample(self.sizes, 2), version=version, newest=self.state.version)
+            made = group(
+                "copy",
+                name,
+                sizes=self.random.sample(self.sizes, 2),
+                version=version,
+                newest=self.state.version,
+            )
             self.mixed += 2 * (version < self.state.version)
             self.hear(group_event(self.launched, structs.replace(made, producer=credit.producer)))
         elif what == "version" and self.state.version < self.batches:
@@ -149,8 +194,10 @@ class Async:
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("eta", [0, 1, 4])
 def test_rollouts_in_flight_never_exceed_the_capacity(eta: int, replicas: int):
-    """Batches of 8 rollouts of 5 tokens, groups of 2. At every moment the inequality holds for all rollouts begun, less those that were dropped. And
-    the run goes on: it is not held by standing still."""
+    """Batches of 8 rollouts of 5 tokens, groups of 2. At every moment the inequality holds for all
+    rollouts begun, less those that were dropped. And the run goes on: it is not held by standing
+    still.
+    """
     for seed in range(8):
         run = Async(seed, eta, replicas)
         for _ in range(1_500):
@@ -160,7 +207,9 @@ def test_rollouts_in_flight_never_exceed_the_capacity(eta: int, replicas: int):
 
 
 def test_with_groups_of_any_size_nothing_is_granted_beyond_the_capacity():
-    """Tokens: what is held, and what is in flight at the mean size so far, is less than a group above (i + eta + 1) B when a group is begun."""
+    """Tokens: what is held, and what is in flight at the mean size so far, is less than a group
+    above (i + eta + 1) B when a group is begun.
+    """
     for seed in range(8):
         run = Async(seed, 2, 3, sizes=(1, 2, 3, 4, 5, 6, 7, 8))
         for _ in range(1_500):
@@ -173,13 +222,17 @@ def test_with_groups_of_any_size_nothing_is_granted_beyond_the_capacity():
                 assert len(run.flying) <= sum(granted.values()) - sum(pool.closed.values())
             if sum(pool.granted.values()) > sum(granted.values()):
                 open_groups = sum(pool.granted.values()) - sum(pool.closed.values())
-                room = (run.state.version + 2 + 1 - run.state.next_batch) * 40 + run.state.balance.get("copy", 0.0)
+                room = (
+                    run.state.version + 2 + 1 - run.state.next_batch
+                ) * 40 + run.state.balance.get("copy", 0.0)
                 assert pool.tokens + (open_groups - 1) * cost < room
         assert run.batches >= 30
 
 
 class Replicas(Async):
-    """Of the replicas only some run; time goes on by a second whenever none of them can do anything."""
+    """Of the replicas only some run; time goes on by a second whenever none of them can do
+    anything.
+    """
 
     def __init__(self, eta: int, replicas: int, running: int) -> None:
         super().__init__(0, eta, replicas)
@@ -221,7 +274,8 @@ class Replicas(Async):
 def test_what_replicas_that_do_not_run_were_granted_is_taken_back(eta: int, running: int):
     run = Replicas(eta, 4, running)
     run.until_version(50, 3600.0)
-    assert run.state.version == 50 and run.time_s <= 61  # of which the first minute is the wait for their first group
+    # of which the first minute is the wait for their first group
+    assert run.state.version == 50 and run.time_s <= 61
     run.running = run.credits  # they have come
     run.until_version(80, 3600.0)
     launched = [credit.launched for credit in run.credits]
@@ -242,6 +296,9 @@ def test_a_run_under_it_replays_bit_for_bit():
     log = MemoryLog(TOPICS)
     made = play(log, 4, run)
     found = [replay(log, each)[0] for each in parts(run)]
-    assert [result.difference for result in found] == ["", ""] and found[1].identical["batches"] == len(made) >= 4
-    other = config.changed(run, ["batcher.eta=2"])  # what was recorded is what is folded: the settings of the journal, not those of today
+    assert [result.difference for result in found] == ["", ""] and found[1].identical[
+        "batches"
+    ] == len(made) >= 4
+    # what was recorded is what is folded: the settings of the journal, not those of today
+    other = config.changed(run, ["batcher.eta=2"])
     assert replay(log, parts(other)[1])[0].difference == ""

@@ -21,8 +21,13 @@ from tests.build import floats, group, version_event
 def test_normalized_by_hand():
     # mean 1, deviations 3, -1, -1, -1, standard deviation sqrt(12 / 4)
     batch = floats(4, 0, 0, 0)
-    np.testing.assert_allclose(normalized(batch, batch), np.array([3, -1, -1, -1]) / np.sqrt(3), rtol=1e-6)
-    np.testing.assert_allclose(normalized(floats(1, 10), batch), np.array([0, 9]) / np.sqrt(3), rtol=1e-6)  # other values, the same scale
+    np.testing.assert_allclose(
+        normalized(batch, batch), np.array([3, -1, -1, -1]) / np.sqrt(3), rtol=1e-6
+    )
+    # other values, the same scale
+    np.testing.assert_allclose(
+        normalized(floats(1, 10), batch), np.array([0, 9]) / np.sqrt(3), rtol=1e-6
+    )
 
 
 def test_equal_ones_give_none_as_does_nothing():
@@ -35,7 +40,9 @@ def test_where_all_rollouts_are_equal_tokens_are_centred_only():
 
 
 def test_reinforce_plus_plus_takes_the_batch_for_its_baseline_and_with_one_each_groups():
-    """Two problems, one easy: the plain one calls every try at it good, the one with a baseline does not."""
+    """Two problems, one easy: the plain one calls every try at it good, the one with a baseline
+    does not.
+    """
     easy, hard = floats(1, 0.8), floats(0.2, 0)
     plain, based = (
         stage_named(STAGE_OF[name])(made, made)
@@ -47,13 +54,24 @@ def test_reinforce_plus_plus_takes_the_batch_for_its_baseline_and_with_one_each_
 
 
 def test_the_batcher_adds_its_stage():
-    """Advantages -1 and 1 in each of two groups; scaled by an own function, which changes nothing else."""
+    """Advantages -1 and 1 in each of two groups; scaled by an own function, which changes nothing
+    else.
+    """
     events = [version_event(0), *arrivals("a", "b")]
     plain, doubled = (
-        next(o.record for o in fold(events, replace(CONFIG, advantage=name)) if isinstance(o.record, Batch))
+        next(
+            o.record
+            for o in fold(events, replace(CONFIG, advantage=name))
+            if isinstance(o.record, Batch)
+        )
         for name in ("none", "tests.batcher.test_advantages:doubled")
     )
-    assert plain.advantages.tolist() == [-1, 1, -1, 1] and doubled.advantages.tolist() == [-2, 2, -2, 2]
+    assert plain.advantages.tolist() == [-1, 1, -1, 1] and doubled.advantages.tolist() == [
+        -2,
+        2,
+        -2,
+        2,
+    ]
     assert plain.uids == doubled.uids and plain.tokens.tolist() == doubled.tokens.tolist()
 
 
@@ -62,7 +80,9 @@ def doubled(values: np.ndarray, over: np.ndarray) -> np.ndarray:
 
 
 def test_tokens_advantages_are_scaled_as_their_rollouts_are():
-    """Rollouts 0 and 4, so mean 2 and standard deviation 2; the second one's tokens have 4, 2 and 0 of their own, and one that nobody sampled."""
+    """Rollouts 0 and 4, so mean 2 and standard deviation 2; the second one's tokens have 4, 2 and 0
+    of their own, and one that nobody sampled.
+    """
     by_token = structs.replace(
         group(sizes=(1, 4)),
         advantages=floats(0, 4),
@@ -75,12 +95,15 @@ def test_tokens_advantages_are_scaled_as_their_rollouts_are():
     assert made.advantages.tolist() == [-1, 1]
     assert made.token_advantages is not None and made.token_advantages.tolist() == [-1, 1, 0, 0, -1]
     assert sorted(expand(made).advantages[expand(made).loss_mask > 0].tolist()) == [-1, -1, 0, 1]
-    assert batch.token_advantages is not None and batch.token_advantages.tolist() == [0, 4, 0, 2, 0]  # the batch it was made of stays
+    # the batch it was made of stays
+    assert batch.token_advantages is not None and batch.token_advantages.tolist() == [0, 4, 0, 2, 0]
 
 
 def test_a_rollout_that_forked_counts_once():
     """Advantages 0 and 3, the second rollout in two sequences: mean 1.5, not 2."""
-    forked = structs.replace(group(sizes=(1, 1, 1)), uids=["a", "b", "b"], advantages=floats(0, 3, 3))
+    forked = structs.replace(
+        group(sizes=(1, 1, 1)), uids=["a", "b", "b"], advantages=floats(0, 3, 3)
+    )
     batch = assemble([forked], 7, 7, row_count=2, max_seq_len=10)
     assert batch is not None and staged(batch, normalized).advantages.tolist() == [-1, 1, 1]
 
@@ -89,14 +112,27 @@ def test_what_cannot_be_used_names_the_batch():
     batch = assemble([group()], 7, 7, row_count=2, max_seq_len=10)
     assert batch is not None and staged(batch, doubled).advantages.dtype == np.float32
     for stage in (lambda values, over: values[:1], lambda values, over: values / 0):
-        with pytest.raises(ValueError, match="batch 7: batcher.advantage returned"), np.errstate(all="ignore"):
+        with (
+            pytest.raises(ValueError, match="batch 7: batcher.advantage returned"),
+            np.errstate(all="ignore"),
+        ):
             staged(batch, stage)
 
 
 def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
     assert STAGE_OF.keys() < ADVANTAGES.keys() and {*STAGE_OF.values()} <= STAGES.keys()
-    for chosen, expected in (({}, "none"), ({"buffer.advantage": "reinforce++"}, "normalize"), ({"batcher.advantage": "normalize"}, "normalize")):
-        run = config.changed(config.parse({"run": "r", "envs": {"copy": {}}}), [f"{name}={value}" for name, value in chosen.items()])
+    for chosen, expected in (
+        ({}, "none"),
+        ({"buffer.advantage": "reinforce++"}, "normalize"),
+        ({"batcher.advantage": "normalize"}, "normalize"),
+    ):
+        run = config.changed(
+            config.parse({"run": "r", "envs": {"copy": {}}}),
+            [f"{name}={value}" for name, value in chosen.items()],
+        )
         assert process.part(run).config.advantage == expected
-    with pytest.raises(ConfigError, match=r"batcher.advantage: 'normalise' is not known; did you mean 'normalize'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"batcher.advantage: 'normalise' is not known; did you mean 'normalize'\?",
+    ):
         stage_named("normalise")

@@ -21,7 +21,8 @@ from tests.build import group, group_event, version_event
 
 
 def test_flops_by_hand():
-    # hidden size 2: s (12 + s). A rollout of 12 tokens costs as much for its attention as for the weights
+    # hidden size 2: s (12 + s). A rollout of 12 tokens costs as much for its attention as for the
+    # weights
     assert flops(np.array([1, 4, 12]), 2).tolist() == [13, 64, 288]
     assert tokens(np.array([1, 4, 12]), 2).tolist() == [1, 4, 12]
 
@@ -34,45 +35,66 @@ def test_flops_are_those_of_a_step():
 
 
 def test_imbalance_is_the_part_of_a_step_that_is_waited():
-    assert imbalance(np.array([30.0, 10.0])) == pytest.approx(1 / 3)  # 20 each would do; the slower takes 30
+    # 20 each would do; the slower takes 30
+    assert imbalance(np.array([30.0, 10.0])) == pytest.approx(1 / 3)
     assert imbalance(np.array([7.0, 7.0, 7.0])) == 0 and imbalance(np.zeros(2)) == 0
 
 
 def test_each_goes_to_the_process_with_the_least_to_do_then_into_its_tightest_row():
-    # rows of 10, two a process. 8 and 7 begin rows 0 and 2; 5 goes to process 1 (7 < 8), where only row 3 has room; 3 to process 0, row 1;
+    # rows of 10, two a process. 8 and 7 begin rows 0 and 2; 5 goes to process 1 (7 < 8), where only
+    # row 3 has room; 3 to process 0, row 1;
     # 2 to process 0 (11 < 12), where it fits row 0 exactly
     rows = pack(np.array([2, 8, 5, 7, 3]), max_seq_len=10, row_count=4, processes=2)
     assert rows is not None and rows.tolist() == [0, 0, 3, 2, 1]
 
 
 def test_a_process_without_room_is_passed_over_for_one_rollout_only():
-    # rows of 10, one each. 7 and 6; 4 goes to process 1, which is full then; 3 fits process 0 exactly
+    # rows of 10, one each. 7 and 6; 4 goes to process 1, which is full then; 3 fits process 0
+    # exactly
     rows = pack(np.array([7, 6, 4, 3]), max_seq_len=10, row_count=2, processes=2)
     assert rows is not None and rows.tolist() == [0, 1, 1, 0]
     # costs send 3 to process 1 first, where there is no room for it
-    rows = pack(np.array([7, 6, 4, 3]), max_seq_len=10, row_count=2, processes=2, costs=np.array([100.0, 1, 1, 1]))
+    rows = pack(
+        np.array([7, 6, 4, 3]),
+        max_seq_len=10,
+        row_count=2,
+        processes=2,
+        costs=np.array([100.0, 1, 1, 1]),
+    )
     assert rows is not None and rows.tolist() == [0, 1, 1, 0]
     assert pack(np.array([7, 6, 4, 4]), max_seq_len=10, row_count=2, processes=2) is None
 
 
 def test_flops_part_two_long_ones_that_one_row_could_hold():
-    """The tightest packing lays them together; a process that had both would have 2 x 8 x 14 to do, the other 16 x 7."""
+    """The tightest packing lays them together; a process that had both would have 2 x 8 x 14 to do,
+    the other 16 x 7.
+    """
     lengths = np.array([8, 8, *[1] * 16])
     tight = pack(lengths, 16, 2)
     assert tight is not None and tight[:2].tolist() == [0, 0]
     costs = flops(lengths, 1)
     even = pack(lengths, 16, 2, 2, costs)
-    assert even is not None and np.bincount(even, weights=costs).tolist() == [168, 168] and np.bincount(even, weights=lengths).tolist() == [16, 16]
+    assert (
+        even is not None
+        and np.bincount(even, weights=costs).tolist() == [168, 168]
+        and np.bincount(even, weights=lengths).tolist() == [16, 16]
+    )
 
 
 @pytest.mark.parametrize("processes", [2, 3, 8])
 @pytest.mark.parametrize("balance", COSTS)
-def test_every_process_has_rows_of_its_own_at_least_one_rollout_and_its_part(processes: int, balance: str):
+def test_every_process_has_rows_of_its_own_at_least_one_rollout_and_its_part(
+    processes: int, balance: str
+):
     lengths = np.random.default_rng(processes).integers(1, 65, 300)
     costs = costs_of(lengths, balance, 4)
     of_each = 200 // processes
     rows = pack(lengths, 64, of_each * processes, processes, costs)
-    assert rows is not None and np.bincount(rows, weights=lengths).max() <= 64 and rows.max() < of_each * processes
+    assert (
+        rows is not None
+        and np.bincount(rows, weights=lengths).max() <= 64
+        and rows.max() < of_each * processes
+    )
     shares = np.bincount(rows // of_each, weights=costs, minlength=processes)
     assert shares.max() - shares.min() <= costs.max()  # the last one placed made the difference
     assert np.bincount(rows // of_each, minlength=processes).min() >= 1
@@ -84,8 +106,12 @@ def test_as_many_rollouts_as_processes_are_one_each():
 
 
 def test_log_normal_lengths_fill_the_rows():
-    """Issue's lengths: at least 99 % of the positions, for one process and for eight; balanced to a thousandth. The bench has the speed."""
-    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(700), 1.0, 4096).astype(np.int64), 1, 8192)
+    """Issue's lengths: at least 99 % of the positions, for one process and for eight; balanced to a
+    thousandth. The bench has the speed.
+    """
+    lengths = np.clip(
+        np.random.default_rng(0).lognormal(np.log(700), 1.0, 4096).astype(np.int64), 1, 8192
+    )
     for processes in (1, 8):
         enough = -(-int(lengths.sum()) // (8192 * processes)) * processes
         costs = flops(lengths, 4096)
@@ -95,7 +121,9 @@ def test_log_normal_lengths_fill_the_rows():
 
 
 def test_a_batch_says_for_how_many_processes_it_is():
-    made = assemble([group("a", "ga", sizes=(6, 1, 1)), group("a", "gb", sizes=(4,))], 0, 0, 4, 8, Division(2))
+    made = assemble(
+        [group("a", "ga", sizes=(6, 1, 1)), group("a", "gb", sizes=(4,))], 0, 0, 4, 8, Division(2)
+    )
     assert made is not None and made.processes == 2
     # 8, 6, 3 and 3 tokens: 8 and 3 to process 0, 6 and 3 to process 1
     assert loads(made, made.prompt_lengths[made.groups] + made.lengths).tolist() == [11, 9]
@@ -107,15 +135,22 @@ def test_rows_that_cannot_be_divided_are_no_batch():
 
 
 def test_the_metrics_say_how_it_is_divided():
-    # group a: 7 and 4 tokens, group b: 5 and 4, rows of 10. One process has 7 and 4, the other 5 and 4; in FLOPs with d = 1: 91 + 40 and 55 + 40
-    events = [version_event(0), group_event(0, group(name="a", sizes=(5, 2))), group_event(1, group(name="b", sizes=(3, 2)))]
+    # group a: 7 and 4 tokens, group b: 5 and 4, rows of 10. One process has 7 and 4, the other 5
+    # and 4; in FLOPs with d = 1: 91 + 40 and 55 + 40
+    events = [
+        version_event(0),
+        group_event(0, group(name="a", sizes=(5, 2))),
+        group_event(1, group(name="b", sizes=(3, 2))),
+    ]
     for balance, expected in (("tokens", 1 - 10 / 11), ("flops", 1 - 113 / 131)):
         config = replace(CONFIG, row_count=4, processes=2, balance=balance, hidden=1)
         outputs = step(config, State(), events, 0.0)[1]
         (batch,) = (o.record for o in outputs if isinstance(o.record, Batch))
         (values,) = (o.record.values for o in outputs if isinstance(o.record, Metric))
         assert sorted(loads(batch, batch.lengths + 2).tolist()) == [9, 11]
-        assert values["batcher/imbalance_frac"] == pytest.approx(expected) and values["batcher/token_imbalance_frac"] == pytest.approx(1 - 10 / 11)
+        assert values["batcher/imbalance_frac"] == pytest.approx(expected) and values[
+            "batcher/token_imbalance_frac"
+        ] == pytest.approx(1 - 10 / 11)
         assert values["batcher/padding_frac"] == 0.5 and values["batcher/process_rollouts_min"] == 2
 
 
@@ -126,15 +161,25 @@ def short_first(lengths: np.ndarray, hidden: int) -> np.ndarray:
 def test_an_own_cost_and_what_cannot_be_one():
     name = f"{__name__}:short_first"
     assert costs_of(np.array([1, 4]), name, 0).tolist() == [1, 0.25]
-    with pytest.raises(ValueError, match=f"{name} returned .* expected 2 finite numbers"), np.errstate(divide="ignore"):
+    with (
+        pytest.raises(ValueError, match=f"{name} returned .* expected 2 finite numbers"),
+        np.errstate(divide="ignore"),
+    ):
         costs_of(np.array([0, 4]), name, 0)
-    with pytest.raises(ConfigError, match=r"batcher.balance: 'flop' is not known; did you mean 'flops'\?"):
+    with pytest.raises(
+        ConfigError, match=r"batcher.balance: 'flop' is not known; did you mean 'flops'\?"
+    ):
         cost_named("flop")
 
 
 def test_the_run_file_chooses():
-    run = config.parse({"run": "r", "envs": {"copy": {}}, "batcher": {"processes": 4, "balance": "flops"}})
+    run = config.parse(
+        {"run": "r", "envs": {"copy": {}}, "batcher": {"processes": 4, "balance": "flops"}}
+    )
     made = process.part(run).config
-    assert (made.processes, made.balance, made.hidden) == (4, "flops", 128) and made.row_count == 12  # 10 would do
-    with pytest.raises(ConfigError, match=r"batcher.balance: 'token' is not known; did you mean 'tokens'\?"):
+    # 10 would do
+    assert (made.processes, made.balance, made.hidden) == (4, "flops", 128) and made.row_count == 12
+    with pytest.raises(
+        ConfigError, match=r"batcher.balance: 'token' is not known; did you mean 'tokens'\?"
+    ):
         process.part(config.changed(run, ["batcher.balance=token"]))

@@ -1,4 +1,6 @@
-"""Curricula worked by hand, alone and in the batcher: groups of two rollouts, 10 tokens each, batches of four groups."""
+"""Curricula worked by hand, alone and in the batcher: groups of two rollouts, 10 tokens each,
+batches of four groups.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from msgspec import structs
 from streamrl import config
 from streamrl.batcher import process as batcher
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.curriculum import CURRICULA, Goal, Progress, Rules, Stage, curriculum_named, fractions_of, learned, stage_of
+from streamrl.batcher.curriculum import (
+    CURRICULA,
+    Goal,
+    Progress,
+    Rules,
+    Stage,
+    curriculum_named,
+    fractions_of,
+    learned,
+    stage_of,
+)
 from streamrl.batcher.pool import State
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REST, rebased
@@ -32,16 +44,27 @@ from tests.data_path import TOPICS
 EASY, BOTH, HARD = {"copy": 1.0}, {"copy": 0.5, "add": 0.5}, {"add": 1.0}
 ENVS = ("copy", "add")
 STEPS = Rules("stages", ENVS, (Stage(EASY, until_batch=2), Stage(BOTH, until_batch=4), Stage(HARD)))
-GOALS = Rules("stages", ENVS, (Stage(EASY, until=Goal("copy", 0.5, 2)), Stage(BOTH, until=Goal("add", 0.5, 1)), Stage(HARD)))
+GOALS = Rules(
+    "stages",
+    ENVS,
+    (Stage(EASY, until=Goal("copy", 0.5, 2)), Stage(BOTH, until=Goal("add", 0.5, 1)), Stage(HARD)),
+)
 
 
 def batch_of(number: int, **rewards: float) -> Batch:
-    made = assemble([group(env, f"{env}-{number}", reward=reward) for env, reward in rewards.items()], number, number, 4, 10)
+    made = assemble(
+        [group(env, f"{env}-{number}", reward=reward) for env, reward in rewards.items()],
+        number,
+        number,
+        4,
+        10,
+    )
     assert made is not None
     return made
 
 
-# ---- the decisions ----------------------------------------------------------------------------------------------------------------------
+# ---- the decisions
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_number_ends_a_stage():
@@ -55,19 +78,45 @@ def test_a_number_ends_a_stage():
 
 def test_a_goal_ends_a_stage_when_enough_batches_have_reached_it():
     progress, stages = Progress(), list[int]()
-    for number, rewards in enumerate([{"copy": 1.0}, {"copy": 0.0}, {"copy": 0.9}, {"copy": 0.2}, {"copy": 0.9}, {"copy": 0.0, "add": 0.6}]):
+    for number, rewards in enumerate(
+        [
+            {"copy": 1.0},
+            {"copy": 0.0},
+            {"copy": 0.9},
+            {"copy": 0.2},
+            {"copy": 0.9},
+            {"copy": 0.0, "add": 0.6},
+        ]
+    ):
         progress = learned(GOALS, progress, batch_of(number, **rewards))
         stages.append(progress.stage)
-    # copy over two batches: not yet two, 0.5 at once, so from batch 2 on both train; there add has none until the last batch, with 0.6
+    # copy over two batches: not yet two, 0.5 at once, so from batch 2 on both train; there add has
+    # none until the last batch, with 0.6
     assert stages == [0, 1, 1, 1, 1, 2]
-    assert progress.rewards == {"copy": [pytest.approx(r) for r in (1, 0, 0.9, 0.2, 0.9, 0)], "add": [pytest.approx(0.6)]}
+    assert progress.rewards == {
+        "copy": [pytest.approx(r) for r in (1, 0, 0.9, 0.2, 0.9, 0)],
+        "add": [pytest.approx(0.6)],
+    }
 
 
 def test_one_batch_reaches_one_goal_and_whichever_end_comes_first_counts():
-    two = Rules("stages", ENVS, (Stage(EASY, until=Goal("copy", 0.5, 1)), Stage(BOTH, until=Goal("copy", 0.5, 1)), Stage(HARD)))
+    two = Rules(
+        "stages",
+        ENVS,
+        (
+            Stage(EASY, until=Goal("copy", 0.5, 1)),
+            Stage(BOTH, until=Goal("copy", 0.5, 1)),
+            Stage(HARD),
+        ),
+    )
     assert learned(two, Progress(), batch_of(0, copy=1.0)).stage == 1
-    either = Rules("stages", ENVS, (Stage(EASY, until_batch=3, until=Goal("copy", 0.5, 1)), Stage(HARD)))
-    assert [stage_of(either, learned(either, Progress(), batch_of(0, copy=reward)).stage, 1) for reward in (0.0, 1.0)] == [0, 1]
+    either = Rules(
+        "stages", ENVS, (Stage(EASY, until_batch=3, until=Goal("copy", 0.5, 1)), Stage(HARD))
+    )
+    assert [
+        stage_of(either, learned(either, Progress(), batch_of(0, copy=reward)).stage, 1)
+        for reward in (0.0, 1.0)
+    ] == [0, 1]
     assert stage_of(either, 0, 3) == 1
 
 
@@ -87,22 +136,40 @@ def test_a_rollout_that_forked_counts_once():
 
 def test_learnability_gives_most_to_what_is_won_half_the_time():
     rules = Rules("learnability", ("always", "half", "seldom", "new"), least=0.1)
-    progress = Progress(rewards={"always": [1.0, 1.0], "half": [0.0, 1.0], "seldom": [0.1], "new": []})
-    # r (1 - r) is 0, 1/4, 0.09, and 1/4 for the one that has not been seen; 0.6 of a batch is divided so
-    assert fractions_of(rules, progress, 0) == pytest.approx(
-        {"always": 0.1, "half": 0.1 + 0.6 * 0.25 / 0.59, "seldom": 0.1 + 0.6 * 0.09 / 0.59, "new": 0.1 + 0.6 * 0.25 / 0.59}
+    progress = Progress(
+        rewards={"always": [1.0, 1.0], "half": [0.0, 1.0], "seldom": [0.1], "new": []}
     )
-    assert fractions_of(rules, Progress(rewards={env: [1.0] for env in rules.envs}), 0) == pytest.approx(dict.fromkeys(rules.envs, 0.25))
-    assert fractions_of(replace(rules, batches=1), Progress(rewards={"half": [0.5, 7.0]}), 0)["half"] == pytest.approx(0.1)  # the last one, as 1
+    # r (1 - r) is 0, 1/4, 0.09, and 1/4 for the one that has not been seen; 0.6 of a batch is
+    # divided so
+    assert fractions_of(rules, progress, 0) == pytest.approx(
+        {
+            "always": 0.1,
+            "half": 0.1 + 0.6 * 0.25 / 0.59,
+            "seldom": 0.1 + 0.6 * 0.09 / 0.59,
+            "new": 0.1 + 0.6 * 0.25 / 0.59,
+        }
+    )
+    assert fractions_of(
+        rules, Progress(rewards={env: [1.0] for env in rules.envs}), 0
+    ) == pytest.approx(dict.fromkeys(rules.envs, 0.25))
+    # the last one, as 1
+    assert fractions_of(replace(rules, batches=1), Progress(rewards={"half": [0.5, 7.0]}), 0)[
+        "half"
+    ] == pytest.approx(0.1)
 
 
 def test_ones_own_curriculum_and_what_is_none():
     own = Rules("tests.batcher.test_curriculum:by_number", ENVS)
     assert fractions_of(own, Progress(), 3) == {"copy": 0.75, "add": 0.0}
-    for number, says in ((5, "batch 5: batcher.curriculum tests.*by_number gave {'copy': 1.25}"), (-1, "batch -1")):
+    for number, says in (
+        (5, "batch 5: batcher.curriculum tests.*by_number gave {'copy': 1.25}"),
+        (-1, "batch -1"),
+    ):
         with pytest.raises(ValueError, match=says):
             fractions_of(own, Progress(), number)
-    with pytest.raises(ConfigError, match=r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?"):
+    with pytest.raises(
+        ConfigError, match=r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?"
+    ):
         curriculum_named("stage")
     assert {*config.CURRICULA} == {"none", *CURRICULA}
 
@@ -114,47 +181,89 @@ def by_number(rules: Rules, progress: Progress, batch: int) -> Mapping[str, floa
 def test_what_a_share_that_ends_is_owed_goes_to_the_others():
     """Balances add up to nothing before and after; otherwise every later batch would be too small."""
     assert rebased(HARD, {"copy": 6.0, "add": -4.0, REST: -2.0}) == {"add": 2.0, REST: -2.0}
-    assert rebased({"copy": 0.5, "add": 0.25}, {"copy": 6.0, "old": -6.0}) == {"copy": 3.0, "add": -1.5, REST: -1.5}
-    assert rebased(BOTH, {"copy": 0.1, "add": -0.1, REST: 0.0}) == {"copy": 0.1, "add": -0.1, REST: 0.0}
+    assert rebased({"copy": 0.5, "add": 0.25}, {"copy": 6.0, "old": -6.0}) == {
+        "copy": 3.0,
+        "add": -1.5,
+        REST: -1.5,
+    }
+    assert rebased(BOTH, {"copy": 0.1, "add": -0.1, REST: 0.0}) == {
+        "copy": 0.1,
+        "add": -0.1,
+        REST: 0.0,
+    }
 
 
-# ---- in the batcher ---------------------------------------------------------------------------------------------------------------------
+# ---- in the batcher
+# ---------------------------------------------------------------------------------------------------------------------
 
-SMALL = replace(CONFIG, fractions={"copy": 0.0, "add": 0.0}, total_token_budget=40, row_count=5, max_age=2, lookahead=1)
+SMALL = replace(
+    CONFIG,
+    fractions={"copy": 0.0, "add": 0.0},
+    total_token_budget=40,
+    row_count=5,
+    max_age=2,
+    lookahead=1,
+)
 
 
 def wanted(outputs: Sequence[Output]) -> dict[str, int]:
     """By the last demand of each env."""
-    return {o.record.environment: o.record.wanted_tokens for o in outputs if isinstance(o.record, Demand)}
+    return {
+        o.record.environment: o.record.wanted_tokens
+        for o in outputs
+        if isinstance(o.record, Demand)
+    }
 
 
 def test_batches_and_demand_follow_the_steps():
-    """Batches 0 and 1 are of copy alone; the next rollouts can serve batches 0 to 2, of which the last is half of add's."""
+    """Batches 0 and 1 are of copy alone; the next rollouts can serve batches 0 to 2, of which the
+    last is half of add's.
+    """
     state, out = step(replace(SMALL, curriculum=STEPS), State(), [version_event(0)], 0.0)
     assert wanted(out) == {"copy": 40 + 40 + 20, "add": 20}
     groups = [group_event(i, group("copy", f"c{i}")) for i in range(10)]
     state, out = step(replace(SMALL, curriculum=STEPS), state, groups, 0.0)
     assert [len(o.record.group_ids) for o in out if isinstance(o.record, Batch)] == [4, 4]
     assert wanted(out) == {"copy": 0}  # half of batch 2, which it holds
-    later = [version_event(1), *(group_event(i, group("add", f"a{i}", version=1)) for i in range(2))]
+    later = [
+        version_event(1),
+        *(group_event(i, group("add", f"a{i}", version=1)) for i in range(2)),
+    ]
     state, out = step(replace(SMALL, curriculum=STEPS), state, later, 0.0)
     (mixed,) = (o.record for o in out if isinstance(o.record, Batch))
     assert sorted(mixed.group_ids) == ["a0", "a1", "c8", "c9"]
     (values,) = (o.record.values for o in out if isinstance(o.record, Metric))
-    assert (values["batcher/curriculum_stage"], values["batches/copy/frac_wanted"], values["batches/add/frac_wanted"]) == (1, 0.5, 0.5)
+    assert (
+        values["batcher/curriculum_stage"],
+        values["batches/copy/frac_wanted"],
+        values["batches/add/frac_wanted"],
+    ) == (1, 0.5, 0.5)
 
 
 def test_a_stage_that_is_reached_by_reward_shows_in_the_next_batch():
-    config = replace(SMALL, curriculum=Rules("stages", ENVS, (Stage(EASY, until=Goal("copy", 0.5, 1)), Stage(HARD))))
-    groups = [group_event(i, group("copy", f"c{i}", reward=0.5)) for i in range(4)] + [group_event(i, group("add", f"a{i}")) for i in range(4)]
+    config = replace(
+        SMALL,
+        curriculum=Rules("stages", ENVS, (Stage(EASY, until=Goal("copy", 0.5, 1)), Stage(HARD))),
+    )
+    groups = [group_event(i, group("copy", f"c{i}", reward=0.5)) for i in range(4)] + [
+        group_event(i, group("add", f"a{i}")) for i in range(4)
+    ]
     _, out = step(config, State(), [version_event(0), *groups], 0.0)
-    assert [[name[0] for name in o.record.group_ids] for o in out if isinstance(o.record, Batch)] == [["c"] * 4, ["a"] * 4]
+    assert [
+        [name[0] for name in o.record.group_ids] for o in out if isinstance(o.record, Batch)
+    ] == [["c"] * 4, ["a"] * 4]
 
 
 def test_batches_stay_full_when_a_share_ends():
-    """Groups of 14 tokens do not divide a budget of 40, so that shares are in debt; when copy ends, batches of add alone are as large as can be."""
+    """Groups of 14 tokens do not divide a budget of 40, so that shares are in debt; when copy ends,
+    batches of add alone are as large as can be.
+    """
     rules = Rules("stages", ENVS, (Stage({"copy": 0.7, "add": 0.3}, until_batch=3), Stage(HARD)))
-    config, state, sizes = replace(SMALL, curriculum=rules, max_age=20, lookahead=20), State(), list[int]()
+    config, state, sizes = (
+        replace(SMALL, curriculum=rules, max_age=20, lookahead=20),
+        State(),
+        list[int](),
+    )
     events = [version_event(0)]
     for i in range(40):
         events += [group_event(i, group(env, f"{env}{i}", sizes=(5, 5))) for env in ENVS]
@@ -166,7 +275,8 @@ def test_batches_stay_full_when_a_share_ends():
     assert sum(state.balance.values()) == pytest.approx(0)
 
 
-# ---- by its log -------------------------------------------------------------------------------------------------------------------------
+# ---- by its log
+# -------------------------------------------------------------------------------------------------------------------------
 
 CURRICULUM: dict[str, Any] = {
     "kind": "stages",
@@ -181,7 +291,12 @@ RUN = config.parse(
         "run": "small",
         "envs": {"copy": {}, "add": {}},
         "buffer": {"group_size": 2, "min_group_size": 2, "max_age": 2},
-        "batcher": {"total_token_budget": 80, "max_seq_len": 10, "lookahead": 1, "curriculum": CURRICULUM},
+        "batcher": {
+            "total_token_budget": 80,
+            "max_seq_len": 10,
+            "lookahead": 1,
+            "curriculum": CURRICULUM,
+        },
         "model": {"max_seq_len": 10},
     }
 )
@@ -189,21 +304,39 @@ LEARNABLE = config.changed(RUN, ["batcher.curriculum={kind: learnability, least:
 
 
 def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]]:
-    """A batcher's whole life over groups whose rewards grow with the version, and its state after each turn."""
+    """A batcher's whole life over groups whose rewards grow with the version, and its state after
+    each turn.
+    """
     part, log = replace(batcher.part(run), snapshot_events=23), MemoryLog(TOPICS)
     messages: list[Message] = []
     for version in range(12):
-        messages.append(to_message(Output("policy-versions", "lead", version_event(version).record)))
+        messages.append(
+            to_message(Output("policy-versions", "lead", version_event(version).record))
+        )
         groups = [
-            (env, group(env, f"{env}-{version}-{i}", (3, 3 + i % 2), version=version, reward=version / 6 - 0.1 * (env == "add")))
+            (
+                env,
+                group(
+                    env,
+                    f"{env}-{version}-{i}",
+                    (3, 3 + i % 2),
+                    version=version,
+                    reward=version / 6 - 0.1 * (env == "add"),
+                ),
+            )
             for env in ENVS
             for i in range(9)
         ]
-        messages += [to_message(Output(f"groups.{env}", made.group_id, made)) for env, made in groups]
+        messages += [
+            to_message(Output(f"groups.{env}", made.group_id, made)) for env, made in groups
+        ]
     writer, fold, states = log.writer(part.name), Fold(part.initial()), list[bytes]()
     for start in range(0, len(messages), turn_events):
         piece = messages[start : start + turn_events]
-        taken = [message._replace(partition=0, offset=offset) for message, offset in zip(piece, log.append(piece, marker=True), strict=True)]
+        taken = [
+            message._replace(partition=0, offset=offset)
+            for message, offset in zip(piece, log.append(piece, marker=True), strict=True)
+        ]
         turn(part, fold, taken, 1.0, writer.commit)
         states.append(freeze(fold.state))
     return log, states
@@ -224,33 +357,63 @@ def test_replay_is_bit_exact_and_a_restart_is_where_it_was(run: RunFile):
 
 def test_a_curriculum_that_decides_otherwise_is_found_by_replay(monkeypatch: pytest.MonkeyPatch):
     log, _ = recorded(RUN)
-    monkeypatch.setitem(CURRICULA, "stages", lambda rules, progress, batch: {"copy": 0.5, "add": 0.5})
+    monkeypatch.setitem(
+        CURRICULA, "stages", lambda rules, progress, batch: {"copy": 0.5, "add": 0.5}
+    )
     assert replay(log, batcher.part(RUN))[0].difference != ""
 
 
 def test_the_recorded_run_went_through_its_stages():
     made = batches(recorded(RUN)[0])
-    shares = [{env: sum(batch.environments[e] == env for e in batch.group_environments) for env in batch.environments} for batch in made]
+    shares = [
+        {
+            env: sum(batch.environments[e] == env for e in batch.group_environments)
+            for env in batch.environments
+        }
+        for batch in made
+    ]
     first_mixed = next(i for i, share in enumerate(shares) if "add" in share)
     assert 2 < first_mixed < 7 and all(share.keys() == {"copy"} for share in shares[:first_mixed])
     assert all(share.keys() == {"add"} for share in shares[7:]) and len(shares) > 8
 
 
-# ---- the run file -----------------------------------------------------------------------------------------------------------------------
+# ---- the run file
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("curriculum.kind=stage", r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?"),
+        (
+            "curriculum.kind=stage",
+            r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?",
+        ),
         ("curriculum.stages=[]", "kind is stages and there are none"),
         ("curriculum.kind=none", "there are stages and kind is none; set kind: stages"),
-        ("curriculum={kind: learnability, least: 0.6}", "least 0.6 of each of 2 envs is more than a batch"),
-        ("curriculum.stages=[{fractions: {cpy: 1}}]", r"batcher.curriculum.stages.0.fractions: no env 'cpy'; did you mean 'copy'\?"),
-        ("curriculum.stages=[{fractions: {copy: 0.7, add: 0.7}}]", "stages.0.fractions add up to 1.4; above 0 and at most 1 is possible"),
-        ("curriculum.stages=[{fractions: {copy: 1}}, {fractions: {add: 1}}]", "stages.0: until_batch or until has to say when the next one begins"),
-        ("curriculum.stages=[{fractions: {copy: 1}, until_batch: 3}]", "stages.0: nothing follows the last stage; leave its end out"),
-        ("curriculum.stages=[{fractons: {copy: 1}}]", r"unknown key 'batcher.curriculum.stages.0.fractons'; did you mean 'fractions'\?"),
+        (
+            "curriculum={kind: learnability, least: 0.6}",
+            "least 0.6 of each of 2 envs is more than a batch",
+        ),
+        (
+            "curriculum.stages=[{fractions: {cpy: 1}}]",
+            r"batcher.curriculum.stages.0.fractions: no env 'cpy'; did you mean 'copy'\?",
+        ),
+        (
+            "curriculum.stages=[{fractions: {copy: 0.7, add: 0.7}}]",
+            "stages.0.fractions add up to 1.4; above 0 and at most 1 is possible",
+        ),
+        (
+            "curriculum.stages=[{fractions: {copy: 1}}, {fractions: {add: 1}}]",
+            "stages.0: until_batch or until has to say when the next one begins",
+        ),
+        (
+            "curriculum.stages=[{fractions: {copy: 1}, until_batch: 3}]",
+            "stages.0: nothing follows the last stage; leave its end out",
+        ),
+        (
+            "curriculum.stages=[{fractons: {copy: 1}}]",
+            r"unknown key 'batcher.curriculum.stages.0.fractons'; did you mean 'fractions'\?",
+        ),
         (
             "curriculum.stages=[{fractions: {copy: 1}, until: {env: add, reward: 1}}, {fractions: {add: 1}}]",
             "stages.0.until: 'add' has no share of the batches of this stage",
@@ -267,5 +430,7 @@ def test_what_cannot_work_is_named(change: str, says: str):
 
 
 def test_fractions_are_said_once():
-    with pytest.raises(ConfigError, match="envs.add.fraction: batcher.curriculum says the fractions; leave it out"):
+    with pytest.raises(
+        ConfigError, match="envs.add.fraction: batcher.curriculum says the fractions; leave it out"
+    ):
         config.changed(RUN, ["envs.add.fraction=0.2"])

@@ -1,4 +1,6 @@
-"""Groups without advantages are left out by the buffer, and the batcher fills its batch with others: both steps, one after the other."""
+"""Groups without advantages are left out by the buffer, and the batcher fills its batch with
+others: both steps, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ REWARDS = {"a": (1.0, 0.0), "flat": (0.5, 0.5), "b": (0.0, 1.0), "c": (1.0, 0.0)
 
 
 def test_a_batch_is_filled_with_groups_that_teach_something():
-    """Groups of 10 tokens, batches of 20. The one whose rewards are equal comes to its end, its env is credited, and is asked for another."""
+    """Groups of 10 tokens, batches of 20. The one whose rewards are equal comes to its end, its env
+    is credited, and is asked for another.
+    """
     events = [
         rollout_event(2 * i + j, rollout(group=name, sample=j, reward=reward))
         for i, (name, rewards) in enumerate(REWARDS.items())
@@ -26,12 +30,29 @@ def test_a_batch_is_filled_with_groups_that_teach_something():
     scored = fold([version_event(0), *events], replace(BUFFER, zero_advantage="filter"))
     assert fates(scored) == [("filtered", [2, 3], "group whose advantages are all 0")]
     groups = [output.record for output in scored if isinstance(output.record, ScoredGroup)]
-    assert [(g.group_id, len(g.uids)) for g in groups] == [("a", 2), ("flat", 0), ("b", 2), ("c", 2)]
+    assert [(g.group_id, len(g.uids)) for g in groups] == [
+        ("a", 2),
+        ("flat", 0),
+        ("b", 2),
+        ("c", 2),
+    ]
 
-    state, told = batcher.step(CONFIG, State(), [version_event(0), *(group_event(i, g) for i, g in enumerate(groups[:2]))], 0.0)
+    state, told = batcher.step(
+        CONFIG,
+        State(),
+        [version_event(0), *(group_event(i, g) for i, g in enumerate(groups[:2]))],
+        0.0,
+    )
     demand = [output.record for output in told if isinstance(output.record, Demand)][-1]
-    assert (demand.held_tokens, demand.wanted_tokens, demand.closed_groups) == (10, 30, {"copy-0": 2})  # two batches, less the group that counts
-    _, made = batcher.step(CONFIG, state, [group_event(2 + i, g) for i, g in enumerate(groups[2:])], 0.0)
+    # two batches, less the group that counts
+    assert (demand.held_tokens, demand.wanted_tokens, demand.closed_groups) == (
+        10,
+        30,
+        {"copy-0": 2},
+    )
+    _, made = batcher.step(
+        CONFIG, state, [group_event(2 + i, g) for i, g in enumerate(groups[2:])], 0.0
+    )
     (batch,) = [output.record for output in made if isinstance(output.record, Batch)]
     assert batch.group_ids == ["b", "a"] and batch.advantages.all()
 
@@ -41,5 +62,9 @@ def test_by_default_they_train_and_are_counted_either_way():
         config = replace(BUFFER, zero_advantage=choice)
         flat = [rollout_event(i, rollout(group="flat", sample=i, reward=0.5)) for i in range(2)]
         state, out = buffer.step(config, buffer.State(), [version_event(0), *flat], 0.0)
-        assert [len(o.record.uids) for o in out if isinstance(o.record, ScoredGroup)] == [2 if choice == "keep" else 0]
-        assert state.windows["copy"].intake.values("copy")["replays/copy/zero_advantage_groups"] == 1
+        assert [len(o.record.uids) for o in out if isinstance(o.record, ScoredGroup)] == [
+            2 if choice == "keep" else 0
+        ]
+        assert (
+            state.windows["copy"].intake.values("copy")["replays/copy/zero_advantage_groups"] == 1
+        )

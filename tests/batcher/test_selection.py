@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import random
 
-from streamrl.batcher.selection import DATA, REST, Candidate, Offer, carry, needs, select, shares, shortage, waits_for
+from streamrl.batcher.selection import (
+    DATA,
+    REST,
+    Candidate,
+    Offer,
+    carry,
+    needs,
+    select,
+    shares,
+    shortage,
+    waits_for,
+)
 
 
 def supply(**sizes: list[int]) -> tuple[dict[str, int], Offer]:
@@ -21,7 +32,9 @@ def test_what_the_fractions_leave_is_the_rest():
 
 def test_the_share_that_lacks_most_takes_next():
     # budget 40: a is due 30, b 10. a takes until both lack 10; a comes first among equals
-    out = select(*supply(a=[10] * 9, b=[10] * 9), needs({"a": 0.75, "b": 0.25}, {}, 40), 40, spill=False)
+    out = select(
+        *supply(a=[10] * 9, b=[10] * 9), needs({"a": 0.75, "b": 0.25}, {}, 40), 40, spill=False
+    )
     assert [(c.env, c.place) for c in out.chosen] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
     assert out.paid == {"a": 30, "b": 10, REST: 0} and out.short == {}
 
@@ -43,9 +56,14 @@ def test_what_is_lacking_is_known_without_selecting():
     # budget 40: a is due 20, b 10, the rest 10
     fractions = {"a": 0.5, "b": 0.25}
     assert shortage({"a": 20, "b": 10, "c": 10}, needs(fractions, {}, 40), 40, spill=False) == {}
-    assert shortage({"a": 12, "b": 25}, needs(fractions, {}, 40), 40, spill=False) == {"a": 8}  # b's 15 to spare serve the rest only
+    # b's 15 to spare serve the rest only
+    assert shortage({"a": 12, "b": 25}, needs(fractions, {}, 40), 40, spill=False) == {"a": 8}
     assert shortage({"a": 20, "b": 14}, needs(fractions, {}, 40), 40, spill=False) == {REST: 6}
-    assert shortage({}, needs(fractions, {"a": -5.0, "b": 5.0}, 40), 40, spill=False) == {"a": 15, "b": 15, REST: 10}
+    assert shortage({}, needs(fractions, {"a": -5.0, "b": 5.0}, 40), 40, spill=False) == {
+        "a": 15,
+        "b": 15,
+        REST: 10,
+    }
     # a batch's worth: whole groups may fill it before a's turn comes
     assert shortage({"a": 12, "b": 28}, needs(fractions, {}, 40), 40, spill=False) == {}
     assert shortage({"b": 40}, needs(fractions, {}, 40), 40, spill=True) == {}
@@ -64,29 +82,46 @@ def test_the_rest_goes_by_availability():
 
 
 def test_the_rest_takes_evenly_and_leaves_everybody_his_own_share():
-    # budget 60, a is due 30: two of its five groups are spare. The rest, 30, takes in turn: from a, b, c
-    out = select(*supply(a=[10] * 5, b=[10] * 9, c=[10]), needs({"a": 0.5}, {}, 60), 60, spill=False)
+    # budget 60, a is due 30: two of its five groups are spare. The rest, 30, takes in turn: from a,
+    # b, c
+    out = select(
+        *supply(a=[10] * 5, b=[10] * 9, c=[10]), needs({"a": 0.5}, {}, 60), 60, spill=False
+    )
     assert sorted(c.env for c in out.chosen) == ["a", "a", "a", "a", "b", "c"] and out.short == {}
     # nothing of a is spare now: the rest lacks a group rather than a's share
-    assert select(*supply(a=[10] * 3, b=[10, 10]), needs({"a": 0.5}, {}, 60), 60, spill=False).short == {REST: 10}
+    assert select(
+        *supply(a=[10] * 3, b=[10, 10]), needs({"a": 0.5}, {}, 60), 60, spill=False
+    ).short == {REST: 10}
 
 
 def test_a_group_that_would_not_fit_ends_the_batch_and_the_balance_makes_up_for_it():
     fractions = {"a": 0.5, "b": 0.5}
     out = select(*supply(a=[15, 15], b=[15, 15]), needs(fractions, {}, 40), 40, spill=False)
     assert [c.env for c in out.chosen] == ["a", "b"] and out.short == {}  # a third would make 45
-    assert carry(fractions, {}, {"a": 30, "b": 15, REST: 0}, spill=False) == {"a": -7.5, "b": 7.5, REST: 0.0}
+    assert carry(fractions, {}, {"a": 30, "b": 15, REST: 0}, spill=False) == {
+        "a": -7.5,
+        "b": 7.5,
+        REST: 0.0,
+    }
 
 
 def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
-    """A simulated supply: env `fast` makes ten groups where `slow` makes one, of any size; both are asked for their share."""
+    """A simulated supply: env `fast` makes ten groups where `slow` makes one, of any size; both are
+    asked for their share.
+    """
     rng = random.Random(0)
-    fractions, balance, used = {"fast": 0.5, "slow": 0.3}, dict[str, float](), {"fast": 0, "slow": 0, REST: 0}
+    fractions, balance, used = (
+        {"fast": 0.5, "slow": 0.3},
+        dict[str, float](),
+        {"fast": 0, "slow": 0, REST: 0},
+    )
     pools: dict[str, list[int]] = {"fast": [], "slow": []}
     batches = 0
     while batches < 50:
         for env, rate in (("fast", 10), ("slow", 1)):
-            pools[env] += [rng.randint(50, 400) for _ in range(rate)] if sum(pools[env]) < 20_000 else []
+            pools[env] += (
+                [rng.randint(50, 400) for _ in range(rate)] if sum(pools[env]) < 20_000 else []
+            )
         out = select(*supply(**pools), needs(fractions, balance, 10_000), 10_000, spill=False)
         if out.short:
             continue
@@ -106,7 +141,9 @@ def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
 def test_nothing_that_can_be_selected_is_called_short():
     rng = random.Random(1)
     for _ in range(2_000):
-        groups = {env: [rng.randint(5, 40) for _ in range(rng.randint(0, 6))] for env in ("a", "b", "c")}
+        groups = {
+            env: [rng.randint(5, 40) for _ in range(rng.randint(0, 6))] for env in ("a", "b", "c")
+        }
         fractions, spill = {"a": 0.3, "b": rng.choice([0.2, 0.7])}, rng.random() < 0.5
         tokens = {env: sum(sizes) for env, sizes in groups.items()}
         if shortage(tokens, needs(fractions, {}, 100), 100, spill):
@@ -114,7 +151,8 @@ def test_nothing_that_can_be_selected_is_called_short():
 
 
 def test_how_much_may_come_for_others_before_it_is_worth_selecting_again():
-    # budget 60, each is due 20. b has its turn when a has taken 15, and has nothing; a has it again, 5 short, when c has taken 30
+    # budget 60, each is due 20. b has its turn when a has taken 15, and has nothing; a has it
+    # again, 5 short, when c has taken 30
     pools = {"a": [15], "b": [], "c": [30]}
     due = dict.fromkeys(pools, 1 / 3)
     out = select(*supply(**pools), needs(due, {}, 60), 60, spill=False)
@@ -126,16 +164,21 @@ def test_as_long_as_selecting_again_is_futile_the_share_is_short_again():
     for _ in range(3_000):
         envs = [f"env-{i}" for i in range(rng.randint(2, 6))]
         pools = {env: [rng.randint(1, 30) for _ in range(rng.randint(0, 4))] for env in envs}
-        owed = needs(dict.fromkeys(envs, 1 / len(envs)), {env: rng.uniform(-9, 9) for env in envs}, 60)
+        owed = needs(
+            dict.fromkeys(envs, 1 / len(envs)), {env: rng.uniform(-9, 9) for env in envs}, 60
+        )
         futile = select(*supply(**pools), owed, 60, spill=False).futile
         for share, tokens in futile.items():
             others, left = {env: list(sizes) for env, sizes in pools.items()}, tokens
             while (size := rng.randint(1, 30)) <= left:
-                others[env := rng.choice([env for env in envs if env != share])].insert(rng.randint(0, len(others[env])), size)
+                others[env := rng.choice([env for env in envs if env != share])].insert(
+                    rng.randint(0, len(others[env])), size
+                )
                 left -= size
             again = select(*supply(**others), owed, 60, spill=False)
             assert share in again.short
             tried += others != pools
-            others[rng.choice([env for env in envs if env != share])] = [61]  # too large for anything: it ends the batch where it has its turn
+            # too large for anything: it ends the batch where it has its turn
+            others[rng.choice([env for env in envs if env != share])] = [61]
             ended += share not in select(*supply(**others), owed, 60, spill=False).short
     assert tried > 1_000 and ended > 100

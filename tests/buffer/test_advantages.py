@@ -3,7 +3,17 @@ from itertools import product
 import numpy as np
 import pytest
 
-from streamrl.buffer.advantages import ADVANTAGES, advantage_named, dr_grpo, grpo, informative, maxrl, maxrl_of_version_0, reinforce_plus_plus, rloo
+from streamrl.buffer.advantages import (
+    ADVANTAGES,
+    advantage_named,
+    dr_grpo,
+    grpo,
+    informative,
+    maxrl,
+    maxrl_of_version_0,
+    reinforce_plus_plus,
+    rloo,
+)
 from streamrl.errors import ConfigError
 from tests.build import floats
 
@@ -29,7 +39,8 @@ def test_grpo_is_in_units_of_the_standard_deviation():
 
 def test_dr_grpo_leaves_the_scale_alone():
     np.testing.assert_allclose(dr_grpo(floats(1, 0, 0, 0)), [0.75, -0.25, -0.25, -0.25])
-    np.testing.assert_allclose(dr_grpo(floats(0.1, 0)), [0.05, -0.05], rtol=1e-6)  # grpo makes them 1 and -1
+    # grpo makes them 1 and -1
+    np.testing.assert_allclose(dr_grpo(floats(0.1, 0)), [0.05, -0.05], rtol=1e-6)
 
 
 def test_reinforce_plus_plus_leaves_the_reward_to_the_batch():
@@ -40,12 +51,19 @@ def test_maxrl_is_in_units_of_the_mean():
     # solved once in four tries, mean 1/4; twice, mean 1/2; the rarer success counts for more
     np.testing.assert_allclose(maxrl(floats(1, 0, 0, 0)), [3, -1, -1, -1])
     np.testing.assert_allclose(maxrl(floats(1, 1, 0, 0)), [1, 1, -1, -1])
-    assert maxrl(floats(0, 0)).tolist() == maxrl(floats(-1, 1)).tolist() == maxrl(floats(2, 2)).tolist() == [0, 0]
+    assert (
+        maxrl(floats(0, 0)).tolist()
+        == maxrl(floats(-1, 1)).tolist()
+        == maxrl(floats(2, 2)).tolist()
+        == [0, 0]
+    )
 
 
 @pytest.mark.parametrize("tries", [2, 3, 4])
 def test_maxrl_follows_the_gradient_of_the_log_likelihood(tries: int):
-    """All outcomes of a group, with P(solved) = p: the mean of A * d log P / dp is the first terms of d log p / dp = 1 + (1 - p) + (1 - p)^2 + ..."""
+    """All outcomes of a group, with P(solved) = p: the mean of A * d log P / dp is the first terms
+    of d log p / dp = 1 + (1 - p) + (1 - p)^2 + ...
+    """
     p = 0.3
     found = 0.0
     for solved in product((0, 1), repeat=tries):
@@ -74,7 +92,11 @@ def test_own_function_by_import_path():
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("rlo", "did you mean 'rloo'"), ("nowhere.at.all:f", "cannot be imported"), ("streamrl.buffer.advantages:nope", "has no 'nope'")],
+    [
+        ("rlo", "did you mean 'rloo'"),
+        ("nowhere.at.all:f", "cannot be imported"),
+        ("streamrl.buffer.advantages:nope", "has no 'nope'"),
+    ],
 )
 def test_a_wrong_name_is_explained(name: str, says: str):
     with pytest.raises(ConfigError, match=says):
@@ -82,8 +104,15 @@ def test_a_wrong_name_is_explained(name: str, says: str):
 
 
 def test_maxrl_of_a_mean_that_is_rounding_is_nothing():
-    """0.3 - 0.1 - 0.2 is 7e-18 in float64 of float32: a quotient of rounding, not of the problem's difficulty."""
+    """0.3 - 0.1 - 0.2 is 7e-18 in float64 of float32: a quotient of rounding, not of the problem's
+    difficulty.
+    """
     for rewards in ([0.3, -0.1, -0.2], [1e18, -1e18, 1e-21], [1e6, -1e6, 0.01]):
         assert maxrl(np.array(rewards, np.float32)).tolist() == [0.0] * 3
-    np.testing.assert_allclose(maxrl(np.array([1e-9, 0.0, 0.0], np.float32)), [2, -1, -1], rtol=1e-5)
-    assert np.abs(maxrl_of_version_0(np.array([0.3, -0.1, -0.2], np.float32))).max() > 1e6 and advantage_named("maxrl", 0) is maxrl_of_version_0
+    np.testing.assert_allclose(
+        maxrl(np.array([1e-9, 0.0, 0.0], np.float32)), [2, -1, -1], rtol=1e-5
+    )
+    assert (
+        np.abs(maxrl_of_version_0(np.array([0.3, -0.1, -0.2], np.float32))).max() > 1e6
+        and advantage_named("maxrl", 0) is maxrl_of_version_0
+    )

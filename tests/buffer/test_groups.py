@@ -8,7 +8,10 @@ from tests.build import floats, rollout, rollout_event, tokens, turns
 
 
 def test_the_shared_prompt_is_kept_once():
-    events = [rollout_event(i, rollout(sample=i, reward=float(i), turns=turns(response=range(3, 4 + i)))) for i in range(3)]
+    events = [
+        rollout_event(i, rollout(sample=i, reward=float(i), turns=turns(response=range(3, 4 + i))))
+        for i in range(3)
+    ]
     record = score(events, rloo)
     assert record.prompt.tolist() == [1, 2]
     assert record.lengths.tolist() == [1, 2, 3]
@@ -29,7 +32,10 @@ def test_what_the_policy_did_not_sample_is_masked():
 
 
 def test_only_what_all_prompts_begin_with_is_shared():
-    events = [rollout_event(0, rollout(sample=0, turns=turns(prompt=[1, 2, 7]))), rollout_event(1, rollout(sample=1, turns=turns(prompt=[1, 2, 9])))]
+    events = [
+        rollout_event(0, rollout(sample=0, turns=turns(prompt=[1, 2, 7]))),
+        rollout_event(1, rollout(sample=1, turns=turns(prompt=[1, 2, 9]))),
+    ]
     record = score(events, rloo)
     assert record.prompt.tolist() == [1, 2]
     assert record.tokens.tolist() == [7, 3, 4, 5, 9, 3, 4, 5]

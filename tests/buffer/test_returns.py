@@ -1,4 +1,6 @@
-"""Rewards on the way, worked by hand: what falls at a token counts for those before it and not for those behind."""
+"""Rewards on the way, worked by hand: what falls at a token counts for those before it and not for
+those behind.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from tests.build import floats, rollout, rollout_event, tokens
 
 
 def said(*ids: int, reward: float | None = None, token_rewards: np.ndarray | None = None) -> Turn:
-    return Turn(message="", role="assistant", tokens=tokens(*ids), logprobs=floats(*[-0.5] * len(ids)), reward=reward, token_rewards=token_rewards)
+    return Turn(
+        message="",
+        role="assistant",
+        tokens=tokens(*ids),
+        logprobs=floats(*[-0.5] * len(ids)),
+        reward=reward,
+        token_rewards=token_rewards,
+    )
 
 
 def asked(*ids: int, fork: bool = False, reward: float | None = None) -> Turn:
@@ -25,17 +34,25 @@ def of(sample: int, total: float, *turns: Turn) -> Rollout:
 
 
 def test_a_turns_reward_falls_at_its_last_token_and_a_tokens_at_itself():
-    turns = [asked(1, 2), said(3, 4, reward=0.5), asked(9, reward=0.25), said(5, 6, token_rewards=floats(0.125, -0.125))]
+    turns = [
+        asked(1, 2),
+        said(3, 4, reward=0.5),
+        asked(9, reward=0.25),
+        said(5, 6, token_rewards=floats(0.125, -0.125)),
+    ]
     assert rewards_on_the_way(turns).tolist() == [0, 0, 0, 0.5, 0.25, 0.125, -0.125]
     # sampled: 3, 4, 5, 6. In all 2, of which 0.75 on the way: the rest, 1.25, is for everybody
     assert to_go(of(0, 2.0, *turns)).tolist() == [2.0, 2.0, 1.25, 1.125, 1.25]
 
 
 def test_advantages_are_the_groups_function_at_every_position():
-    one = of(0, 1.5, asked(1), said(3, 4, reward=0.5), asked(9), said(5, reward=1.0))  # to go: 1.5 1.5 1
-    two = of(1, 0.5, asked(1), said(3, reward=0.25), asked(9), said(6, 7, 8, reward=0.25))  # to go: 0.5 0.25 0.25 0.25
+    # to go: 1.5 1.5 1
+    one = of(0, 1.5, asked(1), said(3, 4, reward=0.5), asked(9), said(5, reward=1.0))
+    # to go: 0.5 0.25 0.25 0.25
+    two = of(1, 0.5, asked(1), said(3, reward=0.25), asked(9), said(6, 7, 8, reward=0.25))
     found = token_advantages([one, two], rloo)
-    assert found is not None  # with two, leave-one-out is the difference; when the first is over it stands with 0
+    # with two, leave-one-out is the difference; when the first is over it stands with 0
+    assert found is not None
     assert [a.tolist() for a in found] == [[1.0, 1.25, 0.75], [-1.0, -1.25, -0.75, 0.25]]
     assert [a[0] for a in found] == rloo(floats(1.5, 0.5)).tolist()
 
@@ -61,30 +78,63 @@ def test_the_function_is_asked_once_where_nothing_changes():
 
 def test_rewards_that_float32_does_not_hold_apart_are_summed_in_float64():
     rewards = np.full(3, np.float32(0.1))
-    assert to_go(of(0, float(rewards.sum(dtype=np.float64)), said(3, 4, 5, token_rewards=rewards)))[-1] == 0.0
+    assert (
+        to_go(of(0, float(rewards.sum(dtype=np.float64)), said(3, 4, 5, token_rewards=rewards)))[-1]
+        == 0.0
+    )
 
 
 def test_nonsense_of_an_advantage_function_is_named_with_its_group():
     turns = (said(3, reward=0.5), said(4, reward=0.5))
-    with pytest.raises(ValueError, match=r"group g0: the advantage function returned .* expected 1 finite"):
-        score([rollout_event(0, of(0, 1.0, *turns))], lambda r: np.full(1, np.nan) if r[0] < 1 else r)
+    with pytest.raises(
+        ValueError, match=r"group g0: the advantage function returned .* expected 1 finite"
+    ):
+        score(
+            [rollout_event(0, of(0, 1.0, *turns))], lambda r: np.full(1, np.nan) if r[0] < 1 else r
+        )
 
 
 def forked() -> Rollout:
     """Two answers, and then a third to a history that the template has rewritten."""
-    return of(0, 1.0, asked(1, 2), said(3, 4, reward=0.25), asked(9), said(5), asked(1, 2, 4, 9, fork=True), said(7, 8, reward=0.75))
+    return of(
+        0,
+        1.0,
+        asked(1, 2),
+        said(3, 4, reward=0.25),
+        asked(9),
+        said(5),
+        asked(1, 2, 4, 9, fork=True),
+        said(7, 8, reward=0.75),
+    )
 
 
 def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
-    record = score([rollout_event(4, forked()), rollout_event(6, of(1, 0.0, asked(1, 2), said(7)))], rloo)
+    record = score(
+        [rollout_event(4, forked()), rollout_event(6, of(1, 0.0, asked(1, 2), said(7)))], rloo
+    )
     assert [len(turns) for turns in sequences(forked())] == [4, 2]
-    assert (record.uids, record.offsets.tolist(), record.rewards.tolist()) == (["g0-0", "g0-0", "g0-1"], [4, 4, 6], [1, 1, 0])
+    assert (record.uids, record.offsets.tolist(), record.rewards.tolist()) == (
+        ["g0-0", "g0-0", "g0-1"],
+        [4, 4, 6],
+        [1, 1, 0],
+    )
     assert record.prompt.tolist() == [1, 2] and record.lengths.tolist() == [4, 4, 1]
     assert record.tokens.tolist() == [3, 4, 9, 5, 4, 9, 7, 8, 7]
     assert record.loss_mask is not None and record.loss_mask.tolist() == [1, 1, 0, 1, 0, 0, 1, 1, 1]
-    # to go: 1 1 .75 .75 .75 against 0 0 0 0 0: what was earned before the fork is not the merit of what comes behind
+    # to go: 1 1 .75 .75 .75 against 0 0 0 0 0: what was earned before the fork is not the merit of
+    # what comes behind
     assert record.advantages.tolist() == [1, 1, -1]
-    assert record.token_advantages is not None and record.token_advantages.tolist() == [1, 1, 0, 0.75, 0, 0, 0.75, 0.75, -1]
+    assert record.token_advantages is not None and record.token_advantages.tolist() == [
+        1,
+        1,
+        0,
+        0.75,
+        0,
+        0,
+        0.75,
+        0.75,
+        -1,
+    ]
 
 
 def test_a_fork_in_which_nothing_was_sampled_is_left_out():

@@ -1,4 +1,6 @@
-"""`python -m tests.chaos`: kill a run so many times and say what came of it. Exit code 1 when something was lost, doubled or different."""
+"""`python -m tests.chaos`: kill a run so many times and say what came of it. Exit code 1 when
+something was lost, doubled or different.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,35 @@ from tests.chaos.verdict import verdict
 
 
 @click.command()
-@click.option("--kills", type=click.IntRange(1), default=100, show_default=True, help="Of parts and broker together.")
+@click.option(
+    "--kills",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Of parts and broker together.",
+)
 @click.option("--seed", type=int, help="Whom and when; default: drawn.")
-@click.option("--dir", "directory", type=click.Path(path_type=Path), default=Path("runs/chaos"), show_default=True, help="Of the run.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("runs/chaos"),
+    show_default=True,
+    help="Of the run.",
+)
 def main(kills: int, seed: int | None, directory: Path) -> None:
     """Kill the parts of a run and its broker, then account for every rollout."""
-    logging.getLogger().addHandler(logging.NullHandler())  # ends are expected here; the parts have logs of their own
+    # ends are expected here; the parts have logs of their own
+    logging.getLogger().addHandler(logging.NullHandler())
     signal.signal(signal.SIGTERM, interrupt)
     seed = random.randrange(1 << 16) if seed is None else seed
     run = known.run_file(directory.absolute())
     try:
         kills_planned = plan(kills, seed, known.parts(run))
-        with shown(f"chaos, seed {seed}", Console(stderr=True)) as progress, struck(run, kills_planned, seed, progress=progress) as harness:
+        with (
+            shown(f"chaos, seed {seed}", Console(stderr=True)) as progress,
+            struck(run, kills_planned, seed, progress=progress) as harness,
+        ):
             said = report(seed, harness.struck, verdict(harness.log, run))
     except Stuck as error:
         sys.exit(f"chaos, seed {seed}: {error}; see {run.directory / 'logs'}")

@@ -1,4 +1,6 @@
-"""An env stand-in: the real one's accounts, answers that are known beforehand, and no servers. Several problems at a time, finished out of order."""
+"""An env stand-in: the real one's accounts, answers that are known beforehand, and no servers.
+Several problems at a time, finished out of order.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,17 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
     """Produce what is wanted, until `stop` is set; what is open then is done by the next life."""
     part = env_part(env, 0)
     writer = log.writer(part, journal(part))
-    progress = newest(log, journal(part), EnvProgress) or EnvProgress(producer=f"{env}-0", next_problem=0)
+    progress = newest(log, journal(part), EnvProgress) or EnvProgress(
+        producer=f"{env}-0", next_problem=0
+    )
     counter, credit = Counter(progress, 1), Credit(f"{env}-0", 1, GUESS_TOKENS)
     credit.launched = progress.published_groups + len(progress.open_problems)
-    reader = log.reader({("demand", 0): log.start("demand", 0), ("policy-versions", 0): log.start("policy-versions", 0)})
+    reader = log.reader(
+        {
+            ("demand", 0): log.start("demand", 0),
+            ("policy-versions", 0): log.start("policy-versions", 0),
+        }
+    )
     under_way = dict.fromkeys(progress.open_problems, 0.0)  # number -> when it is done
     version = -1
     while not stop.is_set():
@@ -40,10 +49,26 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
             credit.launched += 1
             number = counter.take()
             under_way[number] = now + Random(number).uniform(0, LONGEST_S)
-        if done := [number for number, done_s in under_way.items() if done_s <= now and version >= 0]:
-            groups = {number: [known.at_version(rollout, version) for rollout in known.rollouts(env, number)] for number in done}
-            produced = [Output(f"rollouts.{env}", rollout.group_id, rollout) for group in groups.values() for rollout in group]
-            writer.commit([to_message(output) for output in (*produced, Output(journal(part), f"{env}-0", counter.done(done)))])
+        if done := [
+            number for number, done_s in under_way.items() if done_s <= now and version >= 0
+        ]:
+            groups = {
+                number: [
+                    known.at_version(rollout, version) for rollout in known.rollouts(env, number)
+                ]
+                for number in done
+            }
+            produced = [
+                Output(f"rollouts.{env}", rollout.group_id, rollout)
+                for group in groups.values()
+                for rollout in group
+            ]
+            writer.commit(
+                [
+                    to_message(output)
+                    for output in (*produced, Output(journal(part), f"{env}-0", counter.done(done)))
+                ]
+            )
             for number, group in groups.items():
                 credit.measured(tokens_of(group))
                 del under_way[number]

@@ -1,4 +1,6 @@
-"""Runs a data path, kills it as planned, lets it come to rest. The parts and the broker are processes under the project's own supervisor."""
+"""Runs a data path, kills it as planned, lets it come to rest. The parts and the broker are
+processes under the project's own supervisor.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ PATIENCE_S = 120.0  # for whatever must come
 LOOKS_S = 0.02  # on average between two looks whether a victim is where it is to be hit
 HALT_S = 5.0  # until SIGSTOP has worked
 QUIET_S = 2.0  # without a commit: the run has come to rest
-OPEN = {"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"}  # states of a transaction that readers still wait for
+# states of a transaction that readers still wait for
+OPEN = {"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"}
 
 
 class Stuck(Exception):
@@ -47,9 +50,12 @@ class Struck:
     """What was done to a run."""
 
     kills_by_role: Counter[str] = field(default_factory=Counter[str])
-    inside: Counter[str] = field(default_factory=Counter[str])  # kills in an open transaction, by role; as the broker said
-    returns_s: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])  # part, from the broker's return to its next commit
-    restarts_s: list[float] = field(default_factory=list[float])  # from a part's death to the first commit of its next life
+    # kills in an open transaction, by role; as the broker said
+    inside: Counter[str] = field(default_factory=Counter[str])
+    # part, from the broker's return to its next commit
+    returns_s: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    # from a part's death to the first commit of its next life
+    restarts_s: list[float] = field(default_factory=list[float])
     seconds: float = 0.0
 
 
@@ -58,12 +64,17 @@ class Harness:
 
     def __init__(self, run: RunFile, logs: str) -> None:
         self.run, self.parts, self._kind = run, known.parts(run), logs
-        environment = {name: value for name, value in os.environ.items() if name != "STREAMRL_KAFKA"}
-        self.supervisor = Supervisor(run.directory / "logs", {**environment, "PYTHONPATH": str(ROOT)})
+        environment = {
+            name: value for name, value in os.environ.items() if name != "STREAMRL_KAFKA"
+        }
+        self.supervisor = Supervisor(
+            run.directory / "logs", {**environment, "PYTHONPATH": str(ROOT)}
+        )
         (run.directory / "notes").mkdir()
         self.notes = {name: note_of(run, name) for name in self.parts}
         self._wanted: list[str] = [BROKER]
-        self._killed: dict[str, tuple[int, float]] = {}  # process and time, of those that have not committed since
+        # process and time, of those that have not committed since
+        self._killed: dict[str, tuple[int, float]] = {}
         self.struck = Struck()
 
     @property
@@ -78,7 +89,8 @@ class Harness:
     def close(self) -> None:
         self.supervisor.close(limit_s=5.0)
 
-    # ---- supervision ------------------------------------------------------------------------------------------------------------------------
+    # ---- supervision
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Start what is not running, and note who is well again."""
@@ -86,16 +98,34 @@ class Harness:
         for name in self._wanted:
             ends = observed[name].ends if name in observed else ()
             if name in observed and observed[name].running:
-                if name in self._killed and self._killed[name][0] != self.supervisor.pid(name) and self.commits(name):
+                if (
+                    name in self._killed
+                    and self._killed[name][0] != self.supervisor.pid(name)
+                    and self.commits(name)
+                ):
                     self.struck.restarts_s.append(time.monotonic() - self._killed.pop(name)[1])
-            elif not ends or ends[-1].exit_code == -signal.SIGKILL or now > ends[-1].time_s + BACKOFF_S:
+            elif (
+                not ends
+                or ends[-1].exit_code == -signal.SIGKILL
+                or now > ends[-1].time_s + BACKOFF_S
+            ):
                 if ends and ends[-1].exit_code in HOPELESS:
-                    raise Stuck(f"{name} has given up with exit code {ends[-1].exit_code}: {self.supervisor.last_line(name)}")
+                    raise Stuck(
+                        f"{name} has given up with exit code {ends[-1].exit_code}: {self.supervisor.last_line(name)}"
+                    )
                 self.supervisor.start(name, self._command(name))
 
     def _command(self, name: str) -> list[str]:
         file = str(self.run.directory / directory.RUN_FILE)
-        return [sys.executable, "-m", *(("streamrl.cli", BROKER, file) if name == BROKER else ("tests.chaos.part", file, name, self._kind))]
+        return [
+            sys.executable,
+            "-m",
+            *(
+                ("streamrl.cli", BROKER, file)
+                if name == BROKER
+                else ("tests.chaos.part", file, name, self._kind)
+            ),
+        ]
 
     def rest(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -111,8 +141,14 @@ class Harness:
                 return
             if time.monotonic() > deadline:
                 self.ask_where()
-                lines = "; ".join(f"{name}: {self.supervisor.last_line(name)}" for name in self._wanted if self.supervisor.has(name))
-                raise Stuck(f"within {patience(limit_s):.0f} s it did not come to this: {what} ({lines})")
+                lines = "; ".join(
+                    f"{name}: {self.supervisor.last_line(name)}"
+                    for name in self._wanted
+                    if self.supervisor.has(name)
+                )
+                raise Stuck(
+                    f"within {patience(limit_s):.0f} s it did not come to this: {what} ({lines})"
+                )
             time.sleep(TICK_S)
 
     def ask_where(self) -> None:
@@ -125,7 +161,11 @@ class Harness:
     def commits(self, name: str) -> int:
         """Of its present life."""
         note = self.notes[name]
-        return note.commits if self.supervisor.has(name) and note.pid == self.supervisor.pid(name) else 0
+        return (
+            note.commits
+            if self.supervisor.has(name) and note.pid == self.supervisor.pid(name)
+            else 0
+        )
 
     def everybody_works(self) -> bool:
         return all(self.commits(name) for name in self.parts)
@@ -133,7 +173,8 @@ class Harness:
     def broker_answers(self) -> bool:
         return broker.running(broker.home_of(self.run)) is not None
 
-    # ---- kills --------------------------------------------------------------------------------------------------------------------------------
+    # ---- kills
+    # --------------------------------------------------------------------------------------------------------------------------------
 
     def kill(self, kill: Kill, draw: Random) -> None:
         """One kill as planned. The next one may come before the victim is back."""
@@ -142,7 +183,9 @@ class Harness:
             self.rest(kill.pause_s)
             self.kill_broker()
         else:
-            self.until(lambda: self.commits(kill.part), f"{kill.part} has committed since its last start")
+            self.until(
+                lambda: self.commits(kill.part), f"{kill.part} has committed since its last start"
+            )
             self.rest(kill.pause_s)
             self.kill_part(kill, draw)
         self.struck.kills_by_role[known.role(kill.part)] += 1
@@ -161,32 +204,51 @@ class Harness:
                         return
                 os.kill(pid, signal.SIGCONT)
             self.rest(draw.expovariate(1 / LOOKS_S))
-        raise Stuck(f"{name} was never found with a transaction open: {self.supervisor.last_line(name)}")
+        raise Stuck(
+            f"{name} was never found with a transaction open: {self.supervisor.last_line(name)}"
+        )
 
     def is_open(self, name: str) -> bool:
-        """Has this part, which stands still, something in the log that is not decided yet? The broker knows; without transactions its own note."""
+        """Has this part, which stands still, something in the log that is not decided yet? The
+        broker knows; without transactions its own note.
+        """
         if self._kind == "no-transactions" or not self.notes[name].open:
             return self.notes[name].open
-        identity = f"{self.run.run}.{'learner-' + self.run.learner.name if name == 'learner' else name}"
+        identity = (
+            f"{self.run.run}.{'learner-' + self.run.learner.name if name == 'learner' else name}"
+        )
         admin = KafkaAdminClient(bootstrap_servers=broker.settings(self.run)["bootstrap.servers"])
         try:
-            return str(getattr(admin.describe_transactions([identity])[identity].state, "value", "")) in OPEN
+            return (
+                str(getattr(admin.describe_transactions([identity])[identity].state, "value", ""))
+                in OPEN
+            )
         finally:
             admin.close()
 
     def kill_broker(self) -> None:
-        """Kill the broker, wait for the next one, and measure how long after its return each part commits again."""
+        """Kill the broker, wait for the next one, and measure how long after its return each part
+        commits again.
+        """
         home = broker.home_of(self.run)
         found = broker.find(home)
         assert found is not None
         found.process.kill()
         self.until(lambda: not found.alive(), "the broker is gone")
         self.until(self.broker_answers, "the broker answers again")
-        returned, before = time.monotonic(), {name: (self.notes[name].pid, self.notes[name].commits) for name in self.parts}
+        returned, before = (
+            time.monotonic(),
+            {name: (self.notes[name].pid, self.notes[name].commits) for name in self.parts},
+        )
         waiting = list(self.parts)
 
         def note() -> bool:
-            for name in [name for name in waiting if self.commits(name) and (self.notes[name].pid, self.notes[name].commits) != before[name]]:
+            for name in [
+                name
+                for name in waiting
+                if self.commits(name)
+                and (self.notes[name].pid, self.notes[name].commits) != before[name]
+            ]:
                 self.struck.returns_s.append((name, time.monotonic() - returned))
                 waiting.remove(name)
             return not waiting
@@ -194,15 +256,20 @@ class Harness:
         self.until(note, "every part commits after the broker's return")
 
     def restart(self, name: str) -> int:
-        """SIGTERM, as a rollout of another version of the code does it; then it must commit in its next life. Returns its exit code."""
+        """SIGTERM, as a rollout of another version of the code does it; then it must commit in its
+        next life. Returns its exit code.
+        """
         self.until(lambda: self.commits(name), f"{name} has committed since its last start")
         pid = self.supervisor.pid(name)
         os.kill(pid, signal.SIGTERM)
-        self.until(lambda: self.supervisor.pid(name) != pid, f"{name} has ended and is started again")
+        self.until(
+            lambda: self.supervisor.pid(name) != pid, f"{name} has ended and is started again"
+        )
         self.until(lambda: self.commits(name), f"{name} commits again")
         return self.supervisor.observe()[name].ends[-1].exit_code
 
-    # ---- the end ------------------------------------------------------------------------------------------------------------------------------
+    # ---- the end
+    # ------------------------------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """The envs stop, the others work off what they can, then everybody but the broker stops."""
@@ -214,7 +281,9 @@ class Harness:
 
         def quiet() -> bool:
             counts.append((time.monotonic(), [self.commits(name) for name in self.parts]))
-            return any(now == counts[-1][1] and time_s < counts[-1][0] - QUIET_S for time_s, now in counts)
+            return any(
+                now == counts[-1][1] and time_s < counts[-1][0] - QUIET_S for time_s, now in counts
+            )
 
         self.until(quiet, "nobody commits any more")
         self._wanted = [BROKER]
@@ -229,14 +298,24 @@ def halt(pid: int) -> bool:
         if state == "Z":
             return False
         if time.monotonic() > deadline:
-            raise Stuck(f"process {pid} does not stand still {patience(HALT_S):.0f} s after SIGSTOP but is in state {state}")
+            raise Stuck(
+                f"process {pid} does not stand still {patience(HALT_S):.0f} s after SIGSTOP but is in state {state}"
+            )
         time.sleep(0.0002)
     return True
 
 
 @contextlib.contextmanager
-def struck(run: RunFile, kills: Sequence[Kill], seed: int, logs: str = "transactions", progress: Report = silent) -> Iterator[Harness]:
-    """A run that was killed as planned and has come to rest. Its broker is up for as long as the block lasts."""
+def struck(
+    run: RunFile,
+    kills: Sequence[Kill],
+    seed: int,
+    logs: str = "transactions",
+    progress: Report = silent,
+) -> Iterator[Harness]:
+    """A run that was killed as planned and has come to rest. Its broker is up for as long as the
+    block lasts.
+    """
     with at_work(run, logs) as harness:
         started, draw = time.monotonic(), Random(seed)
         for number, kill in enumerate(kills):

@@ -1,4 +1,6 @@
-"""What a chaos run consists of and what must come of it: a rollout is a pure function of its env, problem and sample, weights of the batches."""
+"""What a chaos run consists of and what must come of it: a rollout is a pure function of its env,
+problem and sample, weights of the batches.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FIRST_WEIGHTS = hashlib.sha256(b"chaos").hexdigest()
 
 
 def run_file(directory: Path) -> RunFile:
-    """Two envs with shares of their own and a rest, two partitions, ages, a batch ahead: whatever keeps state is in it. `directory`: of the run."""
+    """Two envs with shares of their own and a rest, two partitions, ages, a batch ahead: whatever
+    keeps state is in it. `directory`: of the run.
+    """
     settings = {
         "run": RUN,
         "runs_dir": str(directory.parent),
@@ -51,29 +55,43 @@ def group_id(env: str, number: int) -> str:
 
 @lru_cache(maxsize=4096)
 def rollouts(env: str, number: int) -> tuple[Rollout, ...]:
-    """The records of a problem as its env publishes them, at version 0: some have failed, some are longer than a row, some are there twice."""
+    """The records of a problem as its env publishes them, at version 0: some have failed, some are
+    longer than a row, some are there twice.
+    """
     draw = Random(group_id(env, number))
     prompt = [draw.randrange(1, 1000) for _ in range(draw.randint(1, 4))]
-    failed, long, doubled = (draw.randrange(GROUP_SIZE) if draw.random() < share else None for share in (FAILS, TOO_LONG, DOUBLED))
-    made = [_rollout(env, number, i, draw, prompt, i == failed, MAX_SEQ_LEN if i == long else 0) for i in range(GROUP_SIZE)]
+    failed, long, doubled = (
+        draw.randrange(GROUP_SIZE) if draw.random() < share else None
+        for share in (FAILS, TOO_LONG, DOUBLED)
+    )
+    made = [
+        _rollout(env, number, i, draw, prompt, i == failed, MAX_SEQ_LEN if i == long else 0)
+        for i in range(GROUP_SIZE)
+    ]
     return tuple(made if doubled is None else [*made, made[doubled]])
 
 
 def at_version(rollout: Rollout, version: int) -> Rollout:
     """The same, sampled by another version: that depends on when, all else does not."""
-    return Rollout(**{**fields(rollout), "policy_version": version, "newest_policy_version": version})
+    return Rollout(
+        **{**fields(rollout), "policy_version": version, "newest_policy_version": version}
+    )
 
 
 def fields(rollout: Rollout) -> dict[str, object]:
     return {name: getattr(rollout, name) for name in rollout.__struct_fields__}
 
 
-def _rollout(env: str, number: int, i: int, draw: Random, prompt: list[int], failed: bool, longer: int) -> Rollout:
+def _rollout(
+    env: str, number: int, i: int, draw: Random, prompt: list[int], failed: bool, longer: int
+) -> Rollout:
     """`longer`: tokens it has beyond those drawn."""
     response = [draw.randrange(1, 1000) for _ in range(draw.randint(1, 8) + longer)]
     logprobs = np.array([-draw.random() for _ in response], np.float32)
     turns = [Turn(message="", role="user", tokens=np.array(prompt, np.uint16))]
-    turns.append(Turn(message="", role="assistant", tokens=np.array(response, np.uint16), logprobs=logprobs))
+    turns.append(
+        Turn(message="", role="assistant", tokens=np.array(response, np.uint16), logprobs=logprobs)
+    )
     reward = draw.randrange(5) / 4  # sums of these are exact
     return Rollout(
         environment=env,

@@ -1,4 +1,6 @@
-"""A learner stand-in: a checkpoint with its place in `batches`, weights that are a hash over all batches, and the real one's way to start again."""
+"""A learner stand-in: a checkpoint with its place in `batches`, weights that are a hash over all
+batches, and the real one's way to start again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Checkpoint(NamedTuple):
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Train until `stop` is set. Raises VersionMismatch when a version that is announced does not come out the same again."""
+    """Train until `stop` is set. Raises VersionMismatch when a version that is announced does not
+    come out the same again.
+    """
     learner, file = run.learner.name, run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{learner}", "policy-versions")
     announced = announcements(log, learner)
@@ -51,9 +55,18 @@ def publish(learner: str, writer: Writer, announced: dict[int, str], here: Check
     version, weights = here.version, here.weights
     if version in announced:
         if announced[version] != weights:
-            raise VersionMismatch(f"version {version} was announced as {announced[version][:12]} and now is {weights[:12]}")
+            raise VersionMismatch(
+                f"version {version} was announced as {announced[version][:12]} and now is {weights[:12]}"
+            )
         return
-    record = PolicyVersion(learner=learner, version=version, uri="", size_bytes=0, sha256=weights, batch=version - 1 if version else None)
+    record = PolicyVersion(
+        learner=learner,
+        version=version,
+        uri="",
+        size_bytes=0,
+        sha256=weights,
+        batch=version - 1 if version else None,
+    )
     writer.commit([to_message(Output("policy-versions", learner, record))])
     writer.mark({("batches", 0): here.offset})
     announced[version] = weights

@@ -1,4 +1,6 @@
-"""One part of a chaos run, as a process: `python -m tests.chaos.part RUN.yaml NAME LOG`, with a LOG of `LOGS`. Ends as `streamrl` does."""
+"""One part of a chaos run, as a process: `python -m tests.chaos.part RUN.yaml NAME LOG`, with a LOG
+of `LOGS`. Ends as `streamrl` does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whom to kill, and when, drawn from a seed: the roles in turn, the broker now and then, most of it inside open transactions."""
+"""Whom to kill, and when, drawn from a seed: the roles in turn, the broker now and then, most of it
+inside open transactions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def plan(kills: int, seed: int, parts: Sequence[str]) -> list[Kill]:
     draw = Random(seed)
     brokers = max(round(kills * BROKER_FRAC), 1)
     roles = sorted({role(part) for part in parts})
-    victims = [draw.choice([part for part in parts if role(part) == roles[i % len(roles)]]) for i in range(kills - brokers)]
+    victims = [
+        draw.choice([part for part in parts if role(part) == roles[i % len(roles)]])
+        for i in range(kills - brokers)
+    ]
     inside = [i < round(len(victims) * INSIDE_FRAC) for i in range(len(victims))]
     draw.shuffle(inside)
     chosen = [*zip(victims, inside, strict=True), *[(BROKER, False)] * brokers]

@@ -1,4 +1,6 @@
-"""What is said about a chaos run: a table for people, chaos.json for programs. The keys are explained in docs/chaos.md."""
+"""What is said about a chaos run: a table for people, chaos.json for programs. The keys are
+explained in docs/chaos.md.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def report(seed: int, struck: Struck, found: Verdict) -> dict[str, Any]:
     returns = [seconds for _, seconds in struck.returns_s]
     return {
         "kills": struck.kills_by_role.total(),
-        "kills_by_role": {role: count for role, count in sorted(struck.kills_by_role.items()) if role != BROKER},
+        "kills_by_role": {
+            role: count for role, count in sorted(struck.kills_by_role.items()) if role != BROKER
+        },
         "broker_kills": struck.kills_by_role[BROKER],
         "kills_in_open_transaction": struck.inside.total(),
         "open_transaction_kills_by_role": dict(sorted(struck.inside.items())),
@@ -46,7 +50,15 @@ def report(seed: int, struck: Struck, found: Verdict) -> dict[str, Any]:
 
 def spread(seconds: list[float]) -> dict[str, float]:
     """Median and largest."""
-    return {"count": len(seconds), "median": round(statistics.median(seconds), 2), "max": round(max(seconds), 2)} if seconds else {}
+    return (
+        {
+            "count": len(seconds),
+            "median": round(statistics.median(seconds), 2),
+            "max": round(max(seconds), 2),
+        }
+        if seconds
+        else {}
+    )
 
 
 def table(said: dict[str, Any]) -> Table:

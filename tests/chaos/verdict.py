@@ -1,5 +1,6 @@
-"""What came of a run, from its topics alone: every rollout there as it is known to be, trained once at most, with one fate at most; and the same when
-replayed."""
+"""What came of a run, from its topics alone: every rollout there as it is known to be, trained once
+at most, with one fate at most; and the same when replayed.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +40,14 @@ class Verdict:
     batches: int = 0
     versions: int = 0
     in_flight: int = 0  # rollouts that a part holds in the end
-    lost: int = 0  # rollouts that their env has published or the batcher put into a batch, and that are not there
+    # rollouts that their env has published or the batcher put into a batch, and that are not there
+    lost: int = 0
     trained_twice: int = 0  # further occurrences of a rollout in the batches
     two_fates: int = 0
     without_fate: int = 0  # and nobody holds them
     audit_balanced: bool = False
-    batches_identical: bool = False  # to those of the replay of the journals, byte for byte; groups as well
+    # to those of the replay of the journals, byte for byte; groups as well
+    batches_identical: bool = False
     wrong: int = 0  # whatever else is not as it must be
     faults: list[str] = field(default_factory=list[str])  # some of it, in words
 
@@ -77,7 +80,9 @@ def verdict(log: Log, run: RunFile) -> Verdict:
 
 
 def look_at_rollouts(log: Log, run: RunFile, found: Verdict) -> dict[Where, str]:
-    """Each env has published what it says, each problem once and as known. Returns whose uid lies where."""
+    """Each env has published what it says, each problem once and as known. Returns whose uid lies
+    where.
+    """
     where: dict[Where, str] = {}
     for env in run.envs:
         there: dict[int, list[str]] = {}
@@ -88,23 +93,39 @@ def look_at_rollouts(log: Log, run: RunFile, found: Verdict) -> dict[Where, str]
                 continue
             where[env, event.partition, event.offset] = event.record.rollout_uid
             there.setdefault(number_of(event.record.group_id), []).append(event.record.rollout_uid)
-        progress = newest(log, journal(env_part(env, 0)), EnvProgress) or EnvProgress(producer="", next_problem=0)
+        progress = newest(log, journal(env_part(env, 0)), EnvProgress) or EnvProgress(
+            producer="", next_problem=0
+        )
         published = set(range(progress.next_problem)) - set(progress.open_problems)
         for number in sorted(published | there.keys()):
-            wanted = [rollout.rollout_uid for rollout in known.rollouts(env, number)] if number in published else []
+            wanted = (
+                [rollout.rollout_uid for rollout in known.rollouts(env, number)]
+                if number in published
+                else []
+            )
             if there.get(number, []) != wanted:
                 found.lost += (Counter(wanted) - Counter(there.get(number, []))).total()
-                found.fault(f"problem {number} of {env} has rollouts {there.get(number, [])}, not {wanted}")
+                found.fault(
+                    f"problem {number} of {env} has rollouts {there.get(number, [])}, not {wanted}"
+                )
     return where
 
 
 def is_known(env: str, rollout: Rollout) -> bool:
-    same = [one for one in known.rollouts(env, number_of(rollout.group_id)) if one.rollout_uid == rollout.rollout_uid]
-    return bool(same) and encode(known.at_version(same[0], rollout.policy_version)) == encode(rollout)
+    same = [
+        one
+        for one in known.rollouts(env, number_of(rollout.group_id))
+        if one.rollout_uid == rollout.rollout_uid
+    ]
+    return bool(same) and encode(known.at_version(same[0], rollout.policy_version)) == encode(
+        rollout
+    )
 
 
 def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, str]) -> None:
-    """Each group closed once, of rollouts that lie where it says, with their tokens and the advantages of their rewards."""
+    """Each group closed once, of rollouts that lie where it says, with their tokens and the
+    advantages of their rewards.
+    """
     closed = Counter[str]()
     for env in run.envs:
         for event in events(log, f"groups.{env}", "scored-group"):
@@ -114,17 +135,25 @@ def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, st
             closed[group.group_id] += 1
             there = [where.get((env, group.partition, offset)) for offset in group.offsets.tolist()]
             if there != group.uids or len(set(there)) != len(there):
-                found.fault(f"group {group.group_id} has the rollouts {group.uids}; where it says lie {there}")
+                found.fault(
+                    f"group {group.group_id} has the rollouts {group.uids}; where it says lie {there}"
+                )
             for member, advantage in zip(members_of_group(group), group.advantages, strict=True):
-                mean = (float(group.rewards.sum()) - float(member.reward)) / max(len(group.uids) - 1, 1)  # of the others
+                # of the others
+                mean = (float(group.rewards.sum()) - float(member.reward)) / max(
+                    len(group.uids) - 1, 1
+                )
                 if not is_same(member) or not np.isclose(advantage, member.reward - mean):
                     found.fault(f"{member.uid} is not in group {group.group_id} as it was sampled")
     for name in [name for name, times in closed.items() if times > 1]:
         found.fault(f"group {name} was closed {closed[name]} times")
 
 
-def look_at_batches(log: Log, run: RunFile, found: Verdict, sha256_of: Callable[[str], str] = str) -> None:
-    """Batches follow each other, hold what their fates say, each rollout once, as it was sampled; and versions are what training on them gives.
+def look_at_batches(
+    log: Log, run: RunFile, found: Verdict, sha256_of: Callable[[str], str] = str
+) -> None:
+    """Batches follow each other, hold what their fates say, each rollout once, as it was sampled;
+    and versions are what training on them gives.
 
     `sha256_of`: what weights are announced as.
     """
@@ -138,21 +167,39 @@ def look_at_batches(log: Log, run: RunFile, found: Verdict, sha256_of: Callable[
         for member in members_of_batch(batch):
             if not is_same(member):
                 found.fault(f"{member.uid} is not in batch {batch.number} as it was sampled")
-    fated = Counter((uid, f.batch or 0) for event in events(log, "fates", "fate") if (f := fate_of(event)).fate == "batched" for uid in f.uids)
+    fated = Counter(
+        (uid, f.batch or 0)
+        for event in events(log, "fates", "fate")
+        if (f := fate_of(event)).fate == "batched"
+        for uid in f.uids
+    )
     found.lost += (fated - trained).total()
     for uid, number in trained - fated:
         found.fault(f"{uid} is in batch {number}, and no fate says so")
-    found.trained_twice = sum(times - 1 for times in Counter(uid for uid, _ in trained.elements()).values())
+    found.trained_twice = sum(
+        times - 1 for times in Counter(uid for uid, _ in trained.elements()).values()
+    )
     announced = [event.record for event in events(log, "policy-versions", "policy-version")]
     found.versions = len(announced)
-    wanted = [(version, sha256_of(of), version - 1 if version else None) for version, of in enumerate(weights)]
-    if (there := [(v.version, v.sha256, v.batch) for v in announced if isinstance(v, PolicyVersion)]) != wanted:
-        found.fault(f"{len(there)} versions are announced and are not the {len(wanted)} that the batches give")
+    wanted = [
+        (version, sha256_of(of), version - 1 if version else None)
+        for version, of in enumerate(weights)
+    ]
+    if (
+        there := [(v.version, v.sha256, v.batch) for v in announced if isinstance(v, PolicyVersion)]
+    ) != wanted:
+        found.fault(
+            f"{len(there)} versions are announced and are not the {len(wanted)} that the batches give"
+        )
 
 
 def look_at_accounts(log: Log, run: RunFile, found: Verdict) -> None:
     account = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()))
-    found.two_fates, found.without_fate, found.in_flight = account.twice, account.lost, account.total("in flight")
+    found.two_fates, found.without_fate, found.in_flight = (
+        account.twice,
+        account.lost,
+        account.total("in flight"),
+    )
     found.audit_balanced = account.balanced and account.published == found.rollouts
     for problem in account.problems:
         found.say(problem)
@@ -164,8 +211,13 @@ def look_at_replay(log: Log, run: RunFile, found: Verdict) -> None:
     for result in replayed.values():
         if result.difference:
             found.say(f"replay: {result.difference}")
-    counts = replayed["buffer"].identical.get("groups"), replayed["batcher"].identical.get("batches")
-    found.batches_identical = counts == (found.groups, found.batches) and not any(result.difference for result in replayed.values())
+    counts = (
+        replayed["buffer"].identical.get("groups"),
+        replayed["batcher"].identical.get("batches"),
+    )
+    found.batches_identical = counts == (found.groups, found.batches) and not any(
+        result.difference for result in replayed.values()
+    )
 
 
 class Member(NamedTuple):
@@ -180,27 +232,48 @@ class Member(NamedTuple):
 
 
 def members_of_group(group: ScoredGroup) -> Iterator[Member]:
-    tokens, logprobs = pieces(group.tokens, group.lengths), pieces(group.policy_logprobs, group.lengths)
+    tokens, logprobs = (
+        pieces(group.tokens, group.lengths),
+        pieces(group.policy_logprobs, group.lengths),
+    )
     for i, uid in enumerate(group.uids):
         yield Member(uid, group.group_id, group.prompt, tokens[i], logprobs[i], group.rewards[i])
 
 
 def members_of_batch(batch: Batch) -> Iterator[Member]:
-    tokens, logprobs = pieces(batch.tokens, batch.lengths), pieces(batch.policy_logprobs, batch.lengths)
+    tokens, logprobs = (
+        pieces(batch.tokens, batch.lengths),
+        pieces(batch.policy_logprobs, batch.lengths),
+    )
     prompts = pieces(batch.prompts, batch.prompt_lengths)
     for i, (uid, group) in enumerate(zip(batch.uids, batch.groups, strict=True)):
-        yield Member(uid, batch.group_ids[group], prompts[group], tokens[i], logprobs[i], batch.rewards[i])
+        yield Member(
+            uid, batch.group_ids[group], prompts[group], tokens[i], logprobs[i], batch.rewards[i]
+        )
 
 
 def is_same(member: Member) -> bool:
     """Is it what its env made?"""
     env, number = member.group_id.split("-")
-    made = next((one for one in known.rollouts(env, int(number)) if one.rollout_uid == member.uid and not one.failure), None)
+    made = next(
+        (
+            one
+            for one in known.rollouts(env, int(number))
+            if one.rollout_uid == member.uid and not one.failure
+        ),
+        None,
+    )
     if made is None or generated_tokens(made) != len(member.tokens):
         return False
     asked, answered = made.turns
-    pairs = ((asked.tokens, member.prompt), (answered.tokens, member.tokens), (answered.logprobs, member.logprobs))
-    return made.reward == member.reward and all(np.array_equal(then, now) for then, now in pairs if then is not None)
+    pairs = (
+        (asked.tokens, member.prompt),
+        (answered.tokens, member.tokens),
+        (answered.logprobs, member.logprobs),
+    )
+    return made.reward == member.reward and all(
+        np.array_equal(then, now) for then, now in pairs if then is not None
+    )
 
 
 def pieces(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

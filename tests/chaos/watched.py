@@ -1,4 +1,6 @@
-"""What shows of a part from outside, while it stands still: a few numbers in a file that it and the harness map. And the logs that write them."""
+"""What shows of a part from outside, while it stands still: a few numbers in a file that it and the
+harness map. And the logs that write them.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from streamrl.stream.kafka import CALL_TIMEOUT_S, COMMON, PRODUCER, KafkaLog, pr
 from streamrl.stream.log import Message, Positions, Writer
 
 SIZE = 3 * 8  # bytes
-BETWEEN_S = 0.01  # outputs and journal, where they are written one after the other: somebody may be killed there
+# outputs and journal, where they are written one after the other: somebody may be killed there
+BETWEEN_S = 0.01
 
 
 class Note:
-    """Three numbers, each written at once: whose they are, commits in this life, and whether there is something produced that is not committed."""
+    """Three numbers, each written at once: whose they are, commits in this life, and whether there
+    is something produced that is not committed.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -69,7 +74,9 @@ class WatchedLog(KafkaLog):
 
 
 class WatchedProducer:
-    """A librdkafka producer that notes from its first message on that a transaction is open, until the commit has returned."""
+    """A librdkafka producer that notes from its first message on that a transaction is open, until
+    the commit has returned.
+    """
 
     def __init__(self, producer: Producer, note: Note) -> None:
         self._producer, self._note = producer, note
@@ -94,7 +101,9 @@ class UntransactedLog(WatchedLog):
 
 
 class UntransactedWriter:
-    """Outputs, then the journal, each waited for: whoever is killed before its journal says so leaves outputs that come again."""
+    """Outputs, then the journal, each waited for: whoever is killed before its journal says so
+    leaves outputs that come again.
+    """
 
     def __init__(self, settings: Mapping[str, Any], prefix: str, identity: str, note: Note) -> None:
         self._prefix, self._note = prefix, note
@@ -120,7 +129,12 @@ class UntransactedWriter:
         """Returns the offset of the last."""
         offsets = [-1]
         for message in messages:
-            produce(self._producer, self._prefix, message, lambda error, written: error or offsets.append(written.offset()))
+            produce(
+                self._producer,
+                self._prefix,
+                message,
+                lambda error, written: error or offsets.append(written.offset()),
+            )
         if self._producer.flush(CALL_TIMEOUT_S):
             raise TransactionFailed("the broker did not take what was produced")
         return offsets[-1]

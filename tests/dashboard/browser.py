@@ -39,15 +39,28 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def page_of(
-    browser: Browser, address: str, size: tuple[int, int] = DESKTOP, scheme: Literal["light", "dark"] = "light", scale: float = 1.0
+    browser: Browser,
+    address: str,
+    size: tuple[int, int] = DESKTOP,
+    scheme: Literal["light", "dark"] = "light",
+    scale: float = 1.0,
 ) -> Iterator[tuple[Page, list[str]]]:
     """The page, and everything that its console and its scripts have complained of."""
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, device_scale_factor=scale)
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme=scheme,
+        device_scale_factor=scale,
+    )
     context.set_default_timeout(PATIENCE_MS)
     page, complaints = context.new_page(), list[str]()
-    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,
+    )
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on(
+        "dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss())
+    )
     try:
         page.goto(address)
         yield page, complaints

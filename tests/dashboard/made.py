@@ -1,4 +1,6 @@
-"""A small run as messages, worked by hand: three versions, an env of groups of two, one rollout that failed, one record that nobody can read."""
+"""A small run as messages, worked by hand: three versions, an env of groups of two, one rollout
+that failed, one record that nobody can read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from streamrl.stream.codec import to_message
 from streamrl.stream.log import Message, Output
 from tests.build import group, rollout
 
-RUN = config.parse({"run": "made", "envs": {"copy": {}}, "buffer": {"group_size": 2, "max_age": 2}, "batcher": {"lookahead": 1}})
+RUN = config.parse(
+    {
+        "run": "made",
+        "envs": {"copy": {}},
+        "buffer": {"group_size": 2, "max_age": 2},
+        "batcher": {"lookahead": 1},
+    }
+)
 END_S = 40.0
 
 
@@ -31,34 +40,94 @@ class Topics:
 
 
 def messages() -> list[Message]:
-    """Version v is announced at 10 v seconds; in step v group v is published, and taken a moment later. Oldest first.
+    """Version v is announced at 10 v seconds; in step v group v is published, and taken a moment
+    later. Oldest first.
 
-    Rewards of group v are 0 and v / 2. Group 0 is batch 0, group 1 is batch 1; group 2 is in flight. In step 1 a rollout fails that was published in
-    step 0; in step 2 there is rubbish.
+    Rewards of group v are 0 and v / 2. Group 0 is batch 0, group 1 is batch 1; group 2 is in
+    flight. In step 1 a rollout fails that was published in step 0; in step 2 there is rubbish.
     """
     made = Topics()
     for v in range(3):
         t = 10.0 * v
-        made.add(t, "policy-versions", "lead", PolicyVersion(learner="lead", version=v, uri="", size_bytes=0, sha256="", batch=v - 1 if v else None))
-        made.add(t, "policy-versions", "other", PolicyVersion(learner="other", version=9, uri="", size_bytes=0, sha256=""))
+        made.add(
+            t,
+            "policy-versions",
+            "lead",
+            PolicyVersion(
+                learner="lead",
+                version=v,
+                uri="",
+                size_bytes=0,
+                sha256="",
+                batch=v - 1 if v else None,
+            ),
+        )
+        made.add(
+            t,
+            "policy-versions",
+            "other",
+            PolicyVersion(learner="other", version=9, uri="", size_bytes=0, sha256=""),
+        )
         for i in range(2):
-            made.add(t + 1, "rollouts.copy", f"g{v}", rollout("copy", f"g{v}", i, version=v, reward=i * v / 2))
+            made.add(
+                t + 1,
+                "rollouts.copy",
+                f"g{v}",
+                rollout("copy", f"g{v}", i, version=v, reward=i * v / 2),
+            )
         made.add(t + 2, "groups.copy", f"g{v}", group("copy", f"g{v}", version=v))
-        made.add(t + 2, "journal.buffer", "buffer", entry("rollouts.copy", (0, 2, 5)[v], (2, 5, 7)[v]))
+        made.add(
+            t + 2, "journal.buffer", "buffer", entry("rollouts.copy", (0, 2, 5)[v], (2, 5, 7)[v])
+        )
         if v < 2:
-            made.add(t + 3, "fates", "copy", fate("batched", [2 * v + (v > 0), 2 * v + 1 + (v > 0)] if v else [0, 1], v, v))
-            made.add(t + 3, "batches", str(v), group("copy", f"g{v}"))  # what is in it does not matter: its key does
+            made.add(
+                t + 3,
+                "fates",
+                "copy",
+                fate("batched", [2 * v + (v > 0), 2 * v + 1 + (v > 0)] if v else [0, 1], v, v),
+            )
+            # what is in it does not matter: its key does
+            made.add(t + 3, "batches", str(v), group("copy", f"g{v}"))
             made.add(t + 3, "journal.batcher", "batcher", entry("groups.copy", v, v + 1))
         values = {"batches/copy/reward/mean": v / 4, "batcher/batch_age_mean": 0.0}
-        made.add(t + 4, "metrics", "batcher", Metric(source="batcher", time_s=t + 4, values=values, step=v))
-        made.add(t + 4, "metrics", "learner-lead", Metric(source="learner-lead", time_s=t + 4, values={"learner/loss": 1.0 - v / 4}, step=v))
-        made.add(t + 5, "metrics", "env-copy-0", Metric(source="env-copy-0", time_s=t + 5, values={"env/rollouts_per_s": 2.0 + v}))
-        made.add(t + 5, "demand", "copy", Demand(environment="copy", wanted_tokens=100 * v, held_tokens=0, closed_groups={}))
+        made.add(
+            t + 4,
+            "metrics",
+            "batcher",
+            Metric(source="batcher", time_s=t + 4, values=values, step=v),
+        )
+        made.add(
+            t + 4,
+            "metrics",
+            "learner-lead",
+            Metric(
+                source="learner-lead", time_s=t + 4, values={"learner/loss": 1.0 - v / 4}, step=v
+            ),
+        )
+        made.add(
+            t + 5,
+            "metrics",
+            "env-copy-0",
+            Metric(source="env-copy-0", time_s=t + 5, values={"env/rollouts_per_s": 2.0 + v}),
+        )
+        made.add(
+            t + 5,
+            "demand",
+            "copy",
+            Demand(environment="copy", wanted_tokens=100 * v, held_tokens=0, closed_groups={}),
+        )
         if v == 0:
-            made.add(t + 6, "rollouts.copy", "bad", rollout("copy", "bad", 0, version=0, failure="timeout"))
+            made.add(
+                t + 6,
+                "rollouts.copy",
+                "bad",
+                rollout("copy", "bad", 0, version=0, failure="timeout"),
+            )
         if v == 1:
             made.add(t + 6, "fates", "copy", fate("failed", [2], 0, None))
-    made.put(Message("rollouts.copy", b"rubbish", b"\xc1", (("schema", b"rollout/1"),), timestamp_s=27.0))
+    made.put(
+        Message("rollouts.copy", b"rubbish", b"\xc1", (("schema", b"rollout/1"),), timestamp_s=27.0)
+    )
     return made.messages
 
 
@@ -69,4 +138,11 @@ def entry(topic: str, start: int, end: int) -> JournalEntry:
 
 def fate(kind: str, offsets: list[int], version: int, batch: int | None) -> Fate:
     versions = np.full(len(offsets), version, np.int32)
-    return Fate(fate=kind, environment="copy", partition=0, offsets=np.array(offsets, np.int64), policy_versions=versions, batch=batch)  # type: ignore[arg-type]
+    return Fate(
+        fate=kind,
+        environment="copy",
+        partition=0,
+        offsets=np.array(offsets, np.int64),
+        policy_versions=versions,
+        batch=batch,
+    )  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The pictures of docs/dashboard.md, of a dashboard that is running: `python -m tests.dashboard.pictures http://127.0.0.1:8650/ docs/images`."""
+"""The pictures of docs/dashboard.md, of a dashboard that is running: `python -m
+tests.dashboard.pictures http://127.0.0.1:8650/ docs/images`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def main(address: str, directory: Path) -> None:
     with chromium() as browser:
         take(browser, address, directory / "dashboard-light.png", "light", step=-1)
         take(browser, address, directory / "dashboard-dark.png", "dark", at="#by-env")
-        take(browser, address, directory / "dashboard-phone.png", "light", PHONE, step=-1, at=".card")
+        take(
+            browser, address, directory / "dashboard-phone.png", "light", PHONE, step=-1, at=".card"
+        )
         take(browser, address, directory / "dashboard-rollout.png", "light", step=-1, opened=True)
 
 
@@ -32,15 +36,26 @@ def take(
     opened: bool = False,
     full: bool = False,
 ) -> None:
-    """One picture; `step`: with the slider there, -1 in the middle. `at`: scrolled to. `opened`: with the rollout that earned least."""
+    """One picture; `step`: with the slider there, -1 in the middle. `at`: scrolled to. `opened`:
+    with the rollout that earned least.
+    """
     with page_of(browser, address, size, scheme) as (page, complaints):
         page.wait_for_selector(".node")
         page.wait_for_selector("#rows tr[data-place]")
         if step is not None:
-            page.locator("#slider").fill(str(page.evaluate("Math.round(document.getElementById('slider').max / 2)") if step < 0 else step))
+            page.locator("#slider").fill(
+                str(
+                    page.evaluate("Math.round(document.getElementById('slider').max / 2)")
+                    if step < 0
+                    else step
+                )
+            )
             page.wait_for_timeout(SETTLE_MS)
         if at:
-            page.evaluate("at => scrollTo(0, document.querySelector(at).closest('.card').getBoundingClientRect().top + scrollY - 60)", at)
+            page.evaluate(
+                "at => scrollTo(0, document.querySelector(at).closest('.card').getBoundingClientRect().top + scrollY - 60)",
+                at,
+            )
         if opened:
             page.locator("#filters [name=fate]").select_option("batched")
             page.locator("#filters [name=sort]").select_option("reward-low")

@@ -17,7 +17,12 @@ def filled(count: int = 6, limit: int = 100) -> Index:
     """Rollout i at offset 2 i, published at second i, by version i, with reward i."""
     index = Index(["copy", "add"], limit)
     for i in range(count):
-        index.add(Place("copy", 0, 2 * i), float(i), rollout("copy", f"g{i // 2}", i % 2, version=i, newest=i + 1, reward=float(i)), "")
+        index.add(
+            Place("copy", 0, 2 * i),
+            float(i),
+            rollout("copy", f"g{i // 2}", i % 2, version=i, newest=i + 1, reward=float(i)),
+            "",
+        )
     return index
 
 
@@ -31,7 +36,13 @@ def test_a_row_has_where_it_lies_and_what_to_find_it_by():
     assert index.find(Place("copy", 0, 1)) is None and index.find(Place("nobody", 3, 0)) is None
     assert index.uids == ["g0-0"] and index.groups == ["g0"]
     row = index.rows[0]
-    assert (row["oldest"], row["newest"], row["turns"], row["tokens"], row["sampled"]) == (0, 1, 2, 5, 3)
+    assert (row["oldest"], row["newest"], row["turns"], row["tokens"], row["sampled"]) == (
+        0,
+        1,
+        2,
+        5,
+        3,
+    )
 
 
 def test_newest_first_and_other_orders():
@@ -54,9 +65,15 @@ def test_a_fate_belongs_to_an_offset_and_has_a_step():
     index = filled()
     index.end(fate("batched", [2, 4], 1, 7), step=3)
     assert uids(index, fate="batched") == uids(index, batch=7) == ["g1-0", "g0-1"]
-    assert uids(index, 2, fate="batched") == uids(index, 2, batch=7) == []  # at the end of step 2 it had not come
+    # at the end of step 2 it had not come
+    assert uids(index, 2, fate="batched") == uids(index, 2, batch=7) == []
     assert len(uids(index, fate=IN_FLIGHT)) == 4 and len(uids(index, 2, fate=IN_FLIGHT)) == 6
-    assert [FATES[kind] for kind in index.fates(3)] == [IN_FLIGHT, "batched", "batched", *[IN_FLIGHT] * 3]
+    assert [FATES[kind] for kind in index.fates(3)] == [
+        IN_FLIGHT,
+        "batched",
+        "batched",
+        *[IN_FLIGHT] * 3,
+    ]
 
 
 def test_as_it_was_has_only_what_was_published_then():
@@ -79,8 +96,16 @@ def test_a_record_that_is_read_twice_has_one_row():
 def test_what_cannot_be_read_has_a_row_and_comes_last_by_reward():
     index = filled(2)
     index.add(Place("copy", 0, 90), 5.0, None, "key")
-    assert index.uids[2] == "an unreadable record" and np.isnan(index.rows["reward"][2]) and index.groups[2] == "key"
-    assert uids(index, sort="reward-low")[-1] == uids(index, sort="reward-high")[-1] == "an unreadable record"
+    assert (
+        index.uids[2] == "an unreadable record"
+        and np.isnan(index.rows["reward"][2])
+        and index.groups[2] == "key"
+    )
+    assert (
+        uids(index, sort="reward-low")[-1]
+        == uids(index, sort="reward-high")[-1]
+        == "an unreadable record"
+    )
     assert uids(index, reward_min=-1e9) == ["g0-1", "g0-0"]
 
 
@@ -93,7 +118,8 @@ def test_memory_is_bounded_and_the_newest_stay(count: int):
         assert index.find(index.place(row)) == row
     if count > 8:
         assert index.find(Place("copy", 0, 0)) is None
-        index.end(fate("expired", [0], 0, None), step=0)  # of one that is forgotten: nothing to note, nothing kept
+        # of one that is forgotten: nothing to note, nothing kept
+        index.end(fate("expired", [0], 0, None), step=0)
         index.add(Place("copy", 0, 2 * count), 99.0, rollout("copy", "next"), "")
         assert index.fates()[-1] == FATES.index(IN_FLIGHT)
 
@@ -135,15 +161,21 @@ class Counting:
         pass
 
 
-def test_a_question_holds_the_lock_for_a_piece_of_the_rollouts_at_a_time(monkeypatch: pytest.MonkeyPatch):
+def test_a_question_holds_the_lock_for_a_piece_of_the_rollouts_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(indexes, "AT_ONCE", 10)
     index, lock = filled(95), Counting()
     sizes = list[int]()
     matching = index._matching  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(index, "_matching", lambda *asked: sizes.append(asked[-1] - asked[-2]) or matching(*asked))
+    monkeypatch.setattr(
+        index, "_matching", lambda *asked: sizes.append(asked[-1] - asked[-2]) or matching(*asked)
+    )
     found = index.select(Query(sort="reward-high"), lock=lock)
     assert lock.times == 10 and sizes == [*[10] * 9, 5]
-    assert found.rows.tolist() == list(range(94, -1, -1)) and found.rewards.tolist() == [float(reward) for reward in range(94, -1, -1)]
+    assert found.rows.tolist() == list(range(94, -1, -1)) and found.rewards.tolist() == [
+        float(reward) for reward in range(94, -1, -1)
+    ]
 
 
 def test_rollouts_that_are_forgotten_while_somebody_looks_are_looked_for_again():

@@ -30,7 +30,8 @@ from tests.waiting import patience
 ROOT = Path(__file__).parents[2]
 WORDS = ("<pad>", "1", "2", "one", "two", "three")
 LOOK_MS = 50
-LOSS = "#panels svg[aria-label=Loss] path.line"  # a point a step; which env's rewards a batch has depends on who came first
+# a point a step; which env's rewards a batch has depends on who came first
+LOSS = "#panels svg[aria-label=Loss] path.line"
 POINTS = f"(document.querySelector('{LOSS}')?.getAttribute('d') ?? '').split(/[ML]/).length - 1"
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
@@ -42,7 +43,9 @@ def run(tmp_path: Path, run_name: str, broker: str) -> RunFile:
     run = config.parse(settings)
     (run.directory / "model").mkdir(parents=True)
     (run.directory / "run.yaml").write_text(yaml.safe_dump(settings))
-    Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")).save(str(run.directory / "model" / "tokenizer.json"))
+    Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")).save(
+        str(run.directory / "model" / "tokenizer.json")
+    )
     topics.apply(run, {"bootstrap.servers": broker})
     return run
 
@@ -57,9 +60,18 @@ class Source:
         """One more: the version is announced, its groups come, and so does the batch."""
         k, self.steps = self.steps, self.steps + 1
         announce(self.log, k)
-        wait_until_heard(self.log, PATIENCE_MS / 1000)  # or its rollouts might be counted to the version before
-        made = [sampled(env, k, g, i) for env in RUN.envs for g in range(5 * k, 5 * k + 5) for i in range(2)]
-        publish(self.log, *(Output(f"rollouts.{record.environment}", record.group_id, record) for record in made))
+        # or its rollouts might be counted to the version before
+        wait_until_heard(self.log, PATIENCE_MS / 1000)
+        made = [
+            sampled(env, k, g, i)
+            for env in RUN.envs
+            for g in range(5 * k, 5 * k + 5)
+            for i in range(2)
+        ]
+        publish(
+            self.log,
+            *(Output(f"rollouts.{record.environment}", record.group_id, record) for record in made),
+        )
         wait_for_batches(self.log, k + 1, PATIENCE_MS / 1000)
         self.meter.publish({"learner/loss": 1 / (k + 1), "learner/step_s": 0.1}, step=k)
 
@@ -70,19 +82,42 @@ class Source:
 def sampled(env: str, version: int, group: int, sample: int) -> Rollout:
     """Its answer is of two versions, one more certain than the other."""
     oldest = max(version - 1, 0)
-    spans = [VersionSpan(version=oldest, start=0, end=1), VersionSpan(version=version, start=1, end=3)]
-    how = InferenceMetadata(server="inference-0", temperature=1.0, version_spans=spans if version else [])
-    answer = Turn(message="", role="assistant", tokens=tokens(3, 4, 5), logprobs=floats(-0.01, -4.0, -0.5), inference_metadata=how)
+    spans = [
+        VersionSpan(version=oldest, start=0, end=1),
+        VersionSpan(version=version, start=1, end=3),
+    ]
+    how = InferenceMetadata(
+        server="inference-0", temperature=1.0, version_spans=spans if version else []
+    )
+    answer = Turn(
+        message="",
+        role="assistant",
+        tokens=tokens(3, 4, 5),
+        logprobs=floats(-0.01, -4.0, -0.5),
+        inference_metadata=how,
+    )
     turns = [Turn(message="12=", role="user", tokens=tokens(1, 2)), answer]
-    return rollout(env, f"{env}-{group}", sample, oldest, version, reward=(group + sample) % 2, turns=turns)
+    return rollout(
+        env, f"{env}-{group}", sample, oldest, version, reward=(group + sample) % 2, turns=turns
+    )
 
 
 @contextmanager
 def dashboard(run: RunFile, broker: str) -> Iterator[str]:
     """`streamrl dashboard` as a user starts it."""
-    command = [sys.executable, "-m", "streamrl.cli", "dashboard", str(run.directory / "run.yaml"), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "streamrl.cli",
+        "dashboard",
+        str(run.directory / "run.yaml"),
+        "--port",
+        "0",
+    ]
     environment = {**os.environ, "STREAMRL_KAFKA": broker, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield process.stdout.readline().strip()
@@ -96,28 +131,43 @@ def points(page: Page) -> int:
 
 
 def until(page: Page, expression: str, argument: Any = None) -> None:
-    """Wait until it is true. Not with `wait_for_function`: that is eval in the page, which the page forbids."""
+    """Wait until it is true. Not with `wait_for_function`: that is eval in the page, which the page
+    forbids.
+    """
     deadline = time.monotonic() + PATIENCE_MS / 1000
     while not page.evaluate(expression, argument):
-        assert time.monotonic() < deadline, f"{expression} was not true within {PATIENCE_MS / 1000:.0f} s"
+        assert time.monotonic() < deadline, (
+            f"{expression} was not true within {PATIENCE_MS / 1000:.0f} s"
+        )
         page.wait_for_timeout(LOOK_MS)
 
 
 def colours(page: Page) -> Sequence[str]:
-    return page.eval_on_selector_all(".turn.assistant .tok", "found => found.map(token => getComputedStyle(token).backgroundColor)")
+    return page.eval_on_selector_all(
+        ".turn.assistant .tok",
+        "found => found.map(token => getComputedStyle(token).backgroundColor)",
+    )
 
 
 def choose(page: Page, name: str, value: str) -> None:
     """Filter, and wait for the answer: the count of what is found changes, or the rows do."""
-    with page.expect_response(lambda answer: "/api/rollouts?" in answer.url and f"{name}=" in answer.url):
+    with page.expect_response(
+        lambda answer: "/api/rollouts?" in answer.url and f"{name}=" in answer.url
+    ):
         field = page.locator(f"#filters [name={name}]")
-        field.select_option(value) if field.evaluate("element => element.tagName") == "SELECT" else field.fill(value)
+        field.select_option(value) if field.evaluate(
+            "element => element.tagName"
+        ) == "SELECT" else field.fill(value)
 
 
 def test_a_run_is_watched_live_browsed_and_replayed(run: RunFile, broker: str):
     log = KafkaLog({"bootstrap.servers": broker}, run.run)
     source = Source(log)
-    with dashboard(run, broker) as address, chromium() as browser, page_of(browser, address) as (page, complaints):
+    with (
+        dashboard(run, broker) as address,
+        chromium() as browser,
+        page_of(browser, address) as (page, complaints),
+    ):
         with running(log, run):
             source.step()
             source.step()
@@ -125,7 +175,18 @@ def test_a_run_is_watched_live_browsed_and_replayed(run: RunFile, broker: str):
             publish(
                 log,
                 Output(
-                    "rollouts.copy", "evil", rollout("copy", "evil", 0, 3, failure=EVIL, metadata={EVIL: EVIL}, rollout_uid=EVIL, problem_id=EVIL)
+                    "rollouts.copy",
+                    "evil",
+                    rollout(
+                        "copy",
+                        "evil",
+                        0,
+                        3,
+                        failure=EVIL,
+                        metadata={EVIL: EVIL},
+                        rollout_uid=EVIL,
+                        problem_id=EVIL,
+                    ),
                 ),
             )
             until(page, "document.querySelector('#fates .fate-failed') !== null")
@@ -138,8 +199,13 @@ def test_a_run_is_watched_live_browsed_and_replayed(run: RunFile, broker: str):
         with page_of(browser, address, PHONE, "dark") as (phone, more):
             on_a_phone(phone, light)
             assert more == []
-    with dashboard(run, broker) as address, chromium() as browser, page_of(browser, address) as (page, complaints):
-        until(page, "document.getElementById('found').textContent.startsWith('81')")  # the run is over, and all there
+    with (
+        dashboard(run, broker) as address,
+        chromium() as browser,
+        page_of(browser, address) as (page, complaints),
+    ):
+        # the run is over, and all there
+        until(page, "document.getElementById('found').textContent.startsWith('81')")
         until(page, f"{POINTS} === 4")
         assert complaints == []
 
@@ -155,7 +221,10 @@ def watch_it_grow(page: Page, source: Source) -> None:
     assert page.locator(".node").all_inner_texts()[2].startswith("buffer")
     until(page, "document.querySelector('.n-buffer .dot').classList.contains('running')")
     assert page.locator(".n-learner .badge").inner_text() == "v3"
-    assert page.locator("#by-env rect").count() >= 2 and page.locator("#fates .fate-batched").count() >= 1
+    assert (
+        page.locator("#by-env rect").count() >= 2
+        and page.locator("#fates .fate-batched").count() >= 1
+    )
 
 
 def text_stays_text(page: Page) -> None:
@@ -166,7 +235,10 @@ def text_stays_text(page: Page) -> None:
     row.click()
     page.wait_for_selector("dialog .error")
     assert page.locator("dialog .error").inner_text() == f"failed: {EVIL}"
-    assert page.locator("dialog dd", has_text=EVIL).count() >= 1 and page.locator("dialog script, dialog img, #rows img").count() == 0
+    assert (
+        page.locator("dialog dd", has_text=EVIL).count() >= 1
+        and page.locator("dialog script, dialog img, #rows img").count() == 0
+    )
     assert page.evaluate("window.hacked") is None
     page.keyboard.press("Escape")
 
@@ -191,12 +263,21 @@ def browse(page: Page) -> None:
     assert len(set(colours(page))) == 2  # two versions made it
     page.locator(".turn.assistant .tok").nth(1).hover()
     probe = page.locator(".probe").inner_text()
-    assert '"two"' in probe and "logprob -4.0000" in probe and "advantage" in probe and "by version" in probe
+    assert (
+        '"two"' in probe
+        and "logprob -4.0000" in probe
+        and "advantage" in probe
+        and "by version" in probe
+    )
     batch = page.locator("dialog .story .link").first
     number = batch.inner_text().removeprefix("batch ")
     with page.expect_response(lambda answer: f"batch={number}" in answer.url):
         batch.click()
-    until(page, "number => [...document.querySelectorAll('#rows .c-batch')].every(cell => cell.textContent === number)", number)
+    until(
+        page,
+        "number => [...document.querySelectorAll('#rows .c-batch')].every(cell => cell.textContent === number)",
+        number,
+    )
     assert page.locator("#rows tr[data-place]").count() > 1
     page.locator("#filters button[type=reset]").click()
     until(page, "document.getElementById('found').textContent.startsWith('81')")
@@ -205,10 +286,15 @@ def browse(page: Page) -> None:
 def slide(page: Page) -> None:
     whole = state_of(page)
     page.locator("#slider").fill("0")
-    until(page, "document.getElementById('step').textContent === 'step 0 of 3' && document.querySelectorAll('#by-env g').length === 1")
+    until(
+        page,
+        "document.getElementById('step').textContent === 'step 0 of 3' && document.querySelectorAll('#by-env g').length === 1",
+    )
     until(page, "!document.getElementById('found').textContent.startsWith('81')")
     first = state_of(page)
-    assert all(first[name] != whole[name] for name in whole), {name for name in whole if first[name] == whole[name]}
+    assert all(first[name] != whole[name] for name in whole), {
+        name for name in whole if first[name] == whole[name]
+    }
     page.locator("#live").click()
     until(page, "document.getElementById('found').textContent.startsWith('81')")
     assert points(page) == 4
@@ -216,9 +302,18 @@ def slide(page: Page) -> None:
 
 def state_of(page: Page) -> dict[str, Any]:
     """What every piece of the page shows."""
-    texts = {name: page.locator(f"#{name}").inner_text() for name in ("tiles", "fates", "rows", "found", "step")}
+    texts = {
+        name: page.locator(f"#{name}").inner_text()
+        for name in ("tiles", "fates", "rows", "found", "step")
+    }
     loop = page.locator(".node .badge").all_inner_texts()
-    return {**texts, "loop": loop, "curve": points(page), "bars": page.locator("#by-env g").count(), "ages": page.locator("#by-age g").count()}
+    return {
+        **texts,
+        "loop": loop,
+        "curve": points(page),
+        "bars": page.locator("#by-env g").count(),
+        "ages": page.locator("#by-age g").count(),
+    }
 
 
 def on_a_phone(page: Page, light: str) -> None:
@@ -228,5 +323,7 @@ def on_a_phone(page: Page, light: str) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
     page.locator("#rows tr[data-place]").nth(1).click()
     page.wait_for_selector("dialog .story")
-    assert page.evaluate("document.querySelector('dialog').getBoundingClientRect().width") <= PHONE[0]
+    assert (
+        page.evaluate("document.querySelector('dialog').getBoundingClientRect().width") <= PHONE[0]
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]

@@ -33,7 +33,10 @@ def recording() -> MemoryLog:
 
 def read_through(log: Log, until: int) -> Board:
     board = Board(new(RUN))
-    live(lambda stop: follow(board, log, stop), lambda: board.caught_up.is_set() and len(board.state.index.uids) >= until)
+    live(
+        lambda stop: follow(board, log, stop),
+        lambda: board.caught_up.is_set() and len(board.state.index.uids) >= until,
+    )
     return board
 
 
@@ -43,9 +46,19 @@ def test_fates_are_counted_as_the_audit_counts_them(recording: MemoryLog):
         counted: Counter[str] = Counter()
         for (name, _), counts in result.counts.items():
             counted.update(counts if name == env["env"] else {})
-        assert {kind: n for kind, n in env["counts"].items() if n} == {kind: n for kind, n in counted.items() if n}
+        assert {kind: n for kind, n in env["counts"].items() if n} == {
+            kind: n for kind, n in counted.items() if n
+        }
     assert {number: made.total() for number, made in board.state.made_of.items()} == result.batches
-    assert Counter(age for made in board.state.made_of.values() for (_, age), n in made.items() for _ in range(n)) == result.ages
+    assert (
+        Counter(
+            age
+            for made in board.state.made_of.values()
+            for (_, age), n in made.items()
+            for _ in range(n)
+        )
+        == result.ages
+    )
 
 
 def test_what_comes_later_is_followed(recording: MemoryLog):
@@ -62,7 +75,10 @@ def test_what_comes_later_is_followed(recording: MemoryLog):
     thread = threading.Thread(target=come, args=(stop := threading.Event(),))
     thread.start()
     try:
-        live(lambda ended: follow(board, log, ended), lambda: len(board.state.index.uids) == before + 3)
+        live(
+            lambda ended: follow(board, log, ended),
+            lambda: len(board.state.index.uids) == before + 3,
+        )
     finally:
         stop.set()
         thread.join()
@@ -81,14 +97,24 @@ def test_a_rollout_is_read_where_it_lies(recording: MemoryLog):
     trained = batch_at(recording, state.batches[row["batch"]])
     assert trained is not None and trained.number == row["batch"] and row["uid"] in trained.uids
     assert views.detail(found, trained, None)["turns"][1]["advantages"] is not None
-    assert rollout_at(recording, Place("copy", 0, recording.end("rollouts.copy", 0) - 1)).startswith("the record cannot be read: ")  # type: ignore[union-attr]
+    assert rollout_at(
+        recording, Place("copy", 0, recording.end("rollouts.copy", 0) - 1)
+    ).startswith("the record cannot be read: ")  # type: ignore[union-attr]
 
 
 def test_the_loop_has_every_part_with_its_lag(recording: MemoryLog):
     state = read_through(recording, 81).state
     loop = {node["id"]: node for node in views.overview(state, state.time_s)["loop"]}
-    assert list(loop) == ["env:copy", "env:add", "buffer", "batcher", "learner", "inference:generation"]
-    assert loop["buffer"]["lag"] == 1 and loop["batcher"]["lag"] == 0  # the rubbish came when the buffer had ended
+    assert list(loop) == [
+        "env:copy",
+        "env:add",
+        "buffer",
+        "batcher",
+        "learner",
+        "inference:generation",
+    ]
+    # the rubbish came when the buffer had ended
+    assert loop["buffer"]["lag"] == 1 and loop["batcher"]["lag"] == 0
     assert loop["learner"]["version"] == 3
 
 
@@ -96,14 +122,18 @@ def test_an_export_is_a_run_too(recording: MemoryLog, tmp_path: Path):
     files = export(recording, RUN, tmp_path / "x")
     state, same = read_through(files, 81).state, read_through(recording, 81).state
     for look in (views.fates, views.composition, views.panels):
-        assert look(state) == look(same)  # by steps they may differ: files keep times to the millisecond
+        # by steps they may differ: files keep times to the millisecond
+        assert look(state) == look(same)
     assert set(state.index.uids) == set(same.index.uids)
     assert isinstance(rollout_at(files, Place("copy", 0, 0)), Rollout)
 
 
 def test_a_run_without_topics_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("streamrl.dashboard.reading.TOPICS_LIMIT_S", 0.0)
-    with pytest.raises(TopicMissing, match=r"run 'small' has no topic .*; create its topics with `streamrl topics apply RUN.yaml`"):
+    with pytest.raises(
+        TopicMissing,
+        match=r"run 'small' has no topic .*; create its topics with `streamrl topics apply RUN.yaml`",
+    ):
         follow(Board(new(RUN)), MemoryLog({"metrics": 1}), threading.Event())
 
 
@@ -121,5 +151,8 @@ def test_while_somebody_starts_the_run_its_broker_is_waited_for(tmp_path: Path):
         with log_of(run, stop) as log:
             assert log is None and stop.is_set()
         timer.join()
-    with pytest.raises(BrokerUnreachable, match="no broker is running"), log_of(run, threading.Event()):
+    with (
+        pytest.raises(BrokerUnreachable, match="no broker is running"),
+        log_of(run, threading.Event()),
+    ):
         pass  # nobody is at it, and it has never had a broker

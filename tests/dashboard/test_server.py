@@ -28,7 +28,13 @@ EVIL = "<script>alert(1)</script>"
 def made() -> MemoryLog:
     log = MemoryLog(TOPICS)
     announce(log, 0)
-    publish(log, *(Output("rollouts.copy", EVIL, rollout("copy", EVIL, i, metadata={EVIL: EVIL})) for i in range(3)))
+    publish(
+        log,
+        *(
+            Output("rollouts.copy", EVIL, rollout("copy", EVIL, i, metadata={EVIL: EVIL}))
+            for i in range(3)
+        ),
+    )
     return log
 
 
@@ -42,17 +48,37 @@ def board() -> Board:
 
 @pytest.fixture
 def client(board: Board) -> Iterator[TestClient]:
-    with TestClient(server.app(board, ["127.0.0.1"], threading.Event()), base_url="http://127.0.0.1:8650") as client:
+    with TestClient(
+        server.app(board, ["127.0.0.1"], threading.Event()), base_url="http://127.0.0.1:8650"
+    ) as client:
         yield client
 
 
-@pytest.mark.parametrize("path", ["/", "/page/app.js", "/page/style.css", "/api/overview", "/api/rollouts", "/api/rollouts/copy/0/0", "/nothing"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/page/app.js",
+        "/page/style.css",
+        "/api/overview",
+        "/api/rollouts",
+        "/api/rollouts/copy/0/0",
+        "/nothing",
+    ],
+)
 def test_every_answer_forbids_what_a_page_could_be_made_to_do(client: TestClient, path: str):
     answer = client.get(path)
     policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "frame-ancestors 'none'" in policy
+    assert (
+        "default-src 'none'" in policy
+        and "script-src 'self'" in policy
+        and "frame-ancestors 'none'" in policy
+    )
     assert "require-trusted-types-for 'script'" in policy and "unsafe" not in policy
-    assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["cache-control"] == "no-store"
+    assert (
+        answer.headers["x-content-type-options"] == "nosniff"
+        and answer.headers["cache-control"] == "no-store"
+    )
     assert answer.status_code == (404 if path == "/nothing" else 200)
 
 
@@ -60,7 +86,9 @@ def test_another_name_for_this_address_is_not_answered(client: TestClient):
     assert client.get("/api/overview", headers={"host": "evil.example:8650"}).status_code == 400
 
 
-def test_only_so_many_pages_are_told_of_changes(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+def test_only_so_many_pages_are_told_of_changes(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(server, "STREAMS", 0)
     answer = client.get("/api/events")
     assert answer.status_code == 503 and "close one" in answer.json()["error"]
@@ -85,12 +113,19 @@ def test_the_page_loads_nothing_from_elsewhere_and_makes_no_html_of_text():
     for path in files:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "http:" not in text and "https:" not in text and "@import" not in text, path.name
-        assert not any(word in text for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")), path.name
+        assert not any(
+            word in text
+            for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
+        ), path.name
 
 
 def test_rollouts_by_page_and_filter(client: TestClient):
-    found = client.get("/api/rollouts", params={"group": EVIL, "fate": "in flight", "reward_max": "0.5"}).json()
-    assert found["total"] == 3 and {row["uid"] for row in found["rows"]} == {f"{EVIL}-{i}" for i in range(3)}
+    found = client.get(
+        "/api/rollouts", params={"group": EVIL, "fate": "in flight", "reward_max": "0.5"}
+    ).json()
+    assert found["total"] == 3 and {row["uid"] for row in found["rows"]} == {
+        f"{EVIL}-{i}" for i in range(3)
+    }
     assert client.get("/api/rollouts", params={"version_min": "1"}).json()["total"] == 0
     assert client.get("/api/rollouts", params={"page": "7"}).json()["rows"] == []
 
@@ -113,9 +148,16 @@ def test_a_bad_question_is_refused_in_words(client: TestClient, query: str, why:
 
 def test_one_rollout_as_it_is_and_one_that_is_not_there(client: TestClient):
     found = client.get("/api/rollouts/copy/0/1").json()
-    assert found["uid"] == f"{EVIL}-1" and found["metadata"] == {EVIL: EVIL} and found["turns"][1]["ids"] == [3, 4, 5]
+    assert (
+        found["uid"] == f"{EVIL}-1"
+        and found["metadata"] == {EVIL: EVIL}
+        and found["turns"][1]["ids"] == [3, 4, 5]
+    )
     missing = client.get("/api/rollouts/copy/0/99")
-    assert missing.status_code == 404 and missing.json()["error"] == "no rollout is known at copy[0]@99"
+    assert (
+        missing.status_code == 404
+        and missing.json()["error"] == "no rollout is known at copy[0]@99"
+    )
 
 
 def test_a_broker_that_is_away_is_said(client: TestClient, board: Board):
@@ -134,7 +176,9 @@ def test_a_broker_that_is_away_is_said(client: TestClient, board: Board):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.9", "::", "example.org"])
 def test_an_address_that_others_reach_is_refused(host: str):
-    with pytest.raises(ConfigError, match=r"it has no login; forward the port instead .* or say --public"):
+    with pytest.raises(
+        ConfigError, match=r"it has no login; forward the port instead .* or say --public"
+    ):
         server.check_host(host, public=False)
     server.check_host(host, public=True)
     server.check_host("127.0.0.1", public=False)
@@ -142,7 +186,10 @@ def test_an_address_that_others_reach_is_refused(host: str):
 
 
 def test_a_port_in_use_is_said():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortTaken, match="give another --port"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(PortTaken, match="give another --port"),
+    ):
         server.listening("127.0.0.1", taken.getsockname()[1])
 
 
@@ -152,7 +199,10 @@ def test_it_serves_live_changes_and_ends_when_told():
     def watch() -> None:
         while not said:
             assert not stopped.wait(0.01)
-        with httpx.Client(timeout=patience(60)) as client, client.stream("GET", f"{said[0]}api/events") as stream:
+        with (
+            httpx.Client(timeout=patience(60)) as client,
+            client.stream("GET", f"{said[0]}api/events") as stream,
+        ):
             for line in stream.iter_lines():
                 if line.startswith("data: ") and '"newest":' in line:
                     seen.append(line)
@@ -165,7 +215,10 @@ def test_it_serves_live_changes_and_ends_when_told():
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        live(lambda stop: server.serve(RUN, lambda: nullcontext(log), stop, port=0, say=said.append), done.is_set)
+        live(
+            lambda stop: server.serve(RUN, lambda: nullcontext(log), stop, port=0, say=said.append),
+            done.is_set,
+        )
     finally:
         stopped.set()
         watcher.join(patience(60))

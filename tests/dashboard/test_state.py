@@ -10,7 +10,18 @@ import pytest
 from streamrl.dashboard import state as states
 from streamrl.dashboard import views
 from streamrl.dashboard.index import IN_FLIGHT, Query
-from streamrl.dashboard.state import BySteps, Moments, State, Steps, fold, hear, lags, new, published, thinned
+from streamrl.dashboard.state import (
+    BySteps,
+    Moments,
+    State,
+    Steps,
+    fold,
+    hear,
+    lags,
+    new,
+    published,
+    thinned,
+)
 from streamrl.records import Evaluation, Metric, PolicyVersion
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Message, Output
@@ -19,7 +30,9 @@ from tests.dashboard.made import END_S, RUN, Topics, entry, fate, messages
 
 
 def folded(taken: list[Message], ahead: bool = True) -> State:
-    """`ahead`: as at the start, when versions are heard and large topics read before the books; otherwise as it comes."""
+    """`ahead`: as at the start, when versions are heard and large topics read before the books;
+    otherwise as it comes.
+    """
     state = new(RUN)
     if ahead:
         for message in taken:
@@ -53,13 +66,17 @@ def test_a_count_knows_how_much_it_was():
 
 def test_fates_and_what_is_in_flight_sum_up_to_what_was_published(state: State):
     (now,) = views.fates(state)
-    assert now == {"env": "copy", "published": 8, "counts": {**dict.fromkeys(now["counts"], 0), "batched": 4, "failed": 1, IN_FLIGHT: 3}}
+    assert now == {
+        "env": "copy",
+        "published": 8,
+        "counts": {**dict.fromkeys(now["counts"], 0), "batched": 4, "failed": 1, IN_FLIGHT: 3},
+    }
     assert sum(now["counts"].values()) == now["published"]
     assert [views.fates(state, step)[0]["published"] for step in range(3)] == [3, 5, 8]
     assert [views.fates(state, step)[0]["counts"]["failed"] for step in range(3)] == [0, 1, 1]
-    assert {kind: count for kind, count in now["counts"].items() if count and kind != IN_FLIGHT} == dict(
-        state.view.fates["copy"]
-    )  # as `status` counts
+    assert {
+        kind: count for kind, count in now["counts"].items() if count and kind != IN_FLIGHT
+    } == dict(state.view.fates["copy"])  # as `status` counts
 
 
 def test_curves_belong_to_their_batch(state: State):
@@ -72,12 +89,15 @@ def test_curves_belong_to_their_batch(state: State):
 
 def test_batches_by_env_and_age(state: State):
     made = views.composition(state)
-    assert made["ages"] == [0] and [(bar["first"], bar["env"], bar["age"]) for bar in made["bars"]] == [(0, [2], [2]), (1, [2], [2])]
+    assert made["ages"] == [0] and [
+        (bar["first"], bar["env"], bar["age"]) for bar in made["bars"]
+    ] == [(0, [2], [2]), (1, [2], [2])]
     assert len(views.composition(state, 0)["bars"]) == 1
 
 
 def test_lag_is_what_was_published_and_not_taken(state: State):
-    # by the end of step 1 five rollouts were published and taken; in step 2 three more came and two were taken. Group 2 lies before the batcher.
+    # by the end of step 1 five rollouts were published and taken; in step 2 three more came and two
+    # were taken. Group 2 lies before the batcher.
     assert lags(state, 0) == {"buffer": 1, "batcher": 0, "learner-lead": 1}
     assert lags(state, 1) == {"buffer": 0, "batcher": 0, "learner-lead": 1}
     assert lags(state) == {"buffer": 1, "batcher": 1, "learner-lead": 0}
@@ -99,7 +119,9 @@ def test_rollouts_as_they_were(state: State):
 def view_of(state: State, time_s: float, step: int | None = None) -> dict[str, Any]:
     found = views.overview(state, time_s, step)
     page = views.page(state, Query(), step=step)
-    return {name: found[name] for name in ("loop", "figures", "panels", "composition", "fates", "step")} | {
+    return {
+        name: found[name] for name in ("loop", "figures", "panels", "composition", "fates", "step")
+    } | {
         "rows": page["rows"],
         "total": page["total"],
     }
@@ -107,11 +129,14 @@ def view_of(state: State, time_s: float, step: int | None = None) -> dict[str, A
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_the_slider_is_the_same_fold_stopped_at_a_step(step: int, state: State):
-    """The whole page at step k, of the whole run, is the page of a run that has only come to the end of step k."""
+    """The whole page at step k, of the whole run, is the page of a run that has only come to the
+    end of step k.
+    """
     end_s = 10.0 * (step + 1)
     stopped = folded([message for message in messages() if message.timestamp_s < end_s])
     assert view_of(state, END_S, step) == view_of(stopped, end_s)
-    assert view_of(state, END_S, step)["loop"][0]["rate"] == 2.0 + step  # rollouts/s of the env, as it said then
+    # rollouts/s of the env, as it said then
+    assert view_of(state, END_S, step)["loop"][0]["rate"] == 2.0 + step
 
 
 def test_the_last_step_is_the_run_as_it_is(state: State):
@@ -133,7 +158,11 @@ def test_moments_of_a_long_run_are_thinned():
 
 def test_what_nobody_can_read_is_passed_over():
     state = folded(
-        [*messages(), Message("metrics", b"x", b"\xc1", (("schema", b"metric/1"),), 0, 99, 41.0), Message("elsewhere", b"", b"", (), 0, 0, 41.0)]
+        [
+            *messages(),
+            Message("metrics", b"x", b"\xc1", (("schema", b"metric/1"),), 0, 99, 41.0),
+            Message("elsewhere", b"", b"", (), 0, 0, 41.0),
+        ]
     )
     assert published(state, "rollouts") == 8
 
@@ -142,7 +171,8 @@ def test_older_versions_are_put_together_in_pieces():
     """Of versions 0 to 9 the newest 4 stay; 0 to 5 are six pieces of width 1, three of width 2."""
     assert thinned(range(10), 1, recent=4, older=3) == ([0, 2, 4, 6, 7, 8, 9], 2)
     assert thinned([0, 2, 4, 6, 7, 8, 9, 10, 11], 2, recent=4, older=2) == ([0, 4, 8, 9, 10, 11], 4)
-    assert thinned([0, 5, 10, 15, 20], 1, recent=1, older=2) == ([0, 10, 20], 8)  # 0 and 5, 10 and 15
+    # 0 and 5, 10 and 15
+    assert thinned([0, 5, 10, 15, 20], 1, recent=1, older=2) == ([0, 10, 20], 8)
     assert thinned([3], 1, recent=4, older=3) == ([3], 1) and thinned([], 1) == ([], 1)
 
 
@@ -154,15 +184,22 @@ def test_how_often_a_run_was_thinned_does_not_matter():
 
 
 def test_a_hundred_thousand_steps_take_no_more_memory_than_a_few_thousand():
-    """A count and the times of steps, one record a step. What is kept of an old step is exact at the end of its piece."""
+    """A count and the times of steps, one record a step. What is kept of an old step is exact at
+    the end of its piece.
+    """
     steps, counts = Steps(), BySteps()
     for version in range(100_000):
         if steps.hear(version, float(version)):
             counts.regroup(steps)
         counts.add(steps.at(float(version)), 1)
         if version % 1_000 == 0:
-            assert len(steps.versions) == len(steps.times_s) <= states.MOST and len(counts) <= states.MOST
-    assert steps.versions[0] == 0 and steps.versions[-states.RECENT :] == list(range(100_000 - states.RECENT, 100_000))
+            assert (
+                len(steps.versions) == len(steps.times_s) <= states.MOST
+                and len(counts) <= states.MOST
+            )
+    assert steps.versions[0] == 0 and steps.versions[-states.RECENT :] == list(
+        range(100_000 - states.RECENT, 100_000)
+    )
     for asked in (0, 1, 777, 50_000, 99_000, 99_999):
         end = steps.end_of(asked)
         assert asked <= end < asked + steps.width and counts.until(end) == end + 1
@@ -170,40 +207,72 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_few_thousand():
 
 
 def long_run(count: int) -> list[Message]:
-    """In step k, at second k: version k, a rollout, a batch, its fate, two metrics, and an evaluation in every tenth."""
+    """In step k, at second k: version k, a rollout, a batch, its fate, two metrics, and an
+    evaluation in every tenth.
+    """
     made = Topics()
     for k in range(count):
-        made.add(k, "policy-versions", "lead", PolicyVersion(learner="lead", version=k, uri="", size_bytes=0, sha256=""))
+        made.add(
+            k,
+            "policy-versions",
+            "lead",
+            PolicyVersion(learner="lead", version=k, uri="", size_bytes=0, sha256=""),
+        )
         made.add(k + 0.1, "rollouts.copy", "g", rollout("copy", "g", k, version=k))
         made.put(Message("batches", str(k).encode(), b"", (), 0, 0, k + 0.2))
         made.add(k + 0.3, "fates", "copy", fate("batched", [k], k, k))
         made.add(k + 0.4, "journal.buffer", "buffer", entry("rollouts.copy", k, k + 1))
         values = {"batches/copy/reward/mean": k / count, "batcher/batch_age_mean": 0.0}
-        made.add(k + 0.5, "metrics", "batcher", Metric(source="batcher", time_s=k, values=values, step=k))
+        made.add(
+            k + 0.5, "metrics", "batcher", Metric(source="batcher", time_s=k, values=values, step=k)
+        )
     return made.messages
 
 
 @pytest.mark.parametrize("ahead", [True, False], ids=["at the start", "as it comes"])
-def test_what_a_long_run_keeps_and_what_a_request_reads_is_bounded(ahead: bool, monkeypatch: pytest.MonkeyPatch):
-    """600 steps, as if 40 were many: what the page is made from has no more, and an old step is shown as it was at the end of its piece."""
+def test_what_a_long_run_keeps_and_what_a_request_reads_is_bounded(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """600 steps, as if 40 were many: what the page is made from has no more, and an old step is
+    shown as it was at the end of its piece.
+    """
     monkeypatch.setattr(states, "MOST", 40)
     monkeypatch.setattr(states, "BATCHES", 30)
     monkeypatch.setattr(states, "thinned", partial(thinned, recent=20, older=10))
     state = folded(long_run(600), ahead)
     counts = [state.built, *state.published.values(), *state.taken.values(), *state.ended.values()]
     by_step = [state.steps.versions, state.made_of, *counts, *state.curves.values()]
-    assert len(by_step) == 8 and max(map(len, by_step)) <= 41  # and one for what was before the first version
-    assert list(state.batches) == list(range(570, 600)) and sum(map(len, state.view.rewards.values())) == 1
+    # and one for what was before the first version
+    assert len(by_step) == 8 and max(map(len, by_step)) <= 41
+    assert (
+        list(state.batches) == list(range(570, 600))
+        and sum(map(len, state.view.rewards.values())) == 1
+    )
     assert state.steps.width == 64 and views.overview(state, 600.0)["figures"]["rollouts"] == 600
     for asked, end in ((0, 63), (63, 63), (100, 127), (599, 599)):
         found = views.overview(state, 600.0, asked)
         assert found["step"] == asked and found["time_s"] == pytest.approx(end + 1, abs=0.6)
-        assert found["figures"]["rollouts"] == found["figures"]["batched"] == end + 1 == sum(sum(bar["env"]) for bar in found["composition"]["bars"])
-        assert found["figures"]["age_mean"] == 0 and found["panels"][0]["series"][0]["points"][-1] == [end, pytest.approx(end / 600, rel=1e-4)]
+        assert (
+            found["figures"]["rollouts"]
+            == found["figures"]["batched"]
+            == end + 1
+            == sum(sum(bar["env"]) for bar in found["composition"]["bars"])
+        )
+        assert found["figures"]["age_mean"] == 0 and found["panels"][0]["series"][0]["points"][
+            -1
+        ] == [end, pytest.approx(end / 600, rel=1e-4)]
         assert lags(state, end)["buffer"] == 0 and found["loop"]
-        assert views.page(state, Query(), step=asked)["total"] == views.page(state, Query(fate="batched"), step=asked)["total"] == end + 1
+        assert (
+            views.page(state, Query(), step=asked)["total"]
+            == views.page(state, Query(fate="batched"), step=asked)["total"]
+            == end + 1
+        )
         bars = found["composition"]["bars"]
-        assert bars[0]["first"] == 0 and bars[-1]["last"] == end and all(b["first"] == a["last"] + 1 for a, b in pairwise(bars))
+        assert (
+            bars[0]["first"] == 0
+            and bars[-1]["last"] == end
+            and all(b["first"] == a["last"] + 1 for a, b in pairwise(bars))
+        )
 
 
 def test_evaluations_keep_their_results_and_not_their_problems():

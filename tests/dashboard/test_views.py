@@ -8,7 +8,12 @@ from streamrl.records import Batch, Turn, VersionSpan
 from tests.build import floats, rollout, tokens
 
 
-def batch(uids: list[str], lengths: list[int], advantages: list[float], token_advantages: list[float] | None = None) -> Batch:
+def batch(
+    uids: list[str],
+    lengths: list[int],
+    advantages: list[float],
+    token_advantages: list[float] | None = None,
+) -> Batch:
     n, total = len(uids), sum(lengths)
     return Batch(
         number=3,
@@ -35,43 +40,69 @@ def batch(uids: list[str], lengths: list[int], advantages: list[float], token_ad
 
 
 def test_the_prompt_has_no_advantage_and_the_answer_its_own():
-    asked, answer = views.advantages(rollout("copy", "g", 0), batch(["other", "g-0"], [2, 3], [9.0, -0.5]))
+    asked, answer = views.advantages(
+        rollout("copy", "g", 0), batch(["other", "g-0"], [2, 3], [9.0, -0.5])
+    )
     assert asked.tolist() == [0, 0] and answer.tolist() == [-0.5] * 3
 
 
 def test_advantages_of_tokens_are_cut_by_the_sequences_before():
-    _, answer = views.advantages(rollout("copy", "g", 0), batch(["other", "g-0"], [2, 3], [9.0, 0.0], [7, 7, 0.1, 0.2, 0.3]))
+    _, answer = views.advantages(
+        rollout("copy", "g", 0), batch(["other", "g-0"], [2, 3], [9.0, 0.0], [7, 7, 0.1, 0.2, 0.3])
+    )
     np.testing.assert_allclose(answer, [0.1, 0.2, 0.3], rtol=1e-6)
 
 
 def test_a_rollout_that_forked_is_two_sequences():
-    said = [Turn(message="", role="user", tokens=tokens(1, 2)), Turn(message="", role="assistant", tokens=tokens(3), logprobs=floats(-1))]
+    said = [
+        Turn(message="", role="user", tokens=tokens(1, 2)),
+        Turn(message="", role="assistant", tokens=tokens(3), logprobs=floats(-1)),
+    ]
     again = [
         Turn(message="", role="user", tokens=tokens(1, 2, 5), fork=True),
         Turn(message="", role="assistant", tokens=tokens(6, 7), logprobs=floats(-1, -1)),
     ]
-    found = views.advantages(rollout("copy", "g", 0, turns=[*said, *again]), batch(["g-0", "g-0"], [1, 3], [0.0, 0.0], [4, 0, 5, 6]))
+    found = views.advantages(
+        rollout("copy", "g", 0, turns=[*said, *again]),
+        batch(["g-0", "g-0"], [1, 3], [0.0, 0.0], [4, 0, 5, 6]),
+    )
     assert [values.tolist() for values in found] == [[0, 0], [4], [0, 0, 0], [5, 6]]
 
 
 @pytest.mark.parametrize("uids, lengths", [(["x"], [3]), (["g-0", "g-0"], [3, 3]), (["g-0"], [9])])
 def test_a_batch_that_has_it_otherwise_says_nothing(uids: list[str], lengths: list[int]):
-    assert views.advantages(rollout("copy", "g", 0), batch(uids, lengths, [1.0] * len(uids))) == [None, None]
+    assert views.advantages(rollout("copy", "g", 0), batch(uids, lengths, [1.0] * len(uids))) == [
+        None,
+        None,
+    ]
 
 
 def test_a_rollout_with_its_tokens():
-    made = rollout("copy", "g", 0, version=4, reward=0.5, metadata={"why": {"a": [1]}, "said": "<b>"})
+    made = rollout(
+        "copy", "g", 0, version=4, reward=0.5, metadata={"why": {"a": [1]}, "said": "<b>"}
+    )
     found = views.detail(made, batch(["g-0"], [3], [0.25]), lambda ids: [f"<{id}>" for id in ids])
     asked, answer = found["turns"]
-    assert asked["ids"] == [1, 2] and asked["logprobs"] is asked["advantages"] is None and asked["texts"] == ["<1>", "<2>"]
-    assert answer["logprobs"] == [-0.5] * 3 and answer["advantages"] == [0.25] * 3 and answer["spans"] == [[4, 0, 3]]
-    assert found["metadata"] == {"why": '{"a":[1]}', "said": "<b>"} and found["rewards"] == {"exact": 0.5}
+    assert (
+        asked["ids"] == [1, 2]
+        and asked["logprobs"] is asked["advantages"] is None
+        and asked["texts"] == ["<1>", "<2>"]
+    )
+    assert (
+        answer["logprobs"] == [-0.5] * 3
+        and answer["advantages"] == [0.25] * 3
+        and answer["spans"] == [[4, 0, 3]]
+    )
+    assert found["metadata"] == {"why": '{"a":[1]}', "said": "<b>"} and found["rewards"] == {
+        "exact": 0.5
+    }
 
 
 def test_tokens_of_two_versions_are_said_apart():
     made = rollout("copy", "g", 0, version=4, newest=5)
     how = made.turns[1].inference_metadata
-    assert how is not None and views.detail(made, None, None)["turns"][1]["spans"] == []  # which is which nobody knows
+    # which is which nobody knows
+    assert how is not None and views.detail(made, None, None)["turns"][1]["spans"] == []
     spans = [VersionSpan(version=4, start=0, end=2), VersionSpan(version=5, start=2, end=3)]
     turn = Turn(
         message="",
@@ -81,13 +112,20 @@ def test_tokens_of_two_versions_are_said_apart():
         inference_metadata=type(how)(server="s", temperature=1.0, version_spans=spans),
     )
     found = views.detail(rollout("copy", "g", 0, version=4, newest=5, turns=[turn]), None, None)
-    assert found["turns"][0]["spans"] == [[4, 0, 2], [5, 2, 3]] and found["turns"][0]["texts"] is None
+    assert (
+        found["turns"][0]["spans"] == [[4, 0, 2], [5, 2, 3]] and found["turns"][0]["texts"] is None
+    )
 
 
 def test_a_very_long_rollout_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(views, "MOST_TOKENS", 4)
     asked, answer = views.detail(rollout("copy", "g", 0), None, None)["turns"]
-    assert (asked["ids"], asked["omitted"], answer["ids"], answer["omitted"]) == ([1, 2], 0, [3, 4], 1) and len(answer["logprobs"]) == 2
+    assert (asked["ids"], asked["omitted"], answer["ids"], answer["omitted"]) == (
+        [1, 2],
+        0,
+        [3, 4],
+        1,
+    ) and len(answer["logprobs"]) == 2
 
 
 def test_a_failed_rollout_has_its_cause():
@@ -97,5 +135,11 @@ def test_a_failed_rollout_has_its_cause():
 
 def test_a_long_curve_is_thinned_to_means(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(views, "POINTS", 2)
-    assert views.thinned([0, 1, 2, 3, 4], np.array([1.0, 3.0, np.nan, 8.0, np.nan])) == [[2, 2.0], [4, 8.0]]
-    assert views.thinned([7], np.array([np.inf])) == [[7, None]] and views.thinned([], np.array([])) == []
+    assert views.thinned([0, 1, 2, 3, 4], np.array([1.0, 3.0, np.nan, 8.0, np.nan])) == [
+        [2, 2.0],
+        [4, 8.0],
+    ]
+    assert (
+        views.thinned([7], np.array([np.inf])) == [[7, None]]
+        and views.thinned([], np.array([])) == []
+    )

@@ -1,4 +1,6 @@
-"""A command of a container, held against the real command line and against its run file, without starting it."""
+"""A command of a container, held against the real command line and against its run file, without
+starting it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from streamrl import cli, config
 
 
 def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
-    """`mounted`: files by their paths in the container. Raises click's errors, ConfigError, AssertionError."""
+    """`mounted`: files by their paths in the container. Raises click's errors, ConfigError,
+    AssertionError.
+    """
     program, *words = command
     assert program == "streamrl", command
     found: click.Command = cli.cli
@@ -22,7 +26,9 @@ def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
     run = config.load(mounted[given["run"]])
     match found.name:
         case "env":
-            assert given["name"] in run.envs and given["replica"] < run.envs[given["name"]].replicas, command
+            assert (
+                given["name"] in run.envs and given["replica"] < run.envs[given["name"]].replicas
+            ), command
         case "scorer":
             assert given["worker"] < run.scorer.replicas, command
         case "inference":

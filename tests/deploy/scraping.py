@@ -1,4 +1,6 @@
-"""A real Prometheus that scrapes a run, with the settings and rules of deploy/prometheus; and what its API and the dashboards say."""
+"""A real Prometheus that scrapes a run, with the settings and rules of deploy/prometheus; and what
+its API and the dashboards say.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,21 @@ class Prometheus:
         self.url = url
 
     def get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}", timeout=patience(30)) as answer:
+        with urllib.request.urlopen(
+            f"{self.url}{path}?{urllib.parse.urlencode(query)}", timeout=patience(30)
+        ) as answer:
             return json.load(answer)
 
     def query(self, expression: str) -> list[Any]:
         """Its series now. Raises for an expression that Prometheus does not take."""
         return self.get("/api/v1/query", query=expression)["data"]["result"]
 
-    def until_answered(self, expressions: list[str], alive: subprocess.Popen[bytes] | None = None, within_s: float = PATIENCE_S) -> None:
+    def until_answered(
+        self,
+        expressions: list[str],
+        alive: subprocess.Popen[bytes] | None = None,
+        within_s: float = PATIENCE_S,
+    ) -> None:
         """Every expression has data, each at some moment: what has none after a while is named."""
         deadline, left = time.monotonic() + patience(within_s), list(expressions)
         while left := [expression for expression in left if not self.query(expression)]:
@@ -57,13 +66,23 @@ def prometheus(run: RunFile, directory: Path) -> Iterator[Prometheus]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}"]
+    command = [
+        "prometheus",
+        f"--config.file={file}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address={address}",
+    ]
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            started, deadline = Prometheus(f"http://{address}"), time.monotonic() + patience(PATIENCE_S)
+            started, deadline = (
+                Prometheus(f"http://{address}"),
+                time.monotonic() + patience(PATIENCE_S),
+            )
             while not answers(started):
-                assert process.poll() is None and time.monotonic() < deadline, (directory / "prometheus.log").read_text()
+                assert process.poll() is None and time.monotonic() < deadline, (
+                    directory / "prometheus.log"
+                ).read_text()
                 time.sleep(0.1)
             yield started
         finally:
@@ -80,7 +99,11 @@ def answers(server: Prometheus) -> bool:
 
 def expressions(dashboard: Path, run: str) -> list[str]:
     """Of every panel, with the variables filled in."""
-    found = [target["expr"] for panel in json.loads(dashboard.read_text())["panels"] for target in panel.get("targets", [])]
+    found = [
+        target["expr"]
+        for panel in json.loads(dashboard.read_text())["panels"]
+        for target in panel.get("targets", [])
+    ]
     return [expression.replace("$run", run) for expression in found]
 
 
@@ -92,12 +115,22 @@ def check_rules(server: Prometheus) -> None:
     """Every alert is loaded, and its expression is one that this Prometheus evaluates."""
     deadline = time.monotonic() + patience(PATIENCE_S)
     while True:
-        rules = [rule for group in server.get("/api/v1/rules")["data"]["groups"] for rule in group["rules"]]
+        rules = [
+            rule
+            for group in server.get("/api/v1/rules")["data"]["groups"]
+            for rule in group["rules"]
+        ]
         if {rule["health"] for rule in rules} == {"ok"}:
             break
-        assert time.monotonic() < deadline, [(rule["name"], rule["health"], rule.get("lastError")) for rule in rules]
+        assert time.monotonic() < deadline, [
+            (rule["name"], rule["health"], rule.get("lastError")) for rule in rules
+        ]
         time.sleep(0.5)
-    wanted = [rule for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+    wanted = [
+        rule
+        for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
     assert sorted(rule["name"] for rule in rules) == sorted(rule["alert"] for rule in wanted)
     for rule in wanted:
         server.query(rule["expr"])

@@ -1,7 +1,9 @@
-"""The parts of a run that need JAX or vLLM, by stand-ins in one process: `python -m tests.deploy.standins RUN.yaml`.
+"""The parts of a run that need JAX or vLLM, by stand-ins in one process: `python -m
+tests.deploy.standins RUN.yaml`.
 
-The env and the learner are those of tests/chaos, which really take part in the loop; what the real ones' metrics are called, they publish, with
-numbers of no meaning."""
+The env and the learner are those of tests/chaos, which really take part in the loop; what the real
+ones' metrics are called, they publish, with numbers of no meaning.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ VLLM = b'vllm:num_requests_running{engine="0"} 5.0\nvllm:num_requests_waiting{en
 
 def values(prefix: str) -> dict[str, float]:
     """Every metric of that beginning."""
-    return {re.sub(r"\{(\w+)\}", lambda m: NAMES[m[1]], known.name): 1e-6 for known in MEASURES if known.name.startswith(prefix)}
+    return {
+        re.sub(r"\{(\w+)\}", lambda m: NAMES[m[1]], known.name): 1e-6
+        for known in MEASURES
+        if known.name.startswith(prefix)
+    }
 
 
 def measure(log: Log, source: str, prefix: str, stop: threading.Event) -> None:
@@ -42,7 +48,21 @@ def measure(log: Log, source: str, prefix: str, stop: threading.Event) -> None:
     while not stop.wait(EVERY_S):
         meter.publish(values(prefix))
         if prefix == "inference/":
-            writer.send(to_message(Output("servers", source, Server(server_id=source, url="", version=0, state="ready", heartbeat_s=time.time()))))
+            writer.send(
+                to_message(
+                    Output(
+                        "servers",
+                        source,
+                        Server(
+                            server_id=source,
+                            url="",
+                            version=0,
+                            state="ready",
+                            heartbeat_s=time.time(),
+                        ),
+                    )
+                )
+            )
     meter.close()
     writer.close()
 
@@ -50,7 +70,10 @@ def measure(log: Log, source: str, prefix: str, stop: threading.Event) -> None:
 def main(run: RunFile, stop: threading.Event) -> None:
     acts: list[tuple[str, str, Callable[[Log], None]]] = [
         ("learner-lead", "learner/", lambda log: learner.main(run, log, stop)),
-        *((f"env-{name}-0", "env/", lambda log, name=name: env.main(run, log, stop, name)) for name in run.envs),
+        *(
+            (f"env-{name}-0", "env/", lambda log, name=name: env.main(run, log, stop, name))
+            for name in run.envs
+        ),
         ("inference-0", "inference/", lambda log: show(log, "/metrics/vllm", lambda: VLLM)),
         ("evaluator", "evals/", lambda log: None),
     ]
@@ -59,10 +82,14 @@ def main(run: RunFile, stop: threading.Event) -> None:
         for source, prefix, act in acts:
             log = held.enter_context(serving(run, KafkaLog(broker.settings(run), run.run), source))
             ready(log)
-            threads += [threading.Thread(target=measure, args=(log, source, prefix, stop)), threading.Thread(target=act, args=(log,))]
+            threads += [
+                threading.Thread(target=measure, args=(log, source, prefix, stop)),
+                threading.Thread(target=act, args=(log,)),
+            ]
         for thread in threads:
             thread.start()
-        while not stop.wait(EVERY_S):  # a `join` has no time limit, and this thread would not hear of a signal
+        # a `join` has no time limit, and this thread would not hear of a signal
+        while not stop.wait(EVERY_S):
             pass
         for thread in threads:
             thread.join()

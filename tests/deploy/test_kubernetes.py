@@ -1,4 +1,6 @@
-"""deploy/kubernetes: as kubectl renders it, valid by the schemas of all kinds; and what has to agree agrees."""
+"""deploy/kubernetes: as kubectl renders it, valid by the schemas of all kinds; and what has to
+agree agrees.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,14 @@ WORKLOADS = ("Deployment", "StatefulSet", "Job")
 OPEN = {"labels", "annotations", "matchLabels", "requests", "limits", "config", "data", "selector"}
 FINISH = "finish"  # the one pod that is no part
 BUILTIN = {
-    *("ConfigMap", "Deployment", "Job", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget"),
+    *(
+        "ConfigMap",
+        "Deployment",
+        "Job",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "PodDisruptionBudget",
+    ),
     *("Role", "RoleBinding", "Service", "ServiceAccount", "StatefulSet"),
 }
 Manifest = dict[str, Any]
@@ -71,7 +80,9 @@ def part(workload: Manifest) -> Manifest:
 
 
 def variables(workload: Manifest) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in part(workload)["env"]}
+    return {
+        entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in part(workload)["env"]
+    }
 
 
 def check(manifest: Manifest) -> None:
@@ -85,7 +96,8 @@ def check(manifest: Manifest) -> None:
         raise ValueError(str(error)) from None
 
 
-# ---- schemas --------------------------------------------------------------------------------------------------------------------------
+# ---- schemas
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -127,22 +139,31 @@ def fields(value: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
             yield from fields(inner, (*way, index))
 
 
-# ---- what follows from the run file ---------------------------------------------------------------------------------------------------
+# ---- what follows from the run file
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_topics_and_users_are_what_the_run_file_makes_of_topics_and_access_rules(overlay: str):
     here, run = KUBERNETES / "overlays" / overlay, run_of(overlay)
-    assert users_of(overlay) == acls.render(run), f"streamrl topics acls --render {here}/run.yaml > {here}/users.yaml"
-    assert (here / "topics.yaml").read_text() == topics.render(run), f"streamrl topics render {here}/run.yaml > {here}/topics.yaml"
+    assert users_of(overlay) == acls.render(run), (
+        f"streamrl topics acls --render {here}/run.yaml > {here}/users.yaml"
+    )
+    assert (here / "topics.yaml").read_text() == topics.render(run), (
+        f"streamrl topics render {here}/run.yaml > {here}/topics.yaml"
+    )
     assert set(of(overlay, "KafkaTopic")) == {topic.name for topic in topics.plan(run)}
-    assert yaml.safe_load(of(overlay, "ConfigMap").popitem()[1]["data"]["run.yaml"]) == yaml.safe_load((here / "run.yaml").read_text())
+    assert yaml.safe_load(
+        of(overlay, "ConfigMap").popitem()[1]["data"]["run.yaml"]
+    ) == yaml.safe_load((here / "run.yaml").read_text())
 
 
 def test_the_command_line_writes_users_for_kubectl():
     file = str(KUBERNETES / "overlays" / "small" / "run.yaml")
     written = CliRunner().invoke(cli, ["topics", "acls", "--render", "--cluster", "other", file])
-    assert written.exit_code == 0 and written.output.replace("cluster: other", "cluster: streamrl") == users_of("small")
+    assert written.exit_code == 0 and written.output.replace(
+        "cluster: other", "cluster: streamrl"
+    ) == users_of("small")
     assert CliRunner().invoke(cli, ["topics", "acls", "--render", "--apply", file]).exit_code == 2
 
 
@@ -153,12 +174,24 @@ def test_a_user_may_do_what_the_access_rules_say_and_nothing_else(overlay: str):
     for role, rules in acls.rules(run_of(overlay)).items():
         spec = of(overlay, "KafkaUser")[f"demo.{role}"]["spec"]
         allowed = {
-            (words.get(acl["resource"]["type"], acl["resource"]["type"]), acl["resource"]["name"], acl["resource"]["patternType"], operation.upper())
+            (
+                words.get(acl["resource"]["type"], acl["resource"]["type"]),
+                acl["resource"]["name"],
+                acl["resource"]["patternType"],
+                operation.upper(),
+            )
             for acl in spec["authorization"]["acls"]
             for operation in acl["operations"]
         }
-        assert allowed == {(r.resource, r.name, "prefix" if r.prefixed else "literal", operation) for r in rules for operation in r.operations}
-        assert all(acl.get("host", "*") == "*" and acl.get("type", "allow") == "allow" for acl in spec["authorization"]["acls"])
+        assert allowed == {
+            (r.resource, r.name, "prefix" if r.prefixed else "literal", operation)
+            for r in rules
+            for operation in r.operations
+        }
+        assert all(
+            acl.get("host", "*") == "*" and acl.get("type", "allow") == "allow"
+            for acl in spec["authorization"]["acls"]
+        )
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -167,28 +200,57 @@ def test_a_part_has_its_own_user_and_a_command_for_something_that_the_run_file_h
     for name, workload in of(overlay, *WORKLOADS).items():
         given = variables(workload)
         secret = given["STREAMRL_KAFKA_PASSWORD"]["secretKeyRef"]
-        assert given["STREAMRL_KAFKA_USER"] == secret["name"] == f"demo.{name}" in users and secret["key"] == "password"
-        most = scaled[name]["spec"]["maxReplicaCount"] if name in scaled else workload["spec"].get("replicas", 1)
+        assert (
+            given["STREAMRL_KAFKA_USER"] == secret["name"] == f"demo.{name}" in users
+            and secret["key"] == "password"
+        )
+        most = (
+            scaled[name]["spec"]["maxReplicaCount"]
+            if name in scaled
+            else workload["spec"].get("replicas", 1)
+        )
         for index in (0, most - 1):
             words = [word.replace("$(POD_INDEX)", str(index)) for word in part(workload)["command"]]
-            check_command(words, {"/etc/streamrl/run.yaml": str(KUBERNETES / "overlays" / overlay / "run.yaml")})
+            check_command(
+                words,
+                {"/etc/streamrl/run.yaml": str(KUBERNETES / "overlays" / overlay / "run.yaml")},
+            )
         assert ("$(POD_INDEX)" in part(workload)["command"]) == ("POD_INDEX" in given)
         counted = name not in scaled and workload["kind"] != "Job"
-        assert counted == ("replicas" in workload["spec"]), "applying the manifest must not undo what KEDA has scaled"
+        assert counted == ("replicas" in workload["spec"]), (
+            "applying the manifest must not undo what KEDA has scaled"
+        )
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
     run, workloads = run_of(overlay), of(overlay, *WORKLOADS)
-    wanted = {"buffer", "batcher", "orchestrator", "learner", "inference", *(f"env-{name}" for name in run.envs)}
-    assert set(workloads) == wanted | ({"scorer"} if run.learner.pooled else set()) | ({"evaluator"} if run.eval.interval else set())
+    wanted = {
+        "buffer",
+        "batcher",
+        "orchestrator",
+        "learner",
+        "inference",
+        *(f"env-{name}" for name in run.envs),
+    }
+    assert set(workloads) == wanted | ({"scorer"} if run.learner.pooled else set()) | (
+        {"evaluator"} if run.eval.interval else set()
+    )
     if run.learner.pooled:
         assert workloads["scorer"]["spec"]["replicas"] == run.scorer.replicas
     for name in ("buffer", "batcher"):
-        assert workloads[name]["spec"]["replicas"] == 1 and workloads[name]["spec"]["strategy"] == {"type": "Recreate"}
+        assert workloads[name]["spec"]["replicas"] == 1 and workloads[name]["spec"]["strategy"] == {
+            "type": "Recreate"
+        }
     needed = references(run)
     for name in ("inference", "learner", *(f"env-{env}" for env in run.envs)):
-        asked = needed if name == "inference" else needed - {"POD_IP"} if name.startswith("env-") else needed - {"POD_IP", "STREAMRL_INFERENCE_KEY"}
+        asked = (
+            needed
+            if name == "inference"
+            else needed - {"POD_IP"}
+            if name.startswith("env-")
+            else needed - {"POD_IP", "STREAMRL_INFERENCE_KEY"}
+        )
         assert asked <= set(variables(workloads[name])), name
 
 
@@ -203,16 +265,22 @@ def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
     run, workloads = run_of(overlay), of(overlay, *WORKLOADS)
     for name, workload in workloads.items():
         mounts = {mount["mountPath"]: mount for mount in part(workload)["volumeMounts"]}
-        assert Path(run.kafka["ssl.ca.location"]).parent == Path("/etc/streamrl/kafka") and "/etc/streamrl/kafka" in mounts
+        assert (
+            Path(run.kafka["ssl.ca.location"]).parent == Path("/etc/streamrl/kafka")
+            and "/etc/streamrl/kafka" in mounts
+        )
         assert mounts["/var/lib/streamrl/runs"]["name"] == "runs"
         if name in ("learner", "inference") and run.weights.store.startswith("/"):
             assert mounts[run.weights.store].get("readOnly", False) == (name == "inference")
         if name in ("learner", "scorer") and run.model.path:
             assert mounts[run.model.path]["readOnly"]
-    assert [claim["metadata"]["name"] for claim in workloads["learner"]["spec"]["volumeClaimTemplates"]] == ["runs"], "checkpoints outlive the pod"
+    assert [
+        claim["metadata"]["name"] for claim in workloads["learner"]["spec"]["volumeClaimTemplates"]
+    ] == ["runs"], "checkpoints outlive the pod"
 
 
-# ---- scaling, protection, network -----------------------------------------------------------------------------------------------------
+# ---- scaling, protection, network
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -229,22 +297,34 @@ def test_pools_scale_within_what_the_run_file_shares_the_work_by(overlay: str):
         assert f'run="{run.run}"' in trigger["metadata"]["query"]
         if name == "inference":
             assert float(trigger["metadata"]["threshold"]) == 0.75 * run.inference.max_num_seqs
-            assert spec["minReplicaCount"] <= run.inference.replicas <= spec["maxReplicaCount"] <= 100, "ports 8000 to 8099"
+            assert (
+                spec["minReplicaCount"] <= run.inference.replicas <= spec["maxReplicaCount"] <= 100
+            ), "ports 8000 to 8099"
         else:
             env = name.removeprefix("env-")
-            assert spec["maxReplicaCount"] == run.envs[env].replicas and f"{env}|rest" in trigger["metadata"]["query"]
-            assert float(trigger["metadata"]["threshold"]) * run.envs[env].replicas <= run.batcher.total_token_budget, (
-                "a whole batch missing wants all"
+            assert (
+                spec["maxReplicaCount"] == run.envs[env].replicas
+                and f"{env}|rest" in trigger["metadata"]["query"]
             )
+            assert (
+                float(trigger["metadata"]["threshold"]) * run.envs[env].replicas
+                <= run.batcher.total_token_budget
+            ), "a whole batch missing wants all"
 
 
 def test_what_pools_are_scaled_by_is_what_its_part_says_and_no_other():
     """An env that publishes the batcher's metrics, or servers', would scale GPUs to the limit."""
-    scraped = yaml.safe_load((KUBERNETES.parent / "prometheus" / "prometheus-kubernetes.yml").read_text())["scrape_configs"]
+    scraped = yaml.safe_load(
+        (KUBERNETES.parent / "prometheus" / "prometheus-kubernetes.yml").read_text()
+    )["scrape_configs"]
     assert not any(job.get("honor_labels") for job in scraped)
     for name, manifest in of("production", "ScaledObject").items():
-        asked = dict(re.findall(r'(\w+)=~?"([^"]*)"', manifest["spec"]["triggers"][0]["metadata"]["query"]))
-        assert asked["run"] == "demo" and asked["part"] == ("inference-.*" if name == "inference" else "batcher")
+        asked = dict(
+            re.findall(r'(\w+)=~?"([^"]*)"', manifest["spec"]["triggers"][0]["metadata"]["query"])
+        )
+        assert asked["run"] == "demo" and asked["part"] == (
+            "inference-.*" if name == "inference" else "batcher"
+        )
 
 
 def test_what_is_scaled_by_is_a_metric_with_these_labels():
@@ -261,10 +341,20 @@ def test_selectors_select_what_they_are_meant_to(overlay: str):
     for workload in workloads.values():
         assert workload["kind"] == "Job" or selects(workload["spec"]["selector"], labels(workload))
     for name, budget in of(overlay, "PodDisruptionBudget").items():
-        assert [other for other, workload in workloads.items() if selects(budget["spec"]["selector"], labels(workload))] == [name]
-    assert set(of(overlay, "PodDisruptionBudget")) >= {"inference", *(name for name in workloads if name.startswith("env-"))}
+        assert [
+            other
+            for other, workload in workloads.items()
+            if selects(budget["spec"]["selector"], labels(workload))
+        ] == [name]
+    assert set(of(overlay, "PodDisruptionBudget")) >= {
+        "inference",
+        *(name for name in workloads if name.startswith("env-")),
+    }
     service = of(overlay, "Service")["parts"]
-    assert all(selects({"matchLabels": service["spec"]["selector"]}, labels(workload)) for workload in workloads.values())
+    assert all(
+        selects({"matchLabels": service["spec"]["selector"]}, labels(workload))
+        for workload in workloads.values()
+    )
     assert {w["spec"]["serviceName"] for w in of(overlay, "StatefulSet").values()} == {"parts"}
 
 
@@ -276,18 +366,41 @@ def test_parts_reach_whom_they_need_and_nobody_else(overlay: str):
         assert leaves(overlay, own, kafka, 9093), name
         assert not leaves(overlay, own, {"app": "somebody"}, 5432), name
         may = name.startswith("env-")
-        for port in (8000, 8000 + of(overlay, "ScaledObject")["inference"]["spec"]["maxReplicaCount"] - 1):
-            assert (leaves(overlay, own, pods["inference"], port) and enters(overlay, own, pods["inference"], port)) == may, name
+        for port in (
+            8000,
+            8000 + of(overlay, "ScaledObject")["inference"]["spec"]["maxReplicaCount"] - 1,
+        ):
+            assert (
+                leaves(overlay, own, pods["inference"], port)
+                and enters(overlay, own, pods["inference"], port)
+            ) == may, name
         assert not leaves(overlay, own, pods["inference"], 22)
         assert not enters(overlay, {"app": "somebody"}, own, 8000), name
-        object_store = name in ("learner", "inference", "scorer", "evaluator") and run_of(overlay).weights.store.startswith("s3")
+        object_store = name in ("learner", "inference", "scorer", "evaluator") and run_of(
+            overlay
+        ).weights.store.startswith("s3")
         assert not leaves(overlay, own, {"app": "somebody"}, 443), name
-        for address, port in (("52.218.0.1", 443), ("169.254.169.254", 80), ("169.254.170.23", 80), ("169.254.169.252", 988)):
+        for address, port in (
+            ("52.218.0.1", 443),
+            ("169.254.169.254", 80),
+            ("169.254.170.23", 80),
+            ("169.254.169.252", 988),
+        ):
             assert calls(overlay, own, address, port) == object_store, (name, address)
-        assert not any(calls(overlay, own, address, port) for address in ("10.0.0.1", "169.254.169.254", "192.168.1.1") for port in (443, 6443)), name
-        assert calls(overlay, own, "169.254.20.10", 53) and not calls(overlay, own, "8.8.8.8", 53), "the node's own name server, and no other"
-        assert names(overlay, own, "kube-system", {"k8s-app": "kube-dns"}, 53) and names(overlay, own, "openshift-dns", {}, 5353)
-        assert names(overlay, own, "minio", {}, 9000) == object_store and not names(overlay, own, "default", {}, 9000)
+        assert not any(
+            calls(overlay, own, address, port)
+            for address in ("10.0.0.1", "169.254.169.254", "192.168.1.1")
+            for port in (443, 6443)
+        ), name
+        assert calls(overlay, own, "169.254.20.10", 53) and not calls(
+            overlay, own, "8.8.8.8", 53
+        ), "the node's own name server, and no other"
+        assert names(overlay, own, "kube-system", {"k8s-app": "kube-dns"}, 53) and names(
+            overlay, own, "openshift-dns", {}, 5353
+        )
+        assert names(overlay, own, "minio", {}, 9000) == object_store and not names(
+            overlay, own, "default", {}, 9000
+        )
 
 
 def labels(workload: Manifest) -> dict[str, str]:
@@ -317,16 +430,23 @@ def calls(overlay: str, source: dict[str, str], address: str, port: int) -> bool
     return any(_holds(peer.get("ipBlock"), address) for peer in _peers(overlay, source, port))
 
 
-def names(overlay: str, source: dict[str, str], namespace: str, to: dict[str, str], port: int) -> bool:
+def names(
+    overlay: str, source: dict[str, str], namespace: str, to: dict[str, str], port: int
+) -> bool:
     """May it reach pods with these labels in another namespace?"""
     there = {"kubernetes.io/metadata.name": namespace}
     found = [peer for peer in _peers(overlay, source, port) if "namespaceSelector" in peer]
-    return any(selects(peer["namespaceSelector"], there) and selects(peer.get("podSelector", {}), to) for peer in found)
+    return any(
+        selects(peer["namespaceSelector"], there) and selects(peer.get("podSelector", {}), to)
+        for peer in found
+    )
 
 
 def _peers(overlay: str, source: dict[str, str], port: int) -> Iterator[Manifest]:
     for policy in of(overlay, "NetworkPolicy").values():
-        if "Egress" in policy["spec"]["policyTypes"] and selects(policy["spec"]["podSelector"], source):
+        if "Egress" in policy["spec"]["policyTypes"] and selects(
+            policy["spec"]["podSelector"], source
+        ):
             for rule in policy["spec"].get("egress", ()):
                 if _within(rule, port):
                     yield from rule["to"]
@@ -334,134 +454,274 @@ def _peers(overlay: str, source: dict[str, str], port: int) -> Iterator[Manifest
 
 def _holds(block: Manifest | None, address: str) -> bool:
     ip = ip_address(address)
-    return block is not None and ip in ip_network(block["cidr"]) and not any(ip in ip_network(less) for less in block.get("except", ()))
+    return (
+        block is not None
+        and ip in ip_network(block["cidr"])
+        and not any(ip in ip_network(less) for less in block.get("except", ()))
+    )
 
 
-def _passes(overlay: str, direction: str, peers: str, own: dict[str, str], other: dict[str, str], port: int) -> bool:
-    """By the policies of a pod: all is allowed when there are none of that direction, else what one of them allows. Pods of the same namespace."""
+def _passes(
+    overlay: str, direction: str, peers: str, own: dict[str, str], other: dict[str, str], port: int
+) -> bool:
+    """By the policies of a pod: all is allowed when there are none of that direction, else what one
+    of them allows. Pods of the same namespace.
+    """
     policies = [
-        p["spec"] for p in of(overlay, "NetworkPolicy").values() if direction in p["spec"]["policyTypes"] and selects(p["spec"]["podSelector"], own)
+        p["spec"]
+        for p in of(overlay, "NetworkPolicy").values()
+        if direction in p["spec"]["policyTypes"] and selects(p["spec"]["podSelector"], own)
     ]
     rules = [rule for policy in policies for rule in policy.get(direction.lower(), ())]
-    return not policies or any(_within(rule, port) and _named(rule.get(peers), other) for rule in rules)
+    return not policies or any(
+        _within(rule, port) and _named(rule.get(peers), other) for rule in rules
+    )
 
 
 def _within(rule: Manifest, port: int) -> bool:
-    return any(isinstance(p["port"], int) and p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
+    return any(
+        isinstance(p["port"], int) and p["port"] <= port <= p.get("endPort", p["port"])
+        for p in rule["ports"]
+    )
 
 
 def _named(peers: list[Manifest] | None, other: dict[str, str]) -> bool:
-    return peers is None or any("podSelector" in peer and "namespaceSelector" not in peer and selects(peer["podSelector"], other) for peer in peers)
+    return peers is None or any(
+        "podSelector" in peer
+        and "namespaceSelector" not in peer
+        and selects(peer["podSelector"], other)
+        for peer in peers
+    )
 
 
-# ---- pods and nodes -------------------------------------------------------------------------------------------------------------------
+# ---- pods and nodes
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pods_have_no_rights_have_probes_and_say_what_they_need(overlay: str):
     for name, workload in of(overlay, *WORKLOADS).items():
         container, own = part(workload), pod(workload)
-        assert own["securityContext"]["runAsNonRoot"] and own["securityContext"]["runAsUser"] == 10001, "the user of the images"
-        assert own["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"} and not own["automountServiceAccountToken"]
-        safe = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-        assert container["securityContext"] == safe
-        paths = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")]
-        assert paths == ["/livez", "/livez", "/readyz"], name
-        port = {"name": "metrics", "containerPort": int(variables(workload)["STREAMRL_METRICS_PORT"])}
-        assert container["ports"] == [port] and workload["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(
-            port["containerPort"]
+        assert (
+            own["securityContext"]["runAsNonRoot"] and own["securityContext"]["runAsUser"] == 10001
+        ), "the user of the images"
+        assert (
+            own["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            and not own["automountServiceAccountToken"]
         )
+        safe = {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["securityContext"] == safe
+        paths = [
+            container[f"{kind}Probe"]["httpGet"]["path"]
+            for kind in ("startup", "liveness", "readiness")
+        ]
+        assert paths == ["/livez", "/livez", "/readyz"], name
+        port = {
+            "name": "metrics",
+            "containerPort": int(variables(workload)["STREAMRL_METRICS_PORT"]),
+        }
+        assert container["ports"] == [port] and workload["spec"]["template"]["metadata"][
+            "annotations"
+        ]["prometheus.io/port"] == str(port["containerPort"])
         assert {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"]["requests"])
         assert {"memory", "ephemeral-storage"} <= set(container["resources"]["limits"])
-        assert all("sizeLimit" in volume["emptyDir"] for volume in own["volumes"] if "emptyDir" in volume), f"{name}: a disk that fills up is its own"
+        assert all(
+            "sizeLimit" in volume["emptyDir"] for volume in own["volumes"] if "emptyDir" in volume
+        ), f"{name}: a disk that fills up is its own"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_the_learner_may_write_weights_and_envs_have_no_rights_at_all(overlay: str):
     accounts = of(overlay, "ServiceAccount")
-    assert not any(account.get("automountServiceAccountToken", True) for name, account in accounts.items() if name != "streamrl-finish")
+    assert not any(
+        account.get("automountServiceAccountToken", True)
+        for name, account in accounts.items()
+        if name != "streamrl-finish"
+    )
     readers = {"inference", "scorer", "evaluator"}
     for name, workload in of(overlay, *WORKLOADS).items():
         kind = "writer" if name == "learner" else "reader" if name in readers else ""
         account = pod(workload)["serviceAccountName"]
-        assert account == (f"streamrl-weights-{kind}" if kind else "streamrl") and account in accounts, name
+        assert (
+            account == (f"streamrl-weights-{kind}" if kind else "streamrl") and account in accounts
+        ), name
         secrets = {source["secretRef"]["name"] for source in part(workload).get("envFrom", ())}
-        assert secrets == ({f"streamrl-store-{kind}"} if kind and overlay == "production" else set()), name
+        assert secrets == (
+            {f"streamrl-store-{kind}"} if kind and overlay == "production" else set()
+        ), name
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_tag_has_the_version_of_the_code(overlay: str):
     """A tag that is built again gives a node that comes later other code than the rest."""
     for name, workload in of(overlay, *WORKLOADS).items():
-        assert part(workload)["image"].rpartition(":")[2] in (f"{streamrl.__version__}-cpu", f"{streamrl.__version__}-gpu"), name
+        assert part(workload)["image"].rpartition(":")[2] in (
+            f"{streamrl.__version__}-cpu",
+            f"{streamrl.__version__}-gpu",
+        ), name
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_end_of_a_run_stops_every_workload_and_keeps_its_report(overlay: str):
     orchestrator, finish = of(overlay, "Job")["orchestrator"], of(overlay, "Job")[FINISH]
     (runs,) = (volume for volume in pod(orchestrator)["volumes"] if volume["name"] == "runs")
-    assert runs["persistentVolumeClaim"]["claimName"] == "results" and "results" in of(overlay, "PersistentVolumeClaim")
+    assert runs["persistentVolumeClaim"]["claimName"] == "results" and "results" in of(
+        overlay, "PersistentVolumeClaim"
+    )
     policy = orchestrator["spec"]["podFailurePolicy"]["rules"]
-    codes = {code: rule["action"] for rule in policy for code in rule.get("onExitCodes", {}).get("values", ())}
-    assert codes == {2: "FailJob", 11: "FailJob", **dict.fromkeys((*BROKER_GONE, TopicMissing.exit_code), "Ignore")}
-    wait, pause, stop = (container["args"] for container in (*pod(finish)["initContainers"], *pod(finish)["containers"]))
+    codes = {
+        code: rule["action"]
+        for rule in policy
+        for code in rule.get("onExitCodes", {}).get("values", ())
+    }
+    assert codes == {
+        2: "FailJob",
+        11: "FailJob",
+        **dict.fromkeys((*BROKER_GONE, TopicMissing.exit_code), "Ignore"),
+    }
+    wait, pause, stop = (
+        container["args"]
+        for container in (*pod(finish)["initContainers"], *pod(finish)["containers"])
+    )
     assert wait[:2] == ["wait", "job/orchestrator"] and wait[-1] == "--timeout=-1s"
-    assert pause[0] == "annotate" and "--selector=streamrl/run=demo" in pause and pause[-1] == "autoscaling.keda.sh/paused-replicas=0"
-    assert stop == ["scale", "deployments,statefulsets", "--selector=streamrl/run=demo", "--replicas=0"]
+    assert (
+        pause[0] == "annotate"
+        and "--selector=streamrl/run=demo" in pause
+        and pause[-1] == "autoscaling.keda.sh/paused-replicas=0"
+    )
+    assert stop == [
+        "scale",
+        "deployments,statefulsets",
+        "--selector=streamrl/run=demo",
+        "--replicas=0",
+    ]
     workloads = of(overlay, *WORKLOADS)
-    for manifest in (*(w for w in workloads.values() if w["kind"] != "Job"), *of(overlay, "ScaledObject").values()):
-        assert manifest["metadata"]["labels"]["streamrl/run"] == "demo", manifest["metadata"]["name"]
+    for manifest in (
+        *(w for w in workloads.values() if w["kind"] != "Job"),
+        *of(overlay, "ScaledObject").values(),
+    ):
+        assert manifest["metadata"]["labels"]["streamrl/run"] == "demo", manifest["metadata"][
+            "name"
+        ]
     rights = of(overlay, "Role")["streamrl-finish"]["rules"]
-    allowed = {(group, kind): rule["verbs"] for rule in rights for group in rule["apiGroups"] for kind in rule["resources"]}
-    assert "patch" in allowed["keda.sh", "scaledobjects"] and "patch" in allowed["apps", "statefulsets/scale"] and "watch" in allowed["batch", "jobs"]
-    assert not any("*" in verbs or "create" in verbs or "delete" in verbs for verbs in allowed.values()) and len(allowed) == 6
+    allowed = {
+        (group, kind): rule["verbs"]
+        for rule in rights
+        for group in rule["apiGroups"]
+        for kind in rule["resources"]
+    }
+    assert (
+        "patch" in allowed["keda.sh", "scaledobjects"]
+        and "patch" in allowed["apps", "statefulsets/scale"]
+        and "watch" in allowed["batch", "jobs"]
+    )
+    assert (
+        not any(
+            "*" in verbs or "create" in verbs or "delete" in verbs for verbs in allowed.values()
+        )
+        and len(allowed) == 6
+    )
     (subject,) = of(overlay, "RoleBinding")["streamrl-finish"]["subjects"]
     assert subject["name"] == pod(finish)["serviceAccountName"] == "streamrl-finish"
 
 
 def test_copies_of_a_partition_stand_on_different_nodes():
     for pool in of("production", "KafkaNodePool").values():
-        by = {c["topologyKey"]: c for c in pool["spec"]["template"]["pod"]["topologySpreadConstraints"]}
-        assert by["kubernetes.io/hostname"]["whenUnsatisfiable"] == "DoNotSchedule" and "topology.kubernetes.io/zone" in by
+        by = {
+            c["topologyKey"]: c
+            for c in pool["spec"]["template"]["pod"]["topologySpreadConstraints"]
+        }
+        assert (
+            by["kubernetes.io/hostname"]["whenUnsatisfiable"] == "DoNotSchedule"
+            and "topology.kubernetes.io/zone" in by
+        )
         own = {"strimzi.io/cluster": "streamrl", "strimzi.io/pool-name": pool["metadata"]["name"]}
         assert all(c["labelSelector"] == {"matchLabels": own} for c in by.values())
-    assert of("production", "Kafka")["streamrl"]["spec"]["kafka"]["rack"] == {"topologyKey": "topology.kubernetes.io/zone"}
+    assert of("production", "Kafka")["streamrl"]["spec"]["kafka"]["rack"] == {
+        "topologyKey": "topology.kubernetes.io/zone"
+    }
 
 
 def test_a_volume_for_one_node_is_mounted_on_one_node():
     (mode,) = of("small", "PersistentVolumeClaim")["weights"]["spec"]["accessModes"]
     assert mode == "ReadWriteOnce"
-    (term,) = pod(of("small", "StatefulSet")["inference"])["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert term["topologyKey"] == "kubernetes.io/hostname" and selects(term["labelSelector"], labels(of("small", "StatefulSet")["learner"]))
+    (term,) = pod(of("small", "StatefulSet")["inference"])["affinity"]["podAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term["topologyKey"] == "kubernetes.io/hostname" and selects(
+        term["labelSelector"], labels(of("small", "StatefulSet")["learner"])
+    )
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_topic_outlives_its_manifest_and_an_env_leaves_room_for_others(overlay: str):
     for topic in of(overlay, "KafkaTopic").values():
-        assert topic["metadata"]["annotations"]["argocd.argoproj.io/sync-options"] == "Prune=false,Delete=false"
+        assert (
+            topic["metadata"]["annotations"]["argocd.argoproj.io/sync-options"]
+            == "Prune=false,Delete=false"
+        )
     for name, user in of(overlay, "KafkaUser").items():
         assert ("quotas" in user["spec"]) == name.startswith("demo.env-"), name
 
 
 def test_gpus_are_asked_for_where_the_images_are_for_them_and_only_there():
-    for overlay, with_gpu in (("small", set[str]()), ("production", {"learner", "inference", "scorer", "evaluator"})):
+    for overlay, with_gpu in (
+        ("small", set[str]()),
+        ("production", {"learner", "inference", "scorer", "evaluator"}),
+    ):
         workloads = of(overlay, *WORKLOADS)
-        asking = {name for name, workload in workloads.items() if part(workload)["resources"]["limits"].get("nvidia.com/gpu") == 1}
-        assert asking == {name for name, workload in workloads.items() if part(workload)["image"].endswith("-gpu")} == with_gpu
+        asking = {
+            name
+            for name, workload in workloads.items()
+            if part(workload)["resources"]["limits"].get("nvidia.com/gpu") == 1
+        }
+        assert (
+            asking
+            == {
+                name
+                for name, workload in workloads.items()
+                if part(workload)["image"].endswith("-gpu")
+            }
+            == with_gpu
+        )
 
 
 def test_kafka_has_the_settings_of_the_local_one_and_copies_where_there_are_nodes():
-    lines = (line.partition("=") for line in (FILES / "server.properties").read_text().splitlines() if "=" in line and not line.startswith("#"))
+    lines = (
+        line.partition("=")
+        for line in (FILES / "server.properties").read_text().splitlines()
+        if "=" in line and not line.startswith("#")
+    )
     local = {name: value for name, _, value in lines}
     for overlay, copies in (("small", 1), ("production", 3)):
         spec = of(overlay, "Kafka")["streamrl"]["spec"]["kafka"]
         assert spec["version"] == VERSION
         settings = {name: str(value).lower() for name, value in spec["config"].items()}
-        of_copies = {name: value for name, value in settings.items() if name.endswith((".replication.factor", ".isr", ".replicas"))}
+        of_copies = {
+            name: value
+            for name, value in settings.items()
+            if name.endswith((".replication.factor", ".isr", ".replicas"))
+        }
         assert set(of_copies.values()) == ({"1"} if copies == 1 else {"2", "3"})
-        assert all(value == ("3" if name.endswith("factor") else "2") for name, value in of_copies.items()) or copies == 1
+        assert (
+            all(
+                value == ("3" if name.endswith("factor") else "2")
+                for name, value in of_copies.items()
+            )
+            or copies == 1
+        )
         assert set(settings) <= set(local), "a misspelt one would be Kafka's own to find"
-        assert {name: value for name, value in settings.items() if name not in of_copies}.items() <= local.items()
+        assert {
+            name: value for name, value in settings.items() if name not in of_copies
+        }.items() <= local.items()
         pools = of(overlay, "KafkaNodePool").values()
-        assert all(sum(pool["spec"]["replicas"] for pool in pools if role in pool["spec"]["roles"]) == copies for role in ("controller", "broker"))
+        assert all(
+            sum(pool["spec"]["replicas"] for pool in pools if role in pool["spec"]["roles"])
+            == copies
+            for role in ("controller", "broker")
+        )
         assert {t.replicas for t in topics.plan(run_of(overlay))} == {copies}

@@ -1,4 +1,6 @@
-"""The runbook has a page for every alert, and for nothing else; its table of exit codes is that of the errors."""
+"""The runbook has a page for every alert, and for nothing else; its table of exit codes is that of
+the errors.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from streamrl.orchestrator.plan import HOPELESS
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 RUNBOOK = PAGE.split("\n# Alerts\n")[1].split("\n# ")[0]
-ALERTS = [rule["alert"] for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+ALERTS = [
+    rule["alert"]
+    for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())[
+        "groups"
+    ]
+    for rule in group["rules"]
+]
 
 
 def test_every_alert_has_its_heading_in_order():
@@ -31,7 +39,12 @@ def test_it_says_what_it_means_where_to_look_and_what_to_do(alert: str):
 def test_the_table_of_exit_codes_knows_which_ends_are_final():
     rows = re.findall(r"^\| ([\d, ]+) \| .*? \| (yes|no)", PAGE, re.MULTILINE)
     said = {int(code): restarted == "yes" for codes, restarted in rows for code in codes.split(",")}
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StreamrlError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, StreamrlError)
+    ]
     known = {kind.exit_code for kind in kinds} - {StreamrlError.exit_code}
     assert said.keys() <= known and said == {code: code not in HOPELESS for code in said}
-    assert known - said.keys() == {errors.PortTaken.exit_code, errors.ExportError.exit_code}  # of commands, not of parts
+    # of commands, not of parts
+    assert known - said.keys() == {errors.PortTaken.exit_code, errors.ExportError.exit_code}

@@ -1,10 +1,12 @@
-"""The blocks of code in README.md, SECURITY.md and docs/, and what is done with one: commands and Python are run, data is checked.
+"""The blocks of code in README.md, SECURITY.md and docs/, and what is done with one: commands and
+Python are run, data is checked.
 
 A comment before a block says what is not to be seen:
 
     <!-- needs: live run -->    it is not run here but counted (`TAGS` says what the words mean)
     <!-- file: greet.py -->     the reader is to save it under that name: so it is, in the directory of the page's other blocks
     <!-- exit: 1 -->            its exit code
+
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from streamrl.cli import cli
 from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
-PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))]
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
+]
 TAGS = {
     "live run": "parts that go on until somebody stops them, a vLLM among them; README's are run by tests/docs/test_live.py",
     "learner": "a run that a learner has trained, and JAX: run by tests/docs/test_live.py",
@@ -69,7 +74,17 @@ def blocks(page: str) -> list[Block]:
         elif token.type in ("fence", "code_block"):
             language = token.info.split()[0] if token.info else ""
             line = token.map[0] + 1 if token.map else 0
-            found.append(Block(page, line, language, token.content, said.get("needs", ""), said.get("file", ""), int(said.get("exit", 0))))
+            found.append(
+                Block(
+                    page,
+                    line,
+                    language,
+                    token.content,
+                    said.get("needs", ""),
+                    said.get("file", ""),
+                    int(said.get("exit", 0)),
+                )
+            )
             said = {}
         elif token.nesting >= 0:
             said = {}
@@ -78,7 +93,12 @@ def blocks(page: str) -> list[Block]:
 
 def mentions(page: str) -> list[list[str]]:
     """Commands of streamrl and make that the text or a tagged block of a page names, in words."""
-    found = [command.words for block in blocks(page) if block.language == "sh" and block.needs for command in commands(block)]
+    found = [
+        command.words
+        for block in blocks(page)
+        if block.language == "sh" and block.needs
+        for command in commands(block)
+    ]
     for token in MarkdownIt("commonmark").parse((ROOT / page).read_text()):
         spans = [child.content for child in token.children or [] if child.type == "code_inline"]
         found += [span.split() for span in spans if span.startswith(("streamrl ", "make "))]
@@ -86,7 +106,9 @@ def mentions(page: str) -> list[list[str]]:
 
 
 def objection(words: list[str]) -> str:
-    """What there is not of a command that is not run: a command, an option, a target of make. Empty: it is all there."""
+    """What there is not of a command that is not run: a command, an option, a target of make.
+    Empty: it is all there.
+    """
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return "" if words[1] in targets else f"no target {words[1]}"
@@ -97,7 +119,9 @@ def objection(words: list[str]) -> str:
                 return "" if word.isupper() else f"no command {word}"
             command = command.commands[word]
         elif word.startswith("--") and word != "--help":
-            options = [option for parameter in (*command.params, *cli.params) for option in parameter.opts]
+            options = [
+                option for parameter in (*command.params, *cli.params) for option in parameter.opts
+            ]
             if word.partition("=")[0] not in (*options, "--version"):
                 return f"no option {word}"
     return ""
@@ -107,11 +131,14 @@ def all_blocks() -> list[Block]:
     return [block for page in PAGES for block in blocks(page)]
 
 
-# ---- running them ---------------------------------------------------------------------------------------------------------------------
+# ---- running them
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def run(block: Block, directory: Path) -> None:
-    """Run or check it in `directory`, where it may find what earlier blocks have left. Raises AssertionError."""
+    """Run or check it in `directory`, where it may find what earlier blocks have left. Raises
+    AssertionError.
+    """
     if block.file:
         (directory / block.file).write_text(block.text)
     RUNNERS[block.language](block, directory)
@@ -123,7 +150,14 @@ def shell(block: Block, directory: Path) -> None:
             code, said = streamrl(command.words[1:])
         else:
             environment = {**os.environ, **command.environment}
-            done = subprocess.run(command.words, cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+            done = subprocess.run(
+                command.words,
+                cwd=directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+            )
             code, said = done.returncode, done.stdout + done.stderr
         assert code == block.exit, f"{block}: {shlex.join(command.words)}: exit code {code}: {said}"
         if command.file:
@@ -150,7 +184,9 @@ def commands(block: Block) -> list[Command]:
 
 
 def streamrl(arguments: list[str]) -> tuple[int, str]:
-    """In this process, whose directory is the block's: a process for each command would cost more than most of them do."""
+    """In this process, whose directory is the block's: a process for each command would cost more
+    than most of them do.
+    """
     done = CliRunner().invoke(cli, arguments, prog_name="streamrl")
     return done.exit_code, done.output
 
@@ -158,12 +194,23 @@ def streamrl(arguments: list[str]) -> tuple[int, str]:
 def python(block: Block, directory: Path) -> None:
     """In a process: nothing of it is left for the next one."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{directory}"}
-    done = subprocess.run([sys.executable, "-c", block.text], cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == block.exit, f"{block}: exit code {done.returncode}: {done.stdout}{done.stderr}"
+    done = subprocess.run(
+        [sys.executable, "-c", block.text],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == block.exit, (
+        f"{block}: exit code {done.returncode}: {done.stdout}{done.stderr}"
+    )
 
 
 def settings(block: Block, directory: Path) -> None:
-    """A run file or a part of one; of other programs' files (Kubernetes, compose) only that they are YAML: they have tests of their own."""
+    """A run file or a part of one; of other programs' files (Kubernetes, compose) only that they
+    are YAML: they have tests of their own.
+    """
     for data in yaml.safe_load_all(block.text):
         assert isinstance(data, dict), f"{block}: a map of settings is wanted"
         if not {"apiVersion", "services"} & data.keys():
@@ -175,7 +222,9 @@ def data(block: Block, directory: Path) -> None:
     try:
         json.loads(block.text)
     except ValueError:
-        assert [json.loads(line) for line in block.text.splitlines() if line.strip()], f"{block}: nothing in it"
+        assert [json.loads(line) for line in block.text.splitlines() if line.strip()], (
+            f"{block}: nothing in it"
+        )
 
 
 def query(block: Block, directory: Path) -> None:
@@ -183,8 +232,19 @@ def query(block: Block, directory: Path) -> None:
 
 
 def go(block: Block, directory: Path) -> None:
-    """What a page shows of the env in Go is its source, which tests/envs/test_go.py builds and runs."""
-    assert block.text in (ROOT / "examples" / "go-env" / "main.go").read_text(), f"{block}: examples/go-env/main.go reads otherwise"
+    """What a page shows of the env in Go is its source, which tests/envs/test_go.py builds and
+    runs.
+    """
+    assert block.text in (ROOT / "examples" / "go-env" / "main.go").read_text(), (
+        f"{block}: examples/go-env/main.go reads otherwise"
+    )
 
 
-RUNNERS: dict[str, Any] = {"sh": shell, "python": python, "yaml": settings, "json": data, "sql": query, "go": go}
+RUNNERS: dict[str, Any] = {
+    "sh": shell,
+    "python": python,
+    "yaml": settings,
+    "json": data,
+    "sql": query,
+    "go": go,
+}

@@ -1,4 +1,6 @@
-"""A run as the pages speak of it, `quickstart`, without a model: buffer and batcher at work on a real broker, rollouts and versions made up."""
+"""A run as the pages speak of it, `quickstart`, without a model: buffer and batcher at work on a
+real broker, rollouts and versions made up.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def make(address: str) -> RunFile:
 def place(run: RunFile, directory: Path) -> None:
     """Make `directory` one that a reader could be in: the run in runs/, a run file, the examples."""
     (directory / "runs" / run.run).mkdir(parents=True)
-    (directory / "runs" / run.run / "run.yaml").write_text(yaml.safe_dump(run.model_dump(mode="json")))
+    (directory / "runs" / run.run / "run.yaml").write_text(
+        yaml.safe_dump(run.model_dump(mode="json"))
+    )
     shutil.copy(directory / "runs" / run.run / "run.yaml", directory / "RUN.yaml")
     for name in ("deploy", "examples"):
         (directory / name).symlink_to(ROOT / name)

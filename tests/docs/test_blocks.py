@@ -1,4 +1,6 @@
-"""Every block of code in README, SECURITY and docs/ is run, or tagged with what it needs and counted."""
+"""Every block of code in README, SECURITY and docs/ is run, or tagged with what it needs and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +19,42 @@ from tests.docs import run as runs
 from tests.docs.blocks import PAGES, RUNNERS, TAGS, Block, all_blocks, blocks
 from tests.waiting import patience
 
-TAGGED = {"live run": 13, "learner": 8, "torch": 1, "cluster": 9, "minutes": 4}  # how many blocks have which tag: change it with the pages
+# how many blocks have which tag: change it with the pages
+TAGGED = {"live run": 13, "learner": 8, "torch": 1, "cluster": 9, "minutes": 4}
 
 
 @pytest.fixture(scope="module")
 def quickstart(broker: str) -> Iterator[RunFile]:
-    """The run that the pages speak of, on the tests' broker; it, and what pages make of it, is gone afterwards."""
+    """The run that the pages speak of, on the tests' broker; it, and what pages make of it, is gone
+    afterwards.
+    """
     run, admin = runs.make(broker), AdminClient({"bootstrap.servers": broker})
     before = set(admin.list_topics(timeout=patience(20)).topics)
     of_others = {topic for topic in before if not topic.startswith(f"{run.run}.")}
     yield run
-    made = sorted(set(admin.list_topics(timeout=patience(20)).topics) - of_others - {"__consumer_offsets", "__transaction_state"})
+    made = sorted(
+        set(admin.list_topics(timeout=patience(20)).topics)
+        - of_others
+        - {"__consumer_offsets", "__transaction_state"}
+    )
     for future in admin.delete_topics(made).values():
         future.result(timeout=patience(20))
 
 
 @pytest.fixture
-def directory(quickstart: RunFile, broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(
+    quickstart: RunFile, broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     runs.place(quickstart, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STREAMRL_KAFKA", broker)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
     yield tmp_path
-    for number, handler in before.items():  # commands set their own, and here they are called in this process
+    # commands set their own, and here they are called in this process
+    for number, handler in before.items():
         signal.signal(number, handler)
 
 
@@ -53,22 +68,31 @@ def test_the_blocks_of_a_page_run(page: str, directory: Path):
 def test_every_block_has_a_language_that_is_run_or_a_known_tag():
     for block in all_blocks():
         assert block.language, f"{block}: an indented block; make it a fenced one with a language"
-        assert block.language in {*RUNNERS, "text"}, f"{block}: nobody runs {block.language}; there are {', '.join(RUNNERS)}, and text for output"
-        assert not block.needs or block.needs in TAGS, f"{block}: no tag {block.needs!r}; there are {', '.join(TAGS)}"
+        assert block.language in {*RUNNERS, "text"}, (
+            f"{block}: nobody runs {block.language}; there are {', '.join(RUNNERS)}, and text for output"
+        )
+        assert not block.needs or block.needs in TAGS, (
+            f"{block}: no tag {block.needs!r}; there are {', '.join(TAGS)}"
+        )
 
 
 def test_what_is_not_run_is_counted():
     tagged = [block for block in all_blocks() if block.needs]
-    assert Counter(block.needs for block in tagged) == TAGGED, "\n".join(f"{block.needs}: {block}" for block in tagged)
+    assert Counter(block.needs for block in tagged) == TAGGED, "\n".join(
+        f"{block.needs}: {block}" for block in tagged
+    )
     assert sum(block.runs for block in all_blocks()) > len(tagged)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_that_are_only_named_exist(page: str):
-    assert [(words, problem) for words in pages.mentions(page) if (problem := pages.objection(words))] == []
+    assert [
+        (words, problem) for words in pages.mentions(page) if (problem := pages.objection(words))
+    ] == []
 
 
-# ---- the collector itself ---------------------------------------------------------------------------------------------------------------
+# ---- the collector itself
+# ---------------------------------------------------------------------------------------------------------------
 
 PAGE = """
 <!-- needs: cluster -->
@@ -94,7 +118,9 @@ words between the comment and the block
 """
 
 
-def test_blocks_are_found_with_what_is_said_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_are_found_with_what_is_said_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     (tmp_path / "p.md").write_text(PAGE.replace("    indented", "words\n\n    indented"))
     assert blocks("p.md") == [
@@ -107,7 +133,10 @@ def test_blocks_are_found_with_what_is_said_of_them(tmp_path: Path, monkeypatch:
 
 def test_commands_are_split_as_a_shell_does():
     block = Block("p", 1, "sh", "# first\na 'b c' \\\n  d   # behind\n\nX=1 Y= e Z=2 > f\n")
-    assert pages.commands(block) == [(["a", "b c", "d"], {}, ""), (["e", "Z=2"], {"X": "1", "Y": ""}, "f")]
+    assert pages.commands(block) == [
+        (["a", "b c", "d"], {}, ""),
+        (["e", "Z=2"], {"X": "1", "Y": ""}, "f"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What the pages do with a learner, on a run that one has trained: blocks tagged `needs: learner`, or `torch`.
+"""What the pages do with a learner, on a run that one has trained: blocks tagged `needs: learner`,
+or `torch`.
 
 And what README says of parts that are started by hand.
 """
@@ -36,7 +37,12 @@ def test_what_needs_a_learner_runs_on_a_run_that_has_one(tmp_path: Path):
     with live(tmp_path, settings) as run:
         run.up()
         assert run.wait(LIMIT_S) == 0, run.said()
-        for block in [block for page in PAGES for block in blocks(page) if block.needs in ("learner", "torch") and not is_own(block)]:
+        for block in [
+            block
+            for page in PAGES
+            for block in blocks(page)
+            if block.needs in ("learner", "torch") and not is_own(block)
+        ]:
             follow(block, run, tmp_path, done)
         run.nothing_left()
     assert len(done) >= 8
@@ -49,7 +55,9 @@ def test_the_tutorials_own_run_learns(tmp_path: Path):
         if block.file:
             (tmp_path / block.file).write_text(block.text)
     with live(tmp_path, quickstart()) as run:  # not started: it is there to clear up
-        for block in [block for block in all_blocks() if block.needs == "learner" and is_own(block)]:
+        for block in [
+            block for block in all_blocks() if block.needs == "learner" and is_own(block)
+        ]:
             follow(block, run, tmp_path, [])
         run.nothing_left()
     assert (tmp_path / "runs" / "mine" / "reward.png").exists()
@@ -58,10 +66,13 @@ def test_the_tutorials_own_run_learns(tmp_path: Path):
 @pytest.mark.live
 @pytest.mark.slow
 def test_the_parts_started_by_hand_are_a_run(tmp_path: Path):
-    """README, "Run the parts yourself": the commands as they stand there, each in a terminal of its own."""
+    """README, "Run the parts yourself": the commands as they stand there, each in a terminal of its
+    own.
+    """
     settings = quickstart()
     settings["orchestrator"] = {"max_steps": 3}
-    settings["learner"]["reference"], settings["scorer"] = {"by": "pool"}, {"replicas": 1}  # or nobody would need a scorer
+    # or nobody would need a scorer
+    settings["learner"]["reference"], settings["scorer"] = {"by": "pool"}, {"replicas": 1}
     (block,) = [block for block in blocks("README.md") if "streamrl broker RUN.yaml" in block.text]
     with live(tmp_path, settings) as run:
         shutil.copy(run.file, tmp_path / "RUN.yaml")
@@ -79,32 +90,70 @@ def start(words: list[str], run: Live, directory: Path) -> subprocess.Popen[byte
     with (directory / f"{'-'.join(words[1:])}.log").open("wb") as log:
         command = [sys.executable, "-m", "streamrl.cli", *words[1:]]
         environment = {**run.environment, "PYTHONPATH": str(ROOT)}
-        made = subprocess.Popen(command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        made = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     if words[1] == "broker":
-        run.until(lambda: made.poll() is not None or broker.running(broker.home_of(run.run)) is not None, "the broker answers", LIMIT_S)
+        run.until(
+            lambda: made.poll() is not None or broker.running(broker.home_of(run.run)) is not None,
+            "the broker answers",
+            LIMIT_S,
+        )
     if words[1] == "topics":
         assert made.wait(patience(LIMIT_S)) == 0, said(directory)
     return made
 
 
 def said(directory: Path) -> str:
-    return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-800:]}" for path in sorted(directory.glob("*.log")))
+    return "\n".join(
+        f"--- {path.name}\n{path.read_text(errors='replace')[-800:]}"
+        for path in sorted(directory.glob("*.log"))
+    )
 
 
 def follow(block: Block, run: Live, directory: Path, done: list[str]) -> None:
     """Do what it says, as a reader of the page; what another page has had done is not done again."""
     if block.language == "python":
-        interpreter = str(run.run.inference.interpreter) if block.needs == "torch" else sys.executable
+        interpreter = (
+            str(run.run.inference.interpreter) if block.needs == "torch" else sys.executable
+        )
         execute(block, [interpreter, "-c", block.text], {}, run, directory)
         return
     for command in commands(block):
         if str(command) not in done:
             assert command.words[0] == "streamrl", block
-            execute(block, [sys.executable, "-m", "streamrl.cli", *command.words[1:]], command.environment, run, directory)
+            execute(
+                block,
+                [sys.executable, "-m", "streamrl.cli", *command.words[1:]],
+                command.environment,
+                run,
+                directory,
+            )
             done.append(str(command))
 
 
-def execute(block: Block, words: list[str], own: dict[str, str], run: Live, directory: Path) -> None:
-    environment = {**run.environment, **own, "PYTHONPATH": os.pathsep.join(filter(None, (own.get("PYTHONPATH"), str(ROOT))))}
-    ended = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=patience(LIMIT_S))
-    assert ended.returncode == block.exit, f"{block}: {words[2:]}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"
+def execute(
+    block: Block, words: list[str], own: dict[str, str], run: Live, directory: Path
+) -> None:
+    environment = {
+        **run.environment,
+        **own,
+        "PYTHONPATH": os.pathsep.join(filter(None, (own.get("PYTHONPATH"), str(ROOT)))),
+    }
+    ended = subprocess.run(
+        words,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(LIMIT_S),
+    )
+    assert ended.returncode == block.exit, (
+        f"{block}: {words[2:]}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"
+    )

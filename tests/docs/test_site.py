@@ -1,4 +1,6 @@
-"""The site is built strictly from the pages and the code, needs nothing from elsewhere, and leaves nothing out; the pages are whole without it."""
+"""The site is built strictly from the pages and the code, needs nothing from elsewhere, and leaves
+nothing out; the pages are whole without it.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,29 @@ from streamrl.config import RunFile, Section
 from tests.docs.blocks import PAGES, ROOT
 from tests.waiting import patience
 
-FETCHED = re.compile(r"""<(script|img|iframe|source|link)\b[^>]*?\b(?:src|srcset|href)=["']?(?:https?:)?//""")  # what a browser would load
+# what a browser would load
+FETCHED = re.compile(
+    r"""<(script|img|iframe|source|link)\b[^>]*?\b(?:src|srcset|href)=["']?(?:https?:)?//"""
+)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(directory)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(directory),
+    ]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(300))
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(300)
+    )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     return directory
 
@@ -39,27 +55,53 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nothing_is_fetched_from_elsewhere(built: Path):
     pages = list(built.rglob("*.html"))
     assert len(pages) > 40
-    assert [str(page.relative_to(built)) for page in pages if FETCHED.search(page.read_text())] == []
-    assert [str(style) for style in built.rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text())] == []
+    assert [
+        str(page.relative_to(built)) for page in pages if FETCHED.search(page.read_text())
+    ] == []
+    assert [
+        str(style)
+        for style in built.rglob("*.css")
+        if re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text())
+    ] == []
 
 
 def test_every_setting_command_and_module_is_there(built: Path):
     shown = (built / "settings.html").read_text()
-    assert all(f"<code>{name}</code>" in shown for place in settings.places(settings.Place("", RunFile)) for name in place.model.model_fields)
+    assert all(
+        f"<code>{name}</code>" in shown
+        for place in settings.places(settings.Place("", RunFile))
+        for name in place.model.model_fields
+    )
     shown = (built / "commands.html").read_text()
-    assert [path for path, _ in commands.commands((), cli) if f'id="{"-".join(path)}"' not in shown] == []
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "streamrl").rglob("*.py") if not path.stem.startswith("__")]
+    assert [
+        path for path, _ in commands.commands((), cli) if f'id="{"-".join(path)}"' not in shown
+    ] == []
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "streamrl").rglob("*.py")
+        if not path.stem.startswith("__")
+    ]
     shown = "".join(page.read_text() for page in (built / "api").glob("*.html"))
-    assert [name for name in modules if f'id="{name}"' not in shown and "inside_vllm" not in name] == []  # that is vLLM's
+    # that is vLLM's
+    assert [
+        name for name in modules if f'id="{name}"' not in shown and "inside_vllm" not in name
+    ] == []
 
 
 def test_the_readme_is_the_first_page_and_its_links_are_the_sites(built: Path):
     first = (built / "index.html").read_text()
-    assert "See it learn" in first and 'href="tutorial.html"' in first and 'href="repository/SECURITY.html"' in first
-    assert 'src="images/loop.svg"' in first and re.findall(r'(?:href|src)="(docs/[^"]*)"', first) == []
+    assert (
+        "See it learn" in first
+        and 'href="tutorial.html"' in first
+        and 'href="repository/SECURITY.html"' in first
+    )
+    assert (
+        'src="images/loop.svg"' in first and re.findall(r'(?:href|src)="(docs/[^"]*)"', first) == []
+    )
 
 
-# ---- what is made of the code ----------------------------------------------------------------------------------------------------------
+# ---- what is made of the code
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Inner(Section):
@@ -77,7 +119,9 @@ class Outer(Section):
 
 
 def test_a_table_by_hand():
-    first, second, third = (settings.table(place) for place in settings.places(settings.Place("", Outer)))
+    first, second, third = (
+        settings.table(place) for place in settings.places(settings.Place("", Outer))
+    )
     rows = [line for line in first.splitlines() if line.startswith("| `")]
     assert rows == [
         "| `name` | str | required |  |",
@@ -86,7 +130,10 @@ def test_a_table_by_hand():
         "| `one` | section or nothing |  | or not |",
     ]
     assert "## `many.<name>`" in second and "## `one`" in third
-    assert second.splitlines()[-1] == "| `size_tokens` | int ≥ 1, < 9 | `3` | of a &lt;row> \\| or less ([data](data.md)) |"
+    assert (
+        second.splitlines()[-1]
+        == "| `size_tokens` | int ≥ 1, < 9 | `3` | of a &lt;row> \\| or less ([data](data.md)) |"
+    )
 
 
 def test_every_setting_has_a_meaning():
@@ -101,10 +148,15 @@ def test_a_command_is_shown_as_its_help_says():
         """Look at it."""
 
     shown = commands.page(("see", "look"), look)
-    assert shown.startswith("## see look\n") and "Usage: streamrl see look [OPTIONS] RUN" in shown and "--deep TEXT" in shown
+    assert (
+        shown.startswith("## see look\n")
+        and "Usage: streamrl see look [OPTIONS] RUN" in shown
+        and "--deep TEXT" in shown
+    )
 
 
-# ---- links -----------------------------------------------------------------------------------------------------------------------------
+# ---- links
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,7 +166,12 @@ def test_a_command_is_shown_as_its_help_says():
         ("docs/images/loop.svg", "README.md", "index.md", "images/loop.svg"),
         ("SECURITY.md", "README.md", "index.md", "repository/SECURITY.md"),
         ("../README.md", "docs/tutorial.md", "tutorial.md", "index.md"),
-        ("../streamrl/config.py", "docs/settings.md", "settings.md", "repository/streamrl/config.py.md"),
+        (
+            "../streamrl/config.py",
+            "docs/settings.md",
+            "settings.md",
+            "repository/streamrl/config.py.md",
+        ),
         ("docs/data.md", "SECURITY.md", "repository/SECURITY.md", "../data.md"),
         ("nowhere.md", "docs/data.md", "data.md", "nowhere.md"),
     ],
@@ -128,13 +185,19 @@ def test_links_are_found_outside_code_only():
     seen: list[str] = []
     changed = site.with_links(text, lambda link: seen.append(link) or link.upper())
     assert seen == ["x.md", "y.png", "z.svg", "l.md"]
-    assert changed.startswith('[a](X.MD#b) ![c](Y.PNG) <img src="Z.SVG">') and "[i](j.md)" in changed
+    assert (
+        changed.startswith('[a](X.MD#b) ![c](Y.PNG) <img src="Z.SVG">') and "[i](j.md)" in changed
+    )
 
 
 def anchors(page: str) -> set[str]:
     """Of the headings, as GitHub makes them."""
     tokens = MarkdownIt("commonmark").parse((ROOT / page).read_text())
-    titles = [tokens[i + 1].children or [] for i, token in enumerate(tokens) if token.type == "heading_open"]
+    titles = [
+        tokens[i + 1].children or []
+        for i, token in enumerate(tokens)
+        if token.type == "heading_open"
+    ]
     found: set[str] = set()
     for children in titles:
         text = unicodedata.normalize("NFC", "".join(child.content for child in children)).lower()
@@ -151,22 +214,33 @@ def test_links_lead_somewhere_in_the_repository_too(page: str):
             if not target or re.match(r"[a-z]+:", target):
                 continue
             path, _, anchor = target.partition("#")
-            there = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
-            if not (ROOT / there).exists() or (anchor and there.endswith(".md") and anchor not in anchors(there)):
+            there = (
+                posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+            )
+            if not (ROOT / there).exists() or (
+                anchor and there.endswith(".md") and anchor not in anchors(there)
+            ):
                 wrong.append(target)
     assert wrong == []
 
 
-NAMED = re.compile(r"`((?:streamrl|tests|deploy|docs)/[^`<>*\s]+)`(?: \(((?:`\w+`(?:, )?)+)\))?")  # a path, and perhaps names that it has
+# a path, and perhaps names that it has
+NAMED = re.compile(r"`((?:streamrl|tests|deploy|docs)/[^`<>*\s]+)`(?: \(((?:`\w+`(?:, )?)+)\))?")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/design/")] + ["docs/glossary.md"])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.startswith("docs/design/")] + ["docs/glossary.md"]
+)
 def test_files_and_names_that_a_design_points_to_are_there(page: str):
     named = NAMED.findall((ROOT / page).read_text())
     assert named
     assert [path for path, _ in named if not (ROOT / path).exists()] == []
     wanted = [(path, name) for path, names in named for name in re.findall(r"\w+", names)]
-    assert [(path, name) for path, name in wanted if not re.search(rf"\b(def|class) {name}\b", (ROOT / path).read_text())] == []
+    assert [
+        (path, name)
+        for path, name in wanted
+        if not re.search(rf"\b(def|class) {name}\b", (ROOT / path).read_text())
+    ] == []
 
 
 def test_no_reference_leads_nowhere():
@@ -178,9 +252,17 @@ def test_no_reference_leads_nowhere():
     assert sorted(name for name in pointed if not (ROOT / name).is_file()) == []
 
 
-@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.name
+)
 def test_pictures_are_ours_whole_and_for_light_and_dark(picture: Path):
     root = ElementTree.fromstring(picture.read_text())
     names = [element.tag.rpartition("}")[2] for element in root.iter()]
-    assert names[0] == "svg" and "title" in names and "desc" in names and "image" not in names and "script" not in names
+    assert (
+        names[0] == "svg"
+        and "title" in names
+        and "desc" in names
+        and "image" not in names
+        and "script" not in names
+    )
     assert "prefers-color-scheme: dark" in picture.read_text() and "viewBox" in root.attrib

@@ -1,4 +1,6 @@
-"""Environments as users of verifiers write them: nothing here knows of streamrl. `params: {which: ...}` picks one."""
+"""Environments as users of verifiers write them: nothing here knows of streamrl. `params: {which:
+...}` picks one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from datasets import Dataset
 
 
 def load_environment(which: str = "single", rows: int = 3, **settings: Any) -> vf.Environment:
-    made = {"single": single, "turns": turns, "tool": tool, "together": together, "stuck": stuck, "nothing": nothing, "raises": raises}
+    made = {
+        "single": single,
+        "turns": turns,
+        "tool": tool,
+        "together": together,
+        "stuck": stuck,
+        "nothing": nothing,
+        "raises": raises,
+    }
     return made[which](rows, **settings)
 
 
@@ -28,7 +38,12 @@ async def brief(completion: Any) -> float:
 
 def single(rows: int, **settings: Any) -> vf.Environment:
     """Its parts 0.8 and 0.2; `brief` of one character is a half."""
-    return vf.SingleTurnEnv(dataset=questions(rows), system_prompt="be brief", rubric=vf.Rubric([right, brief], [0.8, 0.2]), **settings)
+    return vf.SingleTurnEnv(
+        dataset=questions(rows),
+        system_prompt="be brief",
+        rubric=vf.Rubric([right, brief], [0.8, 0.2]),
+        **settings,
+    )
 
 
 class Countdown(vf.MultiTurnEnv):
@@ -59,7 +74,9 @@ def turns(rows: int, **settings: Any) -> vf.Environment:
         """What the library's own record of the tokens says."""
         return sum(sum(step["tokens"]["completion_logprobs"]) for step in state["trajectory"])
 
-    return Countdown(dataset=questions(rows), rubric=vf.Rubric([heard, logprob], [1.0, 0.0]), **settings)
+    return Countdown(
+        dataset=questions(rows), rubric=vf.Rubric([heard, logprob], [1.0, 0.0]), **settings
+    )
 
 
 def tool(rows: int, **settings: Any) -> vf.Environment:
@@ -71,7 +88,9 @@ def tool(rows: int, **settings: Any) -> vf.Environment:
         """
         return str(2 * int(number))
 
-    return vf.ToolEnv(tools=[double], dataset=questions(rows), rubric=vf.Rubric([right]), max_turns=4, **settings)
+    return vf.ToolEnv(
+        tools=[double], dataset=questions(rows), rubric=vf.Rubric([right]), max_turns=4, **settings
+    )
 
 
 def together(rows: int, **settings: Any) -> vf.Environment:
@@ -112,4 +131,6 @@ def raises(rows: int, together: bool = False) -> vf.Environment:
     def longest(completions: list[Any]) -> list[float]:
         return [float(completion[-1]["content"]) for completion in completions]
 
-    return vf.SingleTurnEnv(dataset=questions(rows), rubric=vf.Rubric([longest if together else number]))
+    return vf.SingleTurnEnv(
+        dataset=questions(rows), rubric=vf.Rubric([longest if together else number])
+    )

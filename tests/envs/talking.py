@@ -1,4 +1,6 @@
-"""A policy that says what it is told to, over a template that keeps what was said or one that rewrites it: one token a character."""
+"""A policy that says what it is told to, over a template that keeps what was said or one that
+rewrites it: one token a character.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,35 @@ END = 3  # of a turn
 
 
 class Scripted:
-    """Answers number 0, 1, ... of a rollout are `says[0]`, `says[1]`, ...; an exception is raised, a number is waited for."""
+    """Answers number 0, 1, ... of a rollout are `says[0]`, `says[1]`, ...; an exception is raised,
+    a number is waited for.
+    """
 
-    def __init__(self, *says: str | Exception | float, rewrites: bool = False, context: int = 10_000) -> None:
+    def __init__(
+        self, *says: str | Exception | float, rewrites: bool = False, context: int = 10_000
+    ) -> None:
         self.says, self.rewrites, self.context = says, rewrites, context
         self.prompts: list[list[int]] = []
         self.lasts: list[str] = []  # the servers that it was to go on with
 
     def rendered(self, messages: Sequence[Message]) -> list[int]:
-        """Each message by its characters and an end; 1 opens the policy's turn. What the policy said is shortened where this rewrites."""
-        texts = [m["content"][-1:] if self.rewrites and m["role"] == "assistant" else m["content"] for m in messages]
+        """Each message by its characters and an end; 1 opens the policy's turn. What the policy
+        said is shortened where this rewrites.
+        """
+        texts = [
+            m["content"][-1:] if self.rewrites and m["role"] == "assistant" else m["content"]
+            for m in messages
+        ]
         return [*(t for text in texts for t in [*map(ord, text), END]), 1]
 
     async def sample(
-        self, messages: list[Message], n: int, env: Env, tools: Sequence[Mapping[str, Any]] = (), history: Sequence[int] = (), last: str = ""
+        self,
+        messages: list[Message],
+        n: int,
+        env: Env,
+        tools: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[int] = (),
+        last: str = "",
     ) -> list[Sampled]:
         self.lasts.append(last)
         turn = sum(message["role"] == "assistant" for message in messages)
@@ -43,13 +60,32 @@ class Scripted:
         fresh = self.rendered(messages)
         kept = len(history) if history and not self.rewrites else 0
         new = messages[turn * 2 :]  # a conversation here goes back and forth
-        prompt = [*history, *(t for m in new for t in [*map(ord, m["content"]), END]), 1] if kept else fresh
+        prompt = (
+            [*history, *(t for m in new for t in [*map(ord, m["content"]), END]), 1]
+            if kept
+            else fresh
+        )
         if len(prompt) >= self.context:
             raise ContextFull("no room")
         self.prompts.append(prompt)
         reason = "length" if len(said) > env.max_tokens else "stop"
-        tokens = [ord(c) + 1000 for c in said[: env.max_tokens]] + [END] * (reason == "stop")  # other ids than the same text has in a prompt
+        # other ids than the same text has in a prompt
+        tokens = [ord(c) + 1000 for c in said[: env.max_tokens]] + [END] * (reason == "stop")
         spans = [VersionSpan(version=turn + 2, start=0, end=len(tokens))]
         logprobs = np.full(len(tokens), -0.5, np.float32)
-        sampled = Sampled("s", np.array(prompt, np.uint16), np.array(tokens, np.uint16), logprobs, said, reason, spans, 0.0, 1.0, 1.0, -1, 9, kept)
+        sampled = Sampled(
+            "s",
+            np.array(prompt, np.uint16),
+            np.array(tokens, np.uint16),
+            logprobs,
+            said,
+            reason,
+            spans,
+            0.0,
+            1.0,
+            1.0,
+            -1,
+            9,
+            kept,
+        )
         return [sampled] * n

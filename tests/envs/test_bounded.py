@@ -1,4 +1,6 @@
-"""A function that may hang or take all memory: a call that does is over in time, and the next one works."""
+"""A function that may hang or take all memory: a call that does is over in time, and the next one
+works.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,13 @@ async def test_it_has_no_secret_and_nothing_of_the_call_before(monkeypatch: pyte
     monkeypatch.setenv("STREAMRL_KAFKA_PASSWORD", "hunter2")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     async with bounded("environment") as function:
-        assert set(await function()) <= {*ENVIRONMENT, *ONE_THREAD, "LC_ALL", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE"}
+        assert set(await function()) <= {
+            *ENVIRONMENT,
+            *ONE_THREAD,
+            "LC_ALL",
+            "PYTHONDONTWRITEBYTECODE",
+            "LC_CTYPE",
+        }
     async with bounded("remember") as function:
         assert await function(1) == [1] and await function(2) == [2]
 
@@ -149,10 +157,17 @@ def test_it_dies_with_its_owner_in_mid_call():
     pid = int(owner.stdout.readline())
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
 
 
-EQUAL = [("\\frac{1}{2}", "so it is $0.5$"), ("1/2", "\\boxed{\\frac{2}{4}}"), ("42", "The answer is 42."), ("$x^2+2x+1$", "$(x+1)^2$")]
+EQUAL = [
+    ("\\frac{1}{2}", "so it is $0.5$"),
+    ("1/2", "\\boxed{\\frac{2}{4}}"),
+    ("42", "The answer is 42."),
+    ("$x^2+2x+1$", "$(x+1)^2$"),
+]
 DIFFERENT = [("42", "41"), ("42", "no idea")]
 
 
@@ -160,7 +175,9 @@ async def test_math_verify_by_hand():
     verify = MathVerify(timeout_s=30.0)
     try:
         for right, said in (*EQUAL, *DIFFERENT):
-            assert await verify(Problem([], right), Answer(said, True), {}) == ((right, said) in EQUAL), (right, said)
+            assert await verify(Problem([], right), Answer(said, True), {}) == (
+                (right, said) in EQUAL
+            ), (right, said)
     finally:
         await verify.close()
 
@@ -178,7 +195,8 @@ async def test_math_verify_on_pathological_latex_is_no_verdict_stalls_nobody_and
         while not judging.done():
             await asyncio.sleep(0.05)
             ticks += 1
-        with pytest.raises((Gone, RuntimeError), match="took longer than|MemoryError"):  # a verdict that nobody has reached is no 0
+        # a verdict that nobody has reached is no 0
+        with pytest.raises((Gone, RuntimeError), match="took longer than|MemoryError"):
             await judging
         assert ticks >= 3
         assert await verify(problem, Answer("42", True), {}) == 1.0
@@ -187,7 +205,9 @@ async def test_math_verify_on_pathological_latex_is_no_verdict_stalls_nobody_and
 
 
 async def test_answers_that_queue_for_a_process_of_math_verify_are_not_late_for_it():
-    """One process, twelve answers at once, and a limit that they keep one by one and not all together: nobody fails for the queue."""
+    """One process, twelve answers at once, and a limit that they keep one by one and not all
+    together: nobody fails for the queue.
+    """
     verify, limit_s = MathVerify(processes=1), patience(0.5)
 
     async def slow(right: str, said: str) -> bool:
@@ -196,5 +216,8 @@ async def test_answers_that_queue_for_a_process_of_math_verify_are_not_late_for_
 
     verify._idle.get_nowait()
     verify._idle.put_nowait(slow)  # type: ignore[arg-type]  # in the place of the process: as slow as is wanted
-    judged = [limited(verify(Problem([], "42"), Answer("42", True), {}), limit_s, "its reward") for _ in range(12)]
+    judged = [
+        limited(verify(Problem([], "42"), Answer("42", True), {}), limit_s, "its reward")
+        for _ in range(12)
+    ]
     assert await asyncio.gather(*judged) == [1.0] * 12

@@ -1,4 +1,6 @@
-"""Conversations played to their end by a policy with a script: whose tokens are whose, and every way that one can be cut short."""
+"""Conversations played to their end by a policy with a script: whose tokens are whose, and every
+way that one can be cut short.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ PROBLEM = Problem([{"role": "user", "content": "q"}], "yes", {"level": "easy"})
 
 
 class Asking:
-    """Replies `more` until it hears yes. A turn earns the length of what was said, the end 1 for yes."""
+    """Replies `more` until it hears yes. A turn earns the length of what was said, the end 1 for
+    yes.
+    """
 
     def __init__(self, reply: Any = None) -> None:
         self.replied, self.answers = reply, list[Answer]()
@@ -42,14 +46,27 @@ class Asking:
     def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | None:
         if self.replied is not None:
             return self.replied()
-        return None if messages[-1]["content"] == problem.answer else [{"role": "tool", "content": "more"}]
+        return (
+            None
+            if messages[-1]["content"] == problem.answer
+            else [{"role": "tool", "content": "more"}]
+        )
 
     def rewards(self, problem: Problem, answer: Answer) -> Earned:
         self.answers.append(answer)
-        return Earned({"right": float(answer.text == problem.answer)}, [{"length": len(said.text)} for said in answer.said])
+        return Earned(
+            {"right": float(answer.text == problem.answer)},
+            [{"length": len(said.text)} for said in answer.said],
+        )
 
 
-def play(sampler: Scripted, env: Any = None, n: int = 1, rewards: Mapping[str, Any] | None = None, **settings: Any) -> list[Rollout]:
+def play(
+    sampler: Scripted,
+    env: Any = None,
+    n: int = 1,
+    rewards: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> list[Rollout]:
     settings = {"max_tokens": 9, "reward_weights": {"length": 0.125}, **settings}
     game = Game(env or Asking(), config.Env(**settings), sampler, rewards or {})
     made = asyncio.run(game.play(Task("talk", 7, "talk-0", PROBLEM), n))
@@ -64,7 +81,9 @@ def ids(text: str) -> list[int]:
 def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
     sampler = Scripted("no", "maybe", "yes")
     one, _ = play(sampler, n=2)
-    assert [(turn.role, turn.message, turn.logprobs is not None, turn.fork) for turn in one.turns] == [
+    assert [
+        (turn.role, turn.message, turn.logprobs is not None, turn.fork) for turn in one.turns
+    ] == [
         ("user", "q", False, False),
         ("assistant", "no", True, False),
         ("tool", "more", False, False),
@@ -74,21 +93,36 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
     ]
     whole = np.concatenate([turn.tokens for turn in one.turns if turn.tokens is not None]).tolist()
     last = sampler.prompts[-1]
-    assert whole[: len(last)] == last  # what the policy saw last is what the rollout says, sampled tokens in it as they were sampled
+    # what the policy saw last is what the rollout says, sampled tokens in it as they were sampled
+    assert whole[: len(last)] == last
     assert sampler.lasts == ["", *["s"] * 4]  # each turn asks for the server of the one before
     assert one.turns[2].tokens is not None and one.turns[2].tokens.tolist() == [*ids("more"), 1]
-    assert (one.policy_version, one.newest_policy_version, one.truncated, one.failure) == (2, 4, False, "")
+    assert (one.policy_version, one.newest_policy_version, one.truncated, one.failure) == (
+        2,
+        4,
+        False,
+        "",
+    )
     record = score([rollout_event(0, one)], rloo)
-    assert record.loss_mask is not None and record.loss_mask.sum() == len("no") + len("maybe") + len("yes") + 3
-    assert record.tokens[record.loss_mask > 0].tolist() == [t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]]
+    assert (
+        record.loss_mask is not None
+        and record.loss_mask.sum() == len("no") + len("maybe") + len("yes") + 3
+    )
+    assert record.tokens[record.loss_mask > 0].tolist() == [
+        t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]
+    ]
 
 
 def test_rewards_of_turns_are_weighted_and_credited_to_what_was_said_before_them():
     (made,) = play(Scripted("no", "yes"))
     assert made.rewards == {"right": 1.0, "length": 5.0} and made.reward == 1 + 5 / 8
-    assert [(turn.reward, turn.rewards) for turn in made.turns if turn.logprobs is not None] == [(0.25, {"length": 2}), (0.375, {"length": 3})]
+    assert [(turn.reward, turn.rewards) for turn in made.turns if turn.logprobs is not None] == [
+        (0.25, {"length": 2}),
+        (0.375, {"length": 3}),
+    ]
     record = score([rollout_event(0, made)], lambda rewards: rewards)
-    assert record.token_advantages is not None  # 3 tokens of the first turn, then the tool's, then 4
+    # 3 tokens of the first turn, then the tool's, then 4
+    assert record.token_advantages is not None
     assert record.token_advantages.tolist() == [1.625] * 3 + [0] * 6 + [1.375] * 4
 
 
@@ -96,10 +130,14 @@ def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_o
     sampler = Scripted("no", "maybe", "yes", rewrites=True)
     (made,) = play(sampler)
     assert [turn.fork for turn in made.turns] == [False, False, True, False, True, False]
-    assert [turn.tokens.tolist() for turn in made.turns if turn.fork and turn.tokens is not None] == sampler.prompts[1:]
+    assert [
+        turn.tokens.tolist() for turn in made.turns if turn.fork and turn.tokens is not None
+    ] == sampler.prompts[1:]
     record = score([rollout_event(0, made)], rloo)
     assert record.uids == ["talk-7-0"] * 3 and record.loss_mask is not None
-    assert record.tokens[record.loss_mask > 0].tolist() == [t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]]
+    assert record.tokens[record.loss_mask > 0].tolist() == [
+        t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]
+    ]
 
 
 def broken() -> None:
@@ -119,17 +157,32 @@ def broken() -> None:
     ],
     ids=["length", "turns", "context", "no answer", "time", "tool error", "no messages"],
 )
-def test_a_limit_ends_a_rollout_truncated_with_what_was_said(sampler: Scripted, env: Asking, settings: dict[str, Any], limit: str, said: int):
+def test_a_limit_ends_a_rollout_truncated_with_what_was_said(
+    sampler: Scripted, env: Asking, settings: dict[str, Any], limit: str, said: int
+):
     (made,) = play(sampler, env, **settings)
-    assert made.truncated and made.metadata["truncation"] == limit and made.metadata["level"] == "easy" and not made.failure
+    assert (
+        made.truncated
+        and made.metadata["truncation"] == limit
+        and made.metadata["level"] == "easy"
+        and not made.failure
+    )
     assert sum(turn.logprobs is not None for turn in made.turns) == said == len(env.answers[0].said)
     assert not env.answers[0].finished and env.answers[0].truncation == limit
 
 
 def test_a_tool_that_hangs_is_left_behind():
-    go_on, env, ended = threading.Event(), Asking(lambda: ended.append(go_on.wait(patience(60)))), list[bool]()
+    go_on, env, ended = (
+        threading.Event(),
+        Asking(lambda: ended.append(go_on.wait(patience(60)))),
+        list[bool](),
+    )
     (made,) = play(Scripted("no"), env, env_timeout_s=1.0)
-    assert made.truncated and made.metadata["truncation"] == env.answers[0].truncation == "tool-time" and not made.failure
+    assert (
+        made.truncated
+        and made.metadata["truncation"] == env.answers[0].truncation == "tool-time"
+        and not made.failure
+    )
     assert not ended
     go_on.set()
 
@@ -147,7 +200,9 @@ def test_a_server_that_fails_in_mid_conversation_is_a_failed_rollout_of_its_own(
             return await super().sample(messages, n, *more)
 
     made = play(Failing("no", "yes"), n=3)
-    assert sorted(rollout.failure for rollout in made) == ["", "", "s: engine gone"] and {r.group_id for r in made} == {"talk-7"}
+    assert sorted(rollout.failure for rollout in made) == ["", "", "s: engine gone"] and {
+        r.group_id for r in made
+    } == {"talk-7"}
 
 
 def test_a_first_turn_that_cannot_be_had_fails_the_group():
@@ -157,11 +212,14 @@ def test_a_first_turn_that_cannot_be_had_fails_the_group():
 
 def test_a_reply_may_be_a_coroutine_and_a_hanging_one_stalls_nobody():
     class Slow(Asking):
-        async def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | None:  # type: ignore[override]
+        async def reply(
+            self, problem: Problem, messages: Sequence[Message]
+        ) -> Sequence[Message] | None:  # type: ignore[override]
             await everybody.wait()
             return super().reply(problem, messages)
 
-    everybody, both = asyncio.Barrier(20), threading.Barrier(2)  # one by one nobody would come through
+    # one by one nobody would come through
+    everybody, both = asyncio.Barrier(20), threading.Barrier(2)
     made = play(Scripted("no", "yes"), Slow(), n=20)
     assert len(made) == 20 and not any(rollout.truncated for rollout in made)
     made = play(Scripted("no", "yes"), Asking(lambda: both.wait() and None), n=20)
@@ -176,11 +234,19 @@ def test_functions_of_the_run_file_add_their_rewards_the_later_seeing_the_earlie
         return earned["right"] * earned["length"] + earned["brief"]
 
     weights = {"right": 0.0, "length": 0.0, "brief": 0.125, "product": 1.0}
-    (made,) = play(Scripted("no", "yes"), rewards={"brief": brief, "product": product}, reward_weights=weights)
+    (made,) = play(
+        Scripted("no", "yes"), rewards={"brief": brief, "product": product}, reward_weights=weights
+    )
     assert made.rewards == {"right": 1.0, "length": 5.0, "brief": -7.0, "product": -2.0}
     assert made.reward == -7 / 8 - 2
-    assert [t.token_rewards.tolist() for t in made.turns if t.token_rewards is not None] == [[-0.125] * 3, [-0.125] * 4]
-    for function, says in ((lambda *_: {"right": 1.0}, "two reward functions give 'right'"), (lambda *_: float("nan"), "not finite")):
+    assert [t.token_rewards.tolist() for t in made.turns if t.token_rewards is not None] == [
+        [-0.125] * 3,
+        [-0.125] * 4,
+    ]
+    for function, says in (
+        (lambda *_: {"right": 1.0}, "two reward functions give 'right'"),
+        (lambda *_: float("nan"), "not finite"),
+    ):
         (made,) = play(Scripted("yes"), rewards={"odd": function})
         assert says in made.failure
 
@@ -206,7 +272,11 @@ def test_a_composed_reward_by_import_path(tmp_path: Path):
     assert made.rewards["brief"] == 1.0
     assert make_reward(f"{file}:fixed", {}, "w")(PROBLEM, Answer("", True), {}) == 1.0
     for kind, params, says in (
-        ("math-verfy", {}, "reward 'math-verfy' not found; shipped are math-verify; did you mean 'math-verify'"),
+        (
+            "math-verfy",
+            {},
+            "reward 'math-verfy' not found; shipped are math-verify; did you mean 'math-verify'",
+        ),
         (f"{file}:Brief", {"mot": 3}, "takes no 'mot'; did you mean 'most'"),
         (f"{file}:fixed", {"most": 3}, "is a function and takes none"),
         (f"{file}:number", {}, "is no function"),
@@ -232,7 +302,9 @@ class Slow:
 
 async def test_a_plain_reward_that_is_late_fails_and_the_event_loop_goes_on_meanwhile():
     game, ticks = Game(Slow(1.0), config.Env(env_timeout_s=0.3), None), 0  # type: ignore[arg-type]  # nothing is sampled
-    judging = asyncio.create_task(game.valued(game.env.rewards, Problem([]), Answer("", True), what="its rewards"))  # type: ignore[union-attr]
+    judging = asyncio.create_task(
+        game.valued(game.env.rewards, Problem([]), Answer("", True), what="its rewards")
+    )  # type: ignore[union-attr]
     while not judging.done():
         await asyncio.sleep(0.01)
         ticks += 1
@@ -258,5 +330,10 @@ async def test_time_in_the_queue_for_a_thread_or_a_process_does_not_count():
     for env in (Slow(limit_s / 4), Queued()):
         game = Game(env, config.Env(env_timeout_s=limit_s), None, threads=asyncio.Semaphore(1))  # type: ignore[arg-type]
         started = time.monotonic()
-        found = await asyncio.gather(*[game.valued(env.rewards, Problem([]), Answer("", True), what="its rewards") for _ in range(9)])
+        found = await asyncio.gather(
+            *[
+                game.valued(env.rewards, Problem([]), Answer("", True), what="its rewards")
+                for _ in range(9)
+            ]
+        )
         assert found == [{"done": 1.0}] * 9 and time.monotonic() - started > limit_s

@@ -1,4 +1,6 @@
-"""The shipped envs, and how one is found: problems that do not depend on who asks, rewards worked by hand."""
+"""The shipped envs, and how one is found: problems that do not depend on who asks, rewards worked
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def test_a_problem_follows_from_seed_and_index_alone(kind: str):
         numbers, others = ([env.problem(i).answer for i in range(20)] for env in (env, other))
         assert numbers != others and len(set(numbers)) > 5
     else:
-        assert posed != [other.problem(i).messages for i in range(20)] and len({str(p) for p in posed}) > 5
+        assert (
+            posed != [other.problem(i).messages for i in range(20)]
+            and len({str(p) for p in posed}) > 5
+        )
 
 
 @pytest.mark.parametrize(
@@ -45,51 +50,89 @@ def test_a_problem_follows_from_seed_and_index_alone(kind: str):
         ("", True, 0.0),
     ],
 )
-def test_copying_is_rewarded_by_positions_the_end_among_them(text: str, finished: bool, reward: float):
+def test_copying_is_rewarded_by_positions_the_end_among_them(
+    text: str, finished: bool, reward: float
+):
     env = make("copy-digits", 0, {"digits": 2}, "envs.x")
     problem = env.problem(0)._replace(answer="47")
     assert env.rewards(problem, Answer(text, finished)) == {"positions": pytest.approx(reward)}
 
 
-@pytest.mark.parametrize(("text", "finished", "reward"), [("1", True, 1.0), ("1", False, 0.5), ("2", True, 0.5), ("11", True, 0.5)])
-def test_adding_is_rewarded_for_the_last_digit_and_the_end(text: str, finished: bool, reward: float):
+@pytest.mark.parametrize(
+    ("text", "finished", "reward"),
+    [("1", True, 1.0), ("1", False, 0.5), ("2", True, 0.5), ("11", True, 0.5)],
+)
+def test_adding_is_rewarded_for_the_last_digit_and_the_end(
+    text: str, finished: bool, reward: float
+):
     env = make("add-digits", 0, {}, "envs.x")
     problem = env.problem(0)
     first, second = (int(c) for c in problem.messages[0]["content"] if c.isdigit())
     assert problem.answer == str((first + second) % 10)
-    assert env.rewards(problem._replace(answer="1"), Answer(text, finished)) == {"positions": reward}
+    assert env.rewards(problem._replace(answer="1"), Answer(text, finished)) == {
+        "positions": reward
+    }
 
 
 async def test_tasks_of_reasoning_gym_score_their_own_answers():
     scorers = Scorers(processes=1)
     worth = dict[tuple[str, str], float]()
     try:
-        for task in ("chain_sum", "countdown", "spiral_matrix", "simple_integration", "bitwise_arithmetic", "prime_factorization"):
+        for task in (
+            "chain_sum",
+            "countdown",
+            "spiral_matrix",
+            "simple_integration",
+            "bitwise_arithmetic",
+            "prime_factorization",
+        ):
             env = make("reasoning-gym", 3, {"task": task}, "envs.x")
             assert isinstance(env, ReasoningGym)
             env.scorers = scorers
             problem = env.problem(5)
-            for text in (problem.answer["answer"], "nonsense", str(str(problem.answer["answer"]).split())):
-                worth[task, text] = (await env.rewards(problem, Answer(f" {text}\n", True)))["score"]
-            assert worth[task, problem.answer["answer"]] == 1.0 and worth[task, "nonsense"] < 0.5, worth
+            for text in (
+                problem.answer["answer"],
+                "nonsense",
+                str(str(problem.answer["answer"]).split()),
+            ):
+                worth[task, text] = (await env.rewards(problem, Answer(f" {text}\n", True)))[
+                    "score"
+                ]
+            assert worth[task, problem.answer["answer"]] == 1.0 and worth[task, "nonsense"] < 0.5, (
+                worth
+            )
             if task == "spiral_matrix":
-                assert worth[task, str(problem.answer["answer"].split())] == 0.1  # a list of what was asked for, which the library evaluates
+                # a list of what was asked for, which the library evaluates
+                assert worth[task, str(problem.answer["answer"].split())] == 0.1
         assert worth["prime_factorization", "nonsense"] == 0.0  # where it raises a ValueError
     finally:
         await scorers.close()
 
 
 def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
-    one, again, next_seed = (make("reasoning-gym", seed, {"task": "list_functions"}, "envs.x") for seed in (1, 1, 2))
+    one, again, next_seed = (
+        make("reasoning-gym", seed, {"task": "list_functions"}, "envs.x") for seed in (1, 1, 2)
+    )
     numbers = [0, 3, CHUNK - 1, CHUNK, CHUNK + 3, 10**9]
     posed = [one.problem(i).messages[0]["content"] for i in numbers]
-    assert posed == [again.problem(i).messages[0]["content"] for i in reversed(numbers)][::-1] and len(set(posed)) == len(posed)
-    shifted = [make("reasoning-gym", seed, {"task": "chain_sum", "min_digits": 9, "max_digits": 9}, "envs.x") for seed in (1, 2)]
-    assert not {shifted[0].problem(i).messages[0]["content"] for i in range(50)} & {shifted[1].problem(i).messages[0]["content"] for i in range(50)}
+    assert posed == [again.problem(i).messages[0]["content"] for i in reversed(numbers)][
+        ::-1
+    ] and len(set(posed)) == len(posed)
+    shifted = [
+        make(
+            "reasoning-gym", seed, {"task": "chain_sum", "min_digits": 9, "max_digits": 9}, "envs.x"
+        )
+        for seed in (1, 2)
+    ]
+    assert not {shifted[0].problem(i).messages[0]["content"] for i in range(50)} & {
+        shifted[1].problem(i).messages[0]["content"] for i in range(50)
+    }
     assert next_seed.problem(0) != one.problem(0)
 
 
-def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)  # codeio's programs write files
     env = make("reasoning-gym", 1, {"task": "codeio"}, "envs.x")
     posed = list[str]()
@@ -125,7 +168,12 @@ def test_another_process_poses_the_same_problems():
 @pytest.mark.parametrize("task", sorted(DATASETS))
 async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(task: str):
     parts = [{"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "leg_counting")]
-    env = make("reasoning-gym", 1, {"task": task, **({"datasets": parts} if task == "composite" else {})}, "envs.x")
+    env = make(
+        "reasoning-gym",
+        1,
+        {"task": task, **({"datasets": parts} if task == "composite" else {})},
+        "envs.x",
+    )
     for number in (0, CHUNK + 1):
         problem = env.problem(number)
         assert problem.messages[0]["content"] and problem == env.problem(number)
@@ -137,7 +185,11 @@ async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(
 @pytest.mark.parametrize(
     ("kind", "params", "says"),
     [
-        ("copy-digit", {}, "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did you mean 'copy-digits'"),
+        (
+            "copy-digit",
+            {},
+            "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did you mean 'copy-digits'",
+        ),
         ("nowhere.py:Mine", {}, "no file nowhere.py"),
         ("no.such.module:Mine", {}, "cannot be loaded"),
         ("streamrl.envs.copy_digits:Nope", {}, "has no class 'Nope'"),
@@ -146,7 +198,11 @@ async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(
         ("reasoning-gym", {"task": "chain_sums"}, "no task 'chain_sums'.*chain_sum"),
         ("reasoning-gym", {"task": "chain_sum", "terms": 3}, "refuses them.*terms"),
         ("reasoning-gym", {}, "refuses them.*task"),
-        ("reasoning-gym", {"task": "chain_sum", "min_terms": -1}, "refuses them: AssertionError: min_terms must be positive"),
+        (
+            "reasoning-gym",
+            {"task": "chain_sum", "min_terms": -1},
+            "refuses them: AssertionError: min_terms must be positive",
+        ),
         ("reasoning-gym", {"task": "chain_sum", "size": 10}, "refuses them.*size"),
         ("streamrl.envs.base:Answer", {}, "has no method 'problem'"),
         ("streamrl.envs.base:make", {}, "has no class 'make'"),
@@ -179,7 +235,10 @@ def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
 
 def test_a_file_that_fails_is_named_with_what_it_said(tmp_path: Path):
     file = tmp_path / "mine.py"
-    for text, says in (("words = undefined", "NameError: name 'undefined'"), ("def f(:", "SyntaxError")):
+    for text, says in (
+        ("words = undefined", "NameError: name 'undefined'"),
+        ("def f(:", "SyntaxError"),
+    ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=f"cannot be loaded, .*mine.py fails with {says}"):
             make(f"{file}:Mine", 0, {}, "envs.x")

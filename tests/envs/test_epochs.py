@@ -42,7 +42,11 @@ def test_replicas_come_to_the_same_by_their_numbers(world_size: int):
         while (number := counter.take()) < 40:
             place = epochs(number)
             posed.setdefault(place.epoch, []).append(place.problem)
-        assert posed == {epoch: mine for epoch in range(4) if (mine := share(3, epoch, rank, world_size, 10).tolist())}
+        assert posed == {
+            epoch: mine
+            for epoch in range(4)
+            if (mine := share(3, epoch, rank, world_size, 10).tolist())
+        }
 
 
 def test_a_number_is_a_place_at_any_time():

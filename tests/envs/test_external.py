@@ -1,4 +1,6 @@
-"""The env from outside, as it is run: a real broker, a server that answers as vLLM does, and what lies in the log read by our own codec."""
+"""The env from outside, as it is run: a real broker, a server that answers as vLLM does, and what
+lies in the log read by our own codec.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,34 @@ def log(broker: str, run_name: str) -> KafkaLog:
 def wants(log: KafkaLog, tokens: int, closed: int = 7) -> None:
     """Of this producer 7 groups were closed in earlier lives."""
     closed_groups = {"outside-outside": closed}
-    publish(log, Output("demand", "outside", Demand(environment="outside", wanted_tokens=tokens, held_tokens=0, closed_groups=closed_groups)))
+    publish(
+        log,
+        Output(
+            "demand",
+            "outside",
+            Demand(
+                environment="outside",
+                wanted_tokens=tokens,
+                held_tokens=0,
+                closed_groups=closed_groups,
+            ),
+        ),
+    )
 
 
 def published(log: KafkaLog) -> list[Message]:
     return [message for p in range(PARTITIONS) for message in read(log, "rollouts.outside", p, 0)]
 
 
-def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: KafkaLog, run_name: str):
+def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(
+    log: KafkaLog, run_name: str
+):
     with Stub("inference-0", key="a-key-of-the-run") as stub:
-        publish(log, Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")), Output("servers", "gone", None))
+        publish(
+            log,
+            Output("servers", "gone", stub.record(server_id="gone", url="http://127.0.0.1:9")),
+            Output("servers", "gone", None),
+        )
         publish(log, Output("servers", "inference-0", stub.record()))
         wants(log, 0)
         environment = {**os.environ, "STREAMRL_INFERENCE_KEY": stub.key}
@@ -62,20 +82,44 @@ def test_it_waits_for_demand_and_publishes_rollouts_that_our_codec_reads(log: Ka
     assert script.returncode == 0, errors
     messages = published(log)
     records = [to_event(message, ("rollout",)).record for message in messages]
-    assert len(records) == 8 and all(isinstance(r, Rollout) and r.environment == "outside" and not r.failure for r in records)
-    groups = {r.group_id: {m.partition for m, s in zip(messages, records, strict=True) if s.group_id == r.group_id} for r in records}  # type: ignore[union-attr]
+    assert len(records) == 8 and all(
+        isinstance(r, Rollout) and r.environment == "outside" and not r.failure for r in records
+    )
+    groups = {
+        r.group_id: {
+            m.partition for m, s in zip(messages, records, strict=True) if s.group_id == r.group_id
+        }
+        for r in records
+    }  # type: ignore[union-attr]
     assert len(groups) == 2 and all(len(partitions) == 1 for partitions in groups.values())
     assert {(m.key or b"").decode() for m in messages} == set(groups)
     assert {(r.policy_version, r.newest_policy_version) for r in records} == {(2, 3)}  # type: ignore[union-attr]
-    sampling = [body["sampling_params"] for path, body in stub.asked if path == "/inference/v1/generate"]
-    assert all((p["min_p"], p["repetition_penalty"], p["top_p"], p["top_k"]) == (0.0, 1.0, 1.0, -1) for p in sampling)
+    sampling = [
+        body["sampling_params"] for path, body in stub.asked if path == "/inference/v1/generate"
+    ]
+    assert all(
+        (p["min_p"], p["repetition_penalty"], p["top_p"], p["top_k"]) == (0.0, 1.0, 1.0, -1)
+        for p in sampling
+    )
 
 
-def test_what_it_has_on_its_way_stays_within_what_is_wanted_and_a_silent_server_is_not_asked(log: KafkaLog, run_name: str):
+def test_what_it_has_on_its_way_stays_within_what_is_wanted_and_a_silent_server_is_not_asked(
+    log: KafkaLog, run_name: str
+):
     with Stub("inference-1") as stub, Stub("inference-0") as silent:
-        publish(log, *(Output("servers", s.name, s.record(heartbeat_s=time.time() - age)) for s, age in ((silent, 60), (stub, -60))))
+        publish(
+            log,
+            *(
+                Output("servers", s.name, s.record(heartbeat_s=time.time() - age))
+                for s, age in ((silent, 60), (stub, -60))
+            ),
+        )
         wants(log, 30)  # a group is 4 x (6 + 3) = 36 tokens: one, and no other before it is closed
-        script = subprocess.Popen([sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"], stderr=subprocess.PIPE, text=True)
+        script = subprocess.Popen(
+            [sys.executable, str(SCRIPT), log.address, run_name, "outside", "2"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         ended = threading.Timer(patience(60), script.kill)
         ended.start()
         try:

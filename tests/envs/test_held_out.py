@@ -30,7 +30,13 @@ class Few:
 
 
 def run_file(**evaluations: dict[str, Any]) -> RunFile:
-    return parse({"run": "r", "envs": {"copy-digits": {"params": {"digits": 2}}, "add-digits": {}}, "eval": {"envs": evaluations}})
+    return parse(
+        {
+            "run": "r",
+            "envs": {"copy-digits": {"params": {"digits": 2}}, "add-digits": {}},
+            "eval": {"envs": evaluations},
+        }
+    )
 
 
 def numbers(count: int, but: tuple[bytes, ...] = ()) -> list[int]:
@@ -48,13 +54,30 @@ def test_one_that_comes_later_is_found_there_and_there_are_no_more_than_there_ar
 
 def test_a_problem_is_what_it_says():
     one, other = (Problem([{"role": "user", "content": text}]) for text in ("47=", "48="))
-    assert mark_of(one) == mark("47=") == mark_of(Problem([{"role": "system", "content": "47="}])) != mark_of(other)
-    assert marks_of(Turn(message="47=", role="user", tokens=tokens(1, 8, 11))) == [mark_of(one), mark_of(Problem([], tokens=[1, 8, 11]))]
-    assert mark_of(Problem([], tokens=[1, 8])) != mark_of(Problem([], tokens=[1, 8, 11])) != mark_of(Problem([]))
+    assert (
+        mark_of(one)
+        == mark("47=")
+        == mark_of(Problem([{"role": "system", "content": "47="}]))
+        != mark_of(other)
+    )
+    assert marks_of(Turn(message="47=", role="user", tokens=tokens(1, 8, 11))) == [
+        mark_of(one),
+        mark_of(Problem([], tokens=[1, 8, 11])),
+    ]
+    assert (
+        mark_of(Problem([], tokens=[1, 8]))
+        != mark_of(Problem([], tokens=[1, 8, 11]))
+        != mark_of(Problem([]))
+    )
 
 
 def test_all_evaluations_of_an_env_are_kept_from_it_and_from_no_other():
-    run = run_file(**{"copy-digits": {"problems": 5}, "again": {"env": "copy-digits", "seed": 9, "problems": 7, "params": {"digits": 3}}})
+    run = run_file(
+        **{
+            "copy-digits": {"problems": 5},
+            "again": {"env": "copy-digits", "seed": 9, "problems": 7, "params": {"digits": 3}},
+        }
+    )
     marks = kept(run, "copy-digits")
     assert len(marks) == 12 and kept(run, "add-digits") == frozenset()
     two, three = CopyDigits(0, 2), CopyDigits(9, 3)
@@ -63,7 +86,12 @@ def test_all_evaluations_of_an_env_are_kept_from_it_and_from_no_other():
 
 def test_too_few_problems_are_said():
     run = run_file(**{"copy-digits": {"problems": 11, "params": {"digits": 1}}})
-    with pytest.raises(ConfigError, match=r"^eval.envs.copy-digits.problems is 11, but the env has 10 different ones; lower it$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^eval.envs.copy-digits.problems is 11, but the env has 10 different ones; lower it$",
+    ):
         kept(run, "copy-digits")
-    with pytest.raises(ConfigError, match=r"the env has 9 different ones that training has not posed; lower it$"):
+    with pytest.raises(
+        ConfigError, match=r"the env has 9 different ones that training has not posed; lower it$"
+    ):
         exam(run, "copy-digits", make_env(run, "copy-digits"), {mark("7=")})

@@ -1,4 +1,6 @@
-"""The env's loop over a log in memory, with a client that answers at once: what it launches, what it publishes, and how it goes on after a crash."""
+"""The env's loop over a log in memory, with a client that answers at once: what it launches, what
+it publishes, and how it goes on after a crash.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ class FakeClient:
     fails = ""
     in_flight = most = 0
 
-    def __init__(self, pool: str, api_key: str = "", stick_margin: float = 0, heartbeat_s: float = 1.0) -> None: ...
+    def __init__(
+        self, pool: str, api_key: str = "", stick_margin: float = 0, heartbeat_s: float = 1.0
+    ) -> None: ...
 
     def heard(self, server_id: str, server: object, old: bool = False) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def sample(self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), *more: object) -> list[Sampled]:
+    async def sample(
+        self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), *more: object
+    ) -> list[Sampled]:
         FakeClient.in_flight += 1
         FakeClient.most = max(FakeClient.most, FakeClient.in_flight)
         try:
@@ -53,7 +59,23 @@ class FakeClient:
         if self.fails:
             raise SamplingFailed(self.fails)
         spans = [VersionSpan(version=0, start=0, end=3)]
-        return [Sampled("s", tokens(1, 8, 11, 15), tokens(8, 11, 2), floats(-1, -1, -1), "47", "stop", spans, 0.0, 1.0, 1.0, -1, 3) for _ in range(n)]
+        return [
+            Sampled(
+                "s",
+                tokens(1, 8, 11, 15),
+                tokens(8, 11, 2),
+                floats(-1, -1, -1),
+                "47",
+                "stop",
+                spans,
+                0.0,
+                1.0,
+                1.0,
+                -1,
+                3,
+            )
+            for _ in range(n)
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -65,20 +87,39 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
 
 
 def run_file(replicas: int = 1, **env: object) -> RunFile:
-    return config.parse({"run": "r", "envs": {"copy-digits": {"replicas": replicas, **env}}, "buffer": {"group_size": GROUP}})
+    return config.parse(
+        {
+            "run": "r",
+            "envs": {"copy-digits": {"replicas": replicas, **env}},
+            "buffer": {"group_size": GROUP},
+        }
+    )
 
 
 def log_for(replicas: int = 1) -> MemoryLog:
-    topics = ["demand", "servers", "rollouts.copy-digits", "metrics", *(f"journal.env-copy-digits-{i}" for i in range(replicas))]
+    topics = [
+        "demand",
+        "servers",
+        "rollouts.copy-digits",
+        "metrics",
+        *(f"journal.env-copy-digits-{i}" for i in range(replicas)),
+    ]
     return MemoryLog(dict.fromkeys(topics, 1))
 
 
 def wants(log: MemoryLog, wanted: int, closed: dict[str, int] | None = None) -> None:
-    demand = Demand(environment="copy-digits", wanted_tokens=wanted, held_tokens=0, closed_groups=closed or {})
+    demand = Demand(
+        environment="copy-digits", wanted_tokens=wanted, held_tokens=0, closed_groups=closed or {}
+    )
     publish(
         log,
         Output("demand", "copy-digits", demand),
-        *(Output("servers", f"s{version}", Server(server_id=f"s{version}", url="", version=version)) for version in (4, 3)),
+        *(
+            Output(
+                "servers", f"s{version}", Server(server_id=f"s{version}", url="", version=version)
+            )
+            for version in (4, 3)
+        ),
     )
 
 
@@ -87,9 +128,17 @@ def published(log: MemoryLog) -> list[Rollout]:
     return [record for record in events if isinstance(record, Rollout)]
 
 
-def live(log: MemoryLog, run: RunFile, until: Callable[[], bool], replica: int = 0, timeout_s: float = PATIENCE_S) -> float:
+def live(
+    log: MemoryLog,
+    run: RunFile,
+    until: Callable[[], bool],
+    replica: int = 0,
+    timeout_s: float = PATIENCE_S,
+) -> float:
     """One life of the env. Returns the seconds that stopping took."""
-    return life.live(lambda stop: process.main(run, log, stop, "copy-digits", replica), until, timeout_s)
+    return life.live(
+        lambda stop: process.main(run, log, stop, "copy-digits", replica), until, timeout_s
+    )
 
 
 def no_more_than(log: MemoryLog, groups: int) -> Callable[[], bool]:
@@ -109,7 +158,8 @@ def test_it_publishes_what_is_wanted_and_no_more():
     log = log_for()
     wants(log, 60)
     live(log, run_file(max_tokens=3), no_more_than(log, 5))
-    # A guess of 12 tokens a group lets it begin 5; those done are measured at 14, so a fifth (at 56) is the last below 60
+    # A guess of 12 tokens a group lets it begin 5; those done are measured at 14, so a fifth (at
+    # 56) is the last below 60
     assert {r.group_id for r in published(log)} == {f"copy-digits-{i}" for i in range(5)}
     assert len(published(log)) == 5 * GROUP
 
@@ -122,7 +172,9 @@ def test_what_was_closed_makes_room():
     live(log, run_file(max_tokens=3), lambda: len({r.group_id for r in published(log)}) == 9)
 
 
-def test_without_a_demand_nothing_is_launched_and_it_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_without_a_demand_nothing_is_launched_and_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(process, "REPORT_S", 0.1)
     monkeypatch.setattr(process, "WAITING_S", 0.2)
     log = log_for()
@@ -141,7 +193,10 @@ def test_groups_in_flight_and_their_rate_are_bounded(fake: type[FakeClient]):
     begun = time.monotonic()
     live(log, run_file(max_groups_per_s=10), lambda: len(published(log)) >= 15 * GROUP)
     # The first launch is due at once, and those of the burst before it are made up for.
-    assert len({r.group_id for r in published(log)}) <= 10 * (time.monotonic() - begun + process.BURST_S) + 2
+    assert (
+        len({r.group_id for r in published(log)})
+        <= 10 * (time.monotonic() - begun + process.BURST_S) + 2
+    )
 
 
 def test_a_generation_that_fails_is_published_with_its_failure(fake: type[FakeClient]):
@@ -152,7 +207,9 @@ def test_a_generation_that_fails_is_published_with_its_failure(fake: type[FakeCl
     assert {(r.failure, r.policy_version) for r in published(log)} == {(fake.fails, 4)}
 
 
-def test_failures_say_nothing_about_the_size_of_a_group_and_slow_it_down(fake: type[FakeClient], caplog: pytest.LogCaptureFixture):
+def test_failures_say_nothing_about_the_size_of_a_group_and_slow_it_down(
+    fake: type[FakeClient], caplog: pytest.LogCaptureFixture
+):
     fake.fails = "refused"
     log = log_for()
     wants(log, 10**6, {"copy-digits-0": 0})
@@ -164,10 +221,13 @@ def test_failures_say_nothing_about_the_size_of_a_group_and_slow_it_down(fake: t
     log = log_for()
     wants(log, 60)
     live(log, run_file(max_tokens=3), no_more_than(log, 5))
-    assert len({r.group_id for r in published(log)}) == 5  # 12 tokens each, as guessed: not one more because failures cost nothing
+    # 12 tokens each, as guessed: not one more because failures cost nothing
+    assert len({r.group_id for r in published(log)}) == 5
 
 
-def test_a_problem_that_cannot_be_posed_is_published_as_failed_and_the_next_is_posed(monkeypatch: pytest.MonkeyPatch):
+def test_a_problem_that_cannot_be_posed_is_published_as_failed_and_the_next_is_posed(
+    monkeypatch: pytest.MonkeyPatch,
+):
     def problem(self: CopyDigits, index: int) -> Problem:
         if index == 1:
             raise KeyError("no such word")
@@ -191,7 +251,9 @@ def test_a_missing_topic_is_named(topic: str):
 
 
 @pytest.mark.parametrize("die_at", range(6))
-def test_after_a_crash_no_problem_is_repeated_or_skipped(die_at: int, monkeypatch: pytest.MonkeyPatch):
+def test_after_a_crash_no_problem_is_repeated_or_skipped(
+    die_at: int, monkeypatch: pytest.MonkeyPatch
+):
     """Dies before or after any of the first commits, then lives on."""
     log, calls, commit = log_for(), count(), MemoryWriter.commit
 
@@ -211,20 +273,34 @@ def test_after_a_crash_no_problem_is_repeated_or_skipped(die_at: int, monkeypatc
     live(log, run_file(max_groups_in_flight=4), lambda: len(published(log)) >= 60)
     uids = [(r.group_id, r.rollout_uid) for r in published(log)]
     assert len(uids) == len(set(uids))
-    assert set(uids) == {(r.group_id, f"{r.group_id}-{i}") for r in published(log) for i in range(GROUP)}
-    last = [to_event(m, ("env-progress",)).record for m in read(log, "journal.env-copy-digits-0", 0, 0)][-1]
+    assert set(uids) == {
+        (r.group_id, f"{r.group_id}-{i}") for r in published(log) for i in range(GROUP)
+    }
+    last = [
+        to_event(m, ("env-progress",)).record for m in read(log, "journal.env-copy-digits-0", 0, 0)
+    ][-1]
     assert isinstance(last, EnvProgress)
     done = {int(r.problem_id) for r in published(log)}
     assert last.published_groups == len(done)
-    assert done | set(last.open_problems) >= set(range(max(done))) and not done & set(last.open_problems)
+    assert done | set(last.open_problems) >= set(range(max(done))) and not done & set(
+        last.open_problems
+    )
 
 
 def test_replicas_pose_different_problems():
     log = log_for(2)
     wants(log, 100)
     for replica in (0, 1):
-        live(log, run_file(2, max_tokens=3), lambda r=replica: len({x.group_id for x in published(log)}) >= 4 * (r + 1), replica)
-    by_producer = {p: {int(r.problem_id) % 2 for r in published(log) if r.producer == p} for p in ("copy-digits-0", "copy-digits-1")}
+        live(
+            log,
+            run_file(2, max_tokens=3),
+            lambda r=replica: len({x.group_id for x in published(log)}) >= 4 * (r + 1),
+            replica,
+        )
+    by_producer = {
+        p: {int(r.problem_id) % 2 for r in published(log) if r.producer == p}
+        for p in ("copy-digits-0", "copy-digits-1")
+    }
     assert by_producer == {"copy-digits-0": {0}, "copy-digits-1": {1}}
 
 
@@ -233,7 +309,12 @@ def test_replicas_that_are_added_pose_no_problem_again():
     wants(log, 10**6)
     for replicas, replica in ((1, 0), (3, 2), (3, 0), (3, 1)):
         before = len(published(log))
-        live(log, run_file(replicas, max_tokens=3, max_groups_in_flight=2), lambda n=before: len(published(log)) >= n + 10, replica)
+        live(
+            log,
+            run_file(replicas, max_tokens=3, max_groups_in_flight=2),
+            lambda n=before: len(published(log)) >= n + 10,
+            replica,
+        )
     numbers = list(dict.fromkeys((r.producer, r.problem_id) for r in published(log)))
     assert len({number for _, number in numbers}) == len(numbers) >= 4 * 5
 
@@ -245,17 +326,22 @@ def test_it_stops_at_once_whatever_is_in_flight(fake: type[FakeClient]):
     assert live(log, run_file(), lambda: fake.most > 0) < patience(10)
 
 
-def test_what_is_finished_when_it_is_stopped_is_committed(fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch):
+def test_what_is_finished_when_it_is_stopped_is_committed(
+    fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+):
     log, commit, stopping, asked = log_for(), MemoryWriter.commit, threading.Event(), count()
 
     def slow(writer: MemoryWriter, *arguments: object) -> list[int]:
         offsets = commit(writer, *arguments)  # type: ignore[arg-type]
         if not stopping.is_set():
             stopping.set()
-            time.sleep(0.4)  # the groups launched with the first finish meanwhile, and it is told to stop
+            # the groups launched with the first finish meanwhile, and it is told to stop
+            time.sleep(0.4)
         return offsets
 
-    async def sample(self: FakeClient, messages: list[dict[str, str]], n: int, env: Env, tools: object = ()) -> list[Sampled]:
+    async def sample(
+        self: FakeClient, messages: list[dict[str, str]], n: int, env: Env, tools: object = ()
+    ) -> list[Sampled]:
         fake.delay_s = 0.2 if next(asked) else 0.0
         return await answer(self, messages, n, env)
 
@@ -277,7 +363,14 @@ def test_an_unknown_env_or_replica_is_named():
 def held_out(problems: int, digits: int = 1) -> RunFile:
     """A run whose env has ten problems, so many of which are kept for evaluation."""
     envs = {"copy-digits": {"max_tokens": 3, "params": {"digits": digits}}}
-    return config.parse({"run": "r", "envs": envs, "buffer": {"group_size": GROUP}, "eval": {"envs": {"copy-digits": {"problems": problems}}}})
+    return config.parse(
+        {
+            "run": "r",
+            "envs": envs,
+            "buffer": {"group_size": GROUP},
+            "eval": {"envs": {"copy-digits": {"problems": problems}}},
+        }
+    )
 
 
 def test_what_is_kept_for_evaluation_is_never_posed():
@@ -286,15 +379,23 @@ def test_what_is_kept_for_evaluation_is_never_posed():
     live(log, held_out(7), lambda: len(published(log)) >= 60)
     posed = {rollout.turns[0].message for rollout in published(log)}
     assert posed == {f"{i}=" for i in range(10)} - held_texts() and len(posed) == 3
-    last = [to_event(m, ("env-progress",)).record for m in read(log, "journal.env-copy-digits-0", 0, 0)][-1]
-    assert isinstance(last, EnvProgress) and last.published_groups == len({r.group_id for r in published(log)}) < last.next_problem
+    last = [
+        to_event(m, ("env-progress",)).record for m in read(log, "journal.env-copy-digits-0", 0, 0)
+    ][-1]
+    assert (
+        isinstance(last, EnvProgress)
+        and last.published_groups == len({r.group_id for r in published(log)}) < last.next_problem
+    )
 
 
 def test_an_env_that_has_nothing_else_to_pose_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "KEPT_IN_A_ROW", 100)
     log = log_for()
     wants(log, 10**6)
-    with pytest.raises(ConfigError, match=r"^envs.copy-digits: 100 problems in a row are kept for evaluation; lower `problems` in eval.envs$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^envs.copy-digits: 100 problems in a row are kept for evaluation; lower `problems` in eval.envs$",
+    ):
         live(log, held_out(10), lambda: False)
 
 
@@ -309,11 +410,17 @@ def test_an_open_problem_that_is_kept_since_is_let_go():
 
 def held_texts() -> set[str]:
     """The first seven different problems that the seed gives."""
-    return set(list(dict.fromkeys(CopyDigits(0, 1).problem(i).messages[0]["content"] for i in range(100)))[:7])
+    return set(
+        list(dict.fromkeys(CopyDigits(0, 1).problem(i).messages[0]["content"] for i in range(100)))[
+            :7
+        ]
+    )
 
 
 class Absent(MemoryLog):
-    """A broker that is away for a while: the next commits fail, "lost" before or "unanswered" after they are in the log."""
+    """A broker that is away for a while: the next commits fail, "lost" before or "unanswered" after
+    they are in the log.
+    """
 
     def __init__(self, topics: dict[str, int], *fails: str) -> None:
         super().__init__(topics)
@@ -338,20 +445,38 @@ class AbsentWriter(MemoryWriter):
         return offset
 
 
-@pytest.mark.parametrize("fails", [("lost", "lost", "lost"), ("unanswered",), ("lost", "unanswered")])
+@pytest.mark.parametrize(
+    "fails", [("lost", "lost", "lost"), ("unanswered",), ("lost", "unanswered")]
+)
 def test_what_was_sampled_outlives_the_absence_of_the_broker(fails: tuple[str, ...]):
     """No life ends, nothing in flight is asked for again, and every rollout is there once."""
     asked: list[int] = []
 
     class Counting(FakeClient):
-        async def sample(self, messages: list[dict[str, str]], n: int, env: Env, tools: object = (), *more: object) -> list[Sampled]:
+        async def sample(
+            self,
+            messages: list[dict[str, str]],
+            n: int,
+            env: Env,
+            tools: object = (),
+            *more: object,
+        ) -> list[Sampled]:
             asked.append(n)
             return await super().sample(messages, n, env, tools, *more)
 
-    log = Absent(dict.fromkeys(("demand", "servers", "rollouts.copy-digits", "metrics", "journal.env-copy-digits-0"), 1), *fails)
+    log = Absent(
+        dict.fromkeys(
+            ("demand", "servers", "rollouts.copy-digits", "metrics", "journal.env-copy-digits-0"), 1
+        ),
+        *fails,
+    )
     wants(log, 60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "Client", Counting)
         live(log, run_file(max_tokens=3), no_more_than(log, 5))
     uids = [rollout.rollout_uid for rollout in published(log)]
-    assert len(uids) == len(set(uids)) == len(asked) * GROUP and not log.fails and log.opened == 1 + len(fails)
+    assert (
+        len(uids) == len(set(uids)) == len(asked) * GROUP
+        and not log.fails
+        and log.opened == 1 + len(fails)
+    )

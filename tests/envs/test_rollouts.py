@@ -14,7 +14,9 @@ from streamrl.records import Rollout, VersionSpan
 from streamrl.stream.codec import decode, encode
 from tests.build import floats, tokens
 
-TASK = Task("copy", 7, "copy-0", Problem([{"role": "user", "content": "47="}], "47", {"level": "easy"}))
+TASK = Task(
+    "copy", 7, "copy-0", Problem([{"role": "user", "content": "47="}], "47", {"level": "easy"})
+)
 
 
 class Rewarding:
@@ -32,7 +34,20 @@ class Rewarding:
 
 def sampled(finish_reason: str = "stop") -> Sampled:
     spans = [VersionSpan(version=3, start=0, end=1), VersionSpan(version=5, start=1, end=3)]
-    return Sampled("inference-0", tokens(1, 8, 11, 15), tokens(8, 11, 2), floats(-0.1, -0.2, -0.3), "47", finish_reason, spans, 0.5, 0.7, 1.0, -1, 3)
+    return Sampled(
+        "inference-0",
+        tokens(1, 8, 11, 15),
+        tokens(8, 11, 2),
+        floats(-0.1, -0.2, -0.3),
+        "47",
+        finish_reason,
+        spans,
+        0.5,
+        0.7,
+        1.0,
+        -1,
+        3,
+    )
 
 
 def made_of(task: Task, env: Rewarding, sample: Sampled) -> Rollout:
@@ -49,31 +64,72 @@ def made_of(task: Task, env: Rewarding, sample: Sampled) -> Rollout:
 def test_tokens_logprobs_and_versions_are_those_of_the_server():
     made = made_of(TASK, Rewarding(0.5), sampled())
     prompt, answer = made.turns
-    assert (made.environment, made.group_id, made.rollout_uid, made.problem_id, made.producer) == ("copy", "copy-7", "copy-7-0", "7", "copy-0")
-    assert prompt.tokens is not None and prompt.tokens.tolist() == [1, 8, 11, 15] and prompt.logprobs is None and prompt.message == "47="
-    assert answer.tokens is not None and answer.tokens.tolist() == [8, 11, 2] and np.array_equal(answer.logprobs, floats(-0.1, -0.2, -0.3))  # type: ignore[arg-type]
-    assert (made.policy_version, made.newest_policy_version, made.temperature, made.truncated) == (3, 5, 0.7, False)
-    assert (made.reward, made.rewards, answer.reward, made.metadata) == (1.5, {"digits": 0.5, "finished": 1.0}, 1.5, {"level": "easy"})
+    assert (made.environment, made.group_id, made.rollout_uid, made.problem_id, made.producer) == (
+        "copy",
+        "copy-7",
+        "copy-7-0",
+        "7",
+        "copy-0",
+    )
+    assert (
+        prompt.tokens is not None
+        and prompt.tokens.tolist() == [1, 8, 11, 15]
+        and prompt.logprobs is None
+        and prompt.message == "47="
+    )
+    assert (
+        answer.tokens is not None
+        and answer.tokens.tolist() == [8, 11, 2]
+        and np.array_equal(answer.logprobs, floats(-0.1, -0.2, -0.3))
+    )  # type: ignore[arg-type]
+    assert (made.policy_version, made.newest_policy_version, made.temperature, made.truncated) == (
+        3,
+        5,
+        0.7,
+        False,
+    )
+    assert (made.reward, made.rewards, answer.reward, made.metadata) == (
+        1.5,
+        {"digits": 0.5, "finished": 1.0},
+        1.5,
+        {"level": "easy"},
+    )
     assert answer.rewards == made.rewards
     how = answer.inference_metadata
-    assert how is not None and (how.server, how.temperature, how.finish_reason, how.latency_s) == ("inference-0", 0.7, "stop", 0.5)
-    assert prompt.timestamp is not None and answer.timestamp == pytest.approx(prompt.timestamp + 0.5)
+    assert how is not None and (how.server, how.temperature, how.finish_reason, how.latency_s) == (
+        "inference-0",
+        0.7,
+        "stop",
+        0.5,
+    )
+    assert prompt.timestamp is not None and answer.timestamp == pytest.approx(
+        prompt.timestamp + 0.5
+    )
 
 
 def test_cut_off_by_a_limit_is_truncated():
     made = made_of(TASK, Rewarding(0.5), sampled("length"))
-    assert made.truncated and made.metadata["truncation"] == "length" and made.rewards["finished"] == 0
+    assert (
+        made.truncated and made.metadata["truncation"] == "length" and made.rewards["finished"] == 0
+    )
 
 
 def test_a_reward_that_cannot_be_computed_is_that_rollouts_failure():
-    for value, says in ((KeyError("x"), "KeyError: 'x'"), (float("nan"), "a reward is not finite"), ("high", "could not convert string to float")):
+    for value, says in (
+        (KeyError("x"), "KeyError: 'x'"),
+        (float("nan"), "a reward is not finite"),
+        ("high", "could not convert string to float"),
+    ):
         made = made_of(TASK, Rewarding(value), sampled())
         assert says in made.failure and made.turns == [] and made.group_id == "copy-7"
 
 
 def test_rewards_travel_as_floats_whatever_a_comparison_gave():
     made = made_of(TASK, Rewarding(np.bool_(True)), sampled())
-    assert made.failure == "" and decode("rollout/1", encode(made)).rewards == {"digits": 1.0, "finished": 1.0}  # type: ignore[attr-defined]
+    assert made.failure == "" and decode("rollout/1", encode(made)).rewards == {
+        "digits": 1.0,
+        "finished": 1.0,
+    }  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("metadata", [{"a": object()}, {1: "a number as a key"}, {"a": "\ud83d"}])

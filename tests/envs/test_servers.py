@@ -1,4 +1,6 @@
-"""An env among servers of several pools that come, go and die: its own loop and client, over a log in memory; servers are stand-ins on loopback."""
+"""An env among servers of several pools that come, go and die: its own loop and client, over a log
+in memory; servers are stand-ins on loopback.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,31 @@ BEAT_S = 200.0  # so nobody is silent for as long as a test takes
 def run_file(**env: object) -> RunFile:
     settings = {"pool": "generation", "max_tokens": 3, "max_groups_in_flight": 6, **env}
     pools = {"replicas": 0, "heartbeat_s": BEAT_S, "pools": {"evaluation": 0}}
-    return config.parse({"run": "r", "envs": {"copy-digits": settings}, "buffer": {"group_size": GROUP}, "inference": pools})
+    return config.parse(
+        {
+            "run": "r",
+            "envs": {"copy-digits": settings},
+            "buffer": {"group_size": GROUP},
+            "inference": pools,
+        }
+    )
 
 
 def log_without() -> MemoryLog:
     """A log in which no server is registered, and more is wanted than anybody makes."""
-    log = MemoryLog(dict.fromkeys(("demand", "servers", "rollouts.copy-digits", "metrics", "journal.env-copy-digits-0"), 1))
-    publish(log, Output("demand", "copy-digits", Demand(environment="copy-digits", wanted_tokens=10**9, held_tokens=0, closed_groups={})))
+    log = MemoryLog(
+        dict.fromkeys(
+            ("demand", "servers", "rollouts.copy-digits", "metrics", "journal.env-copy-digits-0"), 1
+        )
+    )
+    publish(
+        log,
+        Output(
+            "demand",
+            "copy-digits",
+            Demand(environment="copy-digits", wanted_tokens=10**9, held_tokens=0, closed_groups={}),
+        ),
+    )
     return log
 
 
@@ -44,12 +64,20 @@ def entry(stub: Stub, pool: str = "generation") -> Server:
 
 
 def published(log: MemoryLog) -> list[Rollout]:
-    records = (to_event(message, ("rollout",)).record for message in read(log, "rollouts.copy-digits", 0, 0))
+    records = (
+        to_event(message, ("rollout",)).record
+        for message in read(log, "rollouts.copy-digits", 0, 0)
+    )
     return [record for record in records if isinstance(record, Rollout)]
 
 
 def servers_of(rollouts: list[Rollout]) -> set[str]:
-    return {turn.inference_metadata.server for rollout in rollouts for turn in rollout.turns if turn.inference_metadata}
+    return {
+        turn.inference_metadata.server
+        for rollout in rollouts
+        for turn in rollout.turns
+        if turn.inference_metadata
+    }
 
 
 def groups(log: MemoryLog) -> set[str]:
@@ -91,10 +119,16 @@ class Running:
 
 
 def whole(rollouts: list[Rollout]) -> None:
-    """None is lost and none is there twice: each group has its rollouts, and no problem before the last is missing, but for what was in flight."""
+    """None is lost and none is there twice: each group has its rollouts, and no problem before the
+    last is missing, but for what was in flight.
+    """
     assert [rollout.failure for rollout in rollouts if rollout.failure] == []
     counts = Counter((rollout.group_id, rollout.rollout_uid) for rollout in rollouts)
-    assert counts == {(f"copy-digits-{p}", f"copy-digits-{p}-{i}"): 1 for p in {int(r.problem_id) for r in rollouts} for i in range(GROUP)}
+    assert counts == {
+        (f"copy-digits-{p}", f"copy-digits-{p}-{i}"): 1
+        for p in {int(r.problem_id) for r in rollouts}
+        for i in range(GROUP)
+    }
 
 
 def test_requests_of_an_env_go_to_its_pool_only():
@@ -128,8 +162,11 @@ def test_one_of_three_is_killed_in_mid_request_and_the_others_do_its_work():
         log = log_without()
         with Running(run_file(), log) as env:
             env.join(*(entry(stub) for stub in (a, b, c)))
-            env.until(lambda: len(a.asked) >= 2 and len(groups(log)) >= 10)  # it has requests, and the others go on meanwhile
-            held = {f"copy-digits-{p}" for p in range(max(int(r.problem_id) for r in published(log)))} - groups(log)
+            # it has requests, and the others go on meanwhile
+            env.until(lambda: len(a.asked) >= 2 and len(groups(log)) >= 10)
+            held = {
+                f"copy-digits-{p}" for p in range(max(int(r.problem_id) for r in published(log)))
+            } - groups(log)
             a.kill()
             env.until(lambda: held <= groups(log) and len(groups(log)) >= 40)
         assert held and servers_of(published(log)) == {"b", "c"}

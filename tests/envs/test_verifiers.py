@@ -1,4 +1,6 @@
-"""Environments of verifiers, as their authors write them (`guests.py`), under our conversations, with a policy that plays by a script."""
+"""Environments of verifiers, as their authors write them (`guests.py`), under our conversations,
+with a policy that plays by a script.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def play(env: Any, sampler: Any, n: int = 1, **settings: Any) -> list[Rollout]:
     return asyncio.run(game.play(Task("x", 0, "x-0", env.problem(0)), n))
 
 
-def one(env: Any, *says: Any, rewrites: bool = False, context: int = 10_000, **settings: Any) -> Rollout:
+def one(
+    env: Any, *says: Any, rewrites: bool = False, context: int = 10_000, **settings: Any
+) -> Rollout:
     (made,) = play(env, Scripted(*says, rewrites=rewrites, context=context), **settings)
     assert not made.failure, made.failure
     return made
@@ -46,13 +50,24 @@ def texts(rollout: Rollout) -> list[tuple[str, str]]:
 
 
 def test_problems_are_the_rows_each_epoch_in_another_order_and_the_same_in_every_process():
-    env, again, other = guest("single", rows=5), guest("single", rows=5), make(KIND, 2, {"rows": 5}, "envs.x")
+    env, again, other = (
+        guest("single", rows=5),
+        guest("single", rows=5),
+        make(KIND, 2, {"rows": 5}, "envs.x"),
+    )
     found = [env.problem(i).metadata["example_id"] for i in range(15)]
     assert [sorted(found[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
     assert len({tuple(found[i : i + 5]) for i in (0, 5, 10)}) > 1
-    assert found == [again.problem(i).metadata["example_id"] for i in range(15)] != [other.problem(i).metadata["example_id"] for i in range(15)]
+    assert (
+        found
+        == [again.problem(i).metadata["example_id"] for i in range(15)]
+        != [other.problem(i).metadata["example_id"] for i in range(15)]
+    )
     first = env.problem(0)
-    assert first.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": f"q{found[0]}"}]
+    assert first.messages == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": f"q{found[0]}"},
+    ]
 
 
 def test_a_single_turn_is_scored_by_its_rubric_whose_functions_are_named_rewards():
@@ -60,8 +75,17 @@ def test_a_single_turn_is_scored_by_its_rubric_whose_functions_are_named_rewards
     answer = env.problem(0).answer["answer"]
     made = one(env, answer)
     assert texts(made)[1] == ("assistant", answer)
-    assert made.rewards == {"rubric": pytest.approx(0.9), "right": 1.0, "brief": 0.5, "num_turns": 1.0}
-    assert made.reward == pytest.approx(0.9) and not made.truncated and made.metadata["example_id"] == env.problem(0).answer["example_id"]
+    assert made.rewards == {
+        "rubric": pytest.approx(0.9),
+        "right": 1.0,
+        "brief": 0.5,
+        "num_turns": 1.0,
+    }
+    assert (
+        made.reward == pytest.approx(0.9)
+        and not made.truncated
+        and made.metadata["example_id"] == env.problem(0).answer["example_id"]
+    )
 
 
 def test_weights_of_the_run_file_replace_the_rubric():
@@ -71,16 +95,23 @@ def test_weights_of_the_run_file_replace_the_rubric():
 
 
 def test_tokens_and_logprobs_are_those_that_were_sampled():
-    """Sampled ids are others than the same text has in a prompt, so a history that was tokenised again would show."""
+    """Sampled ids are others than the same text has in a prompt, so a history that was tokenised
+    again would show.
+    """
     made = one(guest("turns"), "one", "two")
     asked, first, left, second = made.turns
     assert texts(made)[1:] == [("assistant", "one"), ("user", "left 1"), ("assistant", "two")]
-    assert [t.tolist() for t in (first.tokens, second.tokens)] == [[ord(c) + 1000 for c in said] + [END] for said in ("one", "two")]
+    assert [t.tolist() for t in (first.tokens, second.tokens)] == [
+        [ord(c) + 1000 for c in said] + [END] for said in ("one", "two")
+    ]
     assert left.tokens.tolist() == [*map(ord, "left 1"), END, 1] and not left.fork
     assert [turn.logprobs is None for turn in made.turns] == [True, False, True, False]
     assert first.logprobs.tolist() == [-0.5] * 4 and asked.tokens is not None
     # two turns of four tokens at -0.5 each: the library has the same ones
-    assert made.rewards == {"rubric": 2.0, "heard": 2.0, "logprob": -4.0, "num_turns": 2.0} and made.reward == 2.0
+    assert (
+        made.rewards == {"rubric": 2.0, "heard": 2.0, "logprob": -4.0, "num_turns": 2.0}
+        and made.reward == 2.0
+    )
     assert (made.policy_version, made.newest_policy_version, made.truncated) == (2, 3, False)
 
 
@@ -96,7 +127,9 @@ class Asked(Scripted):
         super().__init__(*says)
         self.asked: list[tuple[list[Any], Sequence[Mapping[str, Any]], int]] = []
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
+    async def sample(
+        self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = ""
+    ) -> Any:
         self.asked.append((list(messages), tools, n))
         return await super().sample(messages, n, env, tools, history, last)
 
@@ -105,7 +138,9 @@ def test_tools_are_called_and_a_call_stays_what_was_said():
     env, policy = guest("tool"), Asked(f"so {CALL}", "42")
     (made,) = play(env, policy)
     assert texts(made)[1:] == [("assistant", f"so {CALL}"), ("tool", "42"), ("assistant", "42")]
-    assert {name: made.rewards[name] for name in ("total_tool_calls", "double_calls", "num_turns")} == {
+    assert {
+        name: made.rewards[name] for name in ("total_tool_calls", "double_calls", "num_turns")
+    } == {
         "total_tool_calls": 1.0,
         "double_calls": 1.0,
         "num_turns": 2.0,
@@ -136,14 +171,22 @@ def test_a_call_that_cannot_be_read_is_text_and_one_that_fails_is_answered():
 def test_rewards_of_a_group_are_given_together_and_its_first_turn_is_one_request():
     policy = Varied("b", "c", "a")
     made = play(guest("together"), policy, n=3)
-    assert [rollout.rewards["rank"] for rollout in made] == [rollout.reward for rollout in made] == [1.0, 2.0, 0.0]
+    assert (
+        [rollout.rewards["rank"] for rollout in made]
+        == [rollout.reward for rollout in made]
+        == [1.0, 2.0, 0.0]
+    )
     assert [n for *_, n in policy.asked] == [3]
 
 
 class Varied(Asked):
-    """Answer i of a request is `says[i]`; an exception is what comes of the request behind the first."""
+    """Answer i of a request is `says[i]`; an exception is what comes of the request behind the
+    first.
+    """
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
+    async def sample(
+        self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = ""
+    ) -> Any:
         says = self.says
         found = []
         for said in says[:n]:
@@ -164,7 +207,9 @@ class Varied(Asked):
         ({"which": "single"}, {}, ["x" * 300], "length"),
     ],
 )
-def test_a_limit_ends_a_rollout_truncated_and_judged(env: dict[str, Any], settings: dict[str, Any], says: list[str], truncation: str):
+def test_a_limit_ends_a_rollout_truncated_and_judged(
+    env: dict[str, Any], settings: dict[str, Any], says: list[str], truncation: str
+):
     made = one(guest(**env), *says, **settings)
     assert made.truncated and made.metadata["truncation"] == truncation and "rubric" in made.rewards
     assert sum(turn.logprobs is not None for turn in made.turns) == 1
@@ -188,7 +233,9 @@ class Fails(Scripted):
 
     seconds = 0
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
+    async def sample(
+        self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = ""
+    ) -> Any:
         self.seconds += n == 1
         if self.seconds == 2:
             raise SamplingFailed("the server is gone")
@@ -201,7 +248,10 @@ def test_a_rubric_function_that_raises_fails_the_rollout():
     env = guest("single")
     env.env.rubric.rubrics[0].funcs[0] = broken
     (made,) = play(env, Scripted("x"))
-    assert made.failure == "RuntimeError: reward function broken: ZeroDivisionError:" and made.reward == 0.0
+    assert (
+        made.failure == "RuntimeError: reward function broken: ZeroDivisionError:"
+        and made.reward == 0.0
+    )
 
 
 def broken(completion: Any) -> float:
@@ -226,7 +276,11 @@ def rubric() -> float:
         ("verifiers:tests.envs.talking", {}, "tests.envs.talking has no load_environment"),
         (KIND, {"which": "nothing"}, "gives no verifiers.Environment but dict"),
         (KIND, {"which": "single", "rows": 0}, "is empty"),
-        (KIND, {"which": "single", "max_workers": "x", "eval_dataset": 1, "rubric": 2}, "refuses them"),
+        (
+            KIND,
+            {"which": "single", "max_workers": "x", "eval_dataset": 1, "rubric": 2},
+            "refuses them",
+        ),
     ],
 )
 def test_what_is_wrong_with_one_is_said_in_a_line(kind: str, params: dict[str, Any], says: str):
@@ -236,7 +290,10 @@ def test_what_is_wrong_with_one_is_said_in_a_line(kind: str, params: dict[str, A
 
 def test_without_the_library_that_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "streamrl.envs.verifiers", None)
-    with pytest.raises(ConfigError, match=r"^envs.x: verifiers:quiz needs the library verifiers, as streamrl\[envs\] installs it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^envs.x: verifiers:quiz needs the library verifiers, as streamrl\[envs\] installs it",
+    ):
         make("verifiers:quiz", 1, {}, "envs.x")
 
 
@@ -247,7 +304,16 @@ def test_the_process_keeps_its_signals():
 
 
 def test_an_env_is_named_by_its_kind_too():
-    run = RunFile.model_validate({"run": "r", "envs": {"a": {"kind": KIND}, "b": {"kind": "verifiers:x"}, "c": {"kind": "verifiers:x"}}})
+    run = RunFile.model_validate(
+        {
+            "run": "r",
+            "envs": {
+                "a": {"kind": KIND},
+                "b": {"kind": "verifiers:x"},
+                "c": {"kind": "verifiers:x"},
+            },
+        }
+    )
     assert named(run, "a") == named(run, KIND) == "a"
     with pytest.raises(ConfigError, match="several envs 'verifiers:x'"):
         named(run, "verifiers:x")
@@ -257,7 +323,9 @@ def test_an_env_is_named_by_its_kind_too():
 
 def test_a_tool_syntax_is_for_them_alone():
     with pytest.raises(ValueError, match="envs.a.tool_syntax is for envs of kind verifiers"):
-        RunFile.model_validate({"run": "r", "envs": {"a": {"kind": "calculator", "tool_syntax": "brackets"}}})
+        RunFile.model_validate(
+            {"run": "r", "envs": {"a": {"kind": "calculator", "tool_syntax": "brackets"}}}
+        )
     with pytest.raises(ConfigError, match="envs.x.tool_syntax"):
         guest("tool", "bracket")
 
@@ -271,22 +339,50 @@ def test_a_history_that_the_env_rewrites_is_another_sequence():
             return state["prompt"]
         state["heard"].append("")
         state["left"] -= 2
-        return [*state["prompt"], {"role": "assistant", "content": "o"}, {"role": "user", "content": "again"}]
+        return [
+            *state["prompt"],
+            {"role": "assistant", "content": "o"},
+            {"role": "user", "content": "again"},
+        ]
 
     env.env.get_prompt_messages = forgetful
     made = one(env, "one", "two", rewrites=True)
     assert [turn.fork for turn in made.turns] == [False, False, True, False]
-    assert made.turns[2].tokens.tolist() == [*map(ord, "q0"), END, ord("o"), END, *map(ord, "again"), END, 1]
+    assert made.turns[2].tokens.tolist() == [
+        *map(ord, "q0"),
+        END,
+        ord("o"),
+        END,
+        *map(ord, "again"),
+        END,
+        1,
+    ]
     assert made.turns[2].message == "q0\no\nagain"
 
 
 @pytest.mark.parametrize(
     ("sort", "says", "rewards"),
     [
-        ("single-turn", ["{answer}"], {"first": 1.0, "exact": 1.0, "rubric": 1.0, "num_turns": 1.0}),
-        ("multi-turn", ["=", "{answer}"], {"found": 1.0, "numbers": 0.5, "rubric": 0.85, "num_turns": 2.0}),
-        ("multi-turn", ["=", "=", "="], {"found": 0.0, "numbers": 0.0, "rubric": 0.0, "num_turns": 3.0}),
-        ("tool", ["[{digit}]", "{answer}"], {"called": 1.0, "answered": 1.0, "rubric": 1.0, "num_turns": 2.0}),
+        (
+            "single-turn",
+            ["{answer}"],
+            {"first": 1.0, "exact": 1.0, "rubric": 1.0, "num_turns": 1.0},
+        ),
+        (
+            "multi-turn",
+            ["=", "{answer}"],
+            {"found": 1.0, "numbers": 0.5, "rubric": 0.85, "num_turns": 2.0},
+        ),
+        (
+            "multi-turn",
+            ["=", "=", "="],
+            {"found": 0.0, "numbers": 0.0, "rubric": 0.0, "num_turns": 3.0},
+        ),
+        (
+            "tool",
+            ["[{digit}]", "{answer}"],
+            {"called": 1.0, "answered": 1.0, "rubric": 1.0, "num_turns": 2.0},
+        ),
         ("tool", ["[{digit}="], {"called": 0.5, "answered": 0.0, "rubric": 0.25, "num_turns": 1.0}),
     ],
 )
@@ -294,20 +390,31 @@ def test_those_that_ship_as_an_example(sort: str, says: list[str], rewards: dict
     env = make("verifiers:examples/verifiers_envs.py", 1, {"sort": sort}, "envs.x", "brackets")
     row = env.problem(0).answer
     made = one(env, *[said.format(answer=row["answer"], digit=row["question"][0]) for said in says])
-    assert {name: value for name, value in made.rewards.items() if name in rewards} == pytest.approx(rewards)
+    assert {
+        name: value for name, value in made.rewards.items() if name in rewards
+    } == pytest.approx(rewards)
     assert made.reward == pytest.approx(rewards["rubric"])
 
 
 class Differing(Scripted):
     """Says another thing in each rollout."""
 
-    async def sample(self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = "") -> Any:
-        return [(await Scripted(said).sample(messages, 1, env, tools, history, last))[0] for said in self.says]
+    async def sample(
+        self, messages: Any, n: int, env: Any, tools: Any = (), history: Any = (), last: str = ""
+    ) -> Any:
+        return [
+            (await Scripted(said).sample(messages, 1, env, tools, history, last))[0]
+            for said in self.says
+        ]
 
 
 def test_only_the_rollout_that_a_function_raised_for_fails_unless_it_judges_all():
     made = play(guest("raises"), Differing("1", "two", "3"), n=3)
     assert [rollout.reward for rollout in made if not rollout.failure] == [1.0, 3.0]
-    assert made[1].failure.startswith("RuntimeError: reward function number: ValueError: could not convert string to float: 'two'")
+    assert made[1].failure.startswith(
+        "RuntimeError: reward function number: ValueError: could not convert string to float: 'two'"
+    )
     together = play(guest("raises", together=True), Differing("1", "two"), n=2)
-    assert [rollout.failure[:38] for rollout in together] == ["RuntimeError: reward function longest:"] * 2
+    assert [rollout.failure[:38] for rollout in together] == [
+        "RuntimeError: reward function longest:"
+    ] * 2

@@ -5,12 +5,27 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from streamrl.evaluation.estimates import Interval, mean_of_problems, over_problems, pass_at_k, share
+from streamrl.evaluation.estimates import (
+    Interval,
+    mean_of_problems,
+    over_problems,
+    pass_at_k,
+    share,
+)
 
 
 @pytest.mark.parametrize(
     ("samples", "passed", "k", "value"),
-    [(4, 0, 1, 0.0), (4, 4, 4, 1.0), (4, 1, 1, 0.25), (4, 1, 2, 0.5), (5, 2, 2, 0.7), (5, 2, 4, 1.0), (200, 1, 100, 0.5), (1, 1, 1, 1.0)],
+    [
+        (4, 0, 1, 0.0),
+        (4, 4, 4, 1.0),
+        (4, 1, 1, 0.25),
+        (4, 1, 2, 0.5),
+        (5, 2, 2, 0.7),
+        (5, 2, 4, 1.0),
+        (200, 1, 100, 0.5),
+        (1, 1, 1, 1.0),
+    ],
 )
 def test_pass_at_k_by_hand(samples: int, passed: int, k: int, value: float):
     assert pass_at_k(samples, passed, k) == pytest.approx(value, abs=1e-12)
@@ -35,17 +50,24 @@ def test_what_cannot_be_estimated_is_refused(samples: int, passed: int, k: int):
 
 
 def test_wilson_by_hand():
-    """One answer a problem is a coin: 7 of 10 is Wilson's 0.397 to 0.892, 0 of 10 at most 0.278 (statsmodels: proportion_confint, method wilson)."""
-    assert share(np.array([1.0] * 7 + [0.0] * 3)) == pytest.approx((0.7, 0.39678, 0.89221), abs=1e-5)
+    """One answer a problem is a coin: 7 of 10 is Wilson's 0.397 to 0.892, 0 of 10 at most 0.278
+    (statsmodels: proportion_confint, method wilson).
+    """
+    assert share(np.array([1.0] * 7 + [0.0] * 3)) == pytest.approx(
+        (0.7, 0.39678, 0.89221), abs=1e-5
+    )
     assert share(np.zeros(10)) == pytest.approx((0.0, 0.0, 0.27753), abs=1e-5)
     assert share(np.ones(10)) == pytest.approx((1.0, 0.72247, 1.0), abs=1e-5)
 
 
 def test_answers_that_agree_less_than_coins_narrow_it_up_to_what_they_are():
-    """Ten problems of 4 answers, 2 right each: 40 trials and no more, 20 of them right, are 0.352 to 0.648."""
+    """Ten problems of 4 answers, 2 right each: 40 trials and no more, 20 of them right, are 0.352
+    to 0.648.
+    """
     found, problems = over_problems(np.full(10, 4), np.full(10, 2), 1)
     assert problems == 10 and found == pytest.approx((0.5, 0.35200, 0.64800), abs=1e-4)
-    alike, _ = over_problems(np.full(10, 4), np.array([4, 0] * 5), 1)  # a problem's answers all alike: ten trials
+    # a problem's answers all alike: ten trials
+    alike, _ = over_problems(np.full(10, 4), np.array([4, 0] * 5), 1)
     assert alike == pytest.approx((0.5, 0.23659, 0.76341), abs=1e-4)
 
 
@@ -57,7 +79,9 @@ def test_problems_with_too_few_answers_are_left_out():
 
 @pytest.mark.parametrize(("k", "spread"), [(1, 0.5), (1, 20.0), (4, 2.0)])
 def test_nineteen_of_twenty_intervals_hold_the_truth(k: int, spread: float):
-    """Problems are right with a chance drawn from Beta(spread, spread): answers almost all alike, almost coins, and between."""
+    """Problems are right with a chance drawn from Beta(spread, spread): answers almost all alike,
+    almost coins, and between.
+    """
     rng, right = np.random.default_rng(0), 0
     truth = 1 - np.mean((1 - rng.beta(spread, spread, 400_000)) ** k)
     for _ in range(1000):
@@ -70,6 +94,8 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(k: int, spread: float):
 def test_rewards_by_hand():
     """Means 1, 2 and 3, standard error sqrt(1 / 3)."""
     rewards = np.array([0.5, 1.5, 2, 3, 3, 3], np.float32)
-    assert mean_of_problems(np.array([2, 1, 3, 0]), rewards) == pytest.approx((2, 2 - 1.959964 / 3**0.5, 2 + 1.959964 / 3**0.5))
+    assert mean_of_problems(np.array([2, 1, 3, 0]), rewards) == pytest.approx(
+        (2, 2 - 1.959964 / 3**0.5, 2 + 1.959964 / 3**0.5)
+    )
     assert mean_of_problems(np.array([1]), np.array([0.25], np.float32)) == (0.25, 0.25, 0.25)
     assert mean_of_problems(np.array([0]), np.zeros(0, np.float32)) == (0, 0, 0)

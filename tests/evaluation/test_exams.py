@@ -1,4 +1,6 @@
-"""Exams taken by a policy that is made up: which answers count, how often one is asked, and what they come to."""
+"""Exams taken by a policy that is made up: which answers count, how often one is asked, and what
+they come to.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ WHOLE: Spans = [(VERSION, 3)]
 
 
 class Policy:
-    """Says what is asked of it, or wrongly, and by the versions that the test has put down for its next answers."""
+    """Says what is asked of it, or wrongly, and by the versions that the test has put down for its
+    next answers.
+    """
 
     def __init__(self, spans: Sequence[Spans | str] = (), right: float = 1.0) -> None:
         self.spans, self.right = list(spans), right
@@ -33,14 +37,22 @@ class Policy:
         self.in_flight = self.most = 0
 
     async def sample(
-        self, messages: list[dict[str, Any]], n: int, env: config.Env, tools: Sequence[Mapping[str, Any]] = (), history: Sequence[int] = ()
+        self,
+        messages: list[dict[str, Any]],
+        n: int,
+        env: config.Env,
+        tools: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[int] = (),
     ) -> list[Sampled]:
         self.asked.append(n)
         self.env, self.in_flight = env, self.in_flight + 1
         self.most = max(self.most, self.in_flight)
         await asyncio.sleep(0)
         self.in_flight -= 1
-        return [self._one(messages[-1]["content"].rstrip("="), i < self.right * n, env) for i in range(n)]
+        return [
+            self._one(messages[-1]["content"].rstrip("="), i < self.right * n, env)
+            for i in range(n)
+        ]
 
     def usual(self) -> Spans:
         return WHOLE
@@ -50,15 +62,35 @@ class Policy:
         if isinstance(made, str):
             raise SamplingFailed(made)
         ends = np.cumsum([count for _, count in made]).tolist()
-        spans = [VersionSpan(version=version, start=end - count, end=end) for (version, count), end in zip(made, ends, strict=True)]
+        spans = [
+            VersionSpan(version=version, start=end - count, end=end)
+            for (version, count), end in zip(made, ends, strict=True)
+        ]
         said = text if right else "x"
         return Sampled(
-            "s", tokens(1, 8, 11, 15), tokens(8, 11, 2), floats(-1, -1, -1), said, "stop", spans, 0.0, env.temperature, env.top_p, env.top_k, 3
+            "s",
+            tokens(1, 8, 11, 15),
+            tokens(8, 11, 2),
+            floats(-1, -1, -1),
+            said,
+            "stop",
+            spans,
+            0.0,
+            env.temperature,
+            env.top_p,
+            env.top_k,
+            3,
         )
 
 
 def run_file(**own: Any) -> RunFile:
-    return parse({"run": "r", "envs": {"copy-digits": {}}, "eval": {"envs": {"held": {"env": "copy-digits", **own}}}})
+    return parse(
+        {
+            "run": "r",
+            "envs": {"copy-digits": {}},
+            "eval": {"envs": {"held": {"env": "copy-digits", **own}}},
+        }
+    )
 
 
 def taken(policy: Policy, **own: Any) -> tuple[Exam, list[Answers]]:
@@ -68,28 +100,59 @@ def taken(policy: Policy, **own: Any) -> tuple[Exam, list[Answers]]:
 
 def judged(policy: Policy, **own: Any) -> Evaluation:
     made, answers = taken(policy, **own)
-    return exams.judged(made, PolicyVersion(learner="lead", version=VERSION, uri="u", size_bytes=1, sha256="ab"), answers, 7.0, 2.0)
+    return exams.judged(
+        made,
+        PolicyVersion(learner="lead", version=VERSION, uri="u", size_bytes=1, sha256="ab"),
+        answers,
+        7.0,
+        2.0,
+    )
 
 
 def test_what_is_right_is_counted_problem_by_problem():
     found = judged(Policy(right=0.5), problems=3, samples=4, k=[4, 1])
-    assert (found.name, found.environment, found.version, found.sha256) == ("held", "copy-digits", VERSION, "ab")
-    assert found.samples.tolist() == [4, 4, 4] and found.passed.tolist() == [2, 2, 2] and found.problems.tolist() == [0, 1, 2]
+    assert (found.name, found.environment, found.version, found.sha256) == (
+        "held",
+        "copy-digits",
+        VERSION,
+        "ab",
+    )
+    assert (
+        found.samples.tolist() == [4, 4, 4]
+        and found.passed.tolist() == [2, 2, 2]
+        and found.problems.tolist() == [0, 1, 2]
+    )
     assert [(p.k, p.value, p.problems) for p in found.pass_at] == [(1, 0.5, 3), (4, 1.0, 3)]
     assert found.reward_mean == 0.5 and found.rewards.tolist() == [1, 1, 0, 0] * 3
     assert found.repeated == 0 and (found.time_s, found.seconds) == (7.0, 2.0)
     assert str(decode("evaluation/1", encode(found))) == str(found)
-    assert metrics(found).keys() == {"evals/held/pass@1", "evals/held/pass@4", "evals/held/reward", "evals/held/repeated"}
+    assert metrics(found).keys() == {
+        "evals/held/pass@1",
+        "evals/held/pass@4",
+        "evals/held/reward",
+        "evals/held/repeated",
+    }
 
 
 @pytest.mark.parametrize(
-    "other", [[(VERSION, 2), (VERSION + 1, 1)], [(VERSION - 1, 1), (VERSION, 2)], [(VERSION + 1, 3)], [(VERSION - 1, 3)], "no answer"]
+    "other",
+    [
+        [(VERSION, 2), (VERSION + 1, 1)],
+        [(VERSION - 1, 1), (VERSION, 2)],
+        [(VERSION + 1, 3)],
+        [(VERSION - 1, 3)],
+        "no answer",
+    ],
 )
-def test_an_answer_that_is_not_of_the_version_counts_for_none_and_is_asked_for_again(other: Spans | str):
+def test_an_answer_that_is_not_of_the_version_counts_for_none_and_is_asked_for_again(
+    other: Spans | str,
+):
     policy = Policy([WHOLE, other, WHOLE])
     _, (answers,) = taken(policy, problems=1, samples=3)
     assert policy.asked[0] == 3 and sum(policy.asked) > 3 and answers.repeated >= 1
-    assert [(r.policy_version, r.newest_policy_version) for r in answers.rollouts] == [(VERSION, VERSION)] * 3
+    assert [(r.policy_version, r.newest_policy_version) for r in answers.rollouts] == [
+        (VERSION, VERSION)
+    ] * 3
     assert [r.rollout_uid for r in answers.rollouts] == [f"held-v{VERSION}-0-{i}" for i in range(3)]
 
 
@@ -105,7 +168,13 @@ def test_a_problem_without_enough_answers_has_fewer_and_is_left_out_of_larger_k(
     made, answers = taken(policy, problems=2, samples=3, k=[1, 2])
     counts = sorted(len(a.rollouts) for a in answers)
     assert counts == [1, 3] and policy.asked.count(2) == exams.ROUNDS - 1
-    found = exams.judged(made, PolicyVersion(learner="lead", version=VERSION, uri="u", size_bytes=1, sha256="ab"), answers, 0.0, 0.0)
+    found = exams.judged(
+        made,
+        PolicyVersion(learner="lead", version=VERSION, uri="u", size_bytes=1, sha256="ab"),
+        answers,
+        0.0,
+        0.0,
+    )
     assert [(p.k, p.problems) for p in found.pass_at] == [(1, 2), (2, 1)] and found.repeated == 6
 
 
@@ -129,6 +198,10 @@ def test_sampling_parameters_are_its_own_or_the_envs():
 
 def test_right_is_a_reward_from_a_limit_on():
     made = rollout(reward=0.8, rewards={"exact": 1.0, "short": 0.2})
-    assert not passes(made, EvalEnv()) and passes(made, EvalEnv(pass_at=0.8)) and passes(made, EvalEnv(reward="exact"))
+    assert (
+        not passes(made, EvalEnv())
+        and passes(made, EvalEnv(pass_at=0.8))
+        and passes(made, EvalEnv(reward="exact"))
+    )
     assert not passes(made, EvalEnv(reward="nothing", pass_at=0.0))
     assert passes(rollout(reward=float(np.float32(0.1) * 10 - 1e-8)), EvalEnv())

@@ -1,4 +1,6 @@
-"""The evaluator over a log in memory, with a policy and a server that are made up: which versions it evaluates, and what is in the log then."""
+"""The evaluator over a log in memory, with a policy and a server that are made up: which versions
+it evaluates, and what is in the log then.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,15 @@ class FakeClient(Policy):
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"version": -1, "served": [], "alive": True, "mismatch": 0.0, "spoilt": (), "hang": False, "stopped": 0}.items():
+    for name, value in {
+        "version": -1,
+        "served": [],
+        "alive": True,
+        "mismatch": 0.0,
+        "spoilt": (),
+        "hang": False,
+        "stopped": 0,
+    }.items():
         monkeypatch.setattr(World, name, value, raising=False)
     monkeypatch.setattr(examiner, "Client", FakeClient)
     for module in (process, show):
@@ -102,13 +112,27 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFile:
-    evaluations = {"every": 2, "envs": {"held": {"env": "copy-digits", "problems": PROBLEMS, "samples": SAMPLES, "k": [1, 2]}}}
-    return parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy-digits": {"params": {"digits": 1}}}, "eval": evaluations})
+    evaluations = {
+        "every": 2,
+        "envs": {
+            "held": {"env": "copy-digits", "problems": PROBLEMS, "samples": SAMPLES, "k": [1, 2]}
+        },
+    }
+    return parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy-digits": {"params": {"digits": 1}}},
+            "eval": evaluations,
+        }
+    )
 
 
 @pytest.fixture
 def log() -> MemoryLog:
-    return MemoryLog(dict.fromkeys(("policy-versions", "evals", "metrics", "rollouts.copy-digits"), 1))
+    return MemoryLog(
+        dict.fromkeys(("policy-versions", "evals", "metrics", "rollouts.copy-digits"), 1)
+    )
 
 
 def announce(run: RunFile, log: MemoryLog, *versions: int, stored: bool = True) -> None:
@@ -117,7 +141,14 @@ def announce(run: RunFile, log: MemoryLog, *versions: int, stored: bool = True) 
         if stored:
             store.put(version, lambda directory: directory.joinpath("file").write_text("x"))
         publish(
-            log, Output("policy-versions", "lead", PolicyVersion(learner="lead", version=version, uri="u", size_bytes=1, sha256=f"sha {version}"))
+            log,
+            Output(
+                "policy-versions",
+                "lead",
+                PolicyVersion(
+                    learner="lead", version=version, uri="u", size_bytes=1, sha256=f"sha {version}"
+                ),
+            ),
         )
 
 
@@ -135,22 +166,40 @@ def test_every_nth_version_is_evaluated_in_order_and_once(run: RunFile, log: Mem
     announce(run, log, *range(4, 7))
     live(run, log, lambda: len(made(log)) == 4)
     assert made(log) == World.served == [0, 2, 4, 6]
-    assert all(found.sha256 == f"sha {found.version}" and found.samples.tolist() == [SAMPLES] * PROBLEMS for found in recorded(log))
-    values = [r for m in read(log, "metrics", 0, 0) if isinstance(r := to_event(m, ("metric",)).record, Metric) and "evals/held/pass@1" in r.values]
-    assert [(metric.step, metric.values["evals/held/pass@1"]) for metric in values] == [(version, 1.0) for version in (0, 2, 4, 6)]
+    assert all(
+        found.sha256 == f"sha {found.version}" and found.samples.tolist() == [SAMPLES] * PROBLEMS
+        for found in recorded(log)
+    )
+    values = [
+        r
+        for m in read(log, "metrics", 0, 0)
+        if isinstance(r := to_event(m, ("metric",)).record, Metric)
+        and "evals/held/pass@1" in r.values
+    ]
+    assert [(metric.step, metric.values["evals/held/pass@1"]) for metric in values] == [
+        (version, 1.0) for version in (0, 2, 4, 6)
+    ]
 
 
-def test_the_answers_lie_before_it_in_the_topic_of_evaluations_and_in_no_other(run: RunFile, log: MemoryLog):
+def test_the_answers_lie_before_it_in_the_topic_of_evaluations_and_in_no_other(
+    run: RunFile, log: MemoryLog
+):
     announce(run, log, 0)
     live(run, log, lambda: made(log) == [0])
     records = [to_event(m, ("rollout", "evaluation")).record for m in read(log, "evals", 0, 0)]
     answers, last = records[:-1], records[-1]
-    assert isinstance(last, Evaluation) and len(answers) == PROBLEMS * SAMPLES and all(isinstance(r, Rollout) for r in answers)
+    assert (
+        isinstance(last, Evaluation)
+        and len(answers) == PROBLEMS * SAMPLES
+        and all(isinstance(r, Rollout) for r in answers)
+    )
     assert len({r.rollout_uid for r in answers if isinstance(r, Rollout)}) == len(answers)
     assert log.end("rollouts.copy-digits", 0) == 0
 
 
-def test_a_version_whose_weights_are_gone_or_spoilt_is_passed_over(run: RunFile, log: MemoryLog, caplog: pytest.LogCaptureFixture):
+def test_a_version_whose_weights_are_gone_or_spoilt_is_passed_over(
+    run: RunFile, log: MemoryLog, caplog: pytest.LogCaptureFixture
+):
     announce(run, log, 0, stored=False)
     announce(run, log, 2, 4)
     World.spoilt = (2,)
@@ -162,15 +211,24 @@ def test_a_version_whose_weights_are_gone_or_spoilt_is_passed_over(run: RunFile,
 def test_a_new_evaluation_is_made_of_versions_that_have_another(run: RunFile, log: MemoryLog):
     announce(run, log, 0)
     live(run, log, lambda: made(log) == [0])
-    more = run.eval.envs | {"more": run.eval.envs["held"].model_copy(update={"seed": 5, "problems": 2})}
-    live(run.model_copy(update={"eval": run.eval.model_copy(update={"envs": more})}), log, lambda: len(recorded(log)) == 3)
+    more = run.eval.envs | {
+        "more": run.eval.envs["held"].model_copy(update={"seed": 5, "problems": 2})
+    }
+    live(
+        run.model_copy(update={"eval": run.eval.model_copy(update={"envs": more})}),
+        log,
+        lambda: len(recorded(log)) == 3,
+    )
     assert [found.name for found in recorded(log)] == ["held", "held", "more"]
 
 
 def test_a_server_that_computes_something_else_is_not_evaluated(run: RunFile, log: MemoryLog):
     announce(run, log, 0)
     World.mismatch = 0.5
-    with pytest.raises(InferenceError, match=r"version 0: the server's logprobs differ from the learner's by up to 0.5"):
+    with pytest.raises(
+        InferenceError,
+        match=r"version 0: the server's logprobs differ from the learner's by up to 0.5",
+    ):
         live(run, log, lambda: False)
     assert made(log) == [] and World.stopped == 1
 
@@ -183,7 +241,9 @@ def test_a_server_that_dies_ends_it(run: RunFile, log: MemoryLog):
         World.alive = World.version < 0
         return False
 
-    with pytest.raises(InferenceError, match=r"^vLLM of evaluator died while serving version 0: out of memory$"):
+    with pytest.raises(
+        InferenceError, match=r"^vLLM of evaluator died while serving version 0: out of memory$"
+    ):
         live(run, log, kill)
 
 
@@ -203,7 +263,9 @@ def text(number: int) -> str:
 def trained(log: MemoryLog, *texts: str) -> None:
     for index, said in enumerate(texts):
         asked, answer = turns()
-        made = rollout("copy-digits", f"g{index}", turns=[structs.replace(asked, message=said), answer])
+        made = rollout(
+            "copy-digits", f"g{index}", turns=[structs.replace(asked, message=said), answer]
+        )
         publish(log, Output("rollouts.copy-digits", made.group_id, made))
 
 
@@ -211,12 +273,14 @@ def test_a_problem_that_was_trained_on_before_is_refused(run: RunFile, log: Memo
     announce(run, log, 0)
     trained(log, text(1))
     with pytest.raises(
-        ConfigError, match=r"^eval.envs.held: problem \d+ was posed in training before the run file had this evaluation; choose another"
+        ConfigError,
+        match=r"^eval.envs.held: problem \d+ was posed in training before the run file had this evaluation; choose another",
     ):
         live(run, log, lambda: False)
 
 
-# ---- streamrl eval ------------------------------------------------------------------------------------------------------------------------
+# ---- streamrl eval
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def asked(run: RunFile, log: MemoryLog, *versions: int, everything: bool = False) -> str:
@@ -232,8 +296,13 @@ def test_the_newest_version_or_those_asked_for_or_all_that_are_kept(run: RunFile
     asked(run, log, 1)
     shown = asked(run, log, everything=True)
     assert made(log) == [3, 1, 1, 2, 3] and World.stopped == 3
-    assert re.search(r"held +1 +1\.000 \[0\.566, 1\.000\] +1\.000 \[0\.566, 1\.000\].* 5 +10 +0", shown), shown
-    with pytest.raises(ConfigError, match=r"^--version 0: its weights are deleted; there are 1, 2, 3. weights.keep_versions keeps more$"):
+    assert re.search(
+        r"held +1 +1\.000 \[0\.566, 1\.000\] +1\.000 \[0\.566, 1\.000\].* 5 +10 +0", shown
+    ), shown
+    with pytest.raises(
+        ConfigError,
+        match=r"^--version 0: its weights are deleted; there are 1, 2, 3. weights.keep_versions keeps more$",
+    ):
         asked(run, log, 0)
     with pytest.raises(ConfigError, match=r"^--version 9: it is not announced"):
         asked(run, log, 9)
@@ -246,17 +315,26 @@ def test_problems_that_training_has_posed_are_passed_over(run: RunFile, log: Mem
     trained(log, *texts[:5])
     assert len(posed(log, "copy-digits") & {mark(said) for said in texts[:6]}) == 5
     asked(run, log)
-    answers = [r for m in read(log, "evals", 0, 0) if isinstance(r := to_event(m, ("rollout",)).record, Rollout)]
+    answers = [
+        r
+        for m in read(log, "evals", 0, 0)
+        if isinstance(r := to_event(m, ("rollout",)).record, Rollout)
+    ]
     assert {answer.turns[0].message for answer in answers} == set(texts[5:])
     trained(log, *texts[:6])
-    with pytest.raises(ConfigError, match=r"problems is 5, but the env has 4 different ones that training has not posed"):
+    with pytest.raises(
+        ConfigError,
+        match=r"problems is 5, but the env has 4 different ones that training has not posed",
+    ):
         asked(run, log)
 
 
 def test_a_run_without_evaluations_gets_one_of_each_env():
     bare = parse({"run": "r", "envs": {"copy-digits": {}, "outside": {"replicas": 0}}})
     assert list(show.with_evaluations(bare, ()).eval.envs) == ["copy-digits"]
-    with pytest.raises(ConfigError, match=r"^--env nope: the run has no such evaluation; it has copy-digits"):
+    with pytest.raises(
+        ConfigError, match=r"^--env nope: the run has no such evaluation; it has copy-digits"
+    ):
         show.with_evaluations(bare, ("nope",))
 
 

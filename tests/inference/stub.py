@@ -1,4 +1,6 @@
-"""A vLLM of a few lines for unit tests: answers the routes that the client and the engine use, and can be told to misbehave."""
+"""A vLLM of a few lines for unit tests: answers the routes that the client and the engine use, and
+can be told to misbehave.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ vllm:generation_tokens_total{engine="0"} 77.0
 
 
 class Stub(ThreadingHTTPServer):
-    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled (no version), held (no answer before `kill`, and
-    none then: its connections end). `asked`: every (path, body).
+    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled
+    (no version), held (no answer before `kill`, and none then: its connections end). `asked`: every
+    (path, body).
 
-    `key`: without it nobody is answered. `spans`: versions of the first token of each answer, and of the rest.
+    `key`: without it nobody is answered. `spans`: versions of the first token of each answer, and
+    of the rest.
     """
 
     daemon_threads = True
@@ -32,7 +36,8 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.name, self.mode, self.version, self.reset_succeeds = name, mode, version, True
         self.key, self.spans, self.killed = key, ("2", "3"), threading.Event()
-        self.rendered, self.texts = [1, 4, 10, 13, 17, 5], dict[tuple[int, ...], str]()  # what messages come to, and what tokens say
+        # what messages come to, and what tokens say
+        self.rendered, self.texts = [1, 4, 10, 13, 17, 5], dict[tuple[int, ...], str]()
         self.asked: list[tuple[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -40,7 +45,12 @@ class Stub(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.shutdown()
         self.server_close()
 
@@ -50,7 +60,16 @@ class Stub(ThreadingHTTPServer):
         self.killed.set()
 
     def record(self, **changes: Any) -> Server:
-        return Server(**{"server_id": self.name, "url": self.url, "state": "ready", "version": 3, "heartbeat_s": time.time(), **changes})
+        return Server(
+            **{
+                "server_id": self.name,
+                "url": self.url,
+                "state": "ready",
+                "version": 3,
+                "heartbeat_s": time.time(),
+                **changes,
+            }
+        )
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         match path.partition("?")[0]:
@@ -59,9 +78,16 @@ class Stub(ThreadingHTTPServer):
             case "/detokenize":
                 return 200, {"prompt": self.texts[tuple(body["tokens"])]}
             case "/inference/v1/generate" if "prompt_logprobs" in body["sampling_params"]:
-                return 200, {"prompt_logprobs": [None, *({str(t): {"logprob": -t / 8}} for t in body["token_ids"][1:])]}
+                return 200, {
+                    "prompt_logprobs": [
+                        None,
+                        *({str(t): {"logprob": -t / 8}} for t in body["token_ids"][1:]),
+                    ]
+                }
             case "/inference/v1/generate":
-                return 200, {"choices": [self.choice(i) for i in range(body["sampling_params"]["n"])]}
+                return 200, {
+                    "choices": [self.choice(i) for i in range(body["sampling_params"]["n"])]
+                }
             case "/streamrl/clock":
                 return 200, {"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0}
             case "/weight_info":
@@ -73,14 +99,20 @@ class Stub(ThreadingHTTPServer):
 
     def choice(self, index: int) -> dict[str, Any]:
         first, rest = self.spans
-        spans = None if self.mode == "unlabelled" else [{"version": first, "start": 0, "end": 1}, {"version": rest, "start": 1, "end": 3}]
+        spans = (
+            None
+            if self.mode == "unlabelled"
+            else [{"version": first, "start": 0, "end": 1}, {"version": rest, "start": 1, "end": 3}]
+        )
         return {
             "index": index,
             "finish_reason": "abort" if self.mode == "abort" else "stop",
             "token_ids": [10, 13, 2],
             "weight_versions": spans,
             "text": "47",
-            "logprobs": {"content": [{"token": "?", "logprob": value} for value in (-0.5, -0.25, -2.0)]},
+            "logprobs": {
+                "content": [{"token": "?", "logprob": value} for value in (-0.5, -0.25, -2.0)]
+            },
         }
 
 
@@ -113,13 +145,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _knows(self) -> bool:
         """Answers whoever does not send the key itself."""
-        known = not self.server.key or self.headers.get("Authorization") == f"Bearer {self.server.key}"
+        known = (
+            not self.server.key or self.headers.get("Authorization") == f"Bearer {self.server.key}"
+        )
         if not known:
-            self._send(401, {"error": {"message": "this server answers those only who send its API key", "code": 401}})
+            self._send(
+                401,
+                {
+                    "error": {
+                        "message": "this server answers those only who send its API key",
+                        "code": 401,
+                    }
+                },
+            )
         return known
 
     def _answer(self) -> None:
-        self._send(*((200, METRICS) if self.path == "/metrics" else self.server.answer(self.path, None)))
+        self._send(
+            *((200, METRICS) if self.path == "/metrics" else self.server.answer(self.path, None))
+        )
 
     def _send(self, status: int, body: Any) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()

@@ -16,12 +16,21 @@ from tests.inference.stub import Stub
 from tests.waiting import until
 
 ENV = Env(temperature=0.7, max_tokens=3, timeout_s=30.0, attempts=3)
-HASTY = ENV.model_copy(update={"timeout_s": 1.5})  # where something is waited for in vain; a stub that hangs does so for 2 s
+# where something is waited for in vain; a stub that hangs does so for 2 s
+HASTY = ENV.model_copy(update={"timeout_s": 1.5})
 QUESTION = [{"role": "user", "content": "47="}]
 
 
 def server(name: str, **fields: Any) -> Server:
-    return Server(**{"server_id": name, "url": "http://127.0.0.1:1", "state": "ready", "heartbeat_s": 100.0, **fields})
+    return Server(
+        **{
+            "server_id": name,
+            "url": "http://127.0.0.1:1",
+            "state": "ready",
+            "heartbeat_s": 100.0,
+            **fields,
+        }
+    )
 
 
 def run(scenario: Callable[[Client], Awaitable[Any]], *stubs: Stub, api_key: str = "") -> Any:
@@ -63,7 +72,10 @@ def test_a_conversation_goes_on_with_its_last_server_while_that_is_hardly_busier
         async def scenario(client: Client) -> list[str]:
             client.registry.stick_margin = 4
             client.registry.begin("b", busy)
-            return [(await client.sample(QUESTION, 1, Env(), last=last))[0].server_id for last in ("b", "b", "gone")]
+            return [
+                (await client.sample(QUESTION, 1, Env(), last=last))[0].server_id
+                for last in ("b", "b", "gone")
+            ]
 
         with Stub("a") as a, Stub("b") as b:
             return run(scenario, a, b)
@@ -76,7 +88,11 @@ def test_another_pool_is_not_asked_even_when_nobody_else_answers():
         def record(self, **changes: Any) -> Server:
             return super().record(pool="evaluation", **changes)
 
-    with Stub("a", "broken") as mine, Evaluation("b") as other, pytest.raises(SamplingFailed, match="no server became ready within 1.5 s; a: "):
+    with (
+        Stub("a", "broken") as mine,
+        Evaluation("b") as other,
+        pytest.raises(SamplingFailed, match="no server became ready within 1.5 s; a: "),
+    ):
         run(ask(env=HASTY), mine, other)
     assert mine.asked and not other.asked
 
@@ -85,17 +101,44 @@ def test_a_choice_carries_what_the_learner_needs():
     with Stub("a") as stub:
         choices = run(ask(n=2), stub)
         (render, _), (generate, body) = stub.asked
-    assert len(choices) == 2 and render == "/v1/chat/completions/render" and generate == "/inference/v1/generate"
+    assert (
+        len(choices) == 2
+        and render == "/v1/chat/completions/render"
+        and generate == "/inference/v1/generate"
+    )
     first = choices[0]
-    assert first.server_id == "a" and first.text == "47" and first.finish_reason == "stop" and first.temperature == 0.7
+    assert (
+        first.server_id == "a"
+        and first.text == "47"
+        and first.finish_reason == "stop"
+        and first.temperature == 0.7
+    )
     np.testing.assert_array_equal(first.prompt_tokens, np.array([1, 4, 10, 13, 17, 5], np.uint16))
     np.testing.assert_array_equal(first.tokens, np.array([10, 13, 2], np.uint16))
     np.testing.assert_array_equal(first.logprobs, np.array([-0.5, -0.25, -2.0], np.float32))
-    assert first.tokens.dtype == np.uint16 and first.logprobs.dtype == np.float32 and first.latency_s > 0
-    assert first.version_spans == [VersionSpan(version=2, start=0, end=1), VersionSpan(version=3, start=1, end=3)]
-    assert first.metadata().server == "a" and first.metadata().version_spans == first.version_spans and first.metadata().max_tokens == 3
+    assert (
+        first.tokens.dtype == np.uint16
+        and first.logprobs.dtype == np.float32
+        and first.latency_s > 0
+    )
+    assert first.version_spans == [
+        VersionSpan(version=2, start=0, end=1),
+        VersionSpan(version=3, start=1, end=3),
+    ]
+    assert (
+        first.metadata().server == "a"
+        and first.metadata().version_spans == first.version_spans
+        and first.metadata().max_tokens == 3
+    )
     sent = body["sampling_params"]  # nothing is left to the server's defaults
-    assert (sent["n"], sent["temperature"], sent["top_p"], sent["top_k"], sent["min_p"], sent["max_tokens"]) == (2, 0.7, 1.0, -1, 0.0, 3)
+    assert (
+        sent["n"],
+        sent["temperature"],
+        sent["top_p"],
+        sent["top_k"],
+        sent["min_p"],
+        sent["max_tokens"],
+    ) == (2, 0.7, 1.0, -1, 0.0, 3)
 
 
 @pytest.mark.parametrize("mode", ["broken", "hang", "abort", "unlabelled"])
@@ -120,33 +163,49 @@ def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life()
 def test_without_messages_the_prompt_is_the_tokens_given():
     with Stub("a") as stub:
         (first,) = run(lambda client: client.sample([], 1, ENV, (), [1, 9, 4]), stub)
-    assert [path for path, _ in stub.asked] == ["/inference/v1/generate"] and stub.asked[0][1]["token_ids"] == [1, 9, 4]
+    assert [path for path, _ in stub.asked] == ["/inference/v1/generate"] and stub.asked[0][1][
+        "token_ids"
+    ] == [1, 9, 4]
     assert first.prompt_tokens.tolist() == [1, 9, 4] and first.kept == 0
 
 
 def test_a_prompt_that_is_too_long_fails_at_once():
-    refused = pytest.raises(ContextFull, match="a refuses the request: This model's maximum context length")
+    refused = pytest.raises(
+        ContextFull, match="a refuses the request: This model's maximum context length"
+    )
     with Stub("a", "refuse") as stub, Stub("b", "refuse") as other, refused:
         run(ask(), stub, other)
     assert len(stub.asked) == 1 and not other.asked
 
 
 def test_when_nobody_answers_it_fails_and_says_who_was_asked():
-    with Stub("a", "broken") as a, Stub("b", "hang") as b, Stub("c", "broken") as c, pytest.raises(SamplingFailed) as failure:
+    with (
+        Stub("a", "broken") as a,
+        Stub("b", "hang") as b,
+        Stub("c", "broken") as c,
+        pytest.raises(SamplingFailed) as failure,
+    ):
         run(ask(env=HASTY), a, b, c)
     assert "3 attempts failed" in str(failure.value)
-    assert all(name in str(failure.value) for name in ("a: EngineCore", "b: no answer within 1.5 s", "c: "))
+    assert all(
+        name in str(failure.value) for name in ("a: EngineCore", "b: no answer within 1.5 s", "c: ")
+    )
 
 
 def test_a_lone_server_that_fails_is_waited_for_only_so_long():
-    with Stub("a", "broken") as stub, pytest.raises(SamplingFailed, match=r"no server became ready within 1.5 s; a: "):
+    with (
+        Stub("a", "broken") as stub,
+        pytest.raises(SamplingFailed, match=r"no server became ready within 1.5 s; a: "),
+    ):
         run(ask(env=HASTY), stub)
 
 
 WAITING = "waiting for a ready server of pool 'generation'; known: a starting"
 
 
-def test_waiting_for_the_first_server_says_so_and_can_be_cancelled(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_waiting_for_the_first_server_says_so_and_can_be_cancelled(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(room, "REPORT_S", 0.1)
 
     async def scenario(client: Client) -> None:
@@ -174,8 +233,13 @@ def test_a_tombstone_removes_a_server():
 def test_a_server_with_a_key_answers_a_client_that_has_it():
     with Stub("a", key="a-key-of-the-run") as stub:
         assert len(run(ask(2), stub, api_key="a-key-of-the-run")) == 2
-        assert [path for path, _ in stub.asked] == ["/v1/chat/completions/render", "/inference/v1/generate"]
-        with pytest.raises(SamplingFailed, match="1 attempts failed; a: .*answers those only who send its API key") as caught:
+        assert [path for path, _ in stub.asked] == [
+            "/v1/chat/completions/render",
+            "/inference/v1/generate",
+        ]
+        with pytest.raises(
+            SamplingFailed, match="1 attempts failed; a: .*answers those only who send its API key"
+        ) as caught:
             run(ask(2, ENV.model_copy(update={"attempts": 1})), stub, api_key="hunter2")
         assert len(stub.asked) == 2 and "hunter2" not in str(caught.value)
 
@@ -184,7 +248,9 @@ SAID = [1, 4, 10, 13, 17, 5, 10, 13, 2]  # prompt and answer so far; 2 ends a tu
 
 
 def go_on(stub: Stub) -> tuple[Sampled, list[str], list[int]]:
-    """The next turn of that conversation: the sample, the routes that were asked, and the tokens that were sampled from."""
+    """The next turn of that conversation: the sample, the routes that were asked, and the tokens
+    that were sampled from.
+    """
     (sampled,) = run(lambda client: client.sample(QUESTION, 1, ENV, history=SAID), stub)
     return sampled, [path for path, _ in stub.asked], stub.asked[-1][1]["token_ids"]
 
@@ -197,15 +263,28 @@ def test_a_conversation_goes_on_from_the_tokens_it_has():
     assert asked == ["/v1/chat/completions/render", "/inference/v1/generate"]
 
 
-@pytest.mark.parametrize(("text", "prompt", "kept"), [("47=47", [*SAID, 7, 8], len(SAID)), ("47=", [1, 4, 10, 13, 17, 5, 30, 2, 7, 8], 0)])
-def test_where_the_rendering_has_other_tokens_its_text_decides(text: str, prompt: list[int], kept: int):
-    """The same text keeps what was sampled, and goes on with what is new; another one is another sequence."""
+@pytest.mark.parametrize(
+    ("text", "prompt", "kept"),
+    [("47=47", [*SAID, 7, 8], len(SAID)), ("47=", [1, 4, 10, 13, 17, 5, 30, 2, 7, 8], 0)],
+)
+def test_where_the_rendering_has_other_tokens_its_text_decides(
+    text: str, prompt: list[int], kept: int
+):
+    """The same text keeps what was sampled, and goes on with what is new; another one is another
+    sequence.
+    """
     with Stub("a") as stub:
-        stub.rendered = [1, 4, 10, 13, 17, 5, 30, 2, 7, 8]  # 30: both characters of the answer, or something else
+        # 30: both characters of the answer, or something else
+        stub.rendered = [1, 4, 10, 13, 17, 5, 30, 2, 7, 8]
         stub.texts = {tuple(SAID): "47=47", tuple(stub.rendered[:8]): text}
         sampled, asked, sent = go_on(stub)
     assert (sent, sampled.kept) == (prompt, kept)
-    assert asked == ["/v1/chat/completions/render", "/detokenize", "/detokenize", "/inference/v1/generate"]
+    assert asked == [
+        "/v1/chat/completions/render",
+        "/detokenize",
+        "/detokenize",
+        "/inference/v1/generate",
+    ]
 
 
 def test_tools_are_told_to_the_template():
@@ -213,8 +292,13 @@ def test_tools_are_told_to_the_template():
     with Stub("a") as stub:
         run(lambda client: client.sample(QUESTION, 1, ENV, tools), stub)
         run(ask(1), stub)
-        asked = [(body.get("tools"), body.get("tool_choice")) for path, body in stub.asked if path.endswith("render")]
-        assert asked == [(tools, "none"), (None, None)]  # vLLM refuses "auto", its default, without a parser of its own
+        asked = [
+            (body.get("tools"), body.get("tool_choice"))
+            for path, body in stub.asked
+            if path.endswith("render")
+        ]
+        # vLLM refuses "auto", its default, without a parser of its own
+        assert asked == [(tools, "none"), (None, None)]
 
 
 def test_a_prompt_that_fills_the_context_is_not_sampled_from():
@@ -222,15 +306,30 @@ def test_a_prompt_that_fills_the_context_is_not_sampled_from():
         def record(self, **changes: Any) -> Server:
             return super().record(max_model_len=6, **changes)
 
-    with Small("a") as stub, pytest.raises(ContextFull, match="a: a prompt of 6 tokens leaves no room in a context of 6"):
+    with (
+        Small("a") as stub,
+        pytest.raises(
+            ContextFull, match="a: a prompt of 6 tokens leaves no room in a context of 6"
+        ),
+    ):
         run(ask(), stub)
     assert [path for path, _ in stub.asked] == ["/v1/chat/completions/render"]
 
 
 def test_only_servers_that_are_all_late_are_a_time_out():
-    with Stub("a", "hang") as a, Stub("b", "hang") as b, Stub("c", "hang") as c, pytest.raises(TimedOut, match="3 attempts failed"):
+    with (
+        Stub("a", "hang") as a,
+        Stub("b", "hang") as b,
+        Stub("c", "hang") as c,
+        pytest.raises(TimedOut, match="3 attempts failed"),
+    ):
         run(ask(env=HASTY), a, b, c)
-    with Stub("a", "hang") as a, Stub("b", "broken") as b, Stub("c", "hang") as c, pytest.raises(SamplingFailed) as failure:
+    with (
+        Stub("a", "hang") as a,
+        Stub("b", "broken") as b,
+        Stub("c", "hang") as c,
+        pytest.raises(SamplingFailed) as failure,
+    ):
         run(ask(env=HASTY), a, b, c)
     assert type(failure.value) is SamplingFailed
 
@@ -244,19 +343,29 @@ SHAPES: dict[str, tuple[str, Any]] = {
     "text": ("generate", "busy"),
     "no choices": ("generate", {"choices": []}),
     "choices that are text": ("generate", {"choices": ["x", "y"]}),
-    "ids below 0": ("generate", {"choices": [{**Stub("x").choice(0), "token_ids": [-1, 13, 2]}] * 2}),
-    "ids beyond 32 bits": ("generate", {"choices": [{**Stub("x").choice(0), "token_ids": [2**40, 13, 2]}] * 2}),
+    "ids below 0": (
+        "generate",
+        {"choices": [{**Stub("x").choice(0), "token_ids": [-1, 13, 2]}] * 2},
+    ),
+    "ids beyond 32 bits": (
+        "generate",
+        {"choices": [{**Stub("x").choice(0), "token_ids": [2**40, 13, 2]}] * 2},
+    ),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_answer_of_another_shape_is_that_servers_failure(shape: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_of_another_shape_is_that_servers_failure(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+):
     """As of a proxy in between, or a server of another version: the next one is asked."""
     where, answer = SHAPES[shape]
     usual = Stub.answer
 
     def other(self: Stub, path: str, body: Any) -> tuple[int, Any]:
-        return (200, answer) if self.name == "a" and path.endswith(where) else usual(self, path, body)
+        return (
+            (200, answer) if self.name == "a" and path.endswith(where) else usual(self, path, body)
+        )
 
     monkeypatch.setattr(Stub, "answer", other)
     with Stub("a") as bad, Stub("b") as good:

@@ -38,14 +38,18 @@ def test_a_cache_that_is_not_given_up_is_an_error_and_nothing_resumes(stub: Stub
 
 def test_a_refused_reload_ends_the_swap(stub: Stub):
     stub.mode = "broken"
-    with pytest.raises(InferenceError, match="refuses /streamrl/pause.*500.*EngineCore encountered an issue"):
+    with pytest.raises(
+        InferenceError, match="refuses /streamrl/pause.*500.*EngineCore encountered an issue"
+    ):
         Engine(stub.url).swap(Path("/weights/7"), 7)
     assert len(stub.asked) == 1
 
 
 def test_answers(stub: Stub):
     engine = Engine(stub.url)
-    assert engine.load() == Load(in_flight=7, generated_tokens=77, spent={"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0})
+    assert engine.load() == Load(
+        in_flight=7, generated_tokens=77, spent={"asked_s": 4.5, "paused_s": 0.5, "idle_s": 1.0}
+    )
     assert engine.version() == 3
     stub.version = "default"
     assert engine.version() == -1
@@ -76,7 +80,9 @@ def test_a_server_with_a_key_obeys_an_engine_that_has_it():
     with Stub("a", key="a-key-of-the-run") as stub:
         Engine(stub.url, "a-key-of-the-run").swap(Path("/weights/7"), 7)
         assert len(stub.asked) == 5
-        with pytest.raises(InferenceError, match="refuses /streamrl/pause.*: 401 .*API key") as caught:
+        with pytest.raises(
+            InferenceError, match="refuses /streamrl/pause.*: 401 .*API key"
+        ) as caught:
             Engine(stub.url, "hunter2").swap(Path("/weights/8"), 8)
         assert len(stub.asked) == 5 and "hunter2" not in str(caught.value)
 

@@ -1,4 +1,6 @@
-"""Where a rendered conversation goes on behind what was said: by hand, and on a real BPE tokenizer with templates that keep and that rewrite."""
+"""Where a rendered conversation goes on behind what was said: by hand, and on a real BPE tokenizer
+with templates that keep and that rewrite.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,15 @@ def test_an_answer_in_other_tokens_keeps_them_and_what_follows_is_the_templates(
 def test_a_template_that_rewrites_history_is_known_by_its_text():
     tokenizer = bpe(THINKS)
     talk = [{"role": "user", "content": "hello"}]
-    history = [*tokenizer.apply_chat_template(talk, add_generation_prompt=True), *tokenizer.encode("two plus two! four<eos>")]
-    more = [*talk, {"role": "assistant", "content": "two plus two! four"}, {"role": "user", "content": "hello"}]
+    history = [
+        *tokenizer.apply_chat_template(talk, add_generation_prompt=True),
+        *tokenizer.encode("two plus two! four<eos>"),
+    ]
+    more = [
+        *talk,
+        {"role": "assistant", "content": "two plus two! four"},
+        {"role": "user", "content": "hello"},
+    ]
     rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
     place = behind(history, rendered)
     assert place is not None and tokenizer.decode(rendered[:place]) != tokenizer.decode(history)

@@ -11,13 +11,38 @@ import pytest
 from streamrl.inference.inside_vllm.streamrl_guard import Clock, Guard
 
 AGENT, SAMPLER = b"key-of-the-agent", b"key-of-the-run"
-SAMPLING = ["/v1/chat/completions", "/v1/chat/completions/render", "/inference/v1/generate", "/v1/models", "/metrics"]
-CONTROL = ["/pause", "/resume", "/collective_rpc", "/update_weight_version", "/inference/v1/abort_requests", "/v1/load_lora_adapter", "/docs", "/"]
-TRICKS = ["/health/../pause", "/healthy", "//health", "/v1/models/../../pause", "/v1/modelspause", "/V1/models", ""]
+SAMPLING = [
+    "/v1/chat/completions",
+    "/v1/chat/completions/render",
+    "/inference/v1/generate",
+    "/v1/models",
+    "/metrics",
+]
+CONTROL = [
+    "/pause",
+    "/resume",
+    "/collective_rpc",
+    "/update_weight_version",
+    "/inference/v1/abort_requests",
+    "/v1/load_lora_adapter",
+    "/docs",
+    "/",
+]
+TRICKS = [
+    "/health/../pause",
+    "/healthy",
+    "//health",
+    "/v1/models/../../pause",
+    "/v1/modelspause",
+    "/V1/models",
+    "",
+]
 
 
 async def ask(path: str, *keys: bytes, kind: str = "http") -> list[Any]:
-    """What is sent back; "through" when the server behind the guard was asked. The keys are sent as they stand, as Authorization."""
+    """What is sent back; "through" when the server behind the guard was asked. The keys are sent as
+    they stand, as Authorization.
+    """
     sent: list[Any] = []
 
     async def behind(scope: Any, receive: Any, send: Any) -> None:
@@ -50,7 +75,19 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
-@pytest.mark.parametrize("key", [None, b"", b"Bearer ", b"Bearer wrong", AGENT, SAMPLER, b"Basic " + AGENT, b"Bearer " + AGENT + b"x"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        b"",
+        b"Bearer ",
+        b"Bearer wrong",
+        AGENT,
+        SAMPLER,
+        b"Basic " + AGENT,
+        b"Bearer " + AGENT + b"x",
+    ],
+)
 async def test_without_a_key_there_is_nothing(path: str, key: bytes | None):
     assert not await lets(path, *([] if key is None else [key]))
 
@@ -62,7 +99,9 @@ async def test_the_runs_key_opens_sampling_and_the_agents_everything(path: str):
 
 
 @pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
-async def test_a_run_without_a_key_gives_answers_to_everybody_and_control_to_nobody(path: str, monkeypatch: pytest.MonkeyPatch):
+async def test_a_run_without_a_key_gives_answers_to_everybody_and_control_to_nobody(
+    path: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("STREAMRL_API_KEY", "")
     for sent in ([], [b"Bearer "], [b"Bearer none"]):
         assert await lets(path, *sent) == (path in SAMPLING)
@@ -74,7 +113,9 @@ async def test_health_is_for_everybody_and_so_is_starting():
 
 
 async def test_a_websocket_is_closed():
-    assert await ask("/v1/realtime", b"Bearer " + SAMPLER, kind="websocket") == [{"type": "websocket.close", "code": 1008}]
+    assert await ask("/v1/realtime", b"Bearer " + SAMPLER, kind="websocket") == [
+        {"type": "websocket.close", "code": 1008}
+    ]
 
 
 def test_without_an_agents_key_it_does_not_start(monkeypatch: pytest.MonkeyPatch):
@@ -107,7 +148,12 @@ async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "path": path, "headers": [(b"authorization", b"Bearer " + key)], "app": SimpleNamespace(state=state)}
+        scope = {
+            "type": "http",
+            "path": path,
+            "headers": [(b"authorization", b"Bearer " + key)],
+            "app": SimpleNamespace(state=state),
+        }
         await guard(scope, None, send)  # type: ignore[arg-type]
         return sent
 
@@ -117,14 +163,24 @@ async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
 
     async def cleared() -> None: ...
 
-    engine = SimpleNamespace(renderer=SimpleNamespace(clear_mm_cache_async=cleared), engine_core=SimpleNamespace(pause_scheduler_async=paused))
+    engine = SimpleNamespace(
+        renderer=SimpleNamespace(clear_mm_cache_async=cleared),
+        engine_core=SimpleNamespace(pause_scheduler_async=paused),
+    )
     state, guard = SimpleNamespace(engine_client=engine), Guard(behind)
-    for path, key in (("/inference/v1/generate", SAMPLER), ("/inference/v1/generate", AGENT), ("/v1/models", SAMPLER)):
+    for path, key in (
+        ("/inference/v1/generate", SAMPLER),
+        ("/inference/v1/generate", AGENT),
+        ("/v1/models", SAMPLER),
+    ):
         await answered(path, key)
     assert (await answered("/streamrl/pause", AGENT))[0]["status"] == 200
     await answered("/inference/v1/generate", SAMPLER)
     await answered("/resume", AGENT)
-    assert inside == [(1, False), (0, False), (0, False), (0, True), (1, True), (0, True)] and not guard._clock.paused
+    assert (
+        inside == [(1, False), (0, False), (0, False), (0, True), (1, True), (0, True)]
+        and not guard._clock.paused
+    )
     _, body = await answered("/streamrl/clock", AGENT)
     assert set(json.loads(body["body"])) == {"asked_s", "paused_s", "idle_s"}
     for path in ("/streamrl/clock", "/streamrl/pause"):

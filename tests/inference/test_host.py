@@ -15,17 +15,29 @@ from streamrl.records import PolicyVersion
 from streamrl.weights.store import Store
 
 
-@pytest.mark.parametrize("where", ["file:///etc", "{store}/../elsewhere", "{store}/lead/%2e%2e/elsewhere", "{store}/linked"])
-def test_weights_from_outside_the_store_never_get_to_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str):
+@pytest.mark.parametrize(
+    "where",
+    ["file:///etc", "{store}/../elsewhere", "{store}/lead/%2e%2e/elsewhere", "{store}/linked"],
+)
+def test_weights_from_outside_the_store_never_get_to_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
     run = config.parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"e": {}}})
     outside = Store(f"file://{tmp_path}/r/elsewhere")
-    claim = outside.put(1, lambda directory: directory.joinpath("config.json").write_text("{}"))  # right in size and hash
+    # right in size and hash
+    claim = outside.put(1, lambda directory: directory.joinpath("config.json").write_text("{}"))
     (run.directory / "weights").mkdir()
     (run.directory / "weights" / "linked").symlink_to(claim.uri.removeprefix("file://"))
     monkeypatch.setattr(server, "start", lambda *arguments: pytest.fail("vLLM was started"))
     host = Host(run, "inference-0", 0, threading.Event())
     with pytest.raises(WeightError, match="refused"):
-        host.serve(PolicyVersion(learner="lead", version=1, **{**claim._asdict(), "uri": where.format(store=run.store)}))
+        host.serve(
+            PolicyVersion(
+                learner="lead",
+                version=1,
+                **{**claim._asdict(), "uri": where.format(store=run.store)},
+            )
+        )
     assert host.url == "" and not (run.directory / "inference" / "inference-0" / "1").exists()
 
 

@@ -1,4 +1,6 @@
-"""With real vLLM: logprobs are those of the version that each span names; what is not as announced is not served; nothing is left behind."""
+"""With real vLLM: logprobs are those of the version that each span names; what is not as announced
+is not served; nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from tests.waiting import patience
 T = TypeVar("T")
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 TOLERANCE = 1e-4  # of a logprob, in float32
-SHARED = "1234567890+0987654321=13579+24680=55555="  # longer than a block: the second request with it finds it in the prefix cache
+# longer than a block: the second request with it finds it in the prefix cache
+SHARED = "1234567890+0987654321=13579+24680=55555="
 
 
 def question(i: int) -> list[dict[str, str]]:
@@ -38,13 +41,20 @@ def question(i: int) -> list[dict[str, str]]:
 
 
 def distances(live: Live, samples: list[Sampled]) -> np.ndarray:
-    """|server's logprob - learner's|, token by token, each under the weights of its own span with the whole prefix."""
+    """|server's logprob - learner's|, token by token, each under the weights of its own span with
+    the whole prefix.
+    """
     versions = sorted({span.version for sample in samples for span in sample.version_spans})
     texts = [np.concatenate([sample.prompt_tokens, sample.tokens]) for sample in samples]
-    expected = {version: live.logprobs(version, texts, samples[0].temperature) for version in versions}
+    expected = {
+        version: live.logprobs(version, texts, samples[0].temperature) for version in versions
+    }
     return np.concatenate(
         [
-            np.abs(expected[span.version][i][len(sample.prompt_tokens) - 1 :][span.start : span.end] - sample.logprobs[span.start : span.end])
+            np.abs(
+                expected[span.version][i][len(sample.prompt_tokens) - 1 :][span.start : span.end]
+                - sample.logprobs[span.start : span.end]
+            )
             for i, sample in enumerate(samples)
             for span in sample.version_spans
         ]
@@ -52,8 +62,14 @@ def distances(live: Live, samples: list[Sampled]) -> np.ndarray:
 
 
 def cache_hits(live: Live) -> float:
-    lines = httpx.get(live.servers()["inference-0"].url + "/metrics", headers=WITH_KEY).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
+    lines = httpx.get(
+        live.servers()["inference-0"].url + "/metrics", headers=WITH_KEY
+    ).text.splitlines()
+    return sum(
+        float(line.split()[-1])
+        for line in lines
+        if line.startswith("vllm:prefix_cache_hits_total{")
+    )
 
 
 def talk_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +84,9 @@ def talk_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live, temperature: float, monkeypatch: pytest.MonkeyPatch):
+async def test_logprobs_are_those_of_the_version_that_each_span_names(
+    live: Live, temperature: float, monkeypatch: pytest.MonkeyPatch
+):
     """Before, during and after two updates, with repeated prompts; no request is lost."""
     talk_on(monkeypatch)
     env, hits = Env(temperature=temperature, max_tokens=150), cache_hits(live)
@@ -97,11 +115,17 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(live: Live
         after = await asyncio.gather(*[client.sample(question(i), 4, env) for i in range(4)])
     samples = [choice for choices in (*before, *during, *after) for choice in choices]
     found = distances(live, samples)
-    print(f"T={temperature}: {len(found)} tokens, {len(crossing())} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}")
+    print(
+        f"T={temperature}: {len(found)} tokens, {len(crossing())} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}"
+    )
     assert len(samples) == 4 * (8 + len(during)) and len(found) >= 1_000
     assert len(crossing()) >= 4 and cache_hits(live) > hits
-    assert {sample.version_spans[-1].version for choices in after for sample in choices} == {versions[-1].version}
-    assert found.max() <= TOLERANCE, f"{(found > TOLERANCE).sum()} of {len(found)} tokens differ, up to {found.max():.2e}"
+    assert {sample.version_spans[-1].version for choices in after for sample in choices} == {
+        versions[-1].version
+    }
+    assert found.max() <= TOLERANCE, (
+        f"{(found > TOLERANCE).sum()} of {len(found)} tokens differ, up to {found.max():.2e}"
+    )
 
 
 async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(live: Live):
@@ -117,8 +141,15 @@ async def test_a_copy_that_was_altered_or_cut_is_refused_and_the_server_goes_on(
     async with live.client("inference-0") as client:
         for spoil, cause in ((alter, " bytes with sha256 "), (cut, " has 1000 bytes")):
             bad = await asyncio.to_thread(live.announce, spoil)
-            kept = await asyncio.to_thread(live.until, "inference-0", lambda s, bad=bad: f"version {bad} " in s.error)
-            assert kept.state == "ready" and kept.version == good and WEIGHTS in kept.error and cause in kept.error
+            kept = await asyncio.to_thread(
+                live.until, "inference-0", lambda s, bad=bad: f"version {bad} " in s.error
+            )
+            assert (
+                kept.state == "ready"
+                and kept.version == good
+                and WEIGHTS in kept.error
+                and cause in kept.error
+            )
             (sample,) = await client.sample(question(0), 1, Env())
             assert [span.version for span in sample.version_spans] == [good]
     version = await asyncio.to_thread(live.announce)
@@ -135,21 +166,60 @@ def test_the_probe_notices_a_head_that_was_left_stale(live: Live):
     assert healed.mismatch_max_abs <= TOLERANCE
 
 
-SAMPLING = [("POST", "/v1/chat/completions/render"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/metrics")]
-CONTROL = [  # stop it, load weights from any path, call a method of its workers, abort others' requests, look around
-    *(("POST", path) for path in ("/pause?mode=abort", "/resume", "/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/sleep")),
-    *(("POST", path) for path in ("/inference/v1/abort_requests", "/abort_requests", "/v1/load_lora_adapter", "/update_weights")),
-    *(("GET", path) for path in ("/weight_info", "/server_info", "/openapi.json", "/docs", "/nowhere")),
+SAMPLING = [
+    ("POST", "/v1/chat/completions/render"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/metrics"),
+]
+# stop it, load weights from any path, call a method of its workers, abort others' requests, look
+# around
+CONTROL = [
+    *(
+        ("POST", path)
+        for path in (
+            "/pause?mode=abort",
+            "/resume",
+            "/collective_rpc",
+            "/update_weight_version",
+            "/reset_prefix_cache",
+            "/sleep",
+        )
+    ),
+    *(
+        ("POST", path)
+        for path in (
+            "/inference/v1/abort_requests",
+            "/abort_requests",
+            "/v1/load_lora_adapter",
+            "/update_weights",
+        )
+    ),
+    *(
+        ("GET", path)
+        for path in ("/weight_info", "/server_info", "/openapi.json", "/docs", "/nowhere")
+    ),
 ]
 
 
 async def test_a_server_samples_for_those_who_send_its_key_and_obeys_its_agent_only(live: Live):
     record = live.servers()["inference-0"]
     assert record is not None
-    body = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}, "new_version": "666", "messages": question(0), "max_tokens": 1}
+    body = {
+        "method": "reload_weights",
+        "kwargs": {"weights_path": "/nowhere"},
+        "new_version": "666",
+        "messages": question(0),
+        "max_tokens": 1,
+    }
 
     def answers(routes: list[tuple[str, str]], headers: dict[str, str]) -> set[int]:
-        return {httpx.request(method, record.url + path, json=body, headers=headers, timeout=patience(30)).status_code for method, path in routes}
+        return {
+            httpx.request(
+                method, record.url + path, json=body, headers=headers, timeout=patience(30)
+            ).status_code
+            for method, path in routes
+        }
 
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
         assert answers(SAMPLING, headers) == {401} and answers(CONTROL, headers) == {401}
@@ -163,25 +233,50 @@ async def test_a_server_samples_for_those_who_send_its_key_and_obeys_its_agent_o
 def test_its_keys_are_in_no_command_line_and_no_log_and_it_listens_on_loopback_only(live: Live):
     family = vllm_processes(live.servers()["inference-0"].url)
     keys = {KEY, *(process.environ().get("STREAMRL_AGENT_KEY", KEY) for process in family)}
-    lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    assert len(family) >= 2 and len(keys) == 2 and not any(key in line for key in keys for line in lines)
+    lines = [
+        " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+    ]
+    assert (
+        len(family) >= 2
+        and len(keys) == 2
+        and not any(key in line for key in keys for line in lines)
+    )
     logs = [path.read_text(errors="replace") for path in (live.run.directory / "logs").iterdir()]
     assert logs and not any(key in text for key in keys for text in logs)
-    listening = {connection.laddr for process in family for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN}
+    listening = {
+        connection.laddr
+        for process in family
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
     assert listening and {address.ip for address in listening} <= {"127.0.0.1", "::1"}, listening
 
 
 def test_every_process_of_vllm_sleeps_while_it_waits_for_another(live: Live):
-    lines = [line for path in (live.run.directory / "logs").iterdir() for line in path.read_text(errors="replace").splitlines()]
-    said = [line for line in lines if f"who waits for another process sleeps, {NAP_S} s at a time" in line]
-    assert [process for process in ("EngineCore", "Worker") if not any(process in line for line in said)] == [], lines[-50:]
+    lines = [
+        line
+        for path in (live.run.directory / "logs").iterdir()
+        for line in path.read_text(errors="replace").splitlines()
+    ]
+    said = [
+        line
+        for line in lines
+        if f"who waits for another process sleeps, {NAP_S} s at a time" in line
+    ]
+    assert [
+        process for process in ("EngineCore", "Worker") if not any(process in line for line in said)
+    ] == [], lines[-50:]
 
 
 async def test_the_end_of_the_context(live: Live):
     async with live.client("inference-0") as client:
-        with pytest.raises(SamplingFailed, match="refuses the request: This model's maximum context length is 256"):
+        with pytest.raises(
+            SamplingFailed, match="refuses the request: This model's maximum context length is 256"
+        ):
             await client.sample([{"role": "user", "content": "1" * 256}], 2, Env())
-        choices = await client.sample([{"role": "user", "content": "1" * 245}], 8, Env(max_tokens=50))
+        choices = await client.sample(
+            [{"role": "user", "content": "1" * 245}], 8, Env(max_tokens=50)
+        )
     assert all(len(c.prompt_tokens) + len(c.tokens) <= 256 and c.max_tokens == 50 for c in choices)
     assert any(c.finish_reason == "length" for c in choices)
 
@@ -191,7 +286,9 @@ async def test_a_late_server_takes_the_latest_only_follows_and_its_death_ends_it
         version = await asyncio.to_thread(live.announce)
     late = live.start(1)
     record = await asyncio.to_thread(live.serving, late, version, START_S)
-    assert [path.name for path in (live.run.directory / "inference" / late).iterdir()] == [str(version)]
+    assert [path.name for path in (live.run.directory / "inference" / late).iterdir()] == [
+        str(version)
+    ]
     version = await asyncio.to_thread(live.announce)
     for identity in ("inference-0", late):  # both reach the next one
         await asyncio.to_thread(live.serving, identity, version)
@@ -199,7 +296,8 @@ async def test_a_late_server_takes_the_latest_only_follows_and_its_death_ends_it
         assert await served_by(client) == {"inference-0", late}
         engine = next(p for p in vllm_processes(record.url) if p.name().startswith("VLLM::Engine"))
         engine.kill()
-        assert await served_by(client) == {"inference-0"}  # those that were sent to the dead one were sent again
+        # those that were sent to the dead one were sent again
+        assert await served_by(client) == {"inference-0"}
         gone = await asyncio.to_thread(live.until, late, lambda s: s.state == "error")
     assert "died while serving" in gone.error and isinstance(live.errors[late], InferenceError)
     assert until(lambda: vllm_processes(record.url), lambda left: not left) == []
@@ -221,12 +319,18 @@ server.start(Inference(port=int(sys.argv[2])), Path(sys.argv[1]), Path(sys.argv[
 
 
 def test_vllm_dies_with_an_agent_that_is_killed(live: Live, tmp_path: Path):
-    """As soon as there is an engine, a minute before the server is up: a parent-death signal to the API server alone would leave it behind."""
+    """As soon as there is an engine, a minute before the server is up: a parent-death signal to the
+    API server alone would leave it behind.
+    """
     model = live.run.directory / "inference" / "inference-0"
     port = str(int(time.time()) % 10_000 + 20_000)
-    agent = subprocess.Popen([sys.executable, "-c", START, str(next(model.iterdir())), port, str(tmp_path / "log")])
+    agent = subprocess.Popen(
+        [sys.executable, "-c", START, str(next(model.iterdir())), port, str(tmp_path / "log")]
+    )
     url = f"http://127.0.0.1:{port}"
-    family = until(lambda: vllm_processes(url), lambda found: any(is_engine(p) for p in found), START_S)
+    family = until(
+        lambda: vllm_processes(url), lambda found: any(is_engine(p) for p in found), START_S
+    )
     assert any(is_engine(p) for p in family), (tmp_path / "log").read_text()[-2000:]
     os.kill(agent.pid, signal.SIGKILL)
     agent.wait()

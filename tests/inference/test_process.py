@@ -1,4 +1,6 @@
-"""The agent's loop with a stand-in for the host (the one that owns vLLM): which version is served, and what is said on `servers`."""
+"""The agent's loop with a stand-in for the host (the one that owns vLLM): which version is served,
+and what is said on `servers`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,19 @@ from streamrl.stream.log import Output, read
 from streamrl.stream.memory import MemoryLog
 from tests.waiting import patience, until
 
-RUN = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": {"heartbeat_s": 0.05, "probe_tolerance": 1e-3}})
+RUN = parse(
+    {
+        "run": "test",
+        "envs": {"copy-digits": {}},
+        "inference": {"heartbeat_s": 0.05, "probe_tolerance": 1e-3},
+    }
+)
 
 
 class Host:
-    """Serves what it is told to; `bad`: versions whose copy is altered; `off`: by how much the probe of a version differs."""
+    """Serves what it is told to; `bad`: versions whose copy is altered; `off`: by how much the
+    probe of a version differs.
+    """
 
     bad: ClassVar[set[int]]
     off: ClassVar[dict[int, float]]
@@ -38,11 +48,15 @@ class Host:
 
     def serve(self, version: PolicyVersion) -> Served:
         if version.version in self.bad:
-            raise WeightError(f"version {version.version}: model.safetensors is not what was announced")
+            raise WeightError(
+                f"version {version.version}: model.safetensors is not what was announced"
+            )
         self.served.append(version.version)
         swap = Swap(0.01, 0.02, 0.04) if self.url else None
         self.url = "http://127.0.0.1:8000"
-        return Served(version.version, Mismatch(self.off.get(version.version, 1e-6), 63), 0.5, swap, 0.05)
+        return Served(
+            version.version, Mismatch(self.off.get(version.version, 1e-6), 63), 0.5, swap, 0.05
+        )
 
     def alive(self) -> bool:
         return not self.ended
@@ -87,7 +101,9 @@ class Agent:
     def announce(self, *versions: int, learner: str = "lead") -> None:
         writer = self.log.plain_writer()
         for version in versions:
-            record = PolicyVersion(learner=learner, version=version, uri="file:///nowhere", size_bytes=1, sha256="0")
+            record = PolicyVersion(
+                learner=learner, version=version, uri="file:///nowhere", size_bytes=1, sha256="0"
+            )
             writer.send(to_message(Output("policy-versions", learner, record)))
 
     def records(self) -> list[Server | None]:
@@ -125,7 +141,12 @@ def test_the_newest_version_of_the_lead_learner_is_served_and_no_other(agent: Ag
     agent.announce(9, learner="other")
     agent.thread.start()
     first = agent.until(lambda s: s.state == "ready")
-    assert (first.version, first.url, first.server_id, first.mismatch_tokens) == (2, "http://127.0.0.1:8000", "inference-1", 63)
+    assert (first.version, first.url, first.server_id, first.mismatch_tokens) == (
+        2,
+        "http://127.0.0.1:8000",
+        "inference-1",
+        63,
+    )
     agent.announce(3)
     agent.until(lambda s: s.version == 3 and s.in_flight == 3)
     agent.announce(1)  # announced again by a learner that came back
@@ -157,7 +178,11 @@ def test_a_bad_copy_leaves_the_old_version_in_service_until_a_good_one_comes(age
     agent.until(lambda s: s.state == "ready")
     agent.announce(1)
     kept = agent.until(lambda s: bool(s.error))
-    assert (kept.state, kept.version, kept.error) == ("ready", 0, "version 1: model.safetensors is not what was announced")
+    assert (kept.state, kept.version, kept.error) == (
+        "ready",
+        0,
+        "version 1: model.safetensors is not what was announced",
+    )
     agent.announce(2)
     assert agent.until(lambda s: s.version == 2).error == ""
 
@@ -178,7 +203,11 @@ def test_a_probe_that_differs_takes_the_server_out_of_service(agent: Agent):
     agent.until(lambda s: s.state == "ready")
     agent.announce(1)
     wrong = agent.until(lambda s: s.version == 1)
-    assert wrong.state == "error" and "differ from the learner's by up to 0.65" in wrong.error and wrong.mismatch_max_abs == 0.65
+    assert (
+        wrong.state == "error"
+        and "differ from the learner's by up to 0.65" in wrong.error
+        and wrong.mismatch_max_abs == 0.65
+    )
     agent.announce(2)
     assert agent.until(lambda s: s.version == 2).state == "ready"
 
@@ -189,20 +218,28 @@ def test_vllm_that_dies_ends_the_agent(agent: Agent):
     agent.until(lambda s: s.state == "ready")
     Host.made.ended = True
     agent.thread.join(patience(30))
-    assert isinstance(agent.error, InferenceError) and "inference-1 died while serving version 0: RuntimeError: out of memory" in str(agent.error)
+    assert isinstance(
+        agent.error, InferenceError
+    ) and "inference-1 died while serving version 0: RuntimeError: out of memory" in str(
+        agent.error
+    )
     last = agent.records()[-1]
     assert last is not None and last.state == "error" and last.error == str(agent.error)
     assert Host.made.stopped
 
 
-def test_vllm_that_says_nothing_for_too_long_ends_the_agent(agent: Agent, monkeypatch: pytest.MonkeyPatch):
+def test_vllm_that_says_nothing_for_too_long_ends_the_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(process, "UNRESPONSIVE_S", 0.2)
     agent.announce(0)
     agent.thread.start()
     agent.until(lambda s: s.state == "ready")
     Host.silent = True
     agent.thread.join(patience(30))
-    assert isinstance(agent.error, InferenceError) and "does not answer /metrics" in str(agent.error)
+    assert isinstance(agent.error, InferenceError) and "does not answer /metrics" in str(
+        agent.error
+    )
 
 
 def test_it_leaves_with_a_tombstone(agent: Agent):
@@ -215,14 +252,26 @@ def test_it_leaves_with_a_tombstone(agent: Agent):
 
 
 def test_a_server_says_which_pool_it_belongs_to():
-    run = parse({"run": "test", "envs": {"copy-digits": {}}, "inference": {"replicas": 2, "pools": {"evaluation": 2}}})
+    run = parse(
+        {
+            "run": "test",
+            "envs": {"copy-digits": {}},
+            "inference": {"replicas": 2, "pools": {"evaluation": 2}},
+        }
+    )
     log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
     stop.set()
     process.main(run, log, stop, 1, "evaluation")
     first, last = [to_event(m, ("server",)) for m in read(log, "servers", 0, 0)]
-    assert isinstance(first.record, Server) and (first.key, first.record.pool, Host.made.index) == ("inference-evaluation-1", "evaluation", 3)
+    assert isinstance(first.record, Server) and (first.key, first.record.pool, Host.made.index) == (
+        "inference-evaluation-1",
+        "evaluation",
+        3,
+    )
     assert (last.key, last.record) == ("inference-evaluation-1", None)
-    with pytest.raises(ConfigError, match="inference.pools has no 'eval'; there are generation, evaluation"):
+    with pytest.raises(
+        ConfigError, match="inference.pools has no 'eval'; there are generation, evaluation"
+    ):
         process.main(run, log, stop, 0, "eval")
 
 

@@ -1,4 +1,6 @@
-"""The rule by which servers are chosen, on worked numbers, and what comes of it over thousands of requests (in virtual time: nothing is slow)."""
+"""The rule by which servers are chosen, on worked numbers, and what comes of it over thousands of
+requests (in virtual time: nothing is slow).
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,27 @@ from streamrl.records import Server
 
 
 def server(name: str, **fields: Any) -> Server:
-    return Server(**{"server_id": name, "url": "", "state": "ready", "heartbeat_s": 100.0, **fields})
+    return Server(
+        **{"server_id": name, "url": "", "state": "ready", "heartbeat_s": 100.0, **fields}
+    )
 
 
-def chosen(load: dict[str, float], last: str = "", margin: float = 0, asked: dict[str, int] | None = None) -> str | None:
+def chosen(
+    load: dict[str, float], last: str = "", margin: float = 0, asked: dict[str, int] | None = None
+) -> str | None:
     found = choose([server(name) for name in load], load, asked or {}, last, margin)
     return found and found.server_id
 
 
 def test_only_live_servers_of_the_pool_are_asked():
-    others = [server("starting", state="starting"), server("broken", state="error"), server("elsewhere", pool="evaluation")]
-    heard = [Heard(s, 100.0) for s in (server("a"), server("b"), *others)] + [Heard(server("silent"), 100.0 - room.SILENT_S - 1)]
+    others = [
+        server("starting", state="starting"),
+        server("broken", state="error"),
+        server("elsewhere", pool="evaluation"),
+    ]
+    heard = [Heard(s, 100.0) for s in (server("a"), server("b"), *others)] + [
+        Heard(server("silent"), 100.0 - room.SILENT_S - 1)
+    ]
     assert [s.server_id for s in live(heard, "generation", 100.0)] == ["a", "b"]
     assert [s.server_id for s in live(heard, "generation", 100.0, avoid={"b"})] == ["a"]
     assert [s.server_id for s in live(heard, "evaluation", 100.0)] == ["elsewhere"]
@@ -35,10 +47,15 @@ def test_only_live_servers_of_the_pool_are_asked():
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0])
 def test_the_clock_of_another_machine_decides_nothing(skew_s: float):
-    """By the clock of its machine a server is an hour ahead or behind: it is asked as long as it is heard of, and no longer."""
+    """By the clock of its machine a server is an hour ahead or behind: it is asked as long as it is
+    heard of, and no longer.
+    """
     registry = Registry("generation")
     registry.heard("a", server("a", heartbeat_s=500.0 + skew_s), 500.0)
-    assert registry.choose(500.0 + room.SILENT_S) is not None and registry.choose(501.0 + room.SILENT_S) is None
+    assert (
+        registry.choose(500.0 + room.SILENT_S) is not None
+        and registry.choose(501.0 + room.SILENT_S) is None
+    )
 
 
 def test_three_heartbeats_may_pass_however_long_they_are():
@@ -55,8 +72,12 @@ def test_a_record_from_before_this_process_is_no_sign_of_life():
     assert registry.choose(1.0) is not None
 
 
-def test_servers_whose_probe_failed_are_asked_only_where_no_other_is_ready(caplog: pytest.LogCaptureFixture):
-    """All of them failing, by a little, does not stop the run; it is said once, and when it is over."""
+def test_servers_whose_probe_failed_are_asked_only_where_no_other_is_ready(
+    caplog: pytest.LogCaptureFixture,
+):
+    """All of them failing, by a little, does not stop the run; it is said once, and when it is
+    over.
+    """
     registry = Registry("generation")
     registry.heard("a", server("a", state="error", doubted=True, error="off by 0.11"), 100.0)
     registry.heard("dead", server("dead", state="error"), 100.0)
@@ -75,18 +96,33 @@ def test_servers_whose_probe_failed_are_asked_only_where_no_other_is_ready(caplo
 
 def test_the_least_loaded_is_chosen_and_of_equals_the_one_asked_longest_ago():
     assert chosen({"a": 3, "b": 2, "c": 4}) == "b"
-    assert chosen({"a": 2, "b": 2}, asked={"a": 7, "b": 5}) == "b" and chosen({"a": 2, "b": 2, "new": 2}, asked={"a": 7, "b": 5}) == "new"
+    assert (
+        chosen({"a": 2, "b": 2}, asked={"a": 7, "b": 5}) == "b"
+        and chosen({"a": 2, "b": 2, "new": 2}, asked={"a": 7, "b": 5}) == "new"
+    )
     assert chosen({}) is None
 
 
 def test_loads_less_than_half_a_request_apart_are_equal():
-    found = [choose([server("a"), server("b")], {"a": load, "b": 2}, {"b": 1}, grain=8 / 2) for load in (5.9, 6)]
+    found = [
+        choose([server("a"), server("b")], {"a": load, "b": 2}, {"b": 1}, grain=8 / 2)
+        for load in (5.9, 6)
+    ]
     assert [s and s.server_id for s in found] == ["a", "b"]
 
 
 def test_a_conversation_stays_while_its_server_exceeds_the_least_by_no_more_than_the_margin():
-    assert [chosen({"a": load, "b": 2}, last="a", margin=4) for load in (0, 2, 6, 7)] == ["a", "a", "a", "b"]
-    assert chosen({"a": 3, "b": 2}, last="a") == "b" and chosen({"a": 2, "b": 2}, last="b", asked={"b": 1}) == "b"  # no margin: among equals only
+    assert [chosen({"a": load, "b": 2}, last="a", margin=4) for load in (0, 2, 6, 7)] == [
+        "a",
+        "a",
+        "a",
+        "b",
+    ]
+    # no margin: among equals only
+    assert (
+        chosen({"a": 3, "b": 2}, last="a") == "b"
+        and chosen({"a": 2, "b": 2}, last="b", asked={"b": 1}) == "b"
+    )
     assert chosen({"a": 3, "b": 2}, last="gone", margin=9) == "b"
 
 
@@ -128,14 +164,22 @@ def test_a_suspect_is_left_alone_until_it_is_heard_of():
     assert registry.choose(100.0).server_id == "a"  # type: ignore[union-attr]
 
 
-# ---- many requests, in virtual time ---------------------------------------------------------------------------------------------------
+# ---- many requests, in virtual time
+# ---------------------------------------------------------------------------------------------------
 
 
 class World:
-    """Servers that share their time among what is in flight on them and say every second how much that is; clients that go by it."""
+    """Servers that share their time among what is in flight on them and say every second how much
+    that is; clients that go by it.
+    """
 
     def __init__(self, names: str, clients: int, margin: float, seed: int = 0) -> None:
-        self.now, self.events, self.order, self.random = 0.0, list[tuple[float, int, Callable[[], None]]](), count(), random.Random(seed)
+        self.now, self.events, self.order, self.random = (
+            0.0,
+            list[tuple[float, int, Callable[[], None]]](),
+            count(),
+            random.Random(seed),
+        )
         self.registries = [Registry("generation", margin) for _ in range(clients)]
         self.flying, self.asked, self.up = Counter[str](), Counter[str](), set[str]()
         for name in names:
@@ -179,7 +223,9 @@ class World:
 
         self.ask(registry, size, "", lambda here: [go_on(here, 1) for _ in range(size)])
 
-    def ask(self, registry: Registry, sequences: int, last: str, then: Callable[[str], object]) -> None:
+    def ask(
+        self, registry: Registry, sequences: int, last: str, then: Callable[[str], object]
+    ) -> None:
         found = registry.choose(self.now, sequences, last=last)
         assert found is not None
         name = found.server_id
@@ -208,18 +254,26 @@ IDLE = [(1, 1, 1, 1), (1, 1, 1, 4), (1, 1, 8, 1), (1, 1, 8, 4), (2, 1, 8, 1), (4
 
 
 @pytest.mark.parametrize(("clients", "groups", "size", "turns"), [*BUSY, *IDLE])
-def test_with_equal_servers_requests_are_within_a_tenth_of_even(clients: int, groups: int, size: int, turns: int):
-    """Hardly anything to do or plenty of it, one client or several that know nothing of each other but what servers say once a second."""
+def test_with_equal_servers_requests_are_within_a_tenth_of_even(
+    clients: int, groups: int, size: int, turns: int
+):
+    """Hardly anything to do or plenty of it, one client or several that know nothing of each other
+    but what servers say once a second.
+    """
     world = World("abc", clients, margin=8)
     for registry in world.registries:
         for _ in range(groups):
             world.group(registry, size, turns)
     got = world.run(3_000)
-    assert set(got) == {"a", "b", "c"} and all(900 <= requests <= 1_100 for requests in got.values()), got
+    assert set(got) == {"a", "b", "c"} and all(
+        900 <= requests <= 1_100 for requests in got.values()
+    ), got
 
 
 def test_clients_do_not_run_after_the_same_server(monkeypatch: pytest.MonkeyPatch):
-    """The difference between most and least in flight, in parts of the mean: what is left of it when a report is believed by a fifth only."""
+    """The difference between most and least in flight, in parts of the mean: what is left of it
+    when a report is believed by a fifth only.
+    """
 
     def spread(news: float) -> float:
         monkeypatch.setattr(room, "NEWS", news)
@@ -254,8 +308,15 @@ def test_most_turns_stay_where_their_prefix_is():
         world, same = World("abc", 2, margin), list[bool]()
         ask = world.ask
 
-        def watched(registry: Registry, sequences: int, last: str, then: Callable[[str], object]) -> None:
-            ask(registry, sequences, last, lambda here: (same.append(here == last) if last else None, then(here)))
+        def watched(
+            registry: Registry, sequences: int, last: str, then: Callable[[str], object]
+        ) -> None:
+            ask(
+                registry,
+                sequences,
+                last,
+                lambda here: (same.append(here == last) if last else None, then(here)),
+            )
 
         world.ask = watched  # type: ignore[method-assign]
         for registry in world.registries:

@@ -26,7 +26,9 @@ VERSION = PolicyVersion(learner="lead", version=3, uri="file:///x", size_bytes=1
 
 
 class Told:
-    """Serves as it is told: a distance of the probe, or an error. Stops the loop when nothing is left."""
+    """Serves as it is told: a distance of the probe, or an error. Stops the loop when nothing is
+    left.
+    """
 
     url = "http://127.0.0.1:1"
 
@@ -48,14 +50,24 @@ class Told:
             self._stop.set()
 
 
-def served(monkeypatch: pytest.MonkeyPatch, answers: Sequence[float | Exception], *announced: PolicyVersion) -> tuple[Told, list[Server]]:
+def served(
+    monkeypatch: pytest.MonkeyPatch, answers: Sequence[float | Exception], *announced: PolicyVersion
+) -> tuple[Told, list[Server]]:
     monkeypatch.setattr(process, "RETRY_S", 0.0)
     log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
     run = config.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})
     publish(log, *(Output("policy-versions", "lead", record) for record in announced))
     host, entry = Told(answers, stop), Entry(log, Server(server_id="inference-0", url=""), 0.01)
     with ThreadPoolExecutor(1) as worker:
-        serve(run, Announcements(log, "lead"), cast(Host, host), worker, entry, Meter(log, "inference-0"), stop)
+        serve(
+            run,
+            Announcements(log, "lead"),
+            cast(Host, host),
+            worker,
+            entry,
+            Meter(log, "inference-0"),
+            stop,
+        )
     return host, list(cast(list[Any], found(log, "servers", "server")))
 
 
@@ -74,10 +86,14 @@ def test_a_server_whose_probe_fails_is_probed_again(monkeypatch: pytest.MonkeyPa
 
 def test_a_new_lineage_of_its_version_is_served(monkeypatch: pytest.MonkeyPatch):
     again = msgspec.structs.replace(VERSION, sha256="cd", lineage=1, replaces="ab")
-    host, _ = served(monkeypatch, [0.0], VERSION, again, msgspec.structs.replace(VERSION, version=2, lineage=2))
+    host, _ = served(
+        monkeypatch, [0.0], VERSION, again, msgspec.structs.replace(VERSION, version=2, lineage=2)
+    )
     assert host.asked == [again]
 
 
 def test_after_a_bad_copy_it_stays_and_tries_again(monkeypatch: pytest.MonkeyPatch):
     host, heard = served(monkeypatch, [WeightError("damaged"), 0.0], VERSION)
-    assert len(host.asked) == 2 and any(server.error == "damaged" and server.state == "starting" for server in heard)
+    assert len(host.asked) == 2 and any(
+        server.error == "damaged" and server.state == "starting" for server in heard
+    )

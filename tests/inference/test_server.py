@@ -39,7 +39,9 @@ def test_the_command_line():
         "--enable-scale-out --enforce-eager --block-size 32",
     ):
         assert part in text
-    assert "--enforce-eager" not in server.command(settings, GPU, Path("/models/7"), "127.0.0.1", 8000)
+    assert "--enforce-eager" not in server.command(
+        settings, GPU, Path("/models/7"), "127.0.0.1", 8000
+    )
 
 
 WISHES = {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "STREAMRL_NAP_S": "0", "HF_HUB_OFFLINE": "0"}
@@ -47,43 +49,80 @@ WISHES = {"PATH": "/bin", "OMP_WAIT_POLICY": "active", "STREAMRL_NAP_S": "0", "H
 
 def test_the_environment():
     on_cpu = server.environment(Inference(kv_cache_gib=2), CPU, NONE, WISHES, cores=4)
-    assert on_cpu["VLLM_SERVER_DEV_MODE"] == "1" and on_cpu["HF_HUB_OFFLINE"] == "1" and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "2"
-    assert on_cpu["OMP_NUM_THREADS"] == "2" and on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "nobind" and on_cpu["PATH"] == "/bin"
-    assert on_cpu["OMP_WAIT_POLICY"] == "active" and on_cpu["STREAMRL_NAP_S"] == "0"  # the user's own wish
+    assert (
+        on_cpu["VLLM_SERVER_DEV_MODE"] == "1"
+        and on_cpu["HF_HUB_OFFLINE"] == "1"
+        and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    )
+    assert (
+        on_cpu["OMP_NUM_THREADS"] == "2"
+        and on_cpu["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+        and on_cpu["PATH"] == "/bin"
+    )
+    # the user's own wish
+    assert on_cpu["OMP_WAIT_POLICY"] == "active" and on_cpu["STREAMRL_NAP_S"] == "0"
     assert float(server.environment(Inference(), CPU, NONE, {})["STREAMRL_NAP_S"]) > 0
-    assert float(on_cpu["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) >= 10 * 5.0  # s: clients drop an idle connection long before
-    assert not any("CPU" in name or "OMP" in name or "NAP" in name for name in server.environment(Inference(), GPU, NONE, {}))
+    # s: clients drop an idle connection long before
+    assert float(on_cpu["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) >= 10 * 5.0
+    assert not any(
+        "CPU" in name or "OMP" in name or "NAP" in name
+        for name in server.environment(Inference(), GPU, NONE, {})
+    )
 
 
 def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMRL_TEST_KEY", "hunter2")
     settings = Inference(api_key="env:STREAMRL_TEST_KEY")
     line = server.command(settings, GPU, Path("/models/7"), "127.0.0.1", 8000)
-    given = server.environment(settings, GPU, Keys("the agent's", server.api_key(settings)), {"PYTHONPATH": "/mine", "VLLM_API_KEY": "x"})
-    assert line[line.index("--middleware") + 1] == "streamrl_guard.Guard" and not any("hunter2" in word for word in line)
+    given = server.environment(
+        settings,
+        GPU,
+        Keys("the agent's", server.api_key(settings)),
+        {"PYTHONPATH": "/mine", "VLLM_API_KEY": "x"},
+    )
+    assert line[line.index("--middleware") + 1] == "streamrl_guard.Guard" and not any(
+        "hunter2" in word for word in line
+    )
     assert given["STREAMRL_AGENT_KEY"] == "the agent's" and given["STREAMRL_API_KEY"] == "hunter2"
     assert "VLLM_API_KEY" not in given, "vLLM's own check knows one key only, and guards less"
     assert given["PYTHONPATH"] == f"{server.INSIDE}{os.pathsep}/mine"
     there = sorted(path.name for path in server.INSIDE.glob("*.*"))
-    assert there == ["streamrl_guard.py", "streamrl_waiting-1.dist-info", "streamrl_waiting.py"], "nothing there is to shadow a module of vLLM's"
+    assert there == ["streamrl_guard.py", "streamrl_waiting-1.dist-info", "streamrl_waiting.py"], (
+        "nothing there is to shadow a module of vLLM's"
+    )
 
 
 def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VLLM_API_KEY", "hunter2")
-    with pytest.raises(ConfigError, match="VLLM_API_KEY is set, but .*: write env:VLLM_API_KEY there, or unset it"):
+    with pytest.raises(
+        ConfigError, match="VLLM_API_KEY is set, but .*: write env:VLLM_API_KEY there, or unset it"
+    ):
         server.api_key(Inference())
     assert server.api_key(Inference(api_key="env:VLLM_API_KEY")) == "hunter2"
 
 
 def test_the_brokers_credentials_are_not_handed_on():
-    base = {"STREAMRL_KAFKA": "{sasl.password: hunter2}", "STREAMRL_KAFKA_PASSWORD": "hunter2", "STREAMRL_HOME": "/h"}
-    base |= {"AWS_SECRET_ACCESS_KEY": "hunter2", "WANDB_API_KEY": "hunter2", "MY_SASL_PASSWORD": "hunter2"}
+    base = {
+        "STREAMRL_KAFKA": "{sasl.password: hunter2}",
+        "STREAMRL_KAFKA_PASSWORD": "hunter2",
+        "STREAMRL_HOME": "/h",
+    }
+    base |= {
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "WANDB_API_KEY": "hunter2",
+        "MY_SASL_PASSWORD": "hunter2",
+    }
     for installation in (CPU, GPU):
         given = server.environment(Inference(), installation, NONE, base)
-        assert not any("hunter2" in value for value in given.values()) and given["STREAMRL_HOME"] == "/h"
+        assert (
+            not any("hunter2" in value for value in given.values())
+            and given["STREAMRL_HOME"] == "/h"
+        )
 
 
-def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(monkeypatch: pytest.MonkeyPatch):
+def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(
+    monkeypatch: pytest.MonkeyPatch,
+):
     def run_file(**inference: object) -> Inference:
         return config.parse({"run": "r", "envs": {"e": {}}, "inference": inference}).inference
 
@@ -95,14 +134,22 @@ def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(mo
     assert server.address(run_file(host="::1")) == "::1"
     assert server.address(run_file(host="env:STREAMRL_TEST_HOST", **key)) == "10.1.2.3"
     for host in ("10.1.2.3", "0.0.0.0", "env:STREAMRL_TEST_HOST"):
-        with pytest.raises(ConfigError, match=f"inference.host {host} can be reached from other machines: set inference.api_key"):
+        with pytest.raises(
+            ConfigError,
+            match=f"inference.host {host} can be reached from other machines: set inference.api_key",
+        ):
             run_file(host=host)
     for host in ("0.0.0.0", "::", "env:STREAMRL_TEST_ANY"):
         with pytest.raises(ConfigError, match="which nobody can be told to call"):
             server.address(run_file(host=host, **key))
-    with pytest.raises(ConfigError, match="inference.api_key is env:NOT_SET, but the environment variable 'NOT_SET' is not set"):
+    with pytest.raises(
+        ConfigError,
+        match="inference.api_key is env:NOT_SET, but the environment variable 'NOT_SET' is not set",
+    ):
         server.check(run_file(api_key="env:NOT_SET").model_copy(update={"python": str(VLLM)}))
-    with pytest.raises(ConfigError, match="inference.host 192.0.2.1 is not an address of this machine"):
+    with pytest.raises(
+        ConfigError, match="inference.host 192.0.2.1 is not an address of this machine"
+    ):
         server.take_port("192.0.2.1", 0)
 
 
@@ -142,12 +189,19 @@ def test_a_python_without_vllm_or_none_at_all():
 def test_a_server_that_ends_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(server, "find_vllm", lambda settings: CPU)
-    monkeypatch.setattr(server, "command", lambda *args: [sys.executable, "-c", "raise ValueError('no such architecture')"])
-    with pytest.raises(InferenceError, match=r"vLLM ended after \d+ s: ValueError: no such architecture"):
+    monkeypatch.setattr(
+        server,
+        "command",
+        lambda *args: [sys.executable, "-c", "raise ValueError('no such architecture')"],
+    )
+    with pytest.raises(
+        InferenceError, match=r"vLLM ended after \d+ s: ValueError: no such architecture"
+    ):
         server.start(Inference(), tmp_path, tmp_path / "logs" / "log", threading.Event())
 
 
-# A command that takes no notice of SIGTERM and has a child that does not either, as a stand-in for vLLM's API server and its engine.
+# A command that takes no notice of SIGTERM and has a child that does not either, as a stand-in for
+# vLLM's API server and its engine.
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -163,8 +217,23 @@ OWNER = "import subprocess, sys, time; held = subprocess.Popen(sys.argv[1:], std
 def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Signals):
     script = tmp_path / "stubborn.py"
     script.write_text(STUBBORN)
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, sys.executable, leash.__file__, "0.2", sys.executable, str(script), "parent"])
-    family = wait_for(lambda: psutil.Process(owner.pid).children(recursive=True), lambda found: len(found) == 3)  # leash, command, its child
+    owner = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            OWNER,
+            sys.executable,
+            leash.__file__,
+            "0.2",
+            sys.executable,
+            str(script),
+            "parent",
+        ]
+    )
+    # leash, command, its child
+    family = wait_for(
+        lambda: psutil.Process(owner.pid).children(recursive=True), lambda found: len(found) == 3
+    )
     until(lambda: len(list(tmp_path.glob("stubborn.py.*"))) == 2)
     os.kill(owner.pid, end)
     owner.wait()
@@ -173,7 +242,9 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Si
 
 def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
     script = tmp_path / "leaves.py"
-    script.write_text("import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.exit(3)")
+    script.write_text(
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.exit(3)"
+    )
     command = [sys.executable, leash.__file__, "1", sys.executable, str(script)]
     held = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert held.stdout is not None
@@ -184,10 +255,22 @@ def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel has no such policy")
 def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
-    command = [sys.executable, leash.__file__, "1", sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
-    settle = "from streamrl.stream.housekeeping import settle_in; settle_in(); import subprocess, sys; "
+    command = [
+        sys.executable,
+        leash.__file__,
+        "1",
+        sys.executable,
+        "-c",
+        "import os; print(os.sched_getscheduler(0))",
+    ]
+    settle = (
+        "from streamrl.stream.housekeeping import settle_in; settle_in(); import subprocess, sys; "
+    )
     held = "subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
-    assert int(subprocess.check_output([sys.executable, "-c", settle + held, *command])) == os.SCHED_OTHER
+    assert (
+        int(subprocess.check_output([sys.executable, "-c", settle + held, *command]))
+        == os.SCHED_OTHER
+    )
 
 
 def wait_for(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 30.0) -> T:

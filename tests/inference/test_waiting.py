@@ -31,7 +31,9 @@ def test_it_is_a_plugin_of_vllms_wherever_that_directory_is_on_the_path():
     (found,) = Distribution.discover(path=[str(INSIDE)])
     (entry,) = found.entry_points
     assert (found.name, entry.group) == ("streamrl-waiting", "vllm.general_plugins")
-    assert (INSIDE / f"{entry.module}.py").is_file() and getattr(streamrl_waiting, entry.attr) is streamrl_waiting.nap
+    assert (INSIDE / f"{entry.module}.py").is_file() and getattr(
+        streamrl_waiting, entry.attr
+    ) is streamrl_waiting.nap
 
 
 def test_who_waits_sleeps(shm_broadcast: ModuleType, monkeypatch: pytest.MonkeyPatch):
@@ -44,7 +46,9 @@ def test_who_waits_sleeps(shm_broadcast: ModuleType, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("said", ["", "0", None])
-def test_it_changes_nothing_where_it_is_not_asked_to(shm_broadcast: ModuleType, said: str | None, monkeypatch: pytest.MonkeyPatch):
+def test_it_changes_nothing_where_it_is_not_asked_to(
+    shm_broadcast: ModuleType, said: str | None, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("STREAMRL_NAP_S", raising=False)
     if said is not None:
         monkeypatch.setenv("STREAMRL_NAP_S", said)

@@ -19,7 +19,8 @@ CONTEXT = 32  # tokens
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp()
-    keep_compiled((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled")  # one of all workers
+    # one of all workers
+    keep_compiled((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled")
 
 
 @pytest.fixture(autouse=True)

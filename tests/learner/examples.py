@@ -1,4 +1,6 @@
-"""RlExamples laid out by hand: a list of rows, each a list of segments. On purpose not by the batcher's code."""
+"""RlExamples laid out by hand: a list of rows, each a list of segments. On purpose not by the
+batcher's code.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,21 @@ class Segment(NamedTuple):
 
 def example(rows: Sequence[Sequence[Segment]], max_seq_len: int) -> RlExample:
     shape = (len(rows), max_seq_len)
-    ints = {name: np.zeros(shape, np.int32) for name in ("input_ids", "segment_ids", "position_ids")}
-    floats = {name: np.zeros(shape, np.float32) for name in ("loss_mask", "advantages", "policy_logprobs", "reference_logprobs")}
+    ints = {
+        name: np.zeros(shape, np.int32) for name in ("input_ids", "segment_ids", "position_ids")
+    }
+    floats = {
+        name: np.zeros(shape, np.float32)
+        for name in ("loss_mask", "advantages", "policy_logprobs", "reference_logprobs")
+    }
     made = RlExample(**ints, **floats, temperatures=np.ones(shape, np.float32))
     for row, segments in enumerate(rows):
         start = 0
         for number, segment in enumerate(segments, 1):
-            end, sampled = start + len(segment.tokens), slice(start + segment.prompt - 1, start + len(segment.tokens) - 1)
+            end, sampled = (
+                start + len(segment.tokens),
+                slice(start + segment.prompt - 1, start + len(segment.tokens) - 1),
+            )
             made.input_ids[row, start:end] = segment.tokens
             made.segment_ids[row, start:end] = number
             made.position_ids[row, start:end] = range(end - start)

@@ -1,4 +1,6 @@
-"""Llama in plain numpy and float64, from the files in Hugging Face layout: what the learner's model is held to. One sequence at a time."""
+"""Llama in plain numpy and float64, from the files in Hugging Face layout: what the learner's model
+is held to. One sequence at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Array = np.ndarray
 def logits(directory: Path, tokens: Sequence[int]) -> Array:
     """(n, vocabulary) of the token that follows each of `tokens`."""
     c = json.loads((directory / "config.json").read_text())
-    w = {name: t.astype(np.float64) for name, t in load_file(directory / "model.safetensors").items()}
+    w = {
+        name: t.astype(np.float64) for name, t in load_file(directory / "model.safetensors").items()
+    }
     heads, kv_heads, eps = c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
     theta = c.get("rope_parameters", c)["rope_theta"]
     x = w["model.embed_tokens.weight"][list(tokens)]
@@ -23,10 +27,23 @@ def logits(directory: Path, tokens: Sequence[int]) -> Array:
         p = f"model.layers.{layer}."
         h = norm(x, w[p + "input_layernorm.weight"], eps)
         q, k, v = (h @ w[f"{p}self_attn.{name}_proj.weight"].T for name in "qkv")
-        x = x + attention(rope(split(q, heads), theta), rope(split(k, kv_heads), theta), split(v, kv_heads)) @ w[p + "self_attn.o_proj.weight"].T
+        x = (
+            x
+            + attention(
+                rope(split(q, heads), theta), rope(split(k, kv_heads), theta), split(v, kv_heads)
+            )
+            @ w[p + "self_attn.o_proj.weight"].T
+        )
         h = norm(x, w[p + "post_attention_layernorm.weight"], eps)
-        x = x + (silu(h @ w[p + "mlp.gate_proj.weight"].T) * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
-    return norm(x, w["model.norm.weight"], eps) @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+        x = (
+            x
+            + (silu(h @ w[p + "mlp.gate_proj.weight"].T) * (h @ w[p + "mlp.up_proj.weight"].T))
+            @ w[p + "mlp.down_proj.weight"].T
+        )
+    return (
+        norm(x, w["model.norm.weight"], eps)
+        @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+    )
 
 
 def log_softmax(scores: Array) -> Array:
@@ -67,7 +84,9 @@ def rope(x: Array, theta: float) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array) -> Array:
-    """Causal, each key head shared by as many query heads as there are for it. Returns (n, heads * d)."""
+    """Causal, each key head shared by as many query heads as there are for it. Returns (n, heads *
+    d).
+    """
     share = len(q) // len(k)
     k, v = np.repeat(k, share, 0), np.repeat(v, share, 0)
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])

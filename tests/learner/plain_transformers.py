@@ -1,10 +1,11 @@
-"""Plain transformers and plain vLLM, for tests to hold the learner to: run by the Python that has them, as the learner's own has no torch.
+"""Plain transformers and plain vLLM, for tests to hold the learner to: run by the Python that has
+them, as the learner's own has no torch.
 
 `make DIR`: a tiny directory of each family below DIR, for the tokenizer that lies in DIR/tokenizer.
-`logits OUT DIR...`: what each directory's model says to TOKENS, as OUT/<name>.npy, (len(TOKENS), vocabulary) float32; loaded as anybody would,
-without a word about types.
-`vllm OUT DIR...`: the same of vLLM, as OUT/vllm-<name>.npy, logprobs; then it is given the weights in <DIR>-next, as a live server is, for
-OUT/vllm-<name>-next.npy.
+`logits OUT DIR...`: what each directory's model says to TOKENS, as OUT/<name>.npy, (len(TOKENS),
+vocabulary) float32; loaded as anybody would, without a word about types. `vllm OUT DIR...`: the
+same of vLLM, as OUT/vllm-<name>.npy, logprobs; then it is given the weights in <DIR>-next, as a
+live server is, for OUT/vllm-<name>-next.npy.
 """
 
 from __future__ import annotations
@@ -15,25 +16,63 @@ from pathlib import Path
 
 TOKENS = [1, 8, 11, 15, 4, 5, 6, 7, 9, 10, 12, 13, 14, 2, 3, 1, 8, 8, 11, 4]
 CONTEXT = 32
-WIDE = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}  # heads together wider than what is hidden
-SHAPE = {"vocab_size": 16, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3, "max_position_embeddings": 64, **WIDE}
+# heads together wider than what is hidden
+WIDE = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+SHAPE = {
+    "vocab_size": 16,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 64,
+    **WIDE,
+}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-THREE = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+THREE = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 VARIANTS = {  # name: class of the settings, settings
-    "llama": ("LlamaConfig", {"rope_parameters": {"rope_theta": 1000.0, **THREE}, "dtype": "bfloat16"}),
-    "qwen2": ("Qwen2Config", {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "qwen3": ("Qwen3Config", {"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}),
+    "llama": (
+        "LlamaConfig",
+        {"rope_parameters": {"rope_theta": 1000.0, **THREE}, "dtype": "bfloat16"},
+    ),
+    "qwen2": (
+        "Qwen2Config",
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "qwen3": (
+        "Qwen3Config",
+        {
+            "rope_parameters": {
+                "rope_theta": 1e6,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
     "gemma": ("GemmaConfig", {}),
     "gemma2": (
         "Gemma2Config",
-        {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "sliding_window": CONTEXT},
+        {
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "sliding_window": CONTEXT,
+        },
     ),
     "gemma3_text": (
         "Gemma3TextConfig",
         {
             "query_pre_attn_scalar": 24,
             "sliding_window": CONTEXT,
-            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 5000.0} for kind in ("sliding_attention", "full_attention")},
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 5000.0}
+                for kind in ("sliding_attention", "full_attention")
+            },
         },
     ),
 }
@@ -48,7 +87,8 @@ def make(directory: Path) -> None:
         config = getattr(transformers, kind)(**{**SHAPE, **ENDS, **settings})
         model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
-            for parameter in model.parameters():  # norms and biases start as ones and zeros: nobody would miss them
+            # norms and biases start as ones and zeros: nobody would miss them
+            for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         model.save_pretrained(directory / name)
         for path in (directory / "tokenizer").iterdir():
@@ -61,11 +101,19 @@ def logits(out: Path, directories: list[Path]) -> None:
     import transformers
 
     for directory in directories:
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")  # its default leaves out caps on attention
+        # its default leaves out caps on attention
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, attn_implementation="eager"
+        )
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-        assert len(tokenizer) == 16 and tokenizer.chat_template, "the tokenizer, or its chat template, did not come along"
+        assert len(tokenizer) == 16 and tokenizer.chat_template, (
+            "the tokenizer, or its chat template, did not come along"
+        )
         with torch.no_grad():
-            np.save(out / f"{directory.name}.npy", model(torch.tensor([TOKENS])).logits[0].float().numpy())
+            np.save(
+                out / f"{directory.name}.npy",
+                model(torch.tensor([TOKENS])).logits[0].float().numpy(),
+            )
 
 
 def vllm(out: Path, directories: list[Path]) -> None:
@@ -81,13 +129,24 @@ def vllm(out: Path, directories: list[Path]) -> None:
     from vllm import LLM, SamplingParams
 
     def say(llm: LLM, name: str) -> None:
-        asked = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=16, skip_reading_prefix_cache=True)
+        asked = SamplingParams(
+            max_tokens=1, temperature=1.0, prompt_logprobs=16, skip_reading_prefix_cache=True
+        )
         (answer,) = llm.generate([{"prompt_token_ids": TOKENS}], asked)
-        rows = [[entry[token].logprob for token in range(16)] for entry in answer.prompt_logprobs[1:]]
+        rows = [
+            [entry[token].logprob for token in range(16)] for entry in answer.prompt_logprobs[1:]
+        ]
         np.save(out / f"vllm-{name}.npy", np.array(rows, np.float32))
 
     for directory in directories:
-        llm = LLM(str(directory), dtype="float32", enforce_eager=True, max_model_len=CONTEXT, max_logprobs=16, disable_log_stats=True)
+        llm = LLM(
+            str(directory),
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=CONTEXT,
+            max_logprobs=16,
+            disable_log_stats=True,
+        )
         say(llm, directory.name)
         llm.collective_rpc("reload_weights", kwargs={"weights_path": f"{directory}-next"})
         llm.reset_prefix_cache()

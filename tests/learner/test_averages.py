@@ -1,4 +1,6 @@
-"""Two rows: rollouts of one and of three sampled tokens share the first, one of two lies in the second. 6 tokens, 3 rollouts, rows of 8."""
+"""Two rows: rollouts of one and of three sampled tokens share the first, one of two lies in the
+second. 6 tokens, 3 rollouts, rows of 8.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_nothing_to_train_on_counts_nothing(name: str):
 
 
 def test_a_rollout_that_forked_is_one_rollout():
-    """The one of three tokens in the first row and the one in the second are two sequences of rollout 2, which has five sampled tokens."""
+    """The one of three tokens in the first row and the one in the second are two sequences of
+    rollout 2, which has five sampled tokens.
+    """
     rollouts = np.array([[1, 1, 2, 2, 2, 2, 0, 0], [2, 2, 2, 0, 0, 0, 0, 0]])
     expected = [[1 / 2, 0, 1 / 10, 1 / 10, 1 / 10, 0, 0, 0], [1 / 10, 1 / 10, 0, 0, 0, 0, 0, 0]]
     np.testing.assert_allclose(over_samples(MASK, rollouts), expected, rtol=1e-6)

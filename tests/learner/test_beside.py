@@ -26,7 +26,9 @@ def test_it_is_done_in_order_in_one_other_thread(beside: Beside):
     for number in range(100):
         beside.do(lambda number=number: work(number))
     beside.settle()
-    assert done == list(range(100)) and len(threads) == 1 and threading.current_thread() not in threads
+    assert (
+        done == list(range(100)) and len(threads) == 1 and threading.current_thread() not in threads
+    )
 
 
 def test_nobody_waits_before_asking_for_it(beside: Beside):

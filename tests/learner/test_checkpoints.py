@@ -32,17 +32,23 @@ def state(updater: Updater, tiny: Path) -> Any:
 
 def bits(state: Any) -> list[bytes]:
     """Parameters, optimiser, step and random key."""
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+    return [
+        np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)
+    ]
 
 
 def write(directory: Path, *versions: int) -> None:
     """Checkpoints with nothing but their position."""
     for version in versions:
         checkpoints.path_of(directory, version).mkdir(parents=True)
-        (checkpoints.path_of(directory, version) / POSITION).write_text(f'{{"version": {version}, "offset": {10 * version}, "sha256": "s{version}"}}')
+        (checkpoints.path_of(directory, version) / POSITION).write_text(
+            f'{{"version": {version}, "offset": {10 * version}, "sha256": "s{version}"}}'
+        )
 
 
-def test_training_goes_on_from_a_checkpoint_bit_by_bit(updater: Updater, state: Any, tiny: Path, tmp_path: Path):
+def test_training_goes_on_from_a_checkpoint_bit_by_bit(
+    updater: Updater, state: Any, tiny: Path, tmp_path: Path
+):
     for advantage in (1.0, -0.5):
         state, _ = updater.step(state, None, batch(advantage))
     checkpoints.save(tmp_path, state, Position(2, 7, "abc"), keep=2)
@@ -75,13 +81,18 @@ def test_half_a_checkpoint_is_none(tmp_path: Path):
 def test_what_an_interrupted_one_left_goes(state: Any, tmp_path: Path):
     (tmp_path / ".tmp-000020-ab" / "part").mkdir(parents=True)
     checkpoints.save(tmp_path, state, Position(40, 0, ""), keep=2)
-    assert (tmp_path / ".tmp-000020-ab").is_dir()  # another process may be writing it, for all that this one knows
+    # another process may be writing it, for all that this one knows
+    assert (tmp_path / ".tmp-000020-ab").is_dir()
     checkpoints.clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["000040"]
 
 
-def test_no_two_are_written_under_one_path(state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """TensorStore keeps what it read of a path for the life of the process: the next checkpoint there finds files that are gone."""
+def test_no_two_are_written_under_one_path(
+    state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """TensorStore keeps what it read of a path for the life of the process: the next checkpoint
+    there finds files that are gone.
+    """
     paths = list[str]()
     save = levanter.checkpoint.save_checkpoint
 
@@ -112,14 +123,22 @@ def test_a_checkpoint_that_cannot_be_read_is_said(state: Any, tmp_path: Path):
     for path in (tmp_path / "000020").rglob("*"):
         if path.is_file() and path.name != POSITION:
             path.unlink()
-    with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}/000020 cannot be loaded .*delete {tmp_path}/000020 to go on"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"checkpoint {tmp_path}/000020 cannot be loaded .*delete {tmp_path}/000020 to go on",
+    ):
         checkpoints.load(tmp_path, Position(20, 0, ""), state)
     (tmp_path / "000020" / POSITION).write_text("{")
-    with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}/000020: its position.json cannot be read"):
+    with pytest.raises(
+        CheckpointError, match=f"checkpoint {tmp_path}/000020: its position.json cannot be read"
+    ):
         checkpoints.latest(tmp_path, 20)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_said(state: Any, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}/file/000020 cannot be written .*free some space"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"checkpoint {tmp_path}/file/000020 cannot be written .*free some space",
+    ):
         checkpoints.save(tmp_path / "file", state, Position(20, 0, ""), keep=2)

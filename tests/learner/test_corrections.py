@@ -78,18 +78,27 @@ def test_geometric_looks_both_ways():
 
 def test_weights_and_rejection_are_separate_choices():
     both = corrected(weights="token", weight_max=2, reject="k1", reject_above=1.2)
-    assert np.asarray(both.weights)[0, :4].tolist() == pytest.approx([0.5, 2, 1, 2]) and np.asarray(both.kept)[0].tolist() == [1, 0, 1, 1, 0]
+    assert np.asarray(both.weights)[0, :4].tolist() == pytest.approx([0.5, 2, 1, 2]) and np.asarray(
+        both.kept
+    )[0].tolist() == [1, 0, 1, 1, 0]
 
 
 def share(**settings: object) -> float:
     made = Correction.model_validate(settings)
-    return effective_sample_size(*map(float, sample_sums(made, D, correct(made, D, MASK, SEGMENTS), MASK, SEGMENTS)))
+    return effective_sample_size(
+        *map(float, sample_sums(made, D, correct(made, D, MASK, SEGMENTS), MASK, SEGMENTS))
+    )
 
 
 def test_the_effective_sample_size_by_hand():
-    assert share() == pytest.approx(8.5**2 / (4 * (0.25 + 16 + 1 + 9)))  # no weights: of exp(d), 1/2 4 1 3
+    # no weights: of exp(d), 1/2 4 1 3
+    assert share() == pytest.approx(8.5**2 / (4 * (0.25 + 16 + 1 + 9)))
     assert share(weights="token", weight_max=2) == pytest.approx(5.5**2 / (4 * (0.25 + 4 + 1 + 4)))
-    assert share(weights="sequence", weight_max=9) == pytest.approx(5**2 / (2 * (4 + 9)))  # two rollouts, 2 and 3
+    # two rollouts, 2 and 3
+    assert share(weights="sequence", weight_max=9) == pytest.approx(5**2 / (2 * (4 + 9)))
     assert share(weights="sequence", weight_max=2) == pytest.approx(1)  # both cut down to 2
-    assert share(weights="token", weight_max=9, reject="k1", reject_above=0.5) == pytest.approx(1 / 4)  # one token of four is left
+    # one token of four is left
+    assert share(weights="token", weight_max=9, reject="k1", reject_above=0.5) == pytest.approx(
+        1 / 4
+    )
     assert effective_sample_size(0, 0, 0) == 0

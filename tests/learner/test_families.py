@@ -1,4 +1,6 @@
-"""Every family in, through Levanter, and out again: what plain transformers and plain vLLM make of an export is what the learner says."""
+"""Every family in, through Levanter, and out again: what plain transformers and plain vLLM make of
+an export is what the learner says.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ def _mesh() -> Iterator[None]:
 
 def plain(*arguments: object) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([TORCH, str(PLAIN), *map(str, arguments)], capture_output=True, text=True, timeout=patience(1200), env=environment)
+    done = subprocess.run(
+        [TORCH, str(PLAIN), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=patience(1200),
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -77,10 +85,14 @@ def check_transformers(origins: Path, out: Path, names: Sequence[str]) -> None:
     plain("logits", out, *(out / name for name in names))
     for name in names:
         theirs = np.load(out / f"{name}.npy")
-        assert theirs.shape == (len(TOKENS), 16) and np.ptp(theirs, axis=1).min() > 0.5, "a model that says nothing proves nothing"
+        assert theirs.shape == (len(TOKENS), 16) and np.ptp(theirs, axis=1).min() > 0.5, (
+            "a model that says nothing proves nothing"
+        )
         np.testing.assert_allclose(ours[name], theirs, atol=1e-4, err_msg=name)
         settings = json.loads((out / name / "config.json").read_text())
-        assert settings["dtype"] == "float32" and settings["tie_word_embeddings"] is (name == "gemma2")
+        assert settings["dtype"] == "float32" and settings["tie_word_embeddings"] is (
+            name == "gemma2"
+        )
 
 
 def test_plain_transformers_has_the_logits_of_the_learner(origins: Path, tmp_path: Path):
@@ -88,18 +100,27 @@ def test_plain_transformers_has_the_logits_of_the_learner(origins: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_plain_transformers_has_the_logits_of_the_learner_in_every_family(origins: Path, tmp_path: Path):
+def test_plain_transformers_has_the_logits_of_the_learner_in_every_family(
+    origins: Path, tmp_path: Path
+):
     check_transformers(origins, tmp_path, [name for name in VARIANTS if name not in SOME])
 
 
 @pytest.mark.slow
-def test_plain_vllm_has_the_logits_of_the_learner_and_takes_its_next_weights(origins: Path, tmp_path: Path):
+def test_plain_vllm_has_the_logits_of_the_learner_and_takes_its_next_weights(
+    origins: Path, tmp_path: Path
+):
     ours = {name: through(origins, tmp_path / name, name) for name in VARIANTS}
     ours |= {f"{name}-next": trained(origins, tmp_path / f"{name}-next", name) for name in VARIANTS}
     plain("vllm", tmp_path, *(tmp_path / name for name in VARIANTS))
-    found = {name: np.abs(np.load(tmp_path / f"vllm-{name}.npy") - log_softmax(scores)[:-1]).max() for name, scores in ours.items()}
+    found = {
+        name: np.abs(np.load(tmp_path / f"vllm-{name}.npy") - log_softmax(scores)[:-1]).max()
+        for name, scores in ours.items()
+    }
     print({name: f"{distance:.1e}" for name, distance in found.items()})
-    assert all(np.abs(ours[name] - ours[f"{name}-next"]).max() > 0.01 for name in VARIANTS), "the next weights say the same"
+    assert all(np.abs(ours[name] - ours[f"{name}-next"]).max() > 0.01 for name in VARIANTS), (
+        "the next weights say the same"
+    )
     assert {name: distance for name, distance in found.items() if not distance <= 1e-4} == {}
 
 
@@ -110,7 +131,10 @@ def edited(origin: Path, directory: Path, **changes: Any) -> Path:
     return directory
 
 
-BASES = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in (("sliding_attention", 1e4), ("full_attention", 1e6))}
+BASES = {
+    kind: {"rope_type": "default", "rope_theta": base}
+    for kind, base in (("sliding_attention", 1e4), ("full_attention", 1e6))
+}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +146,11 @@ BASES = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in ((
             r"model type 'gemma3' is not supported; give model.path one of llama, qwen2, qwen3, gemma, gemma2, gemma3_text",
         ),
         ("qwen3", {"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
-        ("qwen2", {"head_dim": 16}, "head_dim 16 of a qwen2 is not hidden_size / num_attention_heads"),
+        (
+            "qwen2",
+            {"head_dim": 16},
+            "head_dim 16 of a qwen2 is not hidden_size / num_attention_heads",
+        ),
         (
             "qwen2",
             {"use_sliding_window": True, "sliding_window": 16},
@@ -132,14 +160,27 @@ BASES = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in ((
         ("gemma2", {"hidden_activation": "relu"}, "activation 'relu' of a gemma2 is not supported"),
         (
             "gemma3_text",
-            {"rope_parameters": BASES, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+            {
+                "rope_parameters": BASES,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            },
             "different rotary bases",
         ),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope type 'dynamic' is not supported"),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "rope setting 'truncate' of yarn is not supported"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "rope type 'dynamic' is not supported",
+        ),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+            "rope setting 'truncate' of yarn is not supported",
+        ),
     ],
 )
-def test_what_levanter_would_get_wrong_is_refused(name: str, changes: dict[str, Any], says: str, origins: Path, tmp_path: Path):
+def test_what_levanter_would_get_wrong_is_refused(
+    name: str, changes: dict[str, Any], says: str, origins: Path, tmp_path: Path
+):
     directory = edited(origins / name, tmp_path / "model", **changes)
     with pytest.raises(ModelError, match=f"^model directory {directory}: .*{says}") as caught:
         model.load(directory, CONTEXT)
@@ -147,12 +188,16 @@ def test_what_levanter_would_get_wrong_is_refused(name: str, changes: dict[str, 
 
 
 def test_a_window_that_is_not_left_does_no_harm(origins: Path, tmp_path: Path):
-    slid = edited(origins / "qwen2", tmp_path / "slid", use_sliding_window=True, sliding_window=CONTEXT)
+    slid = edited(
+        origins / "qwen2", tmp_path / "slid", use_sliding_window=True, sliding_window=CONTEXT
+    )
     assert model.load(slid, CONTEXT).config.use_sliding_window is False
 
 
 def test_a_tokenizer_that_transformers_5_has_written_is_read(origins: Path, tmp_path: Path):
     directory = edited(origins / "llama", tmp_path / "five")
     told = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps(told | {"tokenizer_class": "TokenizersBackend"}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(told | {"tokenizer_class": "TokenizersBackend"})
+    )
     assert len(model.load_tokenizer(directory)) == 16

@@ -1,4 +1,6 @@
-"""One batch has one gradient, however it is cut: over micro-batches, over two devices, over two JAX processes."""
+"""One batch has one gradient, however it is cut: over micro-batches, over two devices, over two JAX
+processes.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +43,48 @@ class Program(NamedTuple):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("models") / "small", TinyModel(layers=1, hidden=16, head_dim=8, seed=1), CONTEXT)
+    return write_tiny(
+        tmp_path_factory.mktemp("models") / "small",
+        TinyModel(layers=1, hidden=16, head_dim=8, seed=1),
+        CONTEXT,
+    )
 
 
 @pytest.fixture(scope="module")
-def programs(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Program]]]:
+def programs(
+    small: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, list[Program]]]:
     """All at once: most of their time they import. The two processes take one row each at a time."""
     directory = tmp_path_factory.mktemp("gradients")
 
     def launch(out: str, *arguments: object, devices: int = 1) -> Program:
         flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-        command = [sys.executable, "-m", "tests.learner.gradients", str(small), str(directory / out), *map(str, arguments)]
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.learner.gradients",
+            str(small),
+            str(directory / out),
+            *map(str, arguments),
+        ]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         return Program(process, directory / out)
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    made = {"devices": [launch("devices", devices=2)], "processes": [launch(f"process-{i}", 1, coordinator, 2, i) for i in range(2)]}
+    made = {
+        "devices": [launch("devices", devices=2)],
+        "processes": [launch(f"process-{i}", 1, coordinator, 2, i) for i in range(2)],
+    }
     yield made
     for program in (*made["devices"], *made["processes"]):
         program.process.kill()
@@ -70,7 +95,15 @@ def programs(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def whole(small: Path, programs: object) -> dict[str, np.ndarray]:
     """On one device, in one part."""
     found = gradient(small)
-    assert max(float(np.abs(array).max()) for name, array in found.items() if name not in ("loss", "kl", "probe")) > 1e-2 and found["kl"][0] > 1e-6
+    assert (
+        max(
+            float(np.abs(array).max())
+            for name, array in found.items()
+            if name not in ("loss", "kl", "probe")
+        )
+        > 1e-2
+        and found["kl"][0] > 1e-6
+    )
     return found
 
 
@@ -92,8 +125,14 @@ def test_how_the_batcher_divides_them_does_not_matter(small: Path):
     undivided = gradient(small, taken=whole)
     for division in (Division(2, "tokens"), Division(4, "flops", 2)):
         shared = divided(division)
-        assert sorted(map(len, map(np.flatnonzero, shared.loss_mask))) != sorted(map(len, map(np.flatnonzero, whole.loss_mask)))
-        check(gradient(small, taken=shared), undivided, f"divided among {division.processes} processes by {division.balance}")
+        assert sorted(map(len, map(np.flatnonzero, shared.loss_mask))) != sorted(
+            map(len, map(np.flatnonzero, whole.loss_mask))
+        )
+        check(
+            gradient(small, taken=shared),
+            undivided,
+            f"divided among {division.processes} processes by {division.balance}",
+        )
 
 
 def test_two_devices_add_up(programs: dict[str, list[Program]], whole: dict[str, np.ndarray]):

@@ -1,6 +1,8 @@
-"""A policy small enough to enumerate: two tokens of three, nine answers. Rollouts of another policy, corrected, give the gradient of this one.
+"""A policy small enough to enumerate: two tokens of three, nine answers. Rollouts of another
+policy, corrected, give the gradient of this one.
 
-The on-policy gradient is the exact sum over all answers. Of the stale rollouts, batches of equal size give the standard error.
+The on-policy gradient is the exact sum over all answers. Of the stale rollouts, batches of equal
+size give the standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ ANSWERS = list(product(LETTERS, repeat=LENGTH))
 REWARDS = np.random.default_rng(1).normal(0, 1, len(ANSWERS)).astype(np.float32)
 BATCHES, ROLLOUTS = 60, 2000
 RNG = np.random.default_rng(2)
-CURRENT = np.full((IDS, IDS), -1e9, np.float32)  # logits of the next token, given the one before; only the letters can come
+# logits of the next token, given the one before; only the letters can come
+CURRENT = np.full((IDS, IDS), -1e9, np.float32)
 CURRENT[:4, 1:4] = RNG.normal(0, 0.7, (4, 3))
 STALE = CURRENT.copy()
 STALE[:4, 1:4] += RNG.normal(0, 0.5, (4, 3))  # many updates ago
@@ -53,23 +56,38 @@ def probabilities(table: Any) -> Any:
 
 
 EACH, BY_STALE = rollouts(), np.asarray(probabilities(STALE), np.float64)
-SAMPLED = np.random.default_rng(3).choice(len(ANSWERS), (BATCHES, ROLLOUTS), p=BY_STALE / BY_STALE.sum())  # what the stale policy happened to say
+# what the stale policy happened to say
+SAMPLED = np.random.default_rng(3).choice(
+    len(ANSWERS), (BATCHES, ROLLOUTS), p=BY_STALE / BY_STALE.sum()
+)
 
 
 def on_policy() -> np.ndarray:
     """-d E[reward] / d table, exactly; the loss is averaged over the tokens of a rollout, too."""
-    return np.asarray(jax.grad(lambda table: -jnp.dot(probabilities(table), REWARDS) / LENGTH)(jnp.asarray(CURRENT)))[:4, 1:4]
+    return np.asarray(
+        jax.grad(lambda table: -jnp.dot(probabilities(table), REWARDS) / LENGTH)(
+            jnp.asarray(CURRENT)
+        )
+    )[:4, 1:4]
 
 
 def distances(settings: dict[str, Any]) -> np.ndarray:
-    """By how many standard errors each logit's mean gradient over the batches differs from the on-policy one."""
+    """By how many standard errors each logit's mean gradient over the batches differs from the
+    on-policy one.
+    """
     learner = Learner.model_validate({"kl_coefficient": 0, **settings})
     made = objective(learner)
-    gradient = jax.jit(jax.grad(lambda table, taken, weights: made.of(predictions(table, taken), taken, weights)[0]))
+    gradient = jax.jit(
+        jax.grad(
+            lambda table, taken, weights: made.of(predictions(table, taken), taken, weights)[0]
+        )
+    )
     found: list[np.ndarray] = []
     for sampled in SAMPLED:
         taken = RlExample(*(array[sampled] for array in EACH))
-        found.append(np.asarray(gradient(CURRENT, taken, average(learner, taken)), np.float64)[:4, 1:4])
+        found.append(
+            np.asarray(gradient(CURRENT, taken, average(learner, taken)), np.float64)[:4, 1:4]
+        )
     error = np.std(found, axis=0, ddof=1) / np.sqrt(BATCHES)
     return np.abs(np.mean(found, axis=0) - on_policy()) / error
 
@@ -81,9 +99,20 @@ WEIGHTED = {"weights": "sequence", "weight_max": 1e6}
     "settings",
     [
         {"loss": "ppo", "correction": {"old_policy": "decoupled", **WEIGHTED}},
-        {"loss": "clipped-ratio", "correction": {"old_policy": "decoupled", **WEIGHTED, "beyond": "mask"}},
+        {
+            "loss": "clipped-ratio",
+            "correction": {"old_policy": "decoupled", **WEIGHTED, "beyond": "mask"},
+        },
         {"loss": "grpo", "correction": WEIGHTED},
-        {"loss": "cispo", "correction": {"old_policy": "decoupled", **WEIGHTED, "reject": "geometric", "reject_above": 1e6}},
+        {
+            "loss": "cispo",
+            "correction": {
+                "old_policy": "decoupled",
+                **WEIGHTED,
+                "reject": "geometric",
+                "reject_above": 1e6,
+            },
+        },
     ],
     ids=lambda settings: settings["loss"],
 )
@@ -109,8 +138,13 @@ def test_uncorrected_it_is_far_from_it(settings: dict[str, Any]):
 
 
 def test_what_is_cheaper_than_whole_weights_is_biased():
-    """Token weights leave out the other tokens of the rollout; a low limit leaves out what the old policy seldom said."""
-    for correction in ({"weights": "token", "weight_max": 1e6}, {"weights": "sequence", "weight_max": 1.0}):
+    """Token weights leave out the other tokens of the rollout; a low limit leaves out what the old
+    policy seldom said.
+    """
+    for correction in (
+        {"weights": "token", "weight_max": 1e6},
+        {"weights": "sequence", "weight_max": 1.0},
+    ):
         found = distances({"loss": "grpo", "correction": correction})
         print(f"{correction}: up to {found.max():.1f} standard errors")
         assert found.max() > 3

@@ -27,24 +27,34 @@ SEGMENTS = [
     Segment([2, 2, 5], 1, 0.5, [-0.9, -2.2]),
     Segment([1, 2, 3, 4, 5], 2, -0.7, [-1.0, -1.8, -2.5]),
 ]
-TABLE = np.random.default_rng(0).normal(0, 0.7, (IDS, IDS)).astype(np.float32)  # logits of the next token, given the one before
+# logits of the next token, given the one before
+TABLE = np.random.default_rng(0).normal(0, 0.7, (IDS, IDS)).astype(np.float32)
 
 
 def predictions(table: Any, taken: RlExample) -> Predictions:
     log_softmax = jax.nn.log_softmax(table[jnp.asarray(taken.input_ids)])
     targets = jnp.roll(jnp.asarray(taken.input_ids), -1, axis=1)
-    return Predictions(jnp.take_along_axis(log_softmax, targets[..., None], -1)[..., 0], -(jnp.exp(log_softmax) * log_softmax).sum(-1))
+    return Predictions(
+        jnp.take_along_axis(log_softmax, targets[..., None], -1)[..., 0],
+        -(jnp.exp(log_softmax) * log_softmax).sum(-1),
+    )
 
 
 def average(settings: Learner, taken: RlExample) -> np.ndarray:
-    return AVERAGES[settings.average or AVERAGE_OF.get(settings.loss, "tokens")](taken.loss_mask, numbers_of(taken.segment_ids))
+    return AVERAGES[settings.average or AVERAGE_OF.get(settings.loss, "tokens")](
+        taken.loss_mask, numbers_of(taken.segment_ids)
+    )
 
 
 @cache
 def slope(settings: str) -> Callable[[np.ndarray, RlExample, np.ndarray], jax.Array]:
     """Compiled once."""
     made = objective(Learner.model_validate_json(settings))
-    return jax.jit(jax.grad(lambda table, taken, weights: made.of(predictions(table, taken), taken, weights)[0]))
+    return jax.jit(
+        jax.grad(
+            lambda table, taken, weights: made.of(predictions(table, taken), taken, weights)[0]
+        )
+    )
 
 
 def gradient(settings: Learner, taken: RlExample, weights: np.ndarray) -> np.ndarray:
@@ -53,8 +63,13 @@ def gradient(settings: Learner, taken: RlExample, weights: np.ndarray) -> np.nda
 
 
 def measured(settings: Learner, taken: RlExample) -> dict[str, float]:
-    loss, metrics = objective(settings).of(predictions(TABLE, taken), taken, jnp.asarray(average(settings, taken)))
-    return {"loss": float(loss), **summed_up({name: float(metric) for name, metric in metrics.items()})}
+    loss, metrics = objective(settings).of(
+        predictions(TABLE, taken), taken, jnp.asarray(average(settings, taken))
+    )
+    return {
+        "loss": float(loss),
+        **summed_up({name: float(metric) for name, metric in metrics.items()}),
+    }
 
 
 def with_reference(taken: RlExample) -> RlExample:
@@ -69,23 +84,42 @@ WHOLE = with_reference(example([[SEGMENTS[0], SEGMENTS[1]], [SEGMENTS[2]], [SEGM
 def test_the_example_of_the_design_of_logprobs(advantage: float):
     """Seven prompt tokens and one sampled, with the logprobs of docs/design/logprobs.md.
 
-    The ratio is exp(-0.001 + 0.002), the divergence -0.001 + 0.002, and there is one token to divide by.
+    The ratio is exp(-0.001 + 0.002), the divergence -0.001 + 0.002, and there is one token to
+    divide by.
     """
     settings = Learner.model_validate({"preset": "document-000", "kl_coefficient": 0.1})
-    assert (settings.loss, settings.kl, settings.kl_in, settings.normalize_advantages) == ("clipped-ratio", "k1", "loss", False)
-    taken = example([[Segment([101, 2054, 2003, 1016, 1009, 1016, 1029, 1018], 7, advantage, [-0.002])]], 8)
+    assert (settings.loss, settings.kl, settings.kl_in, settings.normalize_advantages) == (
+        "clipped-ratio",
+        "k1",
+        "loss",
+        False,
+    )
+    taken = example(
+        [[Segment([101, 2054, 2003, 1016, 1009, 1016, 1029, 1018], 7, advantage, [-0.002])]], 8
+    )
     assert taken.loss_mask.tolist() == [[0, 0, 0, 0, 0, 0, 1, 0]]
     current = jnp.array([[-0.01, -0.05, -0.03, -0.02, -0.04, -0.03, -0.001, 0.0]])
     reference = np.array([[-0.01, -0.04, -0.03, -0.02, -0.03, -0.03, -0.002, 0.0]], np.float32)
     predicted = Predictions(current, jnp.zeros_like(current))
-    loss, _ = objective(settings).of(predicted, taken._replace(reference_logprobs=reference), jnp.asarray(average(settings, taken)))
+    loss, _ = objective(settings).of(
+        predicted,
+        taken._replace(reference_logprobs=reference),
+        jnp.asarray(average(settings, taken)),
+    )
     assert float(loss) == pytest.approx(-np.exp(0.001) * advantage + 0.1 * 0.001, abs=1e-6)
 
 
 def test_the_gradient_of_the_design_of_grpo_by_hand():
-    """Summed per sample over its own length, with k3 in it, divided by the number of samples: equation 19 of GRPO, term by term."""
+    """Summed per sample over its own length, with k3 in it, divided by the number of samples:
+    equation 19 of GRPO, term by term.
+    """
     settings = Learner.model_validate({"preset": "document-003", "kl_coefficient": 0.1})
-    assert (settings.loss, settings.average, settings.kl, settings.normalize_advantages) == ("grpo", "samples", "k3", False)
+    assert (settings.loss, settings.average, settings.kl, settings.normalize_advantages) == (
+        "grpo",
+        "samples",
+        "k3",
+        False,
+    )
 
     def loss(table: Any) -> Any:
         total = 0.0
@@ -98,40 +132,82 @@ def test_the_gradient_of_the_design_of_grpo_by_hand():
         return total / len(SEGMENTS)
 
     expected, slope = jax.jit(jax.value_and_grad(loss))(TABLE)
-    np.testing.assert_allclose(gradient(settings, WHOLE, average(settings, WHOLE)), slope, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(settings, WHOLE, average(settings, WHOLE)), slope, atol=1e-6
+    )
     assert measured(settings, WHOLE)["loss"] == pytest.approx(float(expected), abs=1e-6)
 
 
-def split(taken: RlExample, weights: np.ndarray, cuts: list[int]) -> Iterator[tuple[RlExample, np.ndarray]]:
+def split(
+    taken: RlExample, weights: np.ndarray, cuts: list[int]
+) -> Iterator[tuple[RlExample, np.ndarray]]:
     """The rows between the cuts, with padding for the others."""
     rows = len(weights)
     for start, end in itertools.pairwise([0, *cuts, rows]):
         here = (np.arange(rows) >= start) & (np.arange(rows) < end)
-        yield RlExample(*(np.where(here[:, None], a, b) for a, b in zip(taken, blank(rows, ROW), strict=True))), weights * here[:, None]
+        yield (
+            RlExample(
+                *(
+                    np.where(here[:, None], a, b)
+                    for a, b in zip(taken, blank(rows, ROW), strict=True)
+                )
+            ),
+            weights * here[:, None],
+        )
 
 
-@pytest.mark.parametrize(("loss", "name"), [*((loss, "") for loss in LOSSES), ("ppo", "samples"), ("grpo", "constant")])
+@pytest.mark.parametrize(
+    ("loss", "name"), [*((loss, "") for loss in LOSSES), ("ppo", "samples"), ("grpo", "constant")]
+)
 def test_any_split_adds_up_to_the_gradient_of_the_whole(loss: str, name: str):
-    """Parts of one to three rows, and every rollout in a row of its own: the weights are those of the whole batch."""
-    correction = {"old_policy": "decoupled", "weights": "sequence", "weight_max": 1.5, "reject": "k3", "reject_above": 1.0}
-    settings = Learner.model_validate({"loss": loss, "average": name, "clip_epsilon_high": 0.3, "kl_coefficient": 0.1, "correction": correction})
+    """Parts of one to three rows, and every rollout in a row of its own: the weights are those of
+    the whole batch.
+    """
+    correction = {
+        "old_policy": "decoupled",
+        "weights": "sequence",
+        "weight_max": 1.5,
+        "reject": "k3",
+        "reject_above": 1.0,
+    }
+    settings = Learner.model_validate(
+        {
+            "loss": loss,
+            "average": name,
+            "clip_epsilon_high": 0.3,
+            "kl_coefficient": 0.1,
+            "correction": correction,
+        }
+    )
     weights = average(settings, WHOLE)
     whole = gradient(settings, WHOLE, weights)
     for cuts in ([1], [2], [3], [1, 2], [1, 3], [2, 3], [1, 2, 3]):
         parts = [gradient(settings, taken, part) for taken, part in split(WHOLE, weights, cuts)]
         np.testing.assert_allclose(sum(parts), whole, atol=1e-6)
     alone = with_reference(example([[s] for s in SEGMENTS], ROW))
-    np.testing.assert_allclose(gradient(settings, alone, average(settings, alone)), whole, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(settings, alone, average(settings, alone)), whole, atol=1e-6
+    )
     assert np.abs(whole).max() > 1e-3
 
 
 def test_decoupled_measures_the_ratio_from_the_policy_that_the_step_begins_with():
     """It is 1 there: nothing is clipped, and PPO's gradient is the policy gradient's."""
-    decoupled = {"correction": {"old_policy": "decoupled"}, "average": "samples", "kl_coefficient": 0}
+    decoupled = {
+        "correction": {"old_policy": "decoupled"},
+        "average": "samples",
+        "kl_coefficient": 0,
+    }
     ppo, grpo = (Learner.model_validate({**decoupled, "loss": loss}) for loss in ("ppo", "grpo"))
     weights = average(ppo, WHOLE)
-    np.testing.assert_allclose(gradient(ppo, WHOLE, weights), gradient(grpo, WHOLE, weights), atol=1e-6)
-    assert measured(ppo, WHOLE)["clip_fraction"] == 0 < measured(Learner(kl_coefficient=0), WHOLE)["clip_fraction"]
+    np.testing.assert_allclose(
+        gradient(ppo, WHOLE, weights), gradient(grpo, WHOLE, weights), atol=1e-6
+    )
+    assert (
+        measured(ppo, WHOLE)["clip_fraction"]
+        == 0
+        < measured(Learner(kl_coefficient=0), WHOLE)["clip_fraction"]
+    )
 
 
 def test_what_is_rejected_neither_trains_nor_spoils_the_gradient():
@@ -140,7 +216,9 @@ def test_what_is_rejected_neither_trains_nor_spoils_the_gradient():
     far.policy_logprobs[2, 2] = -200.0
     keeping = WHOLE.loss_mask.copy()
     keeping[2, 2] = 0
-    settings = Learner.model_validate({"kl_coefficient": 0, "correction": {"reject": "k1", "reject_above": 20}})
+    settings = Learner.model_validate(
+        {"kl_coefficient": 0, "correction": {"reject": "k1", "reject_above": 20}}
+    )
     weights = average(settings, far)
     expected = gradient(settings, WHOLE, weights * keeping)
     assert weights[2, 2] > 0 and np.abs(expected).max() > 0
@@ -154,15 +232,27 @@ def test_the_mismatch_is_measured_at_the_sampled_tokens():
     d = current - WHOLE.policy_logprobs[WHOLE.loss_mask > 0]
     weights = np.exp(d)
     assert found["mismatch_kl"] == pytest.approx((weights - d - 1).mean(), rel=1e-4)
-    assert found["effective_sample_size"] == pytest.approx(weights.sum() ** 2 / (9 * (weights**2).sum()), rel=1e-4)
-    kept = measured(Learner.model_validate({"kl": "k1", "correction": {"reject": "k3", "reject_above": 0.1}}), WHOLE)
-    assert kept["rejected_frac"] == pytest.approx((weights - d - 1 > 0.1).mean()) and 0 < kept["rejected_frac"] < 1
+    assert found["effective_sample_size"] == pytest.approx(
+        weights.sum() ** 2 / (9 * (weights**2).sum()), rel=1e-4
+    )
+    kept = measured(
+        Learner.model_validate({"kl": "k1", "correction": {"reject": "k3", "reject_above": 0.1}}),
+        WHOLE,
+    )
+    assert (
+        kept["rejected_frac"] == pytest.approx((weights - d - 1 > 0.1).mean())
+        and 0 < kept["rejected_frac"] < 1
+    )
     assert kept["kl"] == pytest.approx((d + 0.3).mean(), rel=1e-4)  # measured of all of them
-    assert found["rejected_frac"] == 0 and found["ratio_max"] == pytest.approx(weights.max(), rel=1e-5)
+    assert found["rejected_frac"] == 0 and found["ratio_max"] == pytest.approx(
+        weights.max(), rel=1e-5
+    )
 
 
 def test_the_divergence_can_be_a_cost_in_the_advantages():
-    """REINFORCE++: each token pays for its own k1 and for those behind it, in its rollout; no gradient comes from the divergence itself."""
+    """REINFORCE++: each token pays for its own k1 and for those behind it, in its rollout; no
+    gradient comes from the divergence itself.
+    """
     shaped = Learner(loss="grpo", kl="k1", kl_coefficient=0.1, kl_in="advantages")
     plain = Learner(loss="grpo", kl_coefficient=0)
     current = np.asarray(predictions(TABLE, WHOLE).logprobs)
@@ -170,7 +260,13 @@ def test_the_divergence_can_be_a_cost_in_the_advantages():
     for row, places in ((0, [1]), (0, [3, 4, 5]), (1, [0, 1]), (2, [1, 2, 3])):
         for place in places:
             later = [p for p in places if p >= place]
-            advantages[row, place] -= 0.1 * sum(current[row, p] - WHOLE.reference_logprobs[row, p] for p in later)
+            advantages[row, place] -= 0.1 * sum(
+                current[row, p] - WHOLE.reference_logprobs[row, p] for p in later
+            )
     weights = average(plain, WHOLE)
-    np.testing.assert_allclose(gradient(shaped, WHOLE, weights), gradient(plain, WHOLE._replace(advantages=advantages), weights), atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(shaped, WHOLE, weights),
+        gradient(plain, WHOLE._replace(advantages=advantages), weights),
+        atol=1e-6,
+    )
     assert np.abs(gradient(shaped, WHOLE, weights) - gradient(plain, WHOLE, weights)).max() > 1e-3

@@ -19,7 +19,14 @@ from streamrl import config
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split
 from streamrl.config import RunFile
-from streamrl.errors import Fenced, InputGone, StreamrlError, TrainingDiverged, TransactionFailed, VersionMismatch
+from streamrl.errors import (
+    Fenced,
+    InputGone,
+    StreamrlError,
+    TrainingDiverged,
+    TransactionFailed,
+    VersionMismatch,
+)
 from streamrl.learner import checkpoints, process, reading
 from streamrl.learner.training import Training
 from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
@@ -33,8 +40,10 @@ from tests.data_path import found, publish
 from tests.learner import plain_llama
 from tests.waiting import patience
 
-PATIENCE_S = patience(180.0)  # for anything that a learner does: it compiles, and the machine may be busy
-COMPILED = "/jax/core/compile/backend_compile_duration"  # recorded for a program from the persistent cache, too
+# for anything that a learner does: it compiles, and the machine may be busy
+PATIENCE_S = patience(180.0)
+# recorded for a program from the persistent cache, too
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def run_of(directory: Path, tiny: Path) -> RunFile:
@@ -53,7 +62,11 @@ def run_of(directory: Path, tiny: Path) -> RunFile:
 
 def batch(number: int) -> Batch:
     made = assemble(
-        [group("copy", f"g{number}", sizes=(2, 3, 1), prompt=2 + number % 2, version=number)], number, number, row_count=2, max_seq_len=16
+        [group("copy", f"g{number}", sizes=(2, 3, 1), prompt=2 + number % 2, version=number)],
+        number,
+        number,
+        row_count=2,
+        max_seq_len=16,
     )
     assert made is not None
     return made
@@ -66,16 +79,30 @@ def a_log(*records: Batch | BatchPart | PolicyVersion) -> MemoryLog:
 
 
 def send(log: MemoryLog, *records: Batch | BatchPart | PolicyVersion) -> None:
-    publish(log, *(Output("policy-versions" if isinstance(r, PolicyVersion) else "batches", "lead", r) for r in records))
+    publish(
+        log,
+        *(
+            Output("policy-versions" if isinstance(r, PolicyVersion) else "batches", "lead", r)
+            for r in records
+        ),
+    )
 
 
 def versions(log: MemoryLog, learner: str = "lead") -> list[PolicyVersion]:
     records = found(log, "policy-versions", "policy-version")
-    return [record for record in records if isinstance(record, PolicyVersion) and record.learner == learner]
+    return [
+        record
+        for record in records
+        if isinstance(record, PolicyVersion) and record.learner == learner
+    ]
 
 
 def metrics(log: MemoryLog, learner: str = "lead") -> list[Metric]:
-    return [record for record in found(log, "metrics", "metric") if isinstance(record, Metric) and record.source == f"learner-{learner}"]
+    return [
+        record
+        for record in found(log, "metrics", "metric")
+        if isinstance(record, Metric) and record.source == f"learner-{learner}"
+    ]
 
 
 @dataclass
@@ -115,7 +142,13 @@ class Life:
 
 
 @contextmanager
-def learning(run: RunFile, log: MemoryLog, name: str | None = None, at: int | None = None, overrides: tuple[str, ...] = ()) -> Iterator[Life]:
+def learning(
+    run: RunFile,
+    log: MemoryLog,
+    name: str | None = None,
+    at: int | None = None,
+    overrides: tuple[str, ...] = (),
+) -> Iterator[Life]:
     life = Life(run, log, name, at, overrides)
     try:
         yield life
@@ -167,7 +200,8 @@ def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
             life.until(lambda: len(versions(log)) == 1)
             begun = versions(log)
             send(log, batch(0), batch(1))
-            life.until(lambda: len(metrics(log)) == 2)  # the second step, and the first checkpoint of a trained state
+            # the second step, and the first checkpoint of a trained state
+            life.until(lambda: len(metrics(log)) == 2)
             at_first = list(compiled)
             send(log, *split(batch(2), limit_bytes=100))
             life.until(lambda: len(metrics(log)) == 3)
@@ -182,7 +216,10 @@ def fresh(lived: Lived, directory: Path) -> RunFile:
 
 def announced_in(lived: Lived, run: RunFile) -> list[PolicyVersion]:
     """As if that run had announced them: its store lies elsewhere."""
-    return [msgspec.structs.replace(record, uri=record.uri.replace(lived.run.store, run.store)) for record in versions(lived.log)]
+    return [
+        msgspec.structs.replace(record, uri=record.uri.replace(lived.run.store, run.store))
+        for record in versions(lived.log)
+    ]
 
 
 def test_version_0_is_announced_before_any_batch(lived: Lived):
@@ -190,7 +227,12 @@ def test_version_0_is_announced_before_any_batch(lived: Lived):
 
 
 def test_batch_k_gives_version_k_plus_1(lived: Lived):
-    assert [(record.version, record.batch) for record in versions(lived.log)] == [(0, None), (1, 0), (2, 1), (3, 2)]
+    assert [(record.version, record.batch) for record in versions(lived.log)] == [
+        (0, None),
+        (1, 0),
+        (2, 1),
+        (3, 2),
+    ]
     assert len({record.sha256 for record in versions(lived.log)}) == 4
 
 
@@ -206,7 +248,9 @@ def test_the_place_in_batches_is_committed(lived: Lived):
 def test_what_is_announced_can_be_pulled_and_the_oldest_goes(lived: Lived, tmp_path: Path):
     newest = versions(lived.log)[-1]
     directory = pull(newest, lived.run.store, tmp_path / "copy")
-    assert describe(directory).sha256 == newest.sha256 and newest.size_bytes == sum(file.size_bytes for file in describe(directory).files)
+    assert describe(directory).sha256 == newest.sha256 and newest.size_bytes == sum(
+        file.size_bytes for file in describe(directory).files
+    )
     assert Store(f"{lived.run.store}/lead").versions() == [2, 3]
 
 
@@ -214,9 +258,15 @@ def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Pat
     for record in versions(lived.log)[-2:]:
         assert record.probe is not None and len(record.probe.tokens) == 8
         directory = pull(record, lived.run.store, tmp_path / str(record.version))
-        np.testing.assert_allclose(record.probe.logprobs, plain_llama.next_logprobs(directory, record.probe.tokens.tolist()), atol=2e-5)
+        np.testing.assert_allclose(
+            record.probe.logprobs,
+            plain_llama.next_logprobs(directory, record.probe.tokens.tolist()),
+            atol=2e-5,
+        )
     first, second = (record.probe for record in versions(lived.log)[-2:])
-    assert first is not None and second is not None and first.tokens.tolist() != second.tokens.tolist()
+    assert (
+        first is not None and second is not None and first.tokens.tolist() != second.tokens.tolist()
+    )
 
 
 def test_metrics_come_with_every_step(lived: Lived):
@@ -225,41 +275,60 @@ def test_metrics_come_with_every_step(lived: Lived):
         "checkpoint_s publish_s publish_wait_s batch_age_mean batch_age_max idle_s"
     )
     for number, metric in enumerate(metrics(lived.log)):
-        assert metric.step == number and {f"learner/{name}" for name in names.split()} <= set(metric.values)
+        assert metric.step == number and {f"learner/{name}" for name in names.split()} <= set(
+            metric.values
+        )
         assert all(map(math.isfinite, metric.values.values()))
         assert metric.values["learner/batch_age_max"] == 0
 
 
 def test_checkpoints_are_those_of_every_second_version(lived: Lived):
     directory = lived.run.directory / "checkpoints" / "lead"
-    assert checkpoints.versions(directory) == [2, 3]  # and, at a clean stop, of the newest; it keeps two
-    assert checkpoints.latest(directory, 2) == checkpoints.Position(2, 2, versions(lived.log)[2].sha256)
+    # and, at a clean stop, of the newest; it keeps two
+    assert checkpoints.versions(directory) == [2, 3]
+    assert checkpoints.latest(directory, 2) == checkpoints.Position(
+        2, 2, versions(lived.log)[2].sha256
+    )
 
 
-def test_a_clean_stop_leaves_a_checkpoint_so_that_nothing_is_trained_again(lived: Lived, tmp_path: Path):
+def test_a_clean_stop_leaves_a_checkpoint_so_that_nothing_is_trained_again(
+    lived: Lived, tmp_path: Path
+):
     run = fresh(lived, tmp_path)
     log = a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     with learning(run, log) as life:
         send(log, batch(3))
         life.until(lambda: len(metrics(log)) == 1)
-    assert metrics(log)[0].step == 3 and [record.version for record in versions(log)] == [0, 1, 2, 3, 4]
+    assert metrics(log)[0].step == 3 and [record.version for record in versions(log)] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_nothing_is_compiled_after_the_first_steps(lived: Lived):
-    """With export, probe and announcement. That something was compiled before shows that the count counts."""
+    """With export, probe and announcement. That something was compiled before shows that the count
+    counts.
+    """
     assert len(lived.compiled_at_first) > 0 and lived.compiled_later == []
 
 
 def test_a_second_life_goes_on_and_announces_nothing_twice(lived: Lived, tmp_path: Path):
-    """Killed, from the checkpoint of version 2: batch 2 is trained again, and gives the version 3 that is announced. Then another learner."""
+    """Killed, from the checkpoint of version 2: batch 2 is trained again, and gives the version 3
+    that is announced. Then another learner.
+    """
     run = fresh(lived, tmp_path)
     log = a_log(batch(0), batch(1), *split(batch(2), limit_bytes=100), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     shutil.rmtree(run.directory / "checkpoints" / "lead" / "000003")
     with learning(run, log) as life:
         life.until(lambda: len(metrics(log)) == 1)
-        assert [record.sha256 for record in versions(log)] == [record.sha256 for record in versions(lived.log)]
+        assert [record.sha256 for record in versions(log)] == [
+            record.sha256 for record in versions(lived.log)
+        ]
         send(log, batch(3))
         life.until(lambda: len(metrics(log)) == 2)
     assert [metric.step for metric in metrics(log)] == [2, 3]
@@ -267,8 +336,12 @@ def test_a_second_life_goes_on_and_announces_nothing_twice(lived: Lived, tmp_pat
 
     with learning(run, log, "other") as life:
         life.until(lambda: len(metrics(log, "other")) == 4)
-    assert [record.version for record in versions(log)] == [0, 1, 2, 3, 4]  # the run's own is not disturbed
-    assert [record.sha256 for record in versions(log, "other")] == [record.sha256 for record in versions(log)]  # a death in between changes nothing
+    # the run's own is not disturbed
+    assert [record.version for record in versions(log)] == [0, 1, 2, 3, 4]
+    # a death in between changes nothing
+    assert [record.sha256 for record in versions(log, "other")] == [
+        record.sha256 for record in versions(log)
+    ]
     assert all(record.uri.startswith(f"{run.store}/other/") for record in versions(log, "other"))
 
 
@@ -279,7 +352,9 @@ def test_another_instance_takes_over(lived: Lived, tmp_path: Path):
     rival = PolicyVersion(learner="lead", version=1, uri="file:///rival", size_bytes=1, sha256="ab")
     log.writer("learner-lead").commit([to_message(Output("policy-versions", "lead", rival))])
     send(log, batch(0))
-    assert isinstance(life.end(), Fenced) and [record.uri for record in versions(log)[1:]] == ["file:///rival"]
+    assert isinstance(life.end(), Fenced) and [record.uri for record in versions(log)[1:]] == [
+        "file:///rival"
+    ]
 
 
 class Away(MemoryLog):
@@ -301,36 +376,56 @@ class Away(MemoryLog):
         return made
 
 
-def test_what_was_trained_while_the_broker_was_away_is_announced_when_it_is_back(lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_was_trained_while_the_broker_was_away_is_announced_when_it_is_back(
+    lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Two commits fail. The learner goes on in the same life, and trains on nothing twice."""
     log, steps = Away({"policy-versions": 1, "batches": 1, "metrics": 1}), list[int]()
     step = Training.step
-    monkeypatch.setattr(Training, "step", lambda policy, taken: steps.append(taken.batch.number) or step(policy, taken))
+    monkeypatch.setattr(
+        Training,
+        "step",
+        lambda policy, taken: steps.append(taken.batch.number) or step(policy, taken),
+    )
     with learning(fresh(lived, tmp_path), log) as life:
         life.until(lambda: len(versions(log)) == 1)
-        log.writer("learner-lead")  # fences the learner's, without a word: as when its transaction has stood still
+        # fences the learner's, without a word: as when its transaction has stood still
+        log.writer("learner-lead")
         send(log, batch(0))
         life.until(lambda: len(metrics(log)) == 1)
-    assert [record.version for record in versions(log)] == [0, 1] and steps == [0] and log.opened == 3
+    assert (
+        [record.version for record in versions(log)] == [0, 1] and steps == [0] and log.opened == 3
+    )
 
 
 def other_hash(record: PolicyVersion) -> PolicyVersion:
     return msgspec.structs.replace(record, sha256="ab" * 32)
 
 
-def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(lived: Lived, tmp_path: Path):
-    """As on other hardware, or under changed settings. Version 0 came out the same, so it is announced once; nothing ends."""
+def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
+    lived: Lived, tmp_path: Path
+):
+    """As on other hardware, or under changed settings. Version 0 came out the same, so it is
+    announced once; nothing ends.
+    """
     announced, run = versions(lived.log), fresh(lived, tmp_path)
     log = a_log(announced[0], other_hash(announced[1]), batch(0), batch(1))
     with learning(run, log) as life:
         life.until(lambda: len(metrics(log)) == 2)
     found = versions(log)[2:]
-    assert [(record.version, record.lineage, record.replaces, record.sha256) for record in found] == [
+    assert [
+        (record.version, record.lineage, record.replaces, record.sha256) for record in found
+    ] == [
         (1, 1, "ab" * 32, announced[1].sha256),
         (2, 0, "", announced[2].sha256),
     ]
-    assert reading.announcements(log, "lead") == {record.version: record.sha256 for record in announced[:3]}
-    assert describe(pull(found[0], run.store, tmp_path / "copy")).sha256 == announced[1].sha256 and found[0].probe is not None
+    assert reading.announcements(log, "lead") == {
+        record.version: record.sha256 for record in announced[:3]
+    }
+    assert (
+        describe(pull(found[0], run.store, tmp_path / "copy")).sha256 == announced[1].sha256
+        and found[0].probe is not None
+    )
     with learning(run, log) as life:  # and once it has been announced, it is known
         send(log, batch(2))
         life.until(lambda: len(metrics(log)) == 3)
@@ -338,10 +433,18 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(live
 
 
 def test_where_that_is_asked_for_it_ends_the_run(lived: Lived, tmp_path: Path):
-    announced, run = versions(lived.log), config.changed(fresh(lived, tmp_path), ["learner.on_divergence=stop"])
+    announced, run = (
+        versions(lived.log),
+        config.changed(fresh(lived, tmp_path), ["learner.on_divergence=stop"]),
+    )
     log = a_log(announced[0], other_hash(announced[1]), batch(0))
     said = dies_of(run, log, VersionMismatch)
-    assert said.startswith(f"version 1 of lead came out as {announced[1].sha256}, but {'ab' * 32} was announced") and "\n" not in said
+    assert (
+        said.startswith(
+            f"version 1 of lead came out as {announced[1].sha256}, but {'ab' * 32} was announced"
+        )
+        and "\n" not in said
+    )
     assert len(versions(log)) == 2
 
 
@@ -349,21 +452,37 @@ def test_a_checkpoint_that_was_never_announced_is_refused(lived: Lived, tmp_path
     announced, run = versions(lived.log), fresh(lived, tmp_path)
     shutil.copytree(lived.run.directory, run.directory)
     log = a_log(*announced[:3], other_hash(announced[3]))
-    assert "has weights that lead never announced: it is of another run" in dies_of(run, log, VersionMismatch)
+    assert "has weights that lead never announced: it is of another run" in dies_of(
+        run, log, VersionMismatch
+    )
 
 
-def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(lived: Lived, tmp_path: Path):
+def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(
+    lived: Lived, tmp_path: Path
+):
     """Learning rate, rows of a batch, a reference: the batches of before are not trained on again."""
     run = fresh(lived, tmp_path)
     log = a_log(*map(batch, range(3)), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
     position = checkpoints.path_of(run.directory / "checkpoints" / "lead", 3) / checkpoints.POSITION
-    position.write_text(position.read_text().replace(f'"offset": {2 + len(split(batch(2), limit_bytes=100))}', '"offset": 3'))
-    other = config.changed(run, ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl_coefficient=0"])
+    position.write_text(
+        position.read_text().replace(
+            f'"offset": {2 + len(split(batch(2), limit_bytes=100))}', '"offset": 3'
+        )
+    )
+    other = config.changed(
+        run, ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl_coefficient=0"]
+    )
     with learning(other, log) as life:
         send(log, batch(3))  # made under the settings of before: two rows
         life.until(lambda: len(metrics(log)) == 1)
-    assert [(record.version, record.lineage) for record in versions(log)] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
+    assert [(record.version, record.lineage) for record in versions(log)] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (4, 0),
+    ]
 
 
 def test_a_store_that_was_emptied_gets_the_newest_version_again(lived: Lived, tmp_path: Path):
@@ -384,7 +503,9 @@ def test_a_store_that_was_emptied_gets_the_newest_version_again(lived: Lived, tm
         assert len(versions(log)) == 4
 
 
-def test_under_another_weight_store_the_newest_version_is_announced_there(lived: Lived, tmp_path: Path):
+def test_under_another_weight_store_the_newest_version_is_announced_there(
+    lived: Lived, tmp_path: Path
+):
     """Servers take nothing from outside the store that is configured: they would wait for ever."""
     run = fresh(lived, tmp_path)
     shutil.copytree(lived.run.directory, run.directory)
@@ -392,17 +513,28 @@ def test_under_another_weight_store_the_newest_version_is_announced_there(lived:
     with learning(run, log) as life:
         life.until(lambda: len(versions(log)) == 5)
     before, again = versions(log)[3:]
-    assert (again.version, again.lineage, again.sha256) == (3, 1, before.sha256) and again.uri.startswith(f"{run.store}/lead/")
+    assert (again.version, again.lineage, again.sha256) == (
+        3,
+        1,
+        before.sha256,
+    ) and again.uri.startswith(f"{run.store}/lead/")
     pull(again, run.store, tmp_path / "copy")
 
 
 def unknown(made: Batch) -> Batch:
     """With an id that the model has no embedding of, and that it was announced not to know."""
-    return msgspec.structs.replace(made, tokens=np.where(np.arange(len(made.tokens)) == 0, 99, made.tokens).astype(made.tokens.dtype))
+    return msgspec.structs.replace(
+        made,
+        tokens=np.where(np.arange(len(made.tokens)) == 0, 99, made.tokens).astype(
+            made.tokens.dtype
+        ),
+    )
 
 
 def not_finite(made: Batch) -> Batch:
-    """Its loss is infinite: nothing is left of an advantage of 1e38 that is divided by a tiny deviation."""
+    """Its loss is infinite: nothing is left of an advantage of 1e38 that is divided by a tiny
+    deviation.
+    """
     return msgspec.structs.replace(made, advantages=np.full(len(made.uids), 3e38, np.float32))
 
 
@@ -411,25 +543,55 @@ def too_long(made: Batch) -> Batch:
 
 
 def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
-    """An unknown id costs its sequence. What cannot be trained on costs its step; the version is announced all the same, with the same weights."""
-    run = config.changed(fresh(lived, tmp_path), ["learner.normalize_advantages=false", "learner.max_skipped_steps=2"])
+    """An unknown id costs its sequence. What cannot be trained on costs its step; the version is
+    announced all the same, with the same weights.
+    """
+    run = config.changed(
+        fresh(lived, tmp_path),
+        ["learner.normalize_advantages=false", "learner.max_skipped_steps=2"],
+    )
     log = a_log()
     rubbish = to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish")
     with learning(run, log) as life:
         life.until(lambda: len(versions(log)) == 1)
         log.plain_writer().send(rubbish)
-        send(log, unknown(batch(0)), split(batch(1), limit_bytes=100)[1], not_finite(batch(1)), batch(0), too_long(batch(2)), batch(3))
+        send(
+            log,
+            unknown(batch(0)),
+            split(batch(1), limit_bytes=100)[1],
+            not_finite(batch(1)),
+            batch(0),
+            too_long(batch(2)),
+            batch(3),
+        )
         life.until(lambda: len(metrics(log)) == 4)
-    assert [(metric.step, metric.values["learner/skipped"]) for metric in metrics(log)] == [(0, 0), (1, 1), (2, 1), (3, 0)]
+    assert [(metric.step, metric.values["learner/skipped"]) for metric in metrics(log)] == [
+        (0, 0),
+        (1, 1),
+        (2, 1),
+        (3, 0),
+    ]
     assert metrics(log)[0].values["learner/masked_sequences"] == 1
     assert all(math.isfinite(value) for metric in metrics(log) for value in metric.values.values())
     found = versions(log)
-    assert [(record.version, record.skipped) for record in found] == [(0, False), (1, False), (2, True), (3, True), (4, False)]
-    assert found[1].sha256 == found[2].sha256 == found[3].sha256 and len({record.sha256 for record in found}) == 3
+    assert [(record.version, record.skipped) for record in found] == [
+        (0, False),
+        (1, False),
+        (2, True),
+        (3, True),
+        (4, False),
+    ]
+    assert (
+        found[1].sha256 == found[2].sha256 == found[3].sha256
+        and len({record.sha256 for record in found}) == 3
+    )
 
 
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(lived: Lived, tmp_path: Path):
-    run = config.changed(fresh(lived, tmp_path), ["learner.normalize_advantages=false", "learner.max_skipped_steps=1"])
+    run = config.changed(
+        fresh(lived, tmp_path),
+        ["learner.normalize_advantages=false", "learner.max_skipped_steps=1"],
+    )
     log = a_log(*(not_finite(batch(number)) for number in range(3)))
     assert dies_of(run, log, TrainingDiverged).startswith(
         "nothing could be trained on in 2 steps in a row, up to batch 1; lower learner.learning_rate"
@@ -440,7 +602,10 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(lived: Lived, t
 def test_batches_that_are_gone_are_said(lived: Lived, tmp_path: Path):
     log = a_log(batch(1))
     said = dies_of(fresh(lived, tmp_path), log, InputGone)
-    assert said.startswith("batch 1 came at version 0: batches are missing before offset 1") and "\n" not in said
+    assert (
+        said.startswith("batch 1 came at version 0: batches are missing before offset 1")
+        and "\n" not in said
+    )
     assert len(versions(log)) == 1
 
 
@@ -458,15 +623,31 @@ def test_pieces_give_one_batch_and_the_offset_behind_the_last():
     log, pieces = a_log(), split(batch(5), limit_bytes=100)
     send(log, *pieces)
     made = next_batch(log)
-    assert isinstance(made, tuple) and made[1] == len(pieces) and made[0].number == 5 and made[0].tokens.tolist() == batch(5).tokens.tolist()
+    assert (
+        isinstance(made, tuple)
+        and made[1] == len(pieces)
+        and made[0].number == 5
+        and made[0].tokens.tolist() == batch(5).tokens.tolist()
+    )
 
 
 def test_what_cannot_be_read_is_passed_over():
-    """Pieces without a beginning (retention has taken it), rubbish, a record of another kind: then comes the next whole batch."""
+    """Pieces without a beginning (retention has taken it), rubbish, a record of another kind: then
+    comes the next whole batch.
+    """
     first, _, third, *_ = split(batch(5), limit_bytes=100)
     log = a_log(third, first, third)
-    log.plain_writer().send(to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish"))
-    publish(log, Output("batches", "lead", PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256="")))
+    log.plain_writer().send(
+        to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish")
+    )
+    publish(
+        log,
+        Output(
+            "batches",
+            "lead",
+            PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256=""),
+        ),
+    )
     send(log, first, *split(batch(6), limit_bytes=100))
     made = next_batch(log)
     assert isinstance(made, tuple) and made[0].number == 6

@@ -8,7 +8,16 @@ import threading
 import msgspec
 import pytest
 
-from streamrl.learner.reading import Taken, again, announcement, announcements, following, in_order, newest_lineages, until
+from streamrl.learner.reading import (
+    Taken,
+    again,
+    announcement,
+    announcements,
+    following,
+    in_order,
+    newest_lineages,
+    until,
+)
 from streamrl.records import Batch, PolicyVersion, Scores
 from streamrl.stream.codec import to_message
 from streamrl.stream.log import Output
@@ -20,25 +29,37 @@ from tests.data_path import publish
 def batch(number: int) -> Batch:
     from streamrl.batcher.assemble import assemble
 
-    made = assemble([group(name=f"g{number}", sizes=(2,))], number, number, row_count=1, max_seq_len=8)
+    made = assemble(
+        [group(name=f"g{number}", sizes=(2,))], number, number, row_count=1, max_seq_len=8
+    )
     assert made is not None
     return made
 
 
 def scores(number: int, start: int = 0, *values: float, by: str = "scorer-0") -> Scores:
-    return Scores(number=number, scorer=by, reference=0, tokens=2, start=start, logprobs=floats(*values))
+    return Scores(
+        number=number, scorer=by, reference=0, tokens=2, start=start, logprobs=floats(*values)
+    )
 
 
 def taken(*records: Scores, batches: int = 3) -> list[Taken]:
     """Batches at offsets 0, 10, 20, with these records of `scores` at offsets 5, 6, 7 ..."""
-    found = in_order(((batch(n), 10 * n + 1) for n in range(batches)), iter([(record, 5 + i) for i, record in enumerate(records)]))
+    found = in_order(
+        ((batch(n), 10 * n + 1) for n in range(batches)),
+        iter([(record, 5 + i) for i, record in enumerate(records)]),
+    )
     return [each for each in found if each is not None]
 
 
 def test_order_is_restored():
     found = taken(scores(1, 0, -1, -1), scores(2, 0, -2, -2), scores(0, 0, -0.5, -0.25))
-    assert [(t.batch.number, t.offset, t.scores and t.scores.number) for t in found] == [(0, 1, 0), (1, 11, 1), (2, 21, 2)]
-    assert [t.scores_offset for t in found] == [5, 6, 8]  # what a later step may need begins with batch 1 at 5, batch 2 at 6, behind the last
+    assert [(t.batch.number, t.offset, t.scores and t.scores.number) for t in found] == [
+        (0, 1, 0),
+        (1, 11, 1),
+        (2, 21, 2),
+    ]
+    # what a later step may need begins with batch 1 at 5, batch 2 at 6, behind the last
+    assert [t.scores_offset for t in found] == [5, 6, 8]
 
 
 def test_a_batch_without_scores_is_not_taken():
@@ -47,15 +68,28 @@ def test_a_batch_without_scores_is_not_taken():
 
 
 def test_pieces_are_joined_in_any_order():
-    first, second, third = taken(scores(0, 1, -2), scores(1, 0, -3), scores(0, 0, -1), scores(2, 0, -5, -6), scores(1, 1, -4))
-    assert [t.scores.logprobs.tolist() for t in (first, second, third) if t.scores] == [[-1, -2], [-3, -4], [-5, -6]]
+    first, second, third = taken(
+        scores(0, 1, -2), scores(1, 0, -3), scores(0, 0, -1), scores(2, 0, -5, -6), scores(1, 1, -4)
+    )
+    assert [t.scores.logprobs.tolist() for t in (first, second, third) if t.scores] == [
+        [-1, -2],
+        [-3, -4],
+        [-5, -6],
+    ]
     assert [t.scores_offset for t in (first, second, third)] == [6, 8, 10]
 
 
 def test_what_is_scored_twice_counts_once_and_the_first_has_it():
-    found = taken(scores(0, 0, -1, -1), scores(0, 0, -9, -9, by="scorer-1"), scores(1, 0, -2, -2), scores(0, 0, -9, -9), scores(2, 0, -3, -3))
+    found = taken(
+        scores(0, 0, -1, -1),
+        scores(0, 0, -9, -9, by="scorer-1"),
+        scores(1, 0, -2, -2),
+        scores(0, 0, -9, -9),
+        scores(2, 0, -3, -3),
+    )
     assert [t.scores.logprobs.tolist() for t in found if t.scores] == [[-1, -1], [-2, -2], [-3, -3]]
-    assert [t.scores_offset for t in found] == [6, 8, 10]  # nothing of a batch that is done is waited for
+    # nothing of a batch that is done is waited for
+    assert [t.scores_offset for t in found] == [6, 8, 10]
 
 
 def a_log() -> MemoryLog:
@@ -64,13 +98,28 @@ def a_log() -> MemoryLog:
 
 def test_what_was_recorded_is_taken_again():
     log = a_log()
-    publish(log, *(Output("batches", str(n), batch(n)) for n in range(3)), *(Output("scores", str(n), scores(n, 0, -1, -n)) for n in (1, 0)))
-    assert [(t.batch.number, t.offset, t.scores_offset) for t in again(log, True, 0, 0)] == [(0, 1, 0), (1, 2, 2)]
-    assert [(t.batch.number, t.scores and t.scores.logprobs.tolist()) for t in again(log, True, 1, 0)] == [(1, [-1, -1])]
-    assert [(t.batch.number, t.scores) for t in again(log, False, 0, 0)] == [(0, None), (1, None), (2, None)]
+    publish(
+        log,
+        *(Output("batches", str(n), batch(n)) for n in range(3)),
+        *(Output("scores", str(n), scores(n, 0, -1, -n)) for n in (1, 0)),
+    )
+    assert [(t.batch.number, t.offset, t.scores_offset) for t in again(log, True, 0, 0)] == [
+        (0, 1, 0),
+        (1, 2, 2),
+    ]
+    assert [
+        (t.batch.number, t.scores and t.scores.logprobs.tolist()) for t in again(log, True, 1, 0)
+    ] == [(1, [-1, -1])]
+    assert [(t.batch.number, t.scores) for t in again(log, False, 0, 0)] == [
+        (0, None),
+        (1, None),
+        (2, None),
+    ]
 
 
-def test_a_learner_waits_for_scores_and_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_a_learner_waits_for_scores_and_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     log, stop = a_log(), threading.Event()
     publish(log, Output("batches", "0", batch(0)))
     monkeypatch.setattr("streamrl.learner.reading.SAY_AFTER_S", 0.0)
@@ -104,7 +153,9 @@ def test_while_there_is_nothing_it_says_so():
 def test_scores_that_cannot_be_read_are_passed_over():
     log = a_log()
     publish(log, Output("batches", "0", batch(0)))
-    log.plain_writer().send(to_message(Output("scores", "0", scores(0, 0, -1, -2)))._replace(value=b"rubbish"))
+    log.plain_writer().send(
+        to_message(Output("scores", "0", scores(0, 0, -1, -2)))._replace(value=b"rubbish")
+    )
     assert list(again(log, True, 0, 0)) == []
     publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
     assert [found.batch.number for found in again(log, True, 0, 0)] == [0]
@@ -129,5 +180,8 @@ def test_of_several_lineages_of_a_version_the_newest_is_valid():
     again = msgspec.structs.replace(first, sha256="cd", lineage=1, replaces="ab")
     for record in (first, again, msgspec.structs.replace(first, version=3)):
         publish(log, Output("policy-versions", "lead", record))
-    assert announcements(log, "lead") == {4: "cd", 3: "ab"} and announcement(log, "lead", 4, stop) == again
+    assert (
+        announcements(log, "lead") == {4: "cd", 3: "ab"}
+        and announcement(log, "lead", 4, stop) == again
+    )
     assert newest_lineages([again, first]) == {4: again}  # in whatever order they are heard of

@@ -16,12 +16,24 @@ from tests.learner.conftest import CONTEXT, TINY
 
 
 def run_of(**reference: Any) -> RunFile:
-    return parse({"run": "r", "envs": {"copy": {}}, "model": {"max_seq_len": CONTEXT}, "learner": {"reference": reference}})
+    return parse(
+        {
+            "run": "r",
+            "envs": {"copy": {}},
+            "model": {"max_seq_len": CONTEXT},
+            "learner": {"reference": reference},
+        }
+    )
 
 
 @pytest.mark.parametrize(
     ("reference", "versions"),
-    [({}, [0, 0, 0, 0, 0, 0, 0]), ({"path": "m"}, [OWN] * 7), ({"every": 3}, [0, 0, 0, 3, 3, 3, 6]), ({"every": 1}, [0, 1, 2, 3, 4, 5, 6])],
+    [
+        ({}, [0, 0, 0, 0, 0, 0, 0]),
+        ({"path": "m"}, [OWN] * 7),
+        ({"every": 3}, [0, 0, 0, 3, 3, 3, 6]),
+        ({"every": 1}, [0, 1, 2, 3, 4, 5, 6]),
+    ],
 )
 def test_it_follows_from_the_number_of_the_batch(reference: dict[str, Any], versions: list[int]):
     assert [reference_of(run_of(**reference), batch) for batch in range(7)] == versions
@@ -29,7 +41,9 @@ def test_it_follows_from_the_number_of_the_batch(reference: dict[str, Any], vers
 
 def test_one_that_follows_begins_anew_in_a_fork_and_a_fixed_one_stays():
     fork = {"fork": Fork(run="parent", version=4, sha256="ab")}
-    assert [reference_of(run_of(every=3).model_copy(update=fork), batch) for batch in range(4, 8)] == [4, 4, 6, 6]
+    assert [
+        reference_of(run_of(every=3).model_copy(update=fork), batch) for batch in range(4, 8)
+    ] == [4, 4, 6, 6]
     assert reference_of(run_of().model_copy(update=fork), 4) == 0
 
 
@@ -42,10 +56,18 @@ def test_it_is_loaded_when_it_changes(tiny: Path):
 
 
 def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
-    small = write_tiny(tmp_path / "small", TinyModel(**{**TINY.model_dump(), "alphabet": "01"}), CONTEXT)
+    small = write_tiny(
+        tmp_path / "small", TinyModel(**{**TINY.model_dump(), "alphabet": "01"}), CONTEXT
+    )
     run = run_of(path=str(small))
     assert fixed(run, OWN) == small and fixed(run, 3) is None
-    with on_mesh(), pytest.raises(ModelError, match=r"^reference .*small knows token ids below 6, the policy's tokenizer those below 16; "):
+    with (
+        on_mesh(),
+        pytest.raises(
+            ModelError,
+            match=r"^reference .*small knows token ids below 6, the policy's tokenizer those below 16; ",
+        ),
+    ):
         Reference(run, tokenizer_ids=16).load(OWN, small)
     with pytest.raises(ModelError, match="model directory nowhere does not exist"):
         fixed(run_of(path="nowhere"), OWN)

@@ -1,4 +1,6 @@
-"""One learner as two JAX processes on a real broker: started by hand as a user does, stopped, and gone on with."""
+"""One learner as two JAX processes on a real broker: started by hand as a user does, stopped, and
+gone on with.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,20 @@ from tests.waiting import patience
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = patience(300.0)
 ALL = ["--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
-TOLERANCE = 1e-4  # of weights after four steps: Adam's first steps are as large for a small gradient as for a large one
+# of weights after four steps: Adam's first steps are as large for a small gradient as for a large
+# one
+TOLERANCE = 1e-4
 
 
 def run_of(directory: Path, name: str) -> RunFile:
     tiny = {"layers": 1, "hidden": 16, "head_dim": 8, "seed": 1}
-    batcher = {"total_token_budget": 48, "max_seq_len": 16, "row_count": 4, "processes": 2, "balance": "flops"}
+    batcher = {
+        "total_token_budget": 48,
+        "max_seq_len": 16,
+        "row_count": 4,
+        "processes": 2,
+        "balance": "flops",
+    }
     return config.parse(
         {
             "run": name,
@@ -59,7 +69,12 @@ def run_of(directory: Path, name: str) -> RunFile:
 
 def batch(number: int) -> Batch:
     """Three rollouts for each of two processes, in tokens 10 to 15 of a model of 16."""
-    groups = [group("copy", f"g{number}-{i}", sizes=(2 - i, 3, 1 + i), prompt=2 + number % 2, version=number) for i in range(2)]
+    groups = [
+        group(
+            "copy", f"g{number}-{i}", sizes=(2 - i, 3, 1 + i), prompt=2 + number % 2, version=number
+        )
+        for i in range(2)
+    ]
     made = assemble(groups, number, number, 4, 16, Division(2, "flops", 16))
     assert made is not None
     return made
@@ -75,15 +90,32 @@ class Learner:
             free.bind(("127.0.0.1", 0))
             coordinator = f"127.0.0.1:{free.getsockname()[1]}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "STREAMRL_KAFKA": broker}
-        command = [sys.executable, "-m", "streamrl.cli", "learner", str(path), "--coordinator", coordinator, "--processes", "2", "--process"]
+        command = [
+            sys.executable,
+            "-m",
+            "streamrl.cli",
+            "learner",
+            str(path),
+            "--coordinator",
+            coordinator,
+            "--processes",
+            "2",
+            "--process",
+        ]
         self.logs = [logs / f"process-{i}.log" for i in range(2)]
         self.processes = list[subprocess.Popen[bytes]]()
         for i, log in enumerate(self.logs):
             with log.open("ab") as output:
-                self.processes.append(subprocess.Popen([*command, str(i)], cwd=ROOT, env=environment, stdout=output, stderr=output))
+                self.processes.append(
+                    subprocess.Popen(
+                        [*command, str(i)], cwd=ROOT, env=environment, stdout=output, stderr=output
+                    )
+                )
 
     def said(self) -> str:
-        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.logs)
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.logs
+        )
 
 
 @contextmanager
@@ -98,7 +130,10 @@ def learning(run: RunFile, broker: str, logs: Path) -> Iterator[Learner]:
 
 
 def versions(log: KafkaLog) -> list[PolicyVersion]:
-    events = (to_event(message, ("policy-version",)) for message in read(log, "policy-versions", 0, log.start("policy-versions", 0)))
+    events = (
+        to_event(message, ("policy-version",))
+        for message in read(log, "policy-versions", 0, log.start("policy-versions", 0))
+    )
     return [event.record for event in events if isinstance(event.record, PolicyVersion)]
 
 
@@ -119,7 +154,9 @@ def publish(log: KafkaLog, number: int) -> None:
 
 @pytest.mark.slow
 def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Path):
-    """The second life is asked to end by one of them alone. Its weights are those of one process, but for the order of sums."""
+    """The second life is asked to end by one of them alone. Its weights are those of one process,
+    but for the order of sums.
+    """
     run, kafka = run_of(tmp_path / "runs", run_name), {"bootstrap.servers": broker}
     run.directory.mkdir(parents=True)
     topics.apply(run, kafka)
@@ -139,12 +176,24 @@ def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Pat
         learner.processes[1].send_signal(signal.SIGTERM)
         assert [process.wait(PATIENCE_S) for process in learner.processes] == [0, 0], learner.said()
     announced = versions(log)
-    assert [(found.version, found.batch) for found in announced] == [(0, None), (1, 0), (2, 1), (3, 2), (4, 3)]  # version 3 came out again, the same
+    # version 3 came out again, the same
+    assert [(found.version, found.batch) for found in announced] == [
+        (0, None),
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+    ]
     assert "version 3: trained again" in learner.said()
     assert checkpoints.versions(run.directory / "checkpoints" / "lead") == [2, 4]
 
-    measured = [to_event(m, ("metric",)).record for m in read(log, "metrics", 0, log.start("metrics", 0))]
-    steps = [record.step for record in measured if isinstance(record, Metric) and record.step is not None]  # the log's own are of no step
+    measured = [
+        to_event(m, ("metric",)).record for m in read(log, "metrics", 0, log.start("metrics", 0))
+    ]
+    # the log's own are of no step
+    steps = [
+        record.step for record in measured if isinstance(record, Metric) and record.step is not None
+    ]
     assert steps == [0, 1, 2, 2, 3]  # one process measures
 
     alone = run.model_copy(update={"runs_dir": str(tmp_path / "alone")})
@@ -163,7 +212,9 @@ def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Pat
 
 
 def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: pytest.MonkeyPatch):
-    """Two processes in two threads. One sees the batches later, the other is to stop once it has the third: neither has it."""
+    """Two processes in two threads. One sees the batches later, the other is to stop once it has
+    the third: neither has it.
+    """
     meeting, said = threading.Barrier(2, timeout=PATIENCE_S), [np.zeros(2, bool)] * 2
     here = threading.local()
 
@@ -195,7 +246,13 @@ def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: 
     assert had == [[10, 11], [10, 11]]
 
 
-@pytest.mark.parametrize("options", [["--process", "0"], ["--coordinator", "127.0.0.1:1", "--processes", "2"], [*ALL[:-1], "2"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--process", "0"], ["--coordinator", "127.0.0.1:1", "--processes", "2"], [*ALL[:-1], "2"]],
+)
 def test_a_place_is_said_as_a_whole(options: list[str]):
     result = CliRunner().invoke(cli, ["learner", "quickstart", *options])
-    assert result.exit_code == 2 and "--coordinator, --processes and --process belong together" in result.output
+    assert (
+        result.exit_code == 2
+        and "--coordinator, --processes and --process belong together" in result.output
+    )

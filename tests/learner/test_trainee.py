@@ -1,4 +1,6 @@
-"""What goes on beside the next step, stopped where it matters: nothing here depends on how fast anything is."""
+"""What goes on beside the next step, stopped where it matters: nothing here depends on how fast
+anything is.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ class GatedWriter:
 
 @pytest.fixture
 def run(tiny: Path, tmp_path: Path) -> RunFile:
-    return changed(run_of(tmp_path, tiny), ["learner.checkpoint_every=1", "learner.keep_checkpoints=9", "weights.keep_versions=9"])
+    return changed(
+        run_of(tmp_path, tiny),
+        ["learner.checkpoint_every=1", "learner.keep_checkpoints=9", "weights.keep_versions=9"],
+    )
 
 
 @pytest.fixture
@@ -86,7 +91,9 @@ def log() -> MemoryLog:
 
 
 def made(policy: Training, log: MemoryLog, writer: Writer | None = None) -> Trainee:
-    return Trainee("lead", policy, {}, writer or log.writer("learner-lead"), Meter(log, "learner-lead"))
+    return Trainee(
+        "lead", policy, {}, writer or log.writer("learner-lead"), Meter(log, "learner-lead")
+    )
 
 
 def taken(number: int) -> Taken:
@@ -106,7 +113,9 @@ def until_it_fails(trainee: Trainee) -> None:
         pass
 
 
-def test_what_is_announced_is_the_policy_before_the_next_step(policy: Training, log: MemoryLog, run: RunFile, tmp_path: Path):
+def test_what_is_announced_is_the_policy_before_the_next_step(
+    policy: Training, log: MemoryLog, run: RunFile, tmp_path: Path
+):
     gate = Gate()
     with made(policy, log) as trainee:
         trainee.store = GatedStore(f"{run.store}/lead", gate)
@@ -118,7 +127,11 @@ def test_what_is_announced_is_the_policy_before_the_next_step(policy: Training, 
         gate.open()
         trainee.settle()
     (record,) = versions(log)
-    assert (record.version, record.batch, record.sha256) == (1, 0, wanted) and policy.sha256() != wanted
+    assert (record.version, record.batch, record.sha256) == (
+        1,
+        0,
+        wanted,
+    ) and policy.sha256() != wanted
     assert record.probe is not None and record.probe.logprobs.tobytes() == probe.logprobs.tobytes()
     assert np.array_equal(record.probe.tokens, probe.tokens) and record.vocab_size == 16
     pull(record, run.store, tmp_path / "copy")
@@ -130,11 +143,21 @@ def test_at_its_end_all_is_announced_in_order(policy: Training, log: MemoryLog, 
         for number in range(3):
             trainee.train(taken(number), idle_s=0.5)
     assert [(record.version, record.batch) for record in versions(log)] == [(1, 0), (2, 1), (3, 2)]
-    assert [(metric.step, metric.values["learner/idle_s"]) for metric in metrics(log)] == [(0, 0.5), (1, 0.5), (2, 0.5)]
-    assert all(metric.values["learner/publish_wait_s"] <= metric.values["learner/publish_s"] for metric in metrics(log))
+    assert [(metric.step, metric.values["learner/idle_s"]) for metric in metrics(log)] == [
+        (0, 0.5),
+        (1, 0.5),
+        (2, 0.5),
+    ]
+    assert all(
+        metric.values["learner/publish_wait_s"] <= metric.values["learner/publish_s"]
+        for metric in metrics(log)
+    )
     assert log.committed("learner-lead") == {("batches", 0): 3}
     found = [checkpoints.latest(trainee.checkpoints, version) for version in (1, 2, 3)]
-    assert found == [checkpoints.Position(record.version, record.version, record.sha256) for record in versions(log)]
+    assert found == [
+        checkpoints.Position(record.version, record.version, record.sha256)
+        for record in versions(log)
+    ]
 
 
 def test_a_state_is_no_checkpoint_before_its_version_is_announced(policy: Training, log: MemoryLog):
@@ -144,24 +167,43 @@ def test_a_state_is_no_checkpoint_before_its_version_is_announced(policy: Traini
         assert checkpoints.versions(trainee.checkpoints) == [] and metrics(log) == []
         gate.open()
         trainee.settle()
-        assert checkpoints.versions(trainee.checkpoints) == [1] and metrics(log)[0].values["learner/checkpoint_s"] > 0
+        assert (
+            checkpoints.versions(trainee.checkpoints) == [1]
+            and metrics(log)[0].values["learner/checkpoint_s"] > 0
+        )
 
 
 def test_what_fails_is_raised_while_there_is_nothing_to_train_on(policy: Training, log: MemoryLog):
-    with pytest.raises(Fenced, match="^learner-lead: another process with this identity has taken over"), made(policy, log) as trainee:
+    with (
+        pytest.raises(
+            Fenced, match="^learner-lead: another process with this identity has taken over"
+        ),
+        made(policy, log) as trainee,
+    ):
         log.writer("learner-lead")
         trainee.train(taken(0), idle_s=0.0)
         until_it_fails(trainee)
-    assert versions(log) == [] and metrics(log) == [] and checkpoints.versions(trainee.checkpoints) == []
+    assert (
+        versions(log) == []
+        and metrics(log) == []
+        and checkpoints.versions(trainee.checkpoints) == []
+    )
 
 
 def test_what_fails_is_raised_at_the_next_version(policy: Training, log: MemoryLog):
     """And nothing comes of that one."""
-    with pytest.raises(WeightError, match="^the weight store is full: v000001$"), made(policy, log) as trainee:
+    with (
+        pytest.raises(WeightError, match="^the weight store is full: v000001$"),
+        made(policy, log) as trainee,
+    ):
         trainee.store = FullStore(trainee.store.root)
         trainee.train(taken(0), idle_s=0.0)
         trainee.train(taken(1), idle_s=0.0)
-    assert versions(log) == [] and trainee.store.versions() == [] and checkpoints.versions(trainee.checkpoints) == []
+    assert (
+        versions(log) == []
+        and trainee.store.versions() == []
+        and checkpoints.versions(trainee.checkpoints) == []
+    )
 
 
 def test_what_fails_is_raised_at_the_end(policy: Training, log: MemoryLog):
@@ -170,14 +212,18 @@ def test_what_fails_is_raised_at_the_end(policy: Training, log: MemoryLog):
         trainee.train(taken(0), idle_s=0.0)
 
 
-def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(policy: Training, log: MemoryLog, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(
+    policy: Training, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
     def full(directory: Path) -> None:
         raise CheckpointError("no space left")
 
     monkeypatch.setattr(policy, "save_state", full)
     with pytest.raises(CheckpointError, match="^no space left$"), made(policy, log) as trainee:
         trainee.train(taken(0), idle_s=0.0)
-    assert [record.version for record in versions(log)] == [1] and checkpoints.versions(trainee.checkpoints) == []
+    assert [record.version for record in versions(log)] == [1] and checkpoints.versions(
+        trainee.checkpoints
+    ) == []
 
 
 def test_a_process_that_does_not_write_announces_nothing(policy: Training, log: MemoryLog):

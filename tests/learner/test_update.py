@@ -23,13 +23,16 @@ from tests.learner.examples import Segment, example
 
 ROWS, ROW = 2, 32
 GOOD, BAD = [1, 8, 11, 15, 8, 11, 2], [1, 8, 11, 15, 9, 9, 9]  # answers to "47="
-LITTLE_KNOWN = (-3.5, -2.0, -2.7)  # logprobs of an older policy: ratios on both sides of the clip range
+# logprobs of an older policy: ratios on both sides of the clip range
+LITTLE_KNOWN = (-3.5, -2.0, -2.7)
 COMPILED: list[str] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _count_compilations() -> None:
-    monitoring.register_event_duration_secs_listener(lambda event, duration, **_: COMPILED.append(event) if "backend_compile" in event else None)
+    monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: COMPILED.append(event) if "backend_compile" in event else None
+    )
 
 
 def batch(advantage: float = 1.0, temperature: float = 1.0) -> RlExample:
@@ -68,16 +71,28 @@ def training(tiny: Path) -> Iterator[Training]:
 
 
 def by_hand(directory: Path, config: Learner) -> dict[str, float]:
-    """The metrics of a step on `batch(temperature=0.7)`, token by token, in plain numpy, where the policy is the reference still."""
-    good, warm, bad = (plain_llama.next_logprobs(directory, t, x)[3:] for t, x in ((GOOD, 1.0), (GOOD, 0.7), (BAD, 1.0)))
+    """The metrics of a step on `batch(temperature=0.7)`, token by token, in plain numpy, where the
+    policy is the reference still.
+    """
+    good, warm, bad = (
+        plain_llama.next_logprobs(directory, t, x)[3:]
+        for t, x in ((GOOD, 1.0), (GOOD, 0.7), (BAD, 1.0))
+    )
     current = np.concatenate([warm, bad, warm, bad, good[1:]])
     policy = np.array([*LITTLE_KNOWN] * 4 + [-2.8, -2.6])
     advantages = np.repeat([1.0, -1.0, 1.0, -1.0, 3.0], [3, 3, 3, 3, 2])
     advantages /= advantages.std()
     ratio = np.exp(current - policy)
     clipped = np.clip(ratio, 0.8, 1.2)
-    loss = -np.minimum(ratio * advantages, clipped * advantages).mean() if config.loss == "ppo" else -(clipped * advantages).mean()
-    entropy = [plain_llama.entropies(directory, t, x)[s:-1] for t, x, s in ((GOOD, 0.7, 3), (BAD, 1, 3), (GOOD, 0.7, 3), (BAD, 1, 3), (GOOD, 1, 4))]
+    loss = (
+        -np.minimum(ratio * advantages, clipped * advantages).mean()
+        if config.loss == "ppo"
+        else -(clipped * advantages).mean()
+    )
+    entropy = [
+        plain_llama.entropies(directory, t, x)[s:-1]
+        for t, x, s in ((GOOD, 0.7, 3), (BAD, 1, 3), (GOOD, 0.7, 3), (BAD, 1, 3), (GOOD, 1, 4))
+    ]
     return {
         "loss": loss,
         "policy_loss": loss,
@@ -96,16 +111,24 @@ def test_a_step_measures_what_numpy_does(tiny: Path, loss: str):
     expected = by_hand(tiny, training.config)
     assert 0 < expected["clip_fraction"] < 1
     assert {name: measured[name] for name in expected} == pytest.approx(expected, abs=2e-5)
-    assert measured["grad_norm"] > 0 and measured["step_s"] > 0 and measured["tokens_per_s"] == pytest.approx(35 / measured["step_s"])
+    assert (
+        measured["grad_norm"] > 0
+        and measured["step_s"] > 0
+        and measured["tokens_per_s"] == pytest.approx(35 / measured["step_s"])
+    )
 
 
 def test_a_step_goes_down_the_slope_of_the_loss(tiny: Path, tmp_path: Path):
-    """By the first step Adam moves every weight by the learning rate, against its gradient: numpy finds a lower loss in what is exported then."""
+    """By the first step Adam moves every weight by the learning rate, against its gradient: numpy
+    finds a lower loss in what is exported then.
+    """
     with Training(tiny, kl_coefficient=0.1, learning_rate=1e-4) as training:
         first = training.step(batch(temperature=0.7))
         export.save(export.state_dict(training.state.model), tiny, tmp_path)
     before, after = load_file(tiny / export.WEIGHTS), load_file(tmp_path / export.WEIGHTS)
-    assert max(float(np.abs(after[name] - before[name]).max()) for name in before) == pytest.approx(1e-4, rel=1e-2)
+    assert max(float(np.abs(after[name] - before[name]).max()) for name in before) == pytest.approx(
+        1e-4, rel=1e-2
+    )
     fallen = first["loss"] - by_hand(tmp_path, training.config)["loss"]
     assert fallen > 0
 
@@ -115,11 +138,18 @@ def test_the_divergence_is_from_the_reference(training: Training):
     for _ in range(3):
         training.step(batch())
     taken = batch()
-    current, reference = (training.updater.logprobs(m, taken) for m in (training.state.model, training.reference))
+    current, reference = (
+        training.updater.logprobs(m, taken) for m in (training.state.model, training.reference)
+    )
     d = (reference - current)[taken.loss_mask > 0]
     measured = training.step(taken)
-    assert measured["kl"] == pytest.approx(float((np.exp(d) - d - 1).mean()), rel=1e-3) and measured["kl"] > 1e-6
-    assert measured["loss"] == pytest.approx(measured["policy_loss"] + 0.1 * measured["kl"], abs=1e-6)
+    assert (
+        measured["kl"] == pytest.approx(float((np.exp(d) - d - 1).mean()), rel=1e-3)
+        and measured["kl"] > 1e-6
+    )
+    assert measured["loss"] == pytest.approx(
+        measured["policy_loss"] + 0.1 * measured["kl"], abs=1e-6
+    )
 
 
 def test_nothing_is_compiled_after_the_first_step(training: Training):
@@ -135,7 +165,11 @@ def test_nothing_is_compiled_after_the_first_step(training: Training):
 
 def test_good_answers_become_likelier(training: Training):
     def likelihood() -> float:
-        return float(training.updater.logprobs(training.state.model, model.single(np.array(GOOD)))[0, 3:6].sum())
+        return float(
+            training.updater.logprobs(training.state.model, model.single(np.array(GOOD)))[
+                0, 3:6
+            ].sum()
+        )
 
     before = likelihood()
     for _ in range(20):
@@ -155,7 +189,9 @@ def test_the_same_steps_give_the_same_bits(tiny: Path):
         with Training(tiny) as training:
             for advantage in (1.0, 0.3, -0.7):
                 training.step(batch(advantage))
-            ends.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(training.state.model)])
+            ends.append(
+                [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(training.state.model)]
+            )
     assert ends[0] == ends[1]
 
 
@@ -165,7 +201,9 @@ def test_the_learning_rate_warms_up(tiny: Path):
         for _ in range(2):
             before = np.asarray(training.state.model.lm_head.weight.array)
             training.step(batch())
-            rates.append(float(np.abs(np.asarray(training.state.model.lm_head.weight.array) - before).max()))
+            rates.append(
+                float(np.abs(np.asarray(training.state.model.lm_head.weight.array) - before).max())
+            )
     assert rates[0] == pytest.approx(0.1, rel=1e-2) and 0.1 < rates[1] <= 0.4
 
 
@@ -180,9 +218,16 @@ def test_a_step_that_is_not_finite_changes_nothing_and_the_next_one_goes_on(trai
     spoilt = batch()
     spoilt.advantages[0, 3] = np.inf
     measured = training.step(spoilt)
-    assert measured["skipped"] == 1 and all(map(math.isfinite, measured.values())) and "loss" not in measured
+    assert (
+        measured["skipped"] == 1
+        and all(map(math.isfinite, measured.values()))
+        and "loss" not in measured
+    )
     assert bits((training.state.model, training.state.opt_state[2])) == before
-    assert training.step(batch())["skipped"] == 0 and bits(training.state.model) != before[: len(bits(training.state.model))]
+    assert (
+        training.step(batch())["skipped"] == 0
+        and bits(training.state.model) != before[: len(bits(training.state.model))]
+    )
 
 
 def test_a_logprob_that_no_softmax_gives_spoils_no_step(training: Training):
@@ -195,7 +240,9 @@ def test_a_logprob_that_no_softmax_gives_spoils_no_step(training: Training):
 
 
 def test_a_batch_of_another_number_of_rows_is_trained_on_whole(tiny: Path):
-    """It was made under earlier settings. Rows of padding change nothing: three rows give what the first one gives alone."""
+    """It was made under earlier settings. Rows of padding change nothing: three rows give what the
+    first one gives alone.
+    """
     good, found = [Segment(GOOD, 4, 1.0, LITTLE_KNOWN)], list[list[np.ndarray]]()
     for rows in (1, 3):
         with Training(tiny, kl_coefficient=0.1) as training:
@@ -213,7 +260,9 @@ def test_a_loss_that_cannot_be_loaded_is_said_before_any_training():
 
 
 def test_advantages_are_divided_by_their_deviation_over_sampled_tokens():
-    """Tokens 1, 1, 1, -1: mean 0.5, standard deviation sqrt(0.75). Prompts and padding do not count."""
+    """Tokens 1, 1, 1, -1: mean 0.5, standard deviation sqrt(0.75). Prompts and padding do not
+    count.
+    """
     made = example([[Segment([1, 2, 3, 4], 1, 1.0), Segment([1, 2], 1, -1.0)]], 8)
     scaled = normalized(made)
     assert scaled.advantages.dtype == np.float32
@@ -228,16 +277,24 @@ def test_equal_advantages_are_left_alone(advantage: float):
 
 
 def test_each_device_has_a_stretch_of_the_batch():
-    """Eight rows, two devices that take two rows at a time: rows 0 to 3 are the first one's, in both turns."""
+    """Eight rows, two devices that take two rows at a time: rows 0 to 3 are the first one's, in
+    both turns.
+    """
     assert order(8, devices=2, parts=2, of_device=2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     # five rows: the first device has three of them, and both are filled up with padding
     assert order(5, devices=2, parts=2, of_device=2).tolist() == [0, 1, 3, 4, 2, -1, -1, -1]
     # on one device rows stay where they are
-    assert order(3, devices=1, parts=2, of_device=2).tolist() == [0, 1, 2, -1] and order(3, 3, 1, 1).tolist() == [0, 1, 2]
+    assert order(3, devices=1, parts=2, of_device=2).tolist() == [0, 1, 2, -1] and order(
+        3, 3, 1, 1
+    ).tolist() == [0, 1, 2]
 
 
 def test_padding_stands_where_the_order_says():
     made = example([[Segment([5], 0)], [Segment([6], 0)]], 4)
     moved = arranged(made, np.array([1, -1, 0]))
-    assert moved.input_ids[:, 0].tolist() == [6, 0, 5] and moved.segment_ids[1].tolist() == [0] * 4 and moved.temperatures[1].tolist() == [1] * 4
+    assert (
+        moved.input_ids[:, 0].tolist() == [6, 0, 5]
+        and moved.segment_ids[1].tolist() == [0] * 4
+        and moved.temperatures[1].tolist() == [1] * 4
+    )
     assert arranged(made, np.array([0, 1])) is made

@@ -1,4 +1,6 @@
-"""Whole runs as a user starts them: `streamrl up` in a process of its own, watched from outside, and nothing left when it is over."""
+"""Whole runs as a user starts them: `streamrl up` in a process of its own, watched from outside,
+and nothing left when it is over.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from streamrl.stream.kafka import KafkaLog
 from streamrl.stream.log import read
 from tests.waiting import patience
 
-# In the environment of everything that a run starts. vLLM is given few variables (`credentials.handed_on`), and those of this prefix are among them.
+# In the environment of everything that a run starts. vLLM is given few variables
+# (`credentials.handed_on`), and those of this prefix are among them.
 MARK = "XDG_STREAMRL_TEST_MARK"
 ROOT = Path(__file__).parents[2]
 STREAMRL = (sys.executable, "-m", "streamrl.cli")
@@ -47,15 +50,30 @@ class Live:
         with self.output.open("ab") as output:
             command = [*STREAMRL, "up", str(self.file), *options]
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=self.environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
+                env=self.environment,
+                start_new_session=True,
             )
 
     @property
     def environment(self) -> dict[str, str]:
         return {**os.environ, MARK: self.mark, "XLA_FLAGS": ""}
 
-    def command(self, *arguments: str, timeout_s: float = 60.0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*STREAMRL, *arguments], capture_output=True, text=True, cwd=cwd, env=self.environment, timeout=patience(timeout_s))
+    def command(
+        self, *arguments: str, timeout_s: float = 60.0, cwd: Path = ROOT
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*STREAMRL, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env=self.environment,
+            timeout=patience(timeout_s),
+        )
 
     def wait(self, timeout_s: float) -> int:
         assert self.process is not None
@@ -64,8 +82,12 @@ class Live:
     def until(self, true: Callable[[], bool], what: str, timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + patience(timeout_s)
         while not true():
-            assert self.process is None or self.process.poll() is None, f"the run ended while waiting for {what}:\n{self.said()}"
-            assert time.monotonic() < deadline, f"{what} did not come within {timeout_s:.0f} s:\n{self.said()}"
+            assert self.process is None or self.process.poll() is None, (
+                f"the run ended while waiting for {what}:\n{self.said()}"
+            )
+            assert time.monotonic() < deadline, (
+                f"{what} did not come within {timeout_s:.0f} s:\n{self.said()}"
+            )
             time.sleep(0.5)
 
     def said(self) -> str:
@@ -90,7 +112,14 @@ class Live:
         """The newest announced; -1 before there is a broker."""
         if broker.running(broker.home_of(self.run)) is None:
             return -1
-        return max((r.version for r in self.records("policy-versions", "policy-version") if isinstance(r, PolicyVersion)), default=-1)
+        return max(
+            (
+                r.version
+                for r in self.records("policy-versions", "policy-version")
+                if isinstance(r, PolicyVersion)
+            ),
+            default=-1,
+        )
 
     def advances(self, by: int, what: str, timeout_s: float = 240.0) -> None:
         """Wait until `by` more versions are announced."""
@@ -110,13 +139,25 @@ class Live:
                 and "tether.py" not in " ".join(line[:5])
             ):
                 return process
-        raise AssertionError(f"no process of {name} among {[command_line(p)[:8] for p in self.processes()]}")
+        raise AssertionError(
+            f"no process of {name} among {[command_line(p)[:8] for p in self.processes()]}"
+        )
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that bears this run's mark, and whoever shares a session with one that does: vLLM's engine overwrites its environment."""
+        """Everything that bears this run's mark, and whoever shares a session with one that does:
+        vLLM's engine overwrites its environment.
+        """
         alive = [process for process in psutil.process_iter() if process.is_running()]
-        self.sessions |= {session for process in alive if marked(process, self.mark) and (session := session_of(process)) != os.getsid(0)}
-        return [process for process in alive if marked(process, self.mark) or session_of(process) in self.sessions]
+        self.sessions |= {
+            session
+            for process in alive
+            if marked(process, self.mark) and (session := session_of(process)) != os.getsid(0)
+        }
+        return [
+            process
+            for process in alive
+            if marked(process, self.mark) or session_of(process) in self.sessions
+        ]
 
     def report(self) -> dict[str, Any]:
         return json.loads((self.run.directory / "report.json").read_text())
@@ -179,4 +220,8 @@ def quickstart() -> dict[str, Any]:
 
 
 def metric_values(run: Live, name: str) -> list[float]:
-    return [record.values[name] for record in run.records("metrics", "metric") if isinstance(record, Metric) and name in record.values]
+    return [
+        record.values[name]
+        for record in run.records("metrics", "metric")
+        if isinstance(record, Metric) and name in record.values
+    ]

@@ -1,4 +1,6 @@
-"""The run file of the curriculum: stages follow one another by reward, the last env is learned, and replay makes the same batches."""
+"""The run file of the curriculum: stages follow one another by reward, the last env is learned, and
+replay makes the same batches.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,21 @@ def test_stages_follow_one_another_and_the_last_is_learned(tmp_path: Path):
         run.nothing_left()
         report = run.report()["envs"]
         with broker.reach(run.run):
-            stages, left_out = metric_values(run, "batcher/curriculum_stage"), metric_values(run, "env/left_out")
+            stages, left_out = (
+                metric_values(run, "batcher/curriculum_stage"),
+                metric_values(run, "env/left_out"),
+            )
             used = {env: metric_values(run, f"batches/{env}/frac_used") for env in settings["envs"]}
         replayed = run.command("replay", str(run.file), timeout_s=300)
-    print(report, {stage: stages.count(stage) for stage in (0, 1, 2)}, f"left out {max(left_out):.0f}", replayed.stdout)
+    print(
+        report,
+        {stage: stages.count(stage) for stage in (0, 1, 2)},
+        f"left out {max(left_out):.0f}",
+        replayed.stdout,
+    )
     assert stages == sorted(stages) and {*stages} == {0, 1, 2}
-    assert max(used["one-digit"][: stages.count(0)]) == 1 and report["three-digits"]["reward_mean_last20"] >= 0.8
+    assert (
+        max(used["one-digit"][: stages.count(0)]) == 1
+        and report["three-digits"]["reward_mean_last20"] >= 0.8
+    )
     assert max(left_out) > 0 and replayed.returncode == 0, replayed.stdout + replayed.stderr

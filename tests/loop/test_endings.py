@@ -1,4 +1,6 @@
-"""However a run is ended, nothing of it stays behind. No server is needed for that: the parts are the real ones, and the broker."""
+"""However a run is ended, nothing of it stays behind. No server is needed for that: the parts are
+the real ones, and the broker.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,18 @@ from tests.loop.runs import command_line, live, quickstart
 WITHOUT_SERVERS = {**quickstart(), "inference": {"max_model_len": 64, "replicas": 0}}
 
 
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, None), (signal.SIGHUP, None), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("sign", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, None), (signal.SIGHUP, None), (signal.SIGKILL, -9)],
+)
 def test_nothing_stays_behind(tmp_path: Path, sign: signal.Signals, code: int | None):
     with live(tmp_path, WITHOUT_SERVERS) as run:
         run.up()
-        run.until(lambda: len([p for p in run.processes() if "streamrl.cli" in command_line(p)]) >= 6, "its parts", 90)
+        run.until(
+            lambda: len([p for p in run.processes() if "streamrl.cli" in command_line(p)]) >= 6,
+            "its parts",
+            90,
+        )
         assert run.process is not None
         os.kill(run.process.pid, sign)
         ended = run.wait(60)

@@ -1,4 +1,6 @@
-"""Held-out problems in a live run, as a user asks for them, and the run's models out of it: into plain transformers."""
+"""Held-out problems in a live run, as a user asks for them, and the run's models out of it: into
+plain transformers.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,26 @@ def topic(run: Live, name: str) -> list[Record]:
     """The records of a topic of a stopped run."""
     with broker.reach(run.run) as kafka:
         log = KafkaLog(kafka, run.run.run)
-        messages = [m for p in range(log.topics()[name]) for m in read(log, name, p, log.start(name, p))]
+        messages = [
+            m for p in range(log.topics()[name]) for m in read(log, name, p, log.start(name, p))
+        ]
         log.close()
-    return [record for m in messages if isinstance(record := to_event(m, ("rollout", "evaluation")).record, Record)]
+    return [
+        record
+        for m in messages
+        if isinstance(record := to_event(m, ("rollout", "evaluation")).record, Record)
+    ]
 
 
 def by_transformers(directory: Path, sequences: list[np.ndarray]) -> list[np.ndarray]:
     asked = json.dumps([[int(token) for token in ids] for ids in sequences])
-    command, environment = [str(Inference().interpreter), "-c", SCORES, str(directory)], {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=patience(300), env=environment)
+    command, environment = (
+        [str(Inference().interpreter), "-c", SCORES, str(directory)],
+        {**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    done = subprocess.run(
+        command, input=asked, capture_output=True, text=True, timeout=patience(300), env=environment
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return [np.array(json.loads(line)) for line in done.stdout.splitlines()]
 
@@ -58,14 +71,28 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
         run.up()
         ended = run.wait(900)
         evals = run.report()["evals"]["copy-digits"]
-        print(f"exit {ended}, {run.report()['steps']} steps in {run.report()['wall_s']:.0f} s: {evals}")
+        print(
+            f"exit {ended}, {run.report()['steps']} steps in {run.report()['wall_s']:.0f} s: {evals}"
+        )
         assert ended == 0, run.said()
         run.nothing_left()
-        assert [made["version"] for made in evals] == list(range(0, 20 * len(evals), 20)) and len(evals) >= 3
-        assert evals[-1]["reward"][1] > evals[0]["reward"][2], "the intervals of the first and the last policy meet"
+        assert [made["version"] for made in evals] == list(range(0, 20 * len(evals), 20)) and len(
+            evals
+        ) >= 3
+        assert evals[-1]["reward"][1] > evals[0]["reward"][2], (
+            "the intervals of the first and the last policy meet"
+        )
 
         newest = run.report()["policy_version"]
-        asked = run.command("eval", str(run.file), "--version", str(newest), "--set", "eval.envs.copy-digits.samples=16", timeout_s=400)
+        asked = run.command(
+            "eval",
+            str(run.file),
+            "--version",
+            str(newest),
+            "--set",
+            "eval.envs.copy-digits.samples=16",
+            timeout_s=400,
+        )
         print(asked.stdout)
         assert asked.returncode == 0, asked.stderr
         run.nothing_left()
@@ -73,23 +100,49 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
         records, trained = topic(run, "evals"), topic(run, "rollouts.copy-digits")
         made = [record for record in records if isinstance(record, Evaluation)]
         answers = [record for record in records if isinstance(record, Rollout)]
-        assert made[-1].version == newest and made[-1].samples.tolist() == [16] * 20 and sum(int(m.samples.sum()) for m in made) == len(answers)
+        assert (
+            made[-1].version == newest
+            and made[-1].samples.tolist() == [16] * 20
+            and sum(int(m.samples.sum()) for m in made) == len(answers)
+        )
         held = {answer.turns[0].message for answer in answers}
-        posed = {record.turns[0].message for record in trained if isinstance(record, Rollout) and record.turns}
+        posed = {
+            record.turns[0].message
+            for record in trained
+            if isinstance(record, Rollout) and record.turns
+        }
         assert len(held) == 20 and len(posed) >= 70 and not held & posed
 
         shutil.rmtree(run.run.directory / "weights" / "lead" / "v000020", ignore_errors=True)
         for version, how in ((newest, "from the store"), (20, "computed again")):
             out = tmp_path / f"model-{version}"
-            done = run.command("export-model", str(run.file), "--version", str(version), "--to", str(out), timeout_s=400)
+            done = run.command(
+                "export-model",
+                str(run.file),
+                "--version",
+                str(version),
+                "--to",
+                str(out),
+                timeout_s=400,
+            )
             assert done.returncode == 0 and how in done.stdout, done.stdout + done.stderr
             chosen = [answer for answer in answers if answer.policy_version == version][:64]
-            sequences = [np.concatenate([turn.tokens for turn in answer.turns if turn.tokens is not None]) for answer in chosen]
-            ours, theirs = learner_logprobs(out, sequences, 1.0, 64), by_transformers(out, sequences)
+            sequences = [
+                np.concatenate([turn.tokens for turn in answer.turns if turn.tokens is not None])
+                for answer in chosen
+            ]
+            ours, theirs = (
+                learner_logprobs(out, sequences, 1.0, 64),
+                by_transformers(out, sequences),
+            )
             off = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
             served = learner_logprobs(out, sequences, 0.7, 64)
             said = max(
-                float(np.abs(s[-len(t) :] - t).max()) for s, answer in zip(served, chosen, strict=True) if (t := answer.turns[1].logprobs) is not None
+                float(np.abs(s[-len(t) :] - t).max())
+                for s, answer in zip(served, chosen, strict=True)
+                if (t := answer.turns[1].logprobs) is not None
             )
-            print(f"version {version}, {how}: {len(chosen)} answers, transformers off by {off:.1e}, the evaluator's server by {said:.1e}")
+            print(
+                f"version {version}, {how}: {len(chosen)} answers, transformers off by {off:.1e}, the evaluator's server by {said:.1e}"
+            )
             assert len(chosen) == 64 and off <= 1e-4 and said <= 1e-4

@@ -1,4 +1,6 @@
-"""A second learner with another loss joins a live run: it begins where the lead was, follows the same batches, and nobody notices."""
+"""A second learner with another loss joins a live run: it begins where the lead was, follows the
+same batches, and nobody notices.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,21 @@ from tests.loop.runs import ROOT, STREAMRL, Live, live, quickstart
 from tests.waiting import patience
 
 AT = 2
-SETTINGS = {**quickstart(), "orchestrator": {}, "learner": {"learning_rate": 1.0e-3, "checkpoint_every": 2, "keep_checkpoints": 100}}
-SECOND = ("--name", "second", "--at", str(AT), "--set", "learner.loss=clipped-ratio", "--set", "learner.learning_rate=0.01")
+SETTINGS = {
+    **quickstart(),
+    "orchestrator": {},
+    "learner": {"learning_rate": 1.0e-3, "checkpoint_every": 2, "keep_checkpoints": 100},
+}
+SECOND = (
+    "--name",
+    "second",
+    "--at",
+    str(AT),
+    "--set",
+    "learner.loss=clipped-ratio",
+    "--set",
+    "learner.learning_rate=0.01",
+)
 
 
 def announced(run: Live, learner: str) -> dict[int, PolicyVersion]:
@@ -31,7 +46,9 @@ def test_a_second_learner_joins_a_live_run(tmp_path: Path):
         run.until(lambda: run.version() >= AT + 2, f"version {AT + 2}", 400)
         with (tmp_path / "second.log").open("wb") as output:
             command = [*STREAMRL, "learner", str(run.run.directory / "run.yaml"), *SECOND]
-            second = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=run.environment)
+            second = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=ROOT, env=run.environment
+            )
 
         def caught_up() -> bool:
             assert second.poll() is None, (tmp_path / "second.log").read_text()
@@ -44,13 +61,24 @@ def test_a_second_learner_joins_a_live_run(tmp_path: Path):
         run.advances(1, "of the lead, without it", 120)
 
         lead, other = announced(run, "lead"), announced(run, "second")
-        assert sorted(lead) == list(range(max(lead) + 1)) and sorted(other) == list(range(AT, max(other) + 1))
+        assert sorted(lead) == list(range(max(lead) + 1)) and sorted(other) == list(
+            range(AT, max(other) + 1)
+        )
         assert other[AT].sha256 == lead[AT].sha256 and other[AT + 1].sha256 != lead[AT + 1].sha256
         assert all(record.uri.startswith(f"{run.run.store}/second/") for record in other.values())
 
-        numbers = [record.number for record in run.records("batches", "batch") if isinstance(record, Batch)]
-        assert numbers == list(range(len(numbers))) and max(lead) <= len(numbers) <= max(lead) + 2  # made for the lead's versions, no others'
-        servers = [record for record in run.records("servers", "server") if isinstance(record, Server)]
-        assert not any(record.error for record in servers) and max(record.version for record in servers) >= AT + 4  # the lead's: probes agree
+        numbers = [
+            record.number for record in run.records("batches", "batch") if isinstance(record, Batch)
+        ]
+        # made for the lead's versions, no others'
+        assert numbers == list(range(len(numbers))) and max(lead) <= len(numbers) <= max(lead) + 2
+        servers = [
+            record for record in run.records("servers", "server") if isinstance(record, Server)
+        ]
+        # the lead's: probes agree
+        assert (
+            not any(record.error for record in servers)
+            and max(record.version for record in servers) >= AT + 4
+        )
         account = audit(run.log(), list(run.run.envs), "lead", list(parts_of(run.run).values()))
         assert account.balanced, account.problems

@@ -1,4 +1,6 @@
-"""Multiple choice and coding from end to end, by a policy that knows nothing: what it says arrives, is judged, trains, and is accounted for."""
+"""Multiple choice and coding from end to end, by a policy that knows nothing: what it says arrives,
+is judged, trains, and is accounted for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from tests.loop.runs import live
 
 SETTINGS = {
     "run": "others",
-    "envs": {"multiple-choice": {"fraction": 0.5, "max_tokens": 2}, "coding": {"fraction": 0.5, "max_tokens": 4, "params": {"timeout_s": 60}}},
+    "envs": {
+        "multiple-choice": {"fraction": 0.5, "max_tokens": 2},
+        "coding": {"fraction": 0.5, "max_tokens": 4, "params": {"timeout_s": 60}},
+    },
     "buffer": {"group_size": 8, "min_group_size": 4, "max_age": 4},
     "batcher": {"total_token_budget": 4096, "max_seq_len": 192, "lookahead": 1},
     "model": {"max_seq_len": 192, "tiny": {"chat": "turns", "alphabet": "0123456789+=?ABCD"}},
@@ -32,12 +37,21 @@ def test_choices_and_programs_are_judged_and_accounted_for(tmp_path: Path):
         run.nothing_left()
         with broker.reach(run.run):
             account = audit(run.log(), list(run.run.envs), "lead", list(parts_of(run.run).values()))
-            made = {env: [r for r in run.records(f"rollouts.{env}", "rollout") if isinstance(r, Rollout)] for env in run.run.envs}
+            made = {
+                env: [
+                    r for r in run.records(f"rollouts.{env}", "rollout") if isinstance(r, Rollout)
+                ]
+                for env in run.run.envs
+            }
         print(run.report()["envs"], {env: len(rollouts) for env, rollouts in made.items()})
     assert account.balanced, account.problems
-    assert not [rollout.failure for rollouts in made.values() for rollout in rollouts if rollout.failure]
-    assert {rollout.rewards["correct"] for rollout in made["multiple-choice"]} == {0.0, 1.0}  # some letters are right by chance
+    assert not [
+        rollout.failure for rollouts in made.values() for rollout in rollouts if rollout.failure
+    ]
+    # some letters are right by chance
+    assert {rollout.rewards["correct"] for rollout in made["multiple-choice"]} == {0.0, 1.0}
     ran = [rollout.rewards["ran"] for rollout in made["coding"]]
-    assert set(ran) == {0.0, 1.0} and all("passed" in rollout.rewards for rollout in made["coding"])  # `12` is a program, `1=` is none
+    # `12` is a program, `1=` is none
+    assert set(ran) == {0.0, 1.0} and all("passed" in rollout.rewards for rollout in made["coding"])
     batched = [env["batched"] for env in run.report()["envs"].values()]
     assert all(count > 0 for count in batched)

@@ -1,4 +1,6 @@
-"""One live run with many envs: shipped ones, tasks of reasoning-gym, one from a file, one from outside. Every part is stopped once."""
+"""One live run with many envs: shipped ones, tasks of reasoning-gym, one from a file, one from
+outside. Every part is stopped once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from tests.waiting import patience
 OUTSIDE = "outside"
 LENGTH = 256
 GYM = {
-    "chain-sum": {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    "chain-sum": {
+        "task": "chain_sum",
+        "min_terms": 2,
+        "max_terms": 2,
+        "min_digits": 1,
+        "max_digits": 1,
+    },
     "letter-counting": {"task": "letter_counting", "min_words": 1, "max_words": 2},
     "lcm": {"task": "lcm"},
 }
@@ -28,19 +36,33 @@ SETTINGS: dict[str, Any] = {
     "run": "many",
     "envs": {
         "copy-digits": {"fraction": 0.2, "max_tokens": 3},
-        **{name: {"kind": "reasoning-gym", "params": params, "fraction": 0.1, "max_tokens": 8} for name, params in GYM.items()},
-        "reverse": {"kind": "examples/reverse_digits.py:ReverseDigits", "fraction": 0.1, "max_tokens": 4, "temperature": 0.7},
+        **{
+            name: {"kind": "reasoning-gym", "params": params, "fraction": 0.1, "max_tokens": 8}
+            for name, params in GYM.items()
+        },
+        "reverse": {
+            "kind": "examples/reverse_digits.py:ReverseDigits",
+            "fraction": 0.1,
+            "max_tokens": 4,
+            "temperature": 0.7,
+        },
         OUTSIDE: {"replicas": 0},
     },
     "buffer": {"group_size": 4, "min_group_size": 2, "max_age": 2},
     "batcher": {"total_token_budget": 6000, "max_seq_len": LENGTH, "lookahead": 1},
-    "model": {"max_seq_len": LENGTH, "tiny": {"alphabet": "".join(map(chr, range(32, 127))) + "\n"}},
+    "model": {
+        "max_seq_len": LENGTH,
+        "tiny": {"alphabet": "".join(map(chr, range(32, 127))) + "\n"},
+    },
     "learner": {"checkpoint_every": 5},
     "weights": {"keep_versions": 100_000},
     "inference": {"max_model_len": LENGTH},
 }
 # Stopped together: one by one the parts are killed in test_quickstart.
-PARTS = {"those that fold": ("buffer", "batcher", "env copy-digits", "env chain-sum"), "those that compute": ("learner", "inference")}
+PARTS = {
+    "those that fold": ("buffer", "batcher", "env copy-digits", "env chain-sum"),
+    "those that compute": ("learner", "inference"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +76,11 @@ def run(tmp_path_factory: pytest.TempPathFactory):
 
 def trained(run: Live, env: str) -> int:
     """Rollouts of an env that are in a batch."""
-    return sum(len(f.offsets) for f in run.records("fates", "fate") if isinstance(f, Fate) and f.environment == env and f.fate == "batched")
+    return sum(
+        len(f.offsets)
+        for f in run.records("fates", "fate")
+        if isinstance(f, Fate) and f.environment == env and f.fate == "batched"
+    )
 
 
 @pytest.mark.live
@@ -65,10 +91,21 @@ def test_every_env_is_trained_on(run: Live, env: str):
 
 @pytest.mark.live
 @pytest.mark.parametrize("language", ["python", pytest.param("go", marks=pytest.mark.slow)])
-def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys(run: Live, tmp_path: Path, language: str):
-    program = [str(go.built(tmp_path))] if language == "go" else [sys.executable, str(ROOT / "examples" / "external_env.py")]
+def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys(
+    run: Live, tmp_path: Path, language: str
+):
+    program = (
+        [str(go.built(tmp_path))]
+        if language == "go"
+        else [sys.executable, str(ROOT / "examples" / "external_env.py")]
+    )
     before = trained(run, OUTSIDE)
-    done = subprocess.run([*program, run.log().address, run.run.run, OUTSIDE, "3"], capture_output=True, text=True, timeout=patience(120))
+    done = subprocess.run(
+        [*program, run.log().address, run.run.run, OUTSIDE, "3"],
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+    )
     assert done.returncode == 0, done.stderr
     run.until(lambda: trained(run, OUTSIDE) > before, "rollouts from outside in a batch", 120)
     rollouts = [
@@ -81,9 +118,15 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
     ]
     version = rollouts[0].policy_version
     chosen = [r for r in rollouts if r.policy_version == version]
-    announced = next(v for v in run.records("policy-versions", "policy-version") if isinstance(v, PolicyVersion) and v.version == version)
+    announced = next(
+        v
+        for v in run.records("policy-versions", "policy-version")
+        if isinstance(v, PolicyVersion) and v.version == version
+    )
     weights = pull(announced, run.run.store, tmp_path / "weights")
-    sequences = [np.concatenate([turn.tokens for turn in r.turns if turn.tokens is not None]) for r in chosen]
+    sequences = [
+        np.concatenate([turn.tokens for turn in r.turns if turn.tokens is not None]) for r in chosen
+    ]
     for r, expected in zip(chosen, learner_logprobs(weights, sequences, 1.0, LENGTH), strict=True):
         logprobs = r.turns[-1].logprobs
         assert logprobs is not None
@@ -92,13 +135,19 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
 
 @pytest.mark.live
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-def test_parts_that_are_stopped_are_started_again_and_the_loop_goes_on(run: Live, parts: tuple[str, ...]):
+def test_parts_that_are_stopped_are_started_again_and_the_loop_goes_on(
+    run: Live, parts: tuple[str, ...]
+):
     before = {part: run.part(part) for part in parts}
     for process in before.values():
         process.terminate()
     for part, process in before.items():
         process.wait(patience(30))
-        run.until(lambda part=part, old=process.pid: any_part(run, part, old), f"another process of {part}", 60)
+        run.until(
+            lambda part=part, old=process.pid: any_part(run, part, old),
+            f"another process of {part}",
+            60,
+        )
     run.advances(3, f"after {', '.join(parts)} were stopped", 240)
 
 

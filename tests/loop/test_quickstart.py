@@ -1,4 +1,6 @@
-"""The quickstart's own run file, its parts killed, or all of it: it still learns to copy, and every rollout is accounted for."""
+"""The quickstart's own run file, its parts killed, or all of it: it still learns to copy, and every
+rollout is accounted for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from tests.docs.blocks import blocks, commands
 from tests.loop.runs import Live, any_part, command_line, live, quickstart
 from tests.waiting import patience
 
-KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learner")  # the learner last: by then it has a checkpoint
+# the learner last: by then it has a checkpoint
+KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learner")
 
 
 @pytest.mark.live
@@ -32,26 +35,38 @@ def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
     with live(tmp_path, settings) as run:
         run.up()
         run.until(lambda: run.version() >= 10, "version 10", 400)
-        assert run.process is not None and any("VLLM" in " ".join(command_line(process)) for process in run.processes())
+        assert run.process is not None and any(
+            "VLLM" in " ".join(command_line(process)) for process in run.processes()
+        )
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
         run.nothing_left()
 
         refused = run.command("up", str(run.file))
-        assert refused.returncode != 0 and "--resume" in refused.stderr and "--fresh" in refused.stderr and "Traceback" not in refused.stderr
+        assert (
+            refused.returncode != 0
+            and "--resume" in refused.stderr
+            and "--fresh" in refused.stderr
+            and "Traceback" not in refused.stderr
+        )
 
         run.up("--resume")
         report = ends_well(run)
         status = run.command("status", str(run.file))
         assert status.returncode == 0, status.stderr
-        assert "batcher" in status.stdout and f"v{report['policy_version']}" in status.stdout.replace("version ", "v")
+        assert (
+            "batcher" in status.stdout
+            and f"v{report['policy_version']}" in status.stdout.replace("version ", "v")
+        )
         run.nothing_left()
         check_account(run.run, report)
 
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_every_part_and_the_broker_killed_it_reaches_its_target_and_the_pages_on_replay_and_fork_hold(tmp_path: Path):
+def test_every_part_and_the_broker_killed_it_reaches_its_target_and_the_pages_on_replay_and_fork_hold(
+    tmp_path: Path,
+):
     with live(tmp_path, quickstart()) as run:
         run.up()
         run.until(lambda: run.version() >= 3, "version 3", 400)
@@ -80,17 +95,27 @@ def kill_and_go_on(run: Live, part: str) -> None:
     killed, version = run.part(part), run.version()
     killed.kill()
     run.until(lambda: any_part(run, part, killed.pid), f"another process of {part}", 60)
-    run.until(lambda: run.version() >= version + 3, f"version {version + 3}, after {part} was killed", 240)
+    run.until(
+        lambda: run.version() >= version + 3, f"version {version + 3}, after {part} was killed", 240
+    )
 
 
 def check_recomputed(run: Live) -> None:
-    """The learner came back at its checkpoint, and what it trained again has the hashes that were announced before."""
+    """The learner came back at its checkpoint, and what it trained again has the hashes that were
+    announced before.
+    """
     said = (run.run.directory / "logs" / "learner.log").read_text()
     resumed = list(re.finditer(r"resumed version (\d+) .* version (\d+) is announced", said))
     assert resumed, said[-2000:]
-    ends = [*(match.start() for match in resumed[1:]), len(said)]  # the broker's death may have cost it a life as well
+    # the broker's death may have cost it a life as well
+    ends = [*(match.start() for match in resumed[1:]), len(said)]
     for match, end in zip(resumed, ends, strict=True):
-        again = [int(version) for version in re.findall(r"version (\d+): trained again, [0-9a-f]+ as announced", said[match.end() : end])]
+        again = [
+            int(version)
+            for version in re.findall(
+                r"version (\d+): trained again, [0-9a-f]+ as announced", said[match.end() : end]
+            )
+        ]
         due = list(range(int(match[1]) + 1, int(match[2]) + 1))
         assert again == due[: len(again)] and (again == due or end < len(said))
     assert again
@@ -98,18 +123,26 @@ def check_recomputed(run: Live) -> None:
 
 def check_report(report: dict, target: float) -> None:
     copy = report["envs"]["copy-digits"]
-    assert report["run"] == "quickstart" and report["steps"] >= 25 and report["policy_version"] >= 25
+    assert (
+        report["run"] == "quickstart" and report["steps"] >= 25 and report["policy_version"] >= 25
+    )
     assert copy["reward_mean_last20"] >= target > 0.2 > copy["reward_mean_first20"]
     assert 0 < report["time_to_target_s"] <= report["wall_s"] + 1
-    assert report["logprob_mismatch_tokens"] >= 1000 and 0 < report["logprob_mismatch_max_abs"] <= 1e-4
-    assert {"kafka", "vllm", "levanter", "jax"} <= report["versions"].keys() and report["servers"][0]["id"] == "inference-0"
+    assert (
+        report["logprob_mismatch_tokens"] >= 1000 and 0 < report["logprob_mismatch_max_abs"] <= 1e-4
+    )
+    assert {"kafka", "vllm", "levanter", "jax"} <= report["versions"].keys() and report["servers"][
+        0
+    ]["id"] == "inference-0"
     envs = report["envs"].values()
     assert all(0 < env["batched"] <= env["rollouts"] for env in envs)
     assert sum(env["expired"] for env in envs) <= 0.25 * sum(env["rollouts"] for env in envs)
 
 
 def check_account(run, report: dict) -> None:
-    """From the topics of the stopped run: what was published has ended exactly once, and the run replays bit for bit."""
+    """From the topics of the stopped run: what was published has ended exactly once, and the run
+    replays bit for bit.
+    """
     parts = [buffer.part(run), batcher.part(run)]
     with broker.reach(run) as settings:
         log = KafkaLog(settings, run.run)
@@ -121,13 +154,37 @@ def check_account(run, report: dict) -> None:
 
 def follow_the_pages(run: Live, directory: Path) -> None:
     """docs/replay.md and docs/fork.md, command by command, on this run."""
-    there = [block for page in ("docs/replay.md", "docs/fork.md") for block in blocks(page) if block.needs in ("", "learner")]
-    words = [command.words[1:] for block in there if block.language == "sh" for command in commands(block)]
-    said = {" ".join(command): run.command(*command, timeout_s=400, cwd=directory) for command in words}
+    there = [
+        block
+        for page in ("docs/replay.md", "docs/fork.md")
+        for block in blocks(page)
+        if block.needs in ("", "learner")
+    ]
+    words = [
+        command.words[1:]
+        for block in there
+        if block.language == "sh"
+        for command in commands(block)
+    ]
+    said = {
+        " ".join(command): run.command(*command, timeout_s=400, cwd=directory) for command in words
+    }
     assert {command: done.stderr for command, done in said.items() if done.returncode} == {}
-    assert "balanced" in said["audit quickstart"].stdout and "versions identical" in said["replay hotter --weights"].stdout
+    assert (
+        "balanced" in said["audit quickstart"].stdout
+        and "versions identical" in said["replay hotter --weights"].stdout
+    )
     (script,) = [block for block in there if block.language == "python"]
     command = [sys.executable, "-c", script.text]
-    changed = subprocess.run(command, capture_output=True, text=True, timeout=patience(100), cwd=directory, env=run.environment)
+    changed = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=patience(100),
+        cwd=directory,
+        env=run.environment,
+    )
     assert changed.returncode == script.exit == 1, changed
-    assert re.search(r"groups\.[a-z-]+\[0\]@\d+: advantages\[0\]: recorded .*, replayed ", changed.stdout), changed
+    assert re.search(
+        r"groups\.[a-z-]+\[0\]@\d+: advantages\[0\]: recorded .*, replayed ", changed.stdout
+    ), changed

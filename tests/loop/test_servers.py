@@ -1,4 +1,6 @@
-"""Real servers in a run that goes on: one joins, one is killed with requests in it, one leaves; conversations, under AReaL's capacity."""
+"""Real servers in a run that goes on: one joins, one is killed with requests in it, one leaves;
+conversations, under AReaL's capacity.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ Request = tuple[float, str]  # when it was answered, by whom
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_servers_join_leave_and_die_in_mid_request_and_no_rollout_is_lost_or_doubled(tmp_path: Path):
+def test_servers_join_leave_and_die_in_mid_request_and_no_rollout_is_lost_or_doubled(
+    tmp_path: Path,
+):
     settings = yaml.safe_load((ROOT / "deploy" / "runs" / f"{ENV}.yaml").read_text())
     settings["inference"]["replicas"], settings["batcher"]["admission"] = 2, "capacity"
     settings["envs"][ENV]["timeout_s"] = START_S  # a server that is frozen for a while is not late
@@ -42,9 +46,19 @@ def test_servers_join_leave_and_die_in_mid_request_and_no_rollout_is_lost_or_dou
     with live(tmp_path, settings) as run:
         run.up()
         run.until(lambda: run.version() >= 1, "version 1", START_S)
-        guest = subprocess.Popen([*STREAMRL, "inference", str(run.file), "--index", "2"], cwd=ROOT, env=run.environment, start_new_session=True)
-        run.until(lambda: {"inference-0", "inference-1", "inference-2"} <= ready(run), "three servers", START_S)
-        run.advances(6, "with a third server that is new", START_S)  # its first answers take longer: it is no equal yet
+        guest = subprocess.Popen(
+            [*STREAMRL, "inference", str(run.file), "--index", "2"],
+            cwd=ROOT,
+            env=run.environment,
+            start_new_session=True,
+        )
+        run.until(
+            lambda: {"inference-0", "inference-1", "inference-2"} <= ready(run),
+            "three servers",
+            START_S,
+        )
+        # its first answers take longer: it is no equal yet
+        run.advances(6, "with a third server that is new", START_S)
         begin_s = time.time()
         run.advances(14, "with three servers", START_S)
         end_s = time.time()
@@ -66,11 +80,18 @@ def test_servers_join_leave_and_die_in_mid_request_and_no_rollout_is_lost_or_dou
 
 def servers(run: Live) -> dict[str, Server | None]:
     """The last record of each."""
-    return {event.key: event.record for event in (to_event(m, ("server",)) for m in read(run.log(), "servers", 0, 0))}  # type: ignore[misc]
+    return {
+        event.key: event.record
+        for event in (to_event(m, ("server",)) for m in read(run.log(), "servers", 0, 0))
+    }  # type: ignore[misc]
 
 
 def ready(run: Live) -> set[str]:
-    return {name for name, server in servers(run).items() if server is not None and server.state == "ready"}
+    return {
+        name
+        for name, server in servers(run).items()
+        if server is not None and server.state == "ready"
+    }
 
 
 def alive(run: Live, name: str, since_s: float) -> bool:
@@ -80,7 +101,8 @@ def alive(run: Live, name: str, since_s: float) -> bool:
 
 
 def kill_in_mid_request(run: Live, name: str) -> float:
-    """Frozen first, so that what is sent to it is not answered; then SIGKILL for all of it. The others go on with the run and do its requests.
+    """Frozen first, so that what is sent to it is not answered; then SIGKILL for all of it. The
+    others go on with the run and do its requests.
 
     Returns when it was killed.
     """
@@ -99,7 +121,9 @@ def kill_in_mid_request(run: Live, name: str) -> float:
 
 
 def check_account(run: Live) -> None:
-    """Each rollout has ended once, or is in flight; no group lacks one, and none has failed; and the run replays bit for bit."""
+    """Each rollout has ended once, or is in flight; no group lacks one, and none has failed; and
+    the run replays bit for bit.
+    """
     log = run.log()
     account = audit(log, [ENV], run.run.learner.name, [buffer.part(run.run), batcher.part(run.run)])
     rollouts = published(run)
@@ -107,8 +131,12 @@ def check_account(run: Live) -> None:
     groups = {rollout.group_id for rollout in rollouts}
     assert account.balanced and account.published == len(rollouts), account.problems
     assert [rollout.failure for rollout in rollouts if rollout.failure] == []
-    assert counts == {(group, f"{group}-{i}"): 1 for group in groups for i in range(run.run.buffer.group_size)}
-    assert [replay(log, part)[0].difference for part in (buffer.part(run.run), batcher.part(run.run))] == ["", ""]
+    assert counts == {
+        (group, f"{group}-{i}"): 1 for group in groups for i in range(run.run.buffer.group_size)
+    }
+    assert [
+        replay(log, part)[0].difference for part in (buffer.part(run.run), batcher.part(run.run))
+    ] == ["", ""]
     print(f"{len(rollouts)} rollouts in {len(groups)} groups: none failed, none lost, none doubled")
 
 
@@ -116,39 +144,70 @@ def check_cut(run: Live, name: str, killed_s: float) -> None:
     """Requests ended at that moment without an answer: the log of the env says so."""
     log = (run.run.directory / "logs" / f"env-{ENV}-0.log").read_text()
     said = re.findall(rf"^(\S+ \S+) WARNING .*: {name}: (?!no answer)", log, re.MULTILINE)
-    cut = [time_s for time_s in (datetime.fromisoformat(when).timestamp() for when in said) if -1 <= time_s - killed_s <= 15]
+    cut = [
+        time_s
+        for time_s in (datetime.fromisoformat(when).timestamp() for when in said)
+        if -1 <= time_s - killed_s <= 15
+    ]
     print(f"{len(cut)} requests were cut by its death")
     assert cut
 
 
 def check_requests(run: Live, begin_s: float, end_s: float) -> None:
-    """Among three servers they are nearly even, as far as those that share two cores are equal (`test_registry.py` has equal ones: 10 %). More turns
-    stay where their conversation was than a third, which is chance.
+    """Among three servers they are nearly even, as far as those that share two cores are equal
+    (`test_registry.py` has equal ones: 10 %). More turns stay where their conversation was than a
+    third, which is chance.
     """
     asked, pairs = dict[tuple[str, str] | tuple[str, int], Request](), list[tuple[str, str]]()
     for rollout in published(run):
-        turns = [(turn.timestamp or 0.0, turn.inference_metadata.server) for turn in rollout.turns if turn.inference_metadata]
+        turns = [
+            (turn.timestamp or 0.0, turn.inference_metadata.server)
+            for turn in rollout.turns
+            if turn.inference_metadata
+        ]
         asked[rollout.group_id, ""] = turns[0]  # one request for the first turn of all
         asked |= {(rollout.rollout_uid, number): turn for number, turn in enumerate(turns[1:])}
-        pairs += [(one, other) for (time_s, one), (_, other) in pairwise(turns) if begin_s <= time_s <= end_s]
+        pairs += [
+            (one, other)
+            for (time_s, one), (_, other) in pairwise(turns)
+            if begin_s <= time_s <= end_s
+        ]
     counts = Counter(server for time_s, server in asked.values() if begin_s <= time_s <= end_s)
     stayed = sum(one == other for one, other in pairs) / len(pairs)
     even = counts.total() / 3
-    print(f"{counts.total()} requests while there were three: {dict(counts)}; {stayed:.1%} of the turns stayed where they were")
+    print(
+        f"{counts.total()} requests while there were three: {dict(counts)}; {stayed:.1%} of the turns stayed where they were"
+    )
     assert set(counts) == {"inference-0", "inference-1", "inference-2"} and stayed > 0.5
     assert all(abs(count - even) <= 0.2 * even for count in counts.values()), counts
 
 
 def check_capacity(run: Live) -> None:
     """What the env said of itself each second; and how many rollouts went on across an update."""
-    said = [record.values for record in run.records("metrics", "metric") if isinstance(record, Metric)]
-    account = [(values["env/groups_outstanding"], values["env/groups_capacity"]) for values in said if "env/groups_capacity" in values]
-    mixed = [values["batcher/mixed_versions_frac"] for values in said if "batcher/mixed_versions_frac" in values]
+    said = [
+        record.values for record in run.records("metrics", "metric") if isinstance(record, Metric)
+    ]
+    account = [
+        (values["env/groups_outstanding"], values["env/groups_capacity"])
+        for values in said
+        if "env/groups_capacity" in values
+    ]
+    mixed = [
+        values["batcher/mixed_versions_frac"]
+        for values in said
+        if "batcher/mixed_versions_frac" in values
+    ]
     share = run.report()["envs"][ENV]["mixed_versions_frac"]
     assert all(outstanding <= capacity for outstanding, capacity in account) and max(mixed) > 0
     most = max(outstanding for outstanding, _ in account)
-    print(f"at most {most:.0f} groups outstanding, never above the capacity; {share:.1%} of what was trained on is of mixed versions")
+    print(
+        f"at most {most:.0f} groups outstanding, never above the capacity; {share:.1%} of what was trained on is of mixed versions"
+    )
 
 
 def published(run: Live) -> list[Rollout]:
-    return [record for record in run.records(f"rollouts.{ENV}", "rollout") if isinstance(record, Rollout)]
+    return [
+        record
+        for record in run.records(f"rollouts.{ENV}", "rollout")
+        if isinstance(record, Rollout)
+    ]

@@ -1,4 +1,6 @@
-"""The run file of old rollouts, as it is: they are as old as it says, they are corrected, and the run reaches its target."""
+"""The run file of old rollouts, as it is: they are as old as it says, they are corrected, and the
+run reaches its target.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,17 @@ def test_rollouts_up_to_eight_versions_old_teach(tmp_path: Path):
         run.nothing_left()
         report = run.report()["envs"]["copy-digits"]
         with broker.reach(run.run):
-            names = ("batch_age_mean", "batch_age_max", "mismatch_kl", "effective_sample_size", "rejected_frac")
+            names = (
+                "batch_age_mean",
+                "batch_age_max",
+                "mismatch_kl",
+                "effective_sample_size",
+                "rejected_frac",
+            )
             found = {name: metric_values(run, f"learner/{name}") for name in names}
-    print(report, {name: (min(values), fmean(values), max(values)) for name, values in found.items()})
+    print(
+        report, {name: (min(values), fmean(values), max(values)) for name, values in found.items()}
+    )
     assert report["reward_mean_last20"] >= 0.9 > 0.2 > report["reward_mean_first20"]
     assert max(found["batch_age_max"]) == 8 and fmean(found["batch_age_mean"]) > 4
     assert fmean(found["mismatch_kl"]) > 1e-4 and 0 < min(found["effective_sample_size"]) < 0.99

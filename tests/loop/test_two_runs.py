@@ -1,4 +1,6 @@
-"""Two runs with the same envs on one broker, at the same time: each trains on its own rollouts only, and both balance."""
+"""Two runs with the same envs on one broker, at the same time: each trains on its own rollouts
+only, and both balance.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Plays a part of a run: `python -m tests.orchestrator.actor NAME RUN.yaml`. The actor called learner plays the whole loop by publishing what a run
-leaves in its topics, with a reward that rises; the others only live, each with a child of its own."""
+"""Plays a part of a run: `python -m tests.orchestrator.actor NAME RUN.yaml`. The actor called
+learner plays the whole loop by publishing what a run leaves in its topics, with a reward that
+rises; the others only live, each with a child of its own.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def batch(number: int, rewards: dict[str, list[float]], oldest: int | None = Non
 
 
 def play(run: RunFile, log: Log, steps: int, pause_s: float = 0.02) -> None:
-    """The topics of a run of `steps` steps: a reward of 0 in the first half, 1 in the second; one of ten rollouts expires."""
+    """The topics of a run of `steps` steps: a reward of 0 in the first half, 1 in the second; one
+    of ten rollouts expires.
+    """
     writer, meter, envs = log.plain_writer(), Meter(log, "batcher"), list(run.envs)
     inference, offset = Meter(log, "inference-0"), 0
 
@@ -62,24 +66,55 @@ def play(run: RunFile, log: Log, steps: int, pause_s: float = 0.02) -> None:
         send(
             "policy-versions",
             run.learner.name,
-            PolicyVersion(learner=run.learner.name, version=step, uri="x", size_bytes=1, sha256="0", time_s=time.time()),
+            PolicyVersion(
+                learner=run.learner.name,
+                version=step,
+                uri="x",
+                size_bytes=1,
+                sha256="0",
+                time_s=time.time(),
+            ),
         )
         send(
             "servers",
             "inference-0",
-            Server(server_id="inference-0", url="http://127.0.0.1:1", version=step, state="ready", heartbeat_s=time.time(), mismatch_tokens=63),
+            Server(
+                server_id="inference-0",
+                url="http://127.0.0.1:1",
+                version=step,
+                state="ready",
+                heartbeat_s=time.time(),
+                mismatch_tokens=63,
+            ),
         )
-        inference.publish({"inference/mismatch_max_abs": 1e-6 * (step + 1), "inference/mismatch_tokens": 63.0}, step)
+        inference.publish(
+            {"inference/mismatch_max_abs": 1e-6 * (step + 1), "inference/mismatch_tokens": 63.0},
+            step,
+        )
         earned = {env: [float(step >= steps // 2)] * 9 for env in envs}
         for env in envs:
             for i in range(10):
-                send(f"rollouts.{env}", f"{step}", build.rollout(env=env, group=f"{step}", sample=i))
+                send(
+                    f"rollouts.{env}", f"{step}", build.rollout(env=env, group=f"{step}", sample=i)
+                )
             for kind, first, count in (("batched", offset, 9), ("expired", offset + 9, 1)):
                 at = np.arange(first, first + count, dtype=np.int64)
-                send("fates", env, Fate(fate=kind, environment=env, partition=0, offsets=at, batch=step if kind == "batched" else None))  # type: ignore[arg-type]
+                send(
+                    "fates",
+                    env,
+                    Fate(
+                        fate=kind,
+                        environment=env,
+                        partition=0,
+                        offsets=at,
+                        batch=step if kind == "batched" else None,
+                    ),
+                )  # type: ignore[arg-type]
         offset += 10
         send("batches", str(step), batch(step, earned))
-        meter.publish({f"batches/{env}/reward/mean": rewards[0] for env, rewards in earned.items()}, step)
+        meter.publish(
+            {f"batches/{env}/reward/mean": rewards[0] for env, rewards in earned.items()}, step
+        )
         time.sleep(pause_s)
     writer.flush()
     meter.close()

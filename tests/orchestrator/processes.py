@@ -1,4 +1,6 @@
-"""Finds every process that a test has caused, whoever started it and wherever it has gone, by a mark in its environment."""
+"""Finds every process that a test has caused, whoever started it and wherever it has gone, by a
+mark in its environment.
+"""
 
 from __future__ import annotations
 

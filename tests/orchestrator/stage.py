@@ -1,4 +1,6 @@
-"""`streamrl up` with actors for parts, but a real broker: `python -m tests.orchestrator.stage ARGUMENTS OF STREAMRL`."""
+"""`streamrl up` with actors for parts, but a real broker: `python -m tests.orchestrator.stage
+ARGUMENTS OF STREAMRL`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ real = process.command
 
 
 def acted(run: RunFile, part: Desired) -> list[str]:
-    return real(run, part) if part.name == BROKER else [sys.executable, "-m", "tests.orchestrator.actor", part.name, str(run.directory / "run.yaml")]
+    return (
+        real(run, part)
+        if part.name == BROKER
+        else [
+            sys.executable,
+            "-m",
+            "tests.orchestrator.actor",
+            part.name,
+            str(run.directory / "run.yaml"),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ from streamrl.orchestrator.directory import find, names, stop, take, with_env
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFile:
-    return parse({"run": "r", "runs_dir": str(tmp_path / "runs"), "envs": {"copy": {}}, "kafka": {"bootstrap.servers": "a:1"}})
+    return parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path / "runs"),
+            "envs": {"copy": {}},
+            "kafka": {"bootstrap.servers": "a:1"},
+        }
+    )
 
 
 def test_the_run_file_is_kept_as_resolved_and_for_its_owner(run: RunFile):
@@ -61,21 +68,34 @@ with take(parse({run.model_dump()!r}), {how}=True): pass
     assert f"is in use by process {os.getpid()}" in second.stderr
 
 
-def test_a_run_is_found_by_an_env_of_it(run: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_is_found_by_an_env_of_it(
+    run: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="no run in runs/ has an env"):
         with_env("copy")
     with take(run):
         pass
-    other = parse({**run.model_dump(mode="json"), "run": "s", "envs": {"copy": {}, "quiz": {"kind": "verifiers:quiz"}}})
+    other = parse(
+        {
+            **run.model_dump(mode="json"),
+            "run": "s",
+            "envs": {"copy": {}, "quiz": {"kind": "verifiers:quiz"}},
+        }
+    )
     with take(other):
         pass
     assert with_env("verifiers:quiz") == with_env("quiz") == "s"
-    with pytest.raises(ConfigError, match="copy: r, s in runs/ has an env of that name or kind; name the run: streamrl env RUN copy"):
+    with pytest.raises(
+        ConfigError,
+        match="copy: r, s in runs/ has an env of that name or kind; name the run: streamrl env RUN copy",
+    ):
         with_env("copy")
 
 
-def test_a_run_is_found_by_file_and_by_name(run: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_is_found_by_file_and_by_name(
+    run: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     with take(run) as home:
         assert find("r") == find(str(home / "run.yaml")) == run
@@ -93,7 +113,9 @@ def test_a_run_that_was_moved_is_where_its_file_is(run: RunFile, tmp_path: Path)
 
 
 def test_a_run_of_another_host_is_stopped_there(run: RunFile, monkeypatch: pytest.MonkeyPatch):
-    """On a shared file system the number in the lock is that of a process of its host; here it may be anybody."""
+    """On a shared file system the number in the lock is that of a process of its host; here it may
+    be anybody.
+    """
     signalled: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, signal: signalled.append(pid))
     with take(run) as home, (home / ".lock").open("r+") as held:

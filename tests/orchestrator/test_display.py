@@ -7,7 +7,16 @@ import pytest
 from rich.console import Console
 
 from streamrl.config import parse
-from streamrl.orchestrator.display import Frame, LiveDisplay, PartLine, PlainDisplay, clock, line, picture, sparkline
+from streamrl.orchestrator.display import (
+    Frame,
+    LiveDisplay,
+    PartLine,
+    PlainDisplay,
+    clock,
+    line,
+    picture,
+    sparkline,
+)
 from streamrl.orchestrator.observe import arrival_rate, fold, view
 from streamrl.records import Fate, Metric, PolicyVersion, Server
 from streamrl.stream.log import Event
@@ -17,11 +26,37 @@ from tests.build import evaluation
 @pytest.fixture
 def frame() -> Frame:
     run = parse(
-        {"run": "r", "envs": {"copy": {}, "add": {}}, "orchestrator": {"target": {"env": "copy", "reward": 0.9, "batches": 2}, "max_wall_s": 600}}
+        {
+            "run": "r",
+            "envs": {"copy": {}, "add": {}},
+            "orchestrator": {
+                "target": {"env": "copy", "reward": 0.9, "batches": 2},
+                "max_wall_s": 600,
+            },
+        }
     )
     events = [
-        Event("policy-versions", 0, 0, "lead", PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0")),
-        Event("servers", 0, 0, "inference-0", Server(server_id="inference-0", url="", version=7, state="ready", heartbeat_s=130.0, in_flight=5)),
+        Event(
+            "policy-versions",
+            0,
+            0,
+            "lead",
+            PolicyVersion(learner="lead", version=7, uri="x", size_bytes=1, sha256="0"),
+        ),
+        Event(
+            "servers",
+            0,
+            0,
+            "inference-0",
+            Server(
+                server_id="inference-0",
+                url="",
+                version=7,
+                state="ready",
+                heartbeat_s=130.0,
+                in_flight=5,
+            ),
+        ),
     ]
     for step, (copy, add) in enumerate(((0.2, 0.0), (0.4, 0.1))):
         values = {
@@ -30,14 +65,27 @@ def frame() -> Frame:
             "batcher/batch_age_mean": 0.75,
             "batcher/mixed_versions_frac": 0.125,
         }
-        events.append(Event("metrics", 0, 0, "batcher", Metric(source="batcher", time_s=150.0, step=step, values=values)))
+        events.append(
+            Event(
+                "metrics",
+                0,
+                0,
+                "batcher",
+                Metric(source="batcher", time_s=150.0, step=step, values=values),
+            )
+        )
     for source, values in (
         ("env-copy-0", {"env/rollouts_per_s": 12.0}),
         ("buffer", {"buffer/window_tokens/copy": 100.0}),
         ("batcher", {"batcher/held_tokens/copy": 1_000.0}),
     ):
-        events.append(Event("metrics", 0, 0, source, Metric(source=source, time_s=159.0, values=values)))
-    parts = (PartLine("learner", "running", 60.0), PartLine("buffer", "back-off", 1.0, 2, "no broker"))
+        events.append(
+            Event("metrics", 0, 0, source, Metric(source=source, time_s=159.0, values=values))
+        )
+    parts = (
+        PartLine("learner", "running", 60.0),
+        PartLine("buffer", "back-off", 1.0, 2, "no broker"),
+    )
     return Frame(run, fold(view(run, 100.0), events), 160.0, parts)
 
 
@@ -59,7 +107,10 @@ def test_evaluations_are_shown_by_their_newest_version(frame: Frame, width: int)
 
 
 def test_before_the_first_batch_the_line_says_what_it_waits_for(frame: Frame):
-    assert line(Frame(frame.run, view(frame.run, 100.0), 131.0)) == "waiting 31 s for the first policy version, learner"
+    assert (
+        line(Frame(frame.run, view(frame.run, 100.0), 131.0))
+        == "waiting 31 s for the first policy version, learner"
+    )
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -93,8 +144,12 @@ def test_servers_are_shown_with_their_pools_where_there_are_several(frame: Frame
         console.print(picture(frame))
         return console.export_text()
 
-    run = parse({"run": "r", "envs": {"copy": {}, "add": {}}, "inference": {"pools": {"evaluation": 1}}})
-    assert "generation" not in shown(frame) and "generation" in shown(Frame(run, frame.seen, frame.time_s))
+    run = parse(
+        {"run": "r", "envs": {"copy": {}, "add": {}}, "inference": {"pools": {"evaluation": 1}}}
+    )
+    assert "generation" not in shown(frame) and "generation" in shown(
+        Frame(run, frame.seen, frame.time_s)
+    )
 
 
 def test_many_parts_are_counted_and_the_ailing_shown(frame: Frame):
@@ -120,7 +175,9 @@ def test_a_live_display_begins_with_words(frame: Frame):
     display.say("starting the broker")
     display.show(frame)
     display.close()
-    assert isinstance(console.file, io.StringIO) and "starting the broker" in console.file.getvalue()
+    assert (
+        isinstance(console.file, io.StringIO) and "starting the broker" in console.file.getvalue()
+    )
 
 
 def test_sparkline():
@@ -131,7 +188,14 @@ def test_sparkline():
 
 
 def test_clock():
-    assert [clock(s) for s in (None, math.inf, math.nan, 5, 75, 3_600)] == ["–", "–", "–", "0:05", "1:15", "1:00:00"]
+    assert [clock(s) for s in (None, math.inf, math.nan, 5, 75, 3_600)] == [
+        "–",
+        "–",
+        "–",
+        "0:05",
+        "1:15",
+        "1:00:00",
+    ]
 
 
 def outside(values: dict[str, float], time_s: float) -> Event:
@@ -139,12 +203,25 @@ def outside(values: dict[str, float], time_s: float) -> Event:
 
 
 def test_what_goes_wrong_with_an_env_is_said_before_the_first_batch_and_after(frame: Frame):
-    failed = Fate(fate="failed", environment="add", partition=0, offsets=np.arange(2_048), cause="the answer has no choices")
-    aside = Fate(fate="invalid", environment="add", partition=0, offsets=np.arange(3), cause="turn logprobs must be float32, not float64")
+    failed = Fate(
+        fate="failed",
+        environment="add",
+        partition=0,
+        offsets=np.arange(2_048),
+        cause="the answer has no choices",
+    )
+    aside = Fate(
+        fate="invalid",
+        environment="add",
+        partition=0,
+        offsets=np.arange(3),
+        cause="turn logprobs must be float32, not float64",
+    )
     events = [Event("fates", 0, 0, "g", record) for record in (failed, aside)]
     said = "add: 2,048 failed (last: the answer has no choices)"
     assert f" | {said}" in line(replace(frame, seen=fold(view(frame.run, 100.0), events)))
-    assert f" | {said}" in line(replace(frame, seen=fold(frame.seen, events)))  # 3 of 2,051 are not worth a line
+    # 3 of 2,051 are not worth a line
+    assert f" | {said}" in line(replace(frame, seen=fold(frame.seen, events)))
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(picture(frame, width=160))
     assert said in console.export_text()
@@ -153,6 +230,12 @@ def test_what_goes_wrong_with_an_env_is_said_before_the_first_batch_and_after(fr
 def test_the_rate_of_an_env_from_outside_is_what_the_buffer_reads(frame: Frame):
     run = parse({"run": "r", "envs": {"copy": {}, "add": {"replicas": 0}}})
     read = "part/read_records/rollouts.add"
-    seen = fold(view(run, 100.0), [outside({read: value}, time_s) for value, time_s in ((900, 99), (10, 150), (30, 156), (50, 158), (50, 160))])
+    seen = fold(
+        view(run, 100.0),
+        [
+            outside({read: value}, time_s)
+            for value, time_s in ((900, 99), (10, 150), (30, 156), (50, 158), (50, 160))
+        ],
+    )
     assert arrival_rate(seen, "add", 160.0) == (50 - 10) / 10
     assert arrival_rate(seen, "add", 164.0) == 0.0 and arrival_rate(seen, "copy", 160.0) is None

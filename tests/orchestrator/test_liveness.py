@@ -1,4 +1,6 @@
-"""What is known of a part from its answers, or their absence, at /livez: of `health.py`, and of a listener that is deaf."""
+"""What is known of a part from its answers, or their absence, at /livez: of `health.py`, and of a
+listener that is deaf.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -17,7 +19,14 @@ from tests.waiting import patience, until
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFile:
-    return parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}, "metrics": {"live_within_s": 0.2}})
+    return parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}},
+            "metrics": {"live_within_s": 0.2},
+        }
+    )
 
 
 @pytest.fixture
@@ -51,7 +60,10 @@ def test_a_part_that_holds_its_interpreter_hangs_after_its_limit(client: httpx.C
         ask(client, address, life, 5.0, 8.0)
         assert life.hangs == ""
         ask(client, address, life, 5.0, 8.0)
-        assert life.hangs == f"it has not answered at http://{address}/livez for 10 s, the limit is 8 s"
+        assert (
+            life.hangs
+            == f"it has not answered at http://{address}/livez for 10 s, the limit is 8 s"
+        )
 
 
 def test_a_new_life_is_not_judged_by_the_last_one(run: RunFile):

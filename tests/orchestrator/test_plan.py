@@ -1,7 +1,18 @@
 import pytest
 
 from streamrl.config import Orchestrator, parse
-from streamrl.orchestrator.plan import End, GiveUp, Kill, Observed, Start, backoff, decide, desired, how, stop_order
+from streamrl.orchestrator.plan import (
+    End,
+    GiveUp,
+    Kill,
+    Observed,
+    Start,
+    backoff,
+    decide,
+    desired,
+    how,
+    stop_order,
+)
 
 LIMITS = Orchestrator(restart_limit=3, restart_window_s=100, backoff_s=0.5)
 
@@ -10,14 +21,21 @@ def ended(*ends: tuple[float, float, int]) -> Observed:
     return Observed(False, tuple(End(*end) for end in ends))
 
 
-@pytest.mark.parametrize(("evaluations", "evaluators"), [({"every": 5, "envs": {"copy": {}}}, 1), ({"every": 0, "envs": {"copy": {}}}, 0), ({}, 0)])
+@pytest.mark.parametrize(
+    ("evaluations", "evaluators"),
+    [({"every": 5, "envs": {"copy": {}}}, 1), ({"every": 0, "envs": {"copy": {}}}, 0), ({}, 0)],
+)
 def test_a_run_that_evaluates_has_one_evaluator(evaluations: dict[str, object], evaluators: int):
     run = parse({"run": "r", "envs": {"copy": {}}, "eval": evaluations})
-    assert [part.args for part in desired(run) if part.name == "evaluator"] == [("evaluator",)] * evaluators
+    assert [part.args for part in desired(run) if part.name == "evaluator"] == [
+        ("evaluator",)
+    ] * evaluators
 
 
 def test_a_run_has_a_process_for_every_replica():
-    run = parse({"run": "r", "envs": {"copy": {"replicas": 2}, "add": {}}, "inference": {"replicas": 2}})
+    run = parse(
+        {"run": "r", "envs": {"copy": {"replicas": 2}, "add": {}}, "inference": {"replicas": 2}}
+    )
     assert [(part.name, part.args) for part in desired(run)] == [
         ("learner", ("learner",)),
         ("inference-0", ("inference", "--index", "0")),
@@ -31,28 +49,47 @@ def test_a_run_has_a_process_for_every_replica():
 
 
 def test_a_pool_has_its_own_servers():
-    run = parse({"run": "r", "envs": {"copy": {}}, "inference": {"replicas": 1, "pools": {"evaluation": 2}}})
+    run = parse(
+        {"run": "r", "envs": {"copy": {}}, "inference": {"replicas": 1, "pools": {"evaluation": 2}}}
+    )
     assert [(part.name, part.args) for part in desired(run)[1:4]] == [
         ("inference-0", ("inference", "--index", "0")),
         ("inference-evaluation-0", ("inference", "--index", "0", "--pool", "evaluation")),
         ("inference-evaluation-1", ("inference", "--index", "1", "--pool", "evaluation")),
     ]
-    assert [run.inference.place(*where) for where in (("generation", 0), ("evaluation", 0), ("evaluation", 1), ("generation", 3))] == [0, 1, 2, 3]
+    assert [
+        run.inference.place(*where)
+        for where in (("generation", 0), ("evaluation", 0), ("evaluation", 1), ("generation", 3))
+    ] == [0, 1, 2, 3]
 
 
 def test_a_pool_has_a_process_for_every_worker():
-    settings = {"run": "r", "envs": {"copy": {}}, "scorer": {"replicas": 2}, "inference": {"replicas": 0}}
+    settings = {
+        "run": "r",
+        "envs": {"copy": {}},
+        "scorer": {"replicas": 2},
+        "inference": {"replicas": 0},
+    }
     assert [part.name for part in desired(parse(settings)) if "scorer" in part.name] == []
     pooled = desired(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
-    assert [part.args for part in pooled if "scorer" in part.name] == [("scorer", "--worker", "0"), ("scorer", "--worker", "1")]
+    assert [part.args for part in pooled if "scorer" in part.name] == [
+        ("scorer", "--worker", "0"),
+        ("scorer", "--worker", "1"),
+    ]
 
 
 def test_envs_stop_first_and_the_broker_last():
-    assert stop_order(["broker", "learner", "env-copy-0", "inference-0"]) == [["env-copy-0"], ["learner", "inference-0"], ["broker"]]
+    assert stop_order(["broker", "learner", "env-copy-0", "inference-0"]) == [
+        ["env-copy-0"],
+        ["learner", "inference-0"],
+        ["broker"],
+    ]
 
 
 def test_what_does_not_run_is_started():
-    assert decide(LIMITS, ["learner", "buffer"], {"learner": Observed(True)}, 0.0) == [Start("buffer")]
+    assert decide(LIMITS, ["learner", "buffer"], {"learner": Observed(True)}, 0.0) == [
+        Start("buffer")
+    ]
 
 
 def test_backoff_doubles_with_every_short_life_in_a_row_up_to_ten_seconds():
@@ -76,7 +113,9 @@ def test_a_part_in_its_backoff_waits():
 
 
 def test_a_failed_transaction_that_comes_alone_is_answered_at_once():
-    assert decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 60.0, 75))}, 10.0) == [Start("buffer")]
+    assert decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 60.0, 75))}, 10.0) == [
+        Start("buffer")
+    ]
     assert backoff(LIMITS, (End(0, 1, 75), End(0, 1, 75))) == 1.0
 
 
@@ -85,12 +124,18 @@ def test_more_ends_than_the_limit_within_the_window_end_the_run():
     [action] = decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 60.0)
     assert isinstance(action, GiveUp)
     assert "4 times within 100 s" in action.reason and "SIGKILL" in action.reason
-    assert decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 115.0) == [Start("buffer")]  # the first has left the window
+    # the first has left the window
+    assert decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 115.0) == [Start("buffer")]
 
 
 def test_a_part_that_hangs_is_ended_and_one_that_runs_is_not():
-    observed = {"env-copy-0": Observed(True, (), "its loop last turned 61 s ago"), "buffer": Observed(True)}
-    assert decide(LIMITS, ["buffer", "env-copy-0"], observed, 0.0) == [Kill("env-copy-0", "its loop last turned 61 s ago")]
+    observed = {
+        "env-copy-0": Observed(True, (), "its loop last turned 61 s ago"),
+        "buffer": Observed(True),
+    }
+    assert decide(LIMITS, ["buffer", "env-copy-0"], observed, 0.0) == [
+        Kill("env-copy-0", "its loop last turned 61 s ago")
+    ]
 
 
 @pytest.mark.parametrize("code", [75, 3])
@@ -101,7 +146,9 @@ def test_ends_for_want_of_a_broker_do_not_end_the_run_but_its_own_do(code: int):
     assert isinstance(action, GiveUp)
 
 
-@pytest.mark.parametrize(("code", "word"), [(76, "identity"), (2, "settings"), (7, "model"), (11, "refuses")])
+@pytest.mark.parametrize(
+    ("code", "word"), [(76, "identity"), (2, "settings"), (7, "model"), (11, "refuses")]
+)
 def test_what_a_restart_does_not_help_is_given_up_at_once(code: int, word: str):
     [action] = decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 1.0, code))}, 10.0)
     assert isinstance(action, GiveUp) and word in action.reason

@@ -23,7 +23,14 @@ from streamrl.orchestrator import liveness, process
 from streamrl.orchestrator.display import Frame, PartLine
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.observe import View
-from streamrl.orchestrator.process import Parts, batches_begin, gauges, heard, part_names, without_prefix
+from streamrl.orchestrator.process import (
+    Parts,
+    batches_begin,
+    gauges,
+    heard,
+    part_names,
+    without_prefix,
+)
 from streamrl.orchestrator.sinks import tensorboard
 from streamrl.orchestrator.supervisor import Supervisor, last_line
 from streamrl.records import Demand, Server
@@ -51,14 +58,28 @@ def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "staged.yaml"
     envs = {"copy-digits": {"fraction": 0.6}, "add-digits": {}}
     path.write_text(
-        yaml.safe_dump({"run": "staged", "runs_dir": str(tmp_path / "runs"), "envs": envs, "orchestrator": {"target": target, "max_wall_s": 60}})
+        yaml.safe_dump(
+            {
+                "run": "staged",
+                "runs_dir": str(tmp_path / "runs"),
+                "envs": envs,
+                "orchestrator": {"target": target, "max_wall_s": 60},
+            }
+        )
     )
     return path
 
 
 def streamrl(mark: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, MARK: mark}
-    return subprocess.run([*STAGE, *map(str, arguments)], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=patience(120))
+    return subprocess.run(
+        [*STAGE, *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+    )
 
 
 def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
@@ -71,17 +92,26 @@ def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
     assert left_after(mark, 5.0) == []
     check_report(json.loads((home / "report.json").read_text()))
     assert (home / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert yaml.safe_load((home / "run.yaml").read_text())["buffer"]["group_size"] == 8  # as resolved
+    # as resolved
+    assert yaml.safe_load((home / "run.yaml").read_text())["buffer"]["group_size"] == 8
     assert all(last_line(home / "logs" / f"{part}.log") == f"{part} is on stage" for part in PARTS)
 
     shown = streamrl(mark, "status", run_file)
     assert shown.returncode == 0, shown.stderr
-    assert "broker is stopped" in shown.stderr and "inference-0" in shown.stdout and "policy version" in shown.stdout
+    assert (
+        "broker is stopped" in shown.stderr
+        and "inference-0" in shown.stdout
+        and "policy version" in shown.stdout
+    )
     assert left_after(mark, 5.0) == []
 
     refused = streamrl(mark, "up", run_file)
     assert refused.returncode == 1 and refused.stdout == ""
-    assert refused.stderr.startswith("streamrl: run 'staged' exists in") and "--resume" in refused.stderr and refused.stderr.count("\n") == 1
+    assert (
+        refused.stderr.startswith("streamrl: run 'staged' exists in")
+        and "--resume" in refused.stderr
+        and refused.stderr.count("\n") == 1
+    )
 
     lines, curves = check_curves(home)
     resumed = streamrl(mark, "up", run_file, "--resume", *sinks)
@@ -92,30 +122,44 @@ def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
     afresh = streamrl(mark, "up", run_file, "--fresh", "--set", "orchestrator.target.batches=4")
     assert afresh.returncode == 0, afresh.stdout + afresh.stderr
     [archived] = (home.parent / "archive").iterdir()
-    assert archived.name.startswith("staged-") and (archived / "report.json").exists() and (archived / "kafka" / "data").is_dir()
+    assert (
+        archived.name.startswith("staged-")
+        and (archived / "report.json").exists()
+        and (archived / "kafka" / "data").is_dir()
+    )
     assert left_after(mark, 5.0) == []
 
 
 def check_curves(home: Path) -> tuple[list[int], dict[str, dict[int, float]]]:
-    """Every record of the topic is there once, and every step of a curve: the actor that is the loop plays the same steps in its second life."""
+    """Every record of the topic is there once, and every step of a curve: the actor that is the
+    loop plays the same steps in its second life.
+    """
     lines = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
     offsets = [line["offset"] for line in lines]
     assert offsets == sorted(set(offsets))
     curves = stories.only_once(list(tensorboard.points(home / "tensorboard")))
     reward = curves["batches/copy-digits/reward/mean"]
     assert list(reward) == list(range(len(reward))) and len(reward) > 30
-    assert {line["values"]["batches/copy-digits/reward/mean"] for line in lines if "batches/copy-digits/reward/mean" in line["values"]} == {0.0, 1.0}
+    assert {
+        line["values"]["batches/copy-digits/reward/mean"]
+        for line in lines
+        if "batches/copy-digits/reward/mean" in line["values"]
+    } == {0.0, 1.0}
     return offsets, curves
 
 
 def check_report(report: dict[str, Any]) -> None:
     [server] = report["servers"]
-    assert server["id"] == "inference-0" and server["version"] in (report["policy_version"] - 1, report["policy_version"])
+    assert server["id"] == "inference-0" and server["version"] in (
+        report["policy_version"] - 1,
+        report["policy_version"],
+    )
     assert report["run"] == "staged" and report["logprob_mismatch_tokens"] >= 63
     assert 0 < report["time_to_target_s"] <= report["wall_s"] < 60
     copy = report["envs"]["copy-digits"]
     assert copy["reward_mean_first20"] == 0.0 and copy["reward_mean_last20"] > 0.2
-    assert 10 * report["steps"] <= copy["rollouts"] <= 10 * report["steps"] + 10  # it may be stopped in the middle of a step
+    # it may be stopped in the middle of a step
+    assert 10 * report["steps"] <= copy["rollouts"] <= 10 * report["steps"] + 10
     assert abs(9 * copy["expired"] - copy["batched"]) <= 9
     assert set(report["versions"]) == {"kafka", "vllm", "levanter", "jax", "streamrl", "python"}
 
@@ -135,7 +179,8 @@ def test_nothing_is_left_behind(end: str, run_file: Path, mark: str):
     pid, master = terminal(command, {**os.environ, MARK: mark, "TERM": "xterm"})
     logs = run_file.parent / "runs" / "staged" / "logs"
     until(lambda: all(last_line(logs / f"{part}.log") for part in PARTS))
-    assert len(marked(mark)) >= 2 * len(PARTS) + 3  # each with a child, the broker with its Java, and the orchestrator
+    # each with a child, the broker with its Java, and the orchestrator
+    assert len(marked(mark)) >= 2 * len(PARTS) + 3
     if end != "terminal dies":
         threading.Thread(target=read_all, args=[master], daemon=True).start()
     if end == "ctrl-c":
@@ -147,7 +192,10 @@ def test_nothing_is_left_behind(end: str, run_file: Path, mark: str):
     else:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == {"ctrl-c": 130, "terminal dies": 129, "kill -9": -9, "down": 143}[end]
+    assert (
+        os.waitstatus_to_exitcode(status)
+        == {"ctrl-c": 130, "terminal dies": 129, "kill -9": -9, "down": 143}[end]
+    )
     assert left_after(mark, 5.0) == []
 
 
@@ -161,7 +209,17 @@ def read_all(terminal: int) -> None:
 
 
 def test_a_part_that_cannot_run_ends_the_run_with_its_last_words(run_file: Path, mark: str):
-    failed = streamrl(mark, "up", run_file, "--set", "orchestrator.restart_limit=1", "--set", "run=doomed", "--set", "orchestrator.target=null")
+    failed = streamrl(
+        mark,
+        "up",
+        run_file,
+        "--set",
+        "orchestrator.restart_limit=1",
+        "--set",
+        "run=doomed",
+        "--set",
+        "orchestrator.target=null",
+    )
     assert failed.returncode == 1
     assert "batcher is given up: ended 2 times within 300 s, last with exit code 1" in failed.stdout
     assert "It said: out of cues (log: " in failed.stdout
@@ -170,12 +228,17 @@ def test_a_part_that_cannot_run_ends_the_run_with_its_last_words(run_file: Path,
 
 def test_a_wrong_address_is_one_line(run_file: Path, mark: str):
     failed = streamrl(mark, "up", run_file, "--set", "kafka={bootstrap.servers: '127.0.0.1:1'}")
-    assert failed.returncode == 3 and failed.stderr.count("\n") == 1 and "127.0.0.1:1" in failed.stderr
+    assert (
+        failed.returncode == 3 and failed.stderr.count("\n") == 1 and "127.0.0.1:1" in failed.stderr
+    )
     assert left_after(mark, 5.0) == []
 
 
 def test_the_words_of_a_log_line():
-    assert without_prefix("2026-11-21 06:01:14 WARNING streamrl.stream.worker: batcher: short") == "batcher: short"
+    assert (
+        without_prefix("2026-11-21 06:01:14 WARNING streamrl.stream.worker: batcher: short")
+        == "batcher: short"
+    )
     assert without_prefix("streamrl: no broker") == "no broker"
     assert without_prefix("anything else") == "anything else"
 
@@ -207,33 +270,65 @@ class Said:
     def close(self) -> None: ...
 
 
-def test_a_part_that_hangs_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}, "orchestrator": {"backoff_s": 0.01}})
+def test_a_part_that_hangs_is_ended_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}},
+            "orchestrator": {"backoff_s": 0.01},
+        }
+    )
     sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     hangs = [sys.executable, "-c", LIVES, str(note_of(run, "buffer"))]
-    monkeypatch.setattr(process, "command", lambda run, part: hangs if part.name == "buffer" else sleeps)
+    monkeypatch.setattr(
+        process, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
+    )
     monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
     said, supervisor = Said(), Supervisor(tmp_path / "logs")
     try:
         with Liveness(run, part_names(run)) as asked:
             parts = Parts(run, supervisor, asked)
-            until(lambda: parts.keep(said) is None and any("starting it again" in line for line in said.lines))
+            until(
+                lambda: (
+                    parts.keep(said) is None
+                    and any("starting it again" in line for line in said.lines)
+                )
+            )
             lives = {line.name: line.restarts for line in parts.lines()}
     finally:
         supervisor.close(limit_s=1.0)
-    assert said.lines[0] == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is 60 s"
+    assert (
+        said.lines[0]
+        == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is 60 s"
+    )
     assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}
 
 
 def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}, "orchestrator": {"max_wall_s": 0.2}})
-    log, stop, over = MemoryLog(dict.fromkeys(process.CONSUMES, 1)), threading.Event(), threading.Event()
+    run = parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}},
+            "orchestrator": {"max_wall_s": 0.2},
+        }
+    )
+    log, stop, over = (
+        MemoryLog(dict.fromkeys(process.CONSUMES, 1)),
+        threading.Event(),
+        threading.Event(),
+    )
     clock = itertools.count(1e9, -3_600.0)
     monkeypatch.setattr(time, "time", lambda: next(clock))
 
     def beat() -> None:
         while not over.wait(0.02):
-            server = Server(server_id="inference-0", url="", version=0, state="ready", heartbeat_s=time.time())
+            server = Server(
+                server_id="inference-0", url="", version=0, state="ready", heartbeat_s=time.time()
+            )
             log.append([to_message(Output("servers", "inference-0", server))], marker=False)
 
     beating, ended = threading.Thread(target=beat), threading.Timer(patience(20), stop.set)
@@ -250,30 +345,81 @@ def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: 
 def test_the_batches_that_a_verdict_needs_are_found_from_the_end():
     log, target = MemoryLog({"batches": 1}), Target(env="copy", reward=1.0, batches=2)
     for number in range(40):
-        log.append([to_message(Output("batches", str(number), batch(number, {"copy" if number < 30 else "add": [1.0]})))], marker=True)
-    assert batches_begin(log, target) == 80 - 32  # 8 offsets, a marker behind each record, hold no batch with the env; 32 hold six
+        log.append(
+            [
+                to_message(
+                    Output(
+                        "batches",
+                        str(number),
+                        batch(number, {"copy" if number < 30 else "add": [1.0]}),
+                    )
+                )
+            ],
+            marker=True,
+        )
+    # 8 offsets, a marker behind each record, hold no batch with the env; 32 hold six
+    assert batches_begin(log, target) == 80 - 32
     assert batches_begin(MemoryLog({"batches": 1}), target) == 0
 
 
 def test_parts_that_others_started_are_known_by_their_metrics():
-    seen = View("lead", since_s=50.0, heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0})
-    assert [(part.name, part.state) for part in heard(seen, 100.0)] == [("batcher", "silent"), ("buffer", "running")]
+    seen = View(
+        "lead",
+        since_s=50.0,
+        heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0},
+    )
+    assert [(part.name, part.state) for part in heard(seen, 100.0)] == [
+        ("batcher", "silent"),
+        ("buffer", "running"),
+    ]
 
 
 def test_what_the_orchestrator_measures_of_a_run():
     fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
     stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
     demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0, closed_groups={})}
-    seen = View("lead", since_s=50.0, version=5, version_s=90.0, servers={"a": fresh, "b": stale}, demand=demand, batch=6)
+    seen = View(
+        "lead",
+        since_s=50.0,
+        version=5,
+        version_s=90.0,
+        servers={"a": fresh, "b": stale},
+        demand=demand,
+        batch=6,
+    )
     seen.fates["add"]["expired"] = 3
     values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
     assert [name for name in values if measure(name) is None] == []
-    wanted = {"running/buffer": 0, "restarts/buffer": 2, "version": 5, "since_version_s": 10, "batch": 6}
-    wanted |= {"server_ready/a": 1, "server_ready/b": 0, "server_behind/a": 0, "server_behind/b": 3, "server_silent_s/a": 3, "server_silent_s/b": 60}
-    wanted |= {f"fates/{env}/{fate}": 0 for env in ("copy", "add") for fate in ("batched", "expired", "filtered", "duplicate", "failed", "invalid")}
-    assert values == {f"orchestrator/{name}": value for name, value in {**wanted, "fates/add/expired": 3}.items()}
+    wanted = {
+        "running/buffer": 0,
+        "restarts/buffer": 2,
+        "version": 5,
+        "since_version_s": 10,
+        "batch": 6,
+    }
+    wanted |= {
+        "server_ready/a": 1,
+        "server_ready/b": 0,
+        "server_behind/a": 0,
+        "server_behind/b": 3,
+        "server_silent_s/a": 3,
+        "server_silent_s/b": 60,
+    }
+    wanted |= {
+        f"fates/{env}/{fate}": 0
+        for env in ("copy", "add")
+        for fate in ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
+    }
+    assert values == {
+        f"orchestrator/{name}": value for name, value in {**wanted, "fates/add/expired": 3}.items()
+    }
     assert gauges(View("lead"), [], 100.0) == {}
 
 
 def test_the_time_between_two_sessions_was_not_waiting():
-    assert gauges(View("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)["orchestrator/since_version_s"] == 5.0
+    assert (
+        gauges(View("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)[
+            "orchestrator/since_version_s"
+        ]
+        == 5.0
+    )

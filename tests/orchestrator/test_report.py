@@ -20,18 +20,36 @@ from streamrl.stream.memory import MemoryLog
 from tests import build
 from tests.orchestrator.actor import batch
 
-TOPICS = {"rollouts.copy": 2, "rollouts.add": 1, "batches": 1, "fates": 1, "policy-versions": 1, "servers": 1, "metrics": 1, "evals": 1}
+TOPICS = {
+    "rollouts.copy": 2,
+    "rollouts.add": 1,
+    "batches": 1,
+    "fates": 1,
+    "policy-versions": 1,
+    "servers": 1,
+    "metrics": 1,
+    "evals": 1,
+}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFile:
     target = {"env": "copy", "reward": 0.5, "batches": 2}
-    return parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}, "add": {}}, "orchestrator": {"target": target}})
+    return parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}, "add": {}},
+            "orchestrator": {"target": target},
+        }
+    )
 
 
 @pytest.fixture
 def log() -> MemoryLog:
-    """Three batches of copy, the last of which has a rollout of add too; 4 + 1 rollouts, two of copy expired; versions 0 to 3."""
+    """Three batches of copy, the last of which has a rollout of add too; 4 + 1 rollouts, two of
+    copy expired; versions 0 to 3.
+    """
     log = MemoryLog(TOPICS)
 
     def put(topic: str, key: str, record: Record | None) -> None:
@@ -40,12 +58,28 @@ def log() -> MemoryLog:
     for i in range(4):
         put("rollouts.copy", f"g{i}", build.rollout(group=f"g{i}"))
     put("rollouts.add", "g", build.rollout(env="add"))
-    put("fates", "copy", Fate(fate="expired", environment="copy", partition=0, offsets=np.arange(2)))
-    put("fates", "copy", Fate(fate="batched", environment="copy", partition=1, offsets=np.arange(1), batch=0))
+    put(
+        "fates", "copy", Fate(fate="expired", environment="copy", partition=0, offsets=np.arange(2))
+    )
+    put(
+        "fates",
+        "copy",
+        Fate(fate="batched", environment="copy", partition=1, offsets=np.arange(1), batch=0),
+    )
     for number in range(4):
-        put("policy-versions", "lead", PolicyVersion(learner="lead", version=number, uri="x", size_bytes=1, sha256="0"))
-    put("policy-versions", "second", PolicyVersion(learner="second", version=9, uri="x", size_bytes=1, sha256="0"))
-    for number, rewards in enumerate(({"copy": [0.0, 0.5]}, {"copy": [0.5]}, {"copy": [0.75, 0.25], "add": [1.0]})):
+        put(
+            "policy-versions",
+            "lead",
+            PolicyVersion(learner="lead", version=number, uri="x", size_bytes=1, sha256="0"),
+        )
+    put(
+        "policy-versions",
+        "second",
+        PolicyVersion(learner="second", version=9, uri="x", size_bytes=1, sha256="0"),
+    )
+    for number, rewards in enumerate(
+        ({"copy": [0.0, 0.5]}, {"copy": [0.5]}, {"copy": [0.75, 0.25], "add": [1.0]})
+    ):
         put("batches", str(number), batch(number, rewards))
     for version in (0, 20, 20):
         put("evals", "held", build.evaluation(version=version))
@@ -55,7 +89,10 @@ def log() -> MemoryLog:
     put("servers", "inference-1", Server(server_id="inference-1", url="", version=3, state="ready"))
     put("servers", "inference-0", None)  # it left; what it served last counts
     for batch_number, frac, used in ((0, 0.5, 4), (1, 0.0, 4), (1, 0.0, 4)):
-        Meter(log, "batcher").publish({"batches/copy/mixed_versions_frac": frac, "batches/copy/rollouts_used": used}, step=batch_number)
+        Meter(log, "batcher").publish(
+            {"batches/copy/mixed_versions_frac": frac, "batches/copy/rollouts_used": used},
+            step=batch_number,
+        )
     meter = Meter(log, "inference-0")
     meter.publish({"inference/mismatch_max_abs": 2e-6, "inference/mismatch_tokens": 63.0}, step=1)
     meter.publish({"inference/mismatch_max_abs": 1e-6, "inference/mismatch_tokens": 64.0}, step=2)
@@ -74,9 +111,24 @@ def test_the_report_of_a_small_run(run: RunFile, log: MemoryLog):
         "fates": {"batched": 1, "expired": 2},
     }
     rewards = {"reward_mean_first20": 1.0, "reward_mean_last20": 1.0}
-    assert made["envs"]["add"] == {"rollouts": 1, **rewards, "mixed_versions_frac": None, "expired": 0, "batched": 0, "fates": {}}
-    assert (made["run"], made["steps"], made["policy_version"], made["versions"]) == ("r", 3, 3, {"kafka": "4"})
-    assert made["servers"] == [{"id": "inference-0", "version": 2}, {"id": "inference-1", "version": 3}]
+    assert made["envs"]["add"] == {
+        "rollouts": 1,
+        **rewards,
+        "mixed_versions_frac": None,
+        "expired": 0,
+        "batched": 0,
+        "fates": {},
+    }
+    assert (made["run"], made["steps"], made["policy_version"], made["versions"]) == (
+        "r",
+        3,
+        3,
+        {"kafka": "4"},
+    )
+    assert made["servers"] == [
+        {"id": "inference-0", "version": 2},
+        {"id": "inference-1", "version": 3},
+    ]
     passed = {"pass@1": [0.25, 0.0625, 0.75], "reward": [0.375, 0.125, 0.625], "problems": 2}
     assert made["evals"] == {"held": [{"version": 0, **passed}, {"version": 20, **passed}]}
     assert (made["logprob_mismatch_max_abs"], made["logprob_mismatch_tokens"]) == (2e-6, 127)
@@ -89,8 +141,12 @@ def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, v
     names = ("inference/mismatch_tokens", "inference/mismatch_max_abs", "orchestrator/active_s")
     if not math.isfinite(value):
         Meter(log, "inference-0").publish(dict.fromkeys(names, value), step=1)
-    Meter(log, "env-copy-0").publish({"orchestrator/active_s": value, "batches/copy/mixed_versions_frac": value}, step=1)
-    Meter(log, "batcher").publish({"batches/copy/mixed_versions_frac": value, "batches/copy/rollouts_used": value}, step=2)
+    Meter(log, "env-copy-0").publish(
+        {"orchestrator/active_s": value, "batches/copy/mixed_versions_frac": value}, step=1
+    )
+    Meter(log, "batcher").publish(
+        {"batches/copy/mixed_versions_frac": value, "batches/copy/rollouts_used": value}, step=2
+    )
     assert summarise(run, gather(run, log), {}) == before
     Meter(log, "inference-0").publish({"inference/mismatch_tokens": 1e308}, step=1)
     report.write(run, log)
@@ -116,15 +172,25 @@ def test_files_and_words(run: RunFile, log: MemoryLog):
 
 def test_a_run_in_which_nothing_happened_has_a_report(run: RunFile):
     made = report.write(run, MemoryLog(TOPICS))
-    assert (made["steps"], made["policy_version"], made["wall_s"], made["time_to_target_s"], made["servers"]) == (0, -1, 0.0, None, [])
+    assert (
+        made["steps"],
+        made["policy_version"],
+        made["wall_s"],
+        made["time_to_target_s"],
+        made["servers"],
+    ) == (0, -1, 0.0, None, [])
     assert made["envs"]["copy"]["reward_mean_first20"] is None
     assert (run.directory / "reward.png").exists()
 
 
 def test_time_runs_while_there_is_a_server():
-    """Two sessions: a server from 100 to 110, and from 200 on; the orchestrator says how long there has been one."""
+    """Two sessions: a server from 100 to 110, and from 200 on; the orchestrator says how long there
+    has been one.
+    """
     found = History(active=[(101.0, 1.0), (110.0, 10.0), (201.0, 11.0), (210.0, 20.0)])
-    assert [clock(found, time_s) for time_s in (100.0, 105.0, 110.0, 201.0, 205.5, 212.0)] == pytest.approx([0.0, 5.0, 10.0, 11.0, 15.5, 22.0])
+    assert [
+        clock(found, time_s) for time_s in (100.0, 105.0, 110.0, 201.0, 205.5, 212.0)
+    ] == pytest.approx([0.0, 5.0, 10.0, 11.0, 15.5, 22.0])
     assert clock(found, 90.0) == 0.0
 
 
@@ -139,18 +205,27 @@ class Gone(list[tuple[float, float]]):
 
 
 def test_the_times_of_a_long_run_are_found_in_one_pass():
-    """A server from the first second on: 1,000 batches ask for their time, and what the orchestrator said is not gone through for each."""
+    """A server from the first second on: 1,000 batches ask for their time, and what the
+    orchestrator said is not gone through for each.
+    """
     said = Gone((float(i), float(i)) for i in range(1_000))
     found = History(active=said)
     found.rewards["copy"] = [(i, i + 0.5, 0.0) for i in range(1_000)]
     assert report.curves(found)["copy"].seconds == pytest.approx([i + 0.5 for i in range(1_000)])
     assert said.times <= 1
-    assert report.clocks(found, []) == [] and report.clocks(History(versions={0: 5.0}), [4.0, 7.0]) == [0.0, 2.0]
+    assert report.clocks(found, []) == [] and report.clocks(
+        History(versions={0: 5.0}), [4.0, 7.0]
+    ) == [0.0, 2.0]
 
 
 def test_of_a_long_run_so_many_points_are_drawn():
     assert spread(0).tolist() == [] and spread(3, most=3).tolist() == [0, 1, 2]
-    assert spread(10, most=4).tolist() == [0, 3, 6, 9] and spread(11, most=4).tolist() == [1, 4, 7, 10]
+    assert spread(10, most=4).tolist() == [0, 3, 6, 9] and spread(11, most=4).tolist() == [
+        1,
+        4,
+        7,
+        10,
+    ]
     assert len(spread(1_000_000)) == 5_000
 
 

@@ -1,4 +1,6 @@
-"""Every setting of the run file, changed in a run that is gone on with: it works, or is refused in a sentence."""
+"""Every setting of the run file, changed in a run that is gone on with: it works, or is refused in
+a sentence.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ OWN_TEST = {
     "topics.replicas": "refused: tests/test_topics.py",
     "envs": "added and taken out: tests/stream/test_long_lives.py",
 }
-# Other values than the defaults of RUN; what does not go alone goes with what it needs. Those of part "" are read by a process that keeps nothing.
+# Other values than the defaults of RUN; what does not go alone goes with what it needs. Those of
+# part "" are read by a process that keeps nothing.
 FOLDED = {
     "envs.*.fraction": ["envs.copy.fraction=0.25"],
     "buffer.group_size": ["buffer.group_size=3"],
@@ -64,30 +67,69 @@ FOLDED = {
     "batcher.eta": ["batcher.admission=capacity", "batcher.eta=1"],
     "batcher.on_shortage": ["batcher.on_shortage=spill"],
     "batcher.advantage": ["batcher.advantage=normalize"],
-    "batcher.curriculum.kind": ["batcher.curriculum.kind=learnability", "envs.copy.fraction=0", "envs.add.fraction=0"],
+    "batcher.curriculum.kind": [
+        "batcher.curriculum.kind=learnability",
+        "envs.copy.fraction=0",
+        "envs.add.fraction=0",
+    ],
     "batcher.shortage_after_s": ["batcher.shortage_after_s=1"],
     "model.hidden": ["model.hidden=64"],
 }
 STAGES = "{fractions: {copy: 0.5, add: 0.5}, until_batch: 100}, {fractions: {copy: 1.0}}"
 BY_STAGES = ["batcher.curriculum.kind=stages", f"batcher.curriculum.stages=[{STAGES}]"]
 FOLDED["batcher.curriculum.stages"] = [*BY_STAGES, "envs.copy.fraction=0", "envs.add.fraction=0"]
-FOLDED["batcher.curriculum.batches"] = [*FOLDED["batcher.curriculum.kind"], "batcher.curriculum.batches=3"]
-FOLDED["batcher.curriculum.least"] = [*FOLDED["batcher.curriculum.kind"], "batcher.curriculum.least=0.2"]
-READ_AT_THE_START = (  # by processes without a state of their own: changing it is starting the process with it
+FOLDED["batcher.curriculum.batches"] = [
+    *FOLDED["batcher.curriculum.kind"],
+    "batcher.curriculum.batches=3",
+]
+FOLDED["batcher.curriculum.least"] = [
+    *FOLDED["batcher.curriculum.kind"],
+    "batcher.curriculum.least=0.2",
+]
+# by processes without a state of their own: changing it is starting the process with it
+READ_AT_THE_START = (
     *("kafka", "imports", "scorer", "weights", "inference", "eval", "orchestrator", "metrics"),
     *("topics.retention_hours", "topics.on_removed", "topics.config"),
-    *("envs.*.kind", "envs.*.params", "envs.*.replicas", "envs.*.seed", "envs.*.pool", "envs.*.temperature", "envs.*.top_p", "envs.*.top_k"),
-    *("envs.*.max_tokens", "envs.*.max_groups_in_flight", "envs.*.max_groups_per_s", "envs.*.max_turns", "envs.*.rollout_timeout_s"),
-    *("envs.*.env_timeout_s", "envs.*.pass_rate", "envs.*.rewards", "envs.*.reward_weights", "envs.*.tool_syntax", "envs.*.timeout_s"),
+    *(
+        "envs.*.kind",
+        "envs.*.params",
+        "envs.*.replicas",
+        "envs.*.seed",
+        "envs.*.pool",
+        "envs.*.temperature",
+        "envs.*.top_p",
+        "envs.*.top_k",
+    ),
+    *(
+        "envs.*.max_tokens",
+        "envs.*.max_groups_in_flight",
+        "envs.*.max_groups_per_s",
+        "envs.*.max_turns",
+        "envs.*.rollout_timeout_s",
+    ),
+    *(
+        "envs.*.env_timeout_s",
+        "envs.*.pass_rate",
+        "envs.*.rewards",
+        "envs.*.reward_weights",
+        "envs.*.tool_syntax",
+        "envs.*.timeout_s",
+    ),
     "envs.*.attempts",
 )
-LEARNER = "learner"  # goes on from the checkpoint of a clean stop, or announces a new lineage: tests/learner/test_process.py
+# goes on from the checkpoint of a clean stop, or announces a new lineage:
+# tests/learner/test_process.py
+LEARNER = "learner"
 
 
 def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
     """Every setting of a section, as a dotted path; `*` for names that the run file chooses."""
     for name, field in model.model_fields.items():
-        inner = [t for t in (field.annotation, *typing.get_args(field.annotation)) if isinstance(t, type) and issubclass(t, BaseModel)]
+        inner = [
+            t
+            for t in (field.annotation, *typing.get_args(field.annotation))
+            if isinstance(t, type) and issubclass(t, BaseModel)
+        ]
         if not inner:
             yield f"{path}{name}"
         elif typing.get_origin(field.annotation) is dict and name == "envs" and not path:
@@ -108,7 +150,9 @@ def test_every_setting_stands_in_one_of_the_tables():
     tables = [[*REFUSED], [*OWN_TEST], [*FOLDED], READ_AT_THE_START]
     wrong = dict[str, int]()
     for path in settings(RunFile):
-        count = sum(stands(path, table) for table in tables) + (path.startswith(f"{LEARNER}.") and path != "learner.name")
+        count = sum(stands(path, table) for table in tables) + (
+            path.startswith(f"{LEARNER}.") and path != "learner.name"
+        )
         if count != 1 and not (path.startswith("envs.") and count == 2 and stands(path, ["envs"])):
             wrong[path] = count
     assert wrong == {}
@@ -122,7 +166,17 @@ def log() -> Log:
     announce(made, 4)
     for env in RUN.envs:
         send_groups(made, env, range(50, 60), 4, size=4)
-        publish(made, *(Output(f"groups.{env}", f"{env}-new-{n}", group(env, f"{env}-new-{n}", sizes=(3, 3), version=4)) for n in range(20)))
+        publish(
+            made,
+            *(
+                Output(
+                    f"groups.{env}",
+                    f"{env}-new-{n}",
+                    group(env, f"{env}-new-{n}", sizes=(3, 3), version=4),
+                )
+                for n in range(20)
+            ),
+        )
     return made
 
 
@@ -138,9 +192,15 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
         fold, _ = restore(log, part)
         begin = starts(log, part.inputs)
         list(reconcile(log, part, fold, begin, time.time(), commit))
-        positions = {where: max(fold.positions.get(where, first), first) for where, first in begin.items()}
+        positions = {
+            where: max(fold.positions.get(where, first), first) for where, first in begin.items()
+        }
         fold.positions.update(positions)
-        messages = [message for (topic, partition), start in positions.items() for message in read(log, topic, partition, start)]
+        messages = [
+            message
+            for (topic, partition), start in positions.items()
+            for message in read(log, topic, partition, start)
+        ]
         turn(part, fold, messages, time.time(), commit)
     return written
 
@@ -152,11 +212,19 @@ def test_buffer_and_batcher_go_on_under_the_setting(log: Log, path: str):
     assert now != RUN and list(refusals(RUN, now)) == []
     written = outputs_of_the_next_life(log, now)
     assert any(message.topic.startswith("groups.") for message in written)
-    batches = [to_event(message, ("batch",)).record for message in written if message.topic == "batches"]
+    batches = [
+        to_event(message, ("batch",)).record for message in written if message.topic == "batches"
+    ]
     assert batches and isinstance(batches[0], Batch) and batches[0].number == 4
 
 
-OTHERS = {"model.path": "/elsewhere", "model.tiny.chat": "turns", "model.tiny.alphabet": "ab", "model.max_seq_len": 9, "learner.name": "other"}
+OTHERS = {
+    "model.path": "/elsewhere",
+    "model.tiny.chat": "turns",
+    "model.tiny.alphabet": "ab",
+    "model.max_seq_len": 9,
+    "learner.name": "other",
+}
 
 
 @pytest.mark.parametrize("path", REFUSED)
@@ -176,4 +244,6 @@ def test_what_is_fixed_for_a_run_is_refused_before_anything_is_changed(path: str
 
 def test_where_a_fork_came_from_is_refused():
     forked = config.changed(RUN, ["fork={run: parent, version: 3, sha256: ab}"])
-    assert [said.partition(":")[0] for said in refusals(RUN, forked)] == ["fork cannot be changed in a run that is gone on with"]
+    assert [said.partition(":")[0] for said in refusals(RUN, forked)] == [
+        "fork cannot be changed in a run that is gone on with"
+    ]

@@ -16,8 +16,14 @@ from tests.waiting import until
 
 PYTHON = [sys.executable, "-c"]
 SLEEP = [*PYTHON, "import time; print('up', flush=True); time.sleep(600)"]
-DEAF = [*PYTHON, "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"]
-PARENT = [*PYTHON, f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}); print('up', flush=True); time.sleep(600)"]
+DEAF = [
+    *PYTHON,
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
+]
+PARENT = [
+    *PYTHON,
+    f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}); print('up', flush=True); time.sleep(600)",
+]
 
 
 @pytest.fixture
@@ -49,7 +55,9 @@ def test_an_end_is_noticed_once_and_by_its_signal(supervisor: Supervisor):
     assert [end.exit_code for end in supervisor.observe()["a"].ends] == [-9]
 
 
-def test_lives_are_timed_by_a_clock_that_nobody_sets(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch):
+def test_lives_are_timed_by_a_clock_that_nobody_sets(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+):
     clock = itertools.count(1e9, -3_600.0)  # set back an hour whenever it is looked at
     monkeypatch.setattr(time, "time", lambda: next(clock))
     supervisor.start("a", [*PYTHON, "pass"])
@@ -69,7 +77,9 @@ def test_what_a_part_has_started_ends_with_it(supervisor: Supervisor, mark: str)
 def test_stop_ends_those_that_listen_and_those_that_do_not(supervisor: Supervisor, mark: str):
     for name, command in (("env-a-0", SLEEP), ("learner", DEAF), ("buffer", PARENT)):
         supervisor.start(name, command)
-    until(lambda: all(supervisor.last_line(name) == "up" for name in ("env-a-0", "learner", "buffer")))
+    until(
+        lambda: all(supervisor.last_line(name) == "up" for name in ("env-a-0", "learner", "buffer"))
+    )
     supervisor.stop_all(but=("env-a-0",), limit_s=0.5)
     until(lambda: [process.pid for process in marked(mark)] == [supervisor.pid("env-a-0")])
     supervisor.stop_all(limit_s=0.5)

@@ -1,4 +1,6 @@
-"""`python -m tests.poison`: the table of poison. Exit code 1 when a part ended, or a record did not end as it must."""
+"""`python -m tests.poison`: the table of poison. Exit code 1 when a part ended, or a record did not
+end as it must.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def main() -> None:
         table.add_row(escape(row.poison), row.topic, row.parts, escape(row.end[:90]), held)
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
-    console.print(f"{table.row_count} poisons, {failed} of them ended a part, or did not end as they must")
+    console.print(
+        f"{table.row_count} poisons, {failed} of them ended a part, or did not end as they must"
+    )
     sys.exit(1 if failed else 0)
 
 

@@ -1,4 +1,6 @@
-"""Buffer and batcher over a log in memory, given one poison among good rollouts of two envs, and what became of each."""
+"""Buffer and batcher over a log in memory, given one poison among good rollouts of two envs, and
+what became of each.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,20 @@ from tests.build import rollout
 
 ENVS = ("copy", "add")  # the poison is copy's
 VOCAB = 1_000  # token ids that the policy has
-ONE = ("policy-versions", "batches", "demand", "fates", "metrics", "journal.buffer", "journal.batcher")
+ONE = (
+    "policy-versions",
+    "batches",
+    "demand",
+    "fates",
+    "metrics",
+    "journal.buffer",
+    "journal.batcher",
+)
 BY_ENV = ("rollouts", "groups", "dead-letters.rollouts", "dead-letters.groups")
 VERSIONS = 4
 MEMORY_MIB = 32  # that the parts and the log may take
-MEMORY_TIMES = 8  # and so many times what was sent: read, held, scored, put aside, and copied on the way
+# and so many times what was sent: read, held, scored, put aside, and copied on the way
+MEMORY_TIMES = 8
 
 
 class Outcome(NamedTuple):
@@ -39,21 +50,40 @@ class Outcome(NamedTuple):
 
 
 def log_for(run: RunFile) -> MemoryLog:
-    counts = {**dict.fromkeys(ONE, 1), **{f"{kind}.{env}": 1 for kind in BY_ENV for env in run.envs}}
+    counts = {
+        **dict.fromkeys(ONE, 1),
+        **{f"{kind}.{env}": 1 for kind in BY_ENV for env in run.envs},
+    }
     return MemoryLog({**counts, "dead-letters.policy-versions": 1, "dead-letters.batches": 1})
 
 
 def announcement(version: int) -> Message:
     batch = version - 1 if version else None
-    record = PolicyVersion(learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=batch, vocab_size=VOCAB)
+    record = PolicyVersion(
+        learner="lead",
+        version=version,
+        uri="",
+        size_bytes=0,
+        sha256="",
+        batch=batch,
+        vocab_size=VOCAB,
+    )
     return to_message(Output("policy-versions", "lead", record))
 
 
 def good(run: RunFile, version: int) -> list[Message]:
     """Ten groups of each env."""
     size = run.buffer.group_size
-    made = [rollout(env, f"{env}-{version}-{n}", i, version, reward=float(i % 2)) for n in range(10) for env in ENVS for i in range(size)]
-    return [to_message(Output(f"rollouts.{record.environment}", record.group_id, record)) for record in made]
+    made = [
+        rollout(env, f"{env}-{version}-{n}", i, version, reward=float(i % 2))
+        for n in range(10)
+        for env in ENVS
+        for i in range(size)
+    ]
+    return [
+        to_message(Output(f"rollouts.{record.environment}", record.group_id, record))
+        for record in made
+    ]
 
 
 def take_all(log: MemoryLog, part: Part[Any, Any], time_s: float) -> None:
@@ -81,7 +111,8 @@ def given(run: RunFile, poison: Sequence[Message], compressed: bool) -> Outcome:
     for part in parts:
         take_all(log, part, 0.0)
     with patch.object(memory, "split", lambda messages: messages) if compressed else nullcontext():
-        places = [(message.topic, log.append([message], marker=False)[-1]) for message in poison]  # a record lies where its last chunk does
+        # a record lies where its last chunk does
+        places = [(message.topic, log.append([message], marker=False)[-1]) for message in poison]
     before_mib = new_peak_mib()
     try:
         for version in range(VERSIONS):
@@ -106,29 +137,48 @@ def new_peak_mib() -> float:
 
 
 def memory_mib(what: str) -> float:
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
+    (line,) = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)
+    ]
     return int(line.split()[1]) / 1024
 
 
-def judged(run: RunFile, log: MemoryLog, parts: Sequence[Part[Any, Any]], places: Sequence[tuple[str, int]]) -> Outcome:
+def judged(
+    run: RunFile, log: MemoryLog, parts: Sequence[Part[Any, Any]], places: Sequence[tuple[str, int]]
+) -> Outcome:
     fates: dict[tuple[str, int], list[str]] = {}
     for message in read(log, "fates", 0, 0):
         record = to_event(message, ("fate",)).record
         for offset in record.offsets.tolist() if isinstance(record, Fate) else ():
-            fates.setdefault((f"rollouts.{record.environment}", offset), []).append(": ".join(filter(None, (record.fate, record.cause))))
-    aside = {(topic, letter.offset): letter.cause for topic in {topic for topic, _ in places} for letter in letters(log, topic)}
+            fates.setdefault((f"rollouts.{record.environment}", offset), []).append(
+                ": ".join(filter(None, (record.fate, record.cause)))
+            )
+    aside = {
+        (topic, letter.offset): letter.cause
+        for topic in {topic for topic, _ in places}
+        for letter in letters(log, topic)
+    }
     ends = list[str]()
     for place in places:
         if place[0].startswith("rollouts.") and len(fates.get(place, [])) != 1:
-            return Outcome(fates.get(place, []), f"the record at {place[1]} has {len(fates.get(place, []))} fates")
-        ends += fates.get(place, []) or [f"dead letter: {aside[place]}" if place in aside else "passed over"]
+            return Outcome(
+                fates.get(place, []),
+                f"the record at {place[1]} has {len(fates.get(place, []))} fates",
+            )
+        ends += fates.get(place, []) or [
+            f"dead letter: {aside[place]}" if place in aside else "passed over"
+        ]
     account = audit(log, list(run.envs), run.learner.name, list(parts))
     if not account.balanced:
         return Outcome(ends, f"the audit does not balance: {account.problems[:1]}")
     for part in parts:
         if difference := replay(log, part)[0].difference:
             return Outcome(ends, f"the replay differs: {difference}"[:200])
-    batches = [record for m in read(log, "batches", 0, 0) if isinstance(record := to_event(m, ("batch",)).record, Batch)]
+    batches = [
+        record
+        for m in read(log, "batches", 0, 0)
+        if isinstance(record := to_event(m, ("batch",)).record, Batch)
+    ]
     if len(batches) < VERSIONS or not any("add" in batch.environments for batch in batches):
         return Outcome(ends, f"the other env did not go on: {len(batches)} batches of {VERSIONS}")
     return Outcome(ends, "")

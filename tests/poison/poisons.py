@@ -25,7 +25,9 @@ MIB = 1 << 20
 class Poison(NamedTuple):
     name: str
     topic: str  # where it lies
-    end: str  # how each of its records must end: the beginning of it, and behind "..." a part of the rest; " or " between several
+    # how each of its records must end: the beginning of it, and behind "..." a part of the rest; "
+    # or " between several
+    end: str
     make: Callable[[], Sequence[Message]]
     settings: Mapping[str, Any] = MappingProxyType({})
 
@@ -44,7 +46,10 @@ SETTINGS: dict[str, Any] = {
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    both = {name: merged(below[name], value) if isinstance(value, dict) and name in below else value for name, value in above.items()}
+    both = {
+        name: merged(below[name], value) if isinstance(value, dict) and name in below else value
+        for name, value in above.items()
+    }
     return {**below, **both}
 
 
@@ -62,20 +67,41 @@ def changed(change: Callable[[dict[str, Any]], object], uid: int = 0) -> list[Me
 
 def logprob(value: float) -> Callable[[], list[Message]]:
     data = np.array([-0.5, value, -0.5], "<f4").tobytes()
-    return lambda: changed(lambda fields: rubbish.turn(fields, "logprobs", rubbish.array("<f4", [3], data)))
+    return lambda: changed(
+        lambda fields: rubbish.turn(fields, "logprobs", rubbish.array("<f4", [3], data))
+    )
 
 
 def forked(group_id: str, number: int) -> Rollout:
     """A rollout of two sequences of six tokens each: more than half a row."""
     asked, answered = turns((1, 2), (3, 3, 3, 3))
-    return rollout("copy", group_id, number, turns=[asked, answered, structs.replace(asked, fork=True), answered])
+    return rollout(
+        "copy",
+        group_id,
+        number,
+        turns=[asked, answered, structs.replace(asked, fork=True), answered],
+    )
 
 
 def long_rollout(tokens: int, number: int) -> Rollout:
     made = turns()
-    sampled = {"tokens": np.full(tokens, 3, np.uint32), "logprobs": np.full(tokens, -0.5, np.float32)}
+    sampled = {
+        "tokens": np.full(tokens, 3, np.uint32),
+        "logprobs": np.full(tokens, -0.5, np.float32),
+    }
     return rollout(
-        "copy", "long", number, turns=[made[0], type(made[1])(message="", role="assistant", inference_metadata=made[1].inference_metadata, **sampled)]
+        "copy",
+        "long",
+        number,
+        turns=[
+            made[0],
+            type(made[1])(
+                message="",
+                role="assistant",
+                inference_metadata=made[1].inference_metadata,
+                **sampled,
+            ),
+        ],
     )
 
 
@@ -84,22 +110,45 @@ def empty_lists() -> list[Message]:
     (message,) = changed(lambda fields: fields.update(metadata={"x": 7}))
     value, count = message.value or b"", 8 * MIB - 1000
     assert value.count(b"\xa1x\x07") == 1
-    return [message._replace(value=value.replace(b"\xa1x\x07", b"\xa1x\xdd" + count.to_bytes(4, "big") + b"\x90" * count))]
+    return [
+        message._replace(
+            value=value.replace(
+                b"\xa1x\x07", b"\xa1x\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+            )
+        )
+    ]
 
 
 def shared(groups: str, uids: str) -> list[Message]:
     """The same group, or uids, of two envs."""
     made = [(env, i) for env in ("copy", "add") for i in range(2)]
-    records = [rollout(env, groups.format(env), i, rollout_uid=uids.format(env, i)) for env, i in made]
-    return [to_message(Output(f"rollouts.{record.environment}", record.group_id, record)) for record in records]
+    records = [
+        rollout(env, groups.format(env), i, rollout_uid=uids.format(env, i)) for env, i in made
+    ]
+    return [
+        to_message(Output(f"rollouts.{record.environment}", record.group_id, record))
+        for record in records
+    ]
 
 
 def announced(key: str, **fields: Any) -> list[Message]:
-    record = PolicyVersion(**{"learner": "lead", "version": 0, "uri": "", "size_bytes": 0, "sha256": "", "vocab_size": VOCAB, **fields})
+    record = PolicyVersion(
+        **{
+            "learner": "lead",
+            "version": 0,
+            "uri": "",
+            "size_bytes": 0,
+            "sha256": "",
+            "vocab_size": VOCAB,
+            **fields,
+        }
+    )
     return [to_message(Output("policy-versions", key, record))]
 
 
-def scored(change: Callable[[dict[str, Any]], object], schema: bytes = b"scored-group/1") -> Callable[[], list[Message]]:
+def scored(
+    change: Callable[[dict[str, Any]], object], schema: bytes = b"scored-group/1"
+) -> Callable[[], list[Message]]:
     def make() -> list[Message]:
         message = to_message(Output("groups.copy", "forged", group("copy", "forged")))
         fields = msgpack.unpackb(message.value or b"", strict_map_key=False)
@@ -126,19 +175,31 @@ def infinite(rewards: np.ndarray) -> np.ndarray:
     return rewards / np.float32(0) if np.abs(rewards).max() > 1e16 else rewards - rewards.mean()
 
 
-LARGE = {"buffer": {"max_window_tokens": 20_000_000}, "batcher": {"max_seq_len": 4_000_000}, "model": {"max_seq_len": 4_000_000}}
+LARGE = {
+    "buffer": {"max_window_tokens": 20_000_000},
+    "batcher": {"max_seq_len": 4_000_000},
+    "model": {"max_seq_len": 4_000_000},
+}
 INFINITE = {"buffer": {"advantage": "tests.poison.poisons:infinite"}}
 WIDE = {"batcher": {"row_count": 3, "total_token_budget": 24}}
 
 DATA_PATH = [
     Poison(
-        "token id of the padded embedding", "rollouts", "invalid: token id", lambda: rollouts(rollout("copy", "p", 0, turns=turns((1, 2), [VOCAB])))
+        "token id of the padded embedding",
+        "rollouts",
+        "invalid: token id",
+        lambda: rollouts(rollout("copy", "p", 0, turns=turns((1, 2), [VOCAB]))),
     ),
     Poison("logprob -9999", "rollouts", "invalid: ...logprob", logprob(-9999.0)),
     Poison("logprob above 0", "rollouts", "invalid: ...logprob", logprob(0.5)),
     Poison("logprob NaN", "rollouts", "invalid: ...is not finite", logprob(float("nan"))),
     Poison("logprob -inf", "rollouts", "invalid: ...is not finite", logprob(float("-inf"))),
-    Poison("8 MB of empty lists in metadata", "rollouts", "invalid: ...metadata has more than", empty_lists),
+    Poison(
+        "8 MB of empty lists in metadata",
+        "rollouts",
+        "invalid: ...metadata has more than",
+        empty_lists,
+    ),
     Poison(
         "20 MB that were compressed, unreadable",
         "rollouts",
@@ -151,9 +212,19 @@ DATA_PATH = [
         "invalid: ...metadata has more than",
         lambda: changed(lambda fields: fields.update(metadata={"x": "y" * (20 * MIB)})),
     ),
-    Poison("rollout above a message", "rollouts", "filtered or expired", lambda: rollouts(long_rollout(1_200_000, 0)), LARGE),
     Poison(
-        "group above a message", "rollouts", "filtered: group larger than", lambda: rollouts(*(long_rollout(600_000, i) for i in range(2))), LARGE
+        "rollout above a message",
+        "rollouts",
+        "filtered or expired",
+        lambda: rollouts(long_rollout(1_200_000, 0)),
+        LARGE,
+    ),
+    Poison(
+        "group above a message",
+        "rollouts",
+        "filtered: group larger than",
+        lambda: rollouts(*(long_rollout(600_000, i) for i in range(2))),
+        LARGE,
     ),
     Poison(
         "group that fits the budget and not the rows",
@@ -166,28 +237,77 @@ DATA_PATH = [
         "advantage that is infinite",
         "rollouts",
         "filtered: ...scored",
-        lambda: rollouts(*(rollout("copy", "inf", i, reward=reward) for i, reward in enumerate((1e17, -1e17)))),
+        lambda: rollouts(
+            *(rollout("copy", "inf", i, reward=reward) for i, reward in enumerate((1e17, -1e17)))
+        ),
         INFINITE,
     ),
-    Poison("group and uids that two envs share", "rollouts", "batched or expired", lambda: shared("1", "{1}")),
-    Poison("uids that two envs share", "rollouts", "batched or expired", lambda: shared("{0}-g", "{1}")),
-    Poison("another learner's version", "policy-versions", "passed over", lambda: announced("other", learner="other", version=9)),
-    Poison("unreadable", "policy-versions", "dead letter: ", raw("policy-versions", b"policy-version/1")),
-    Poison("another schema", "policy-versions", "dead letter: schema header", raw("policy-versions", b"demand/1")),
-    Poison("null", "policy-versions", "dead letter: the record is empty", raw("policy-versions", b"policy-version/1", None)),
+    Poison(
+        "group and uids that two envs share",
+        "rollouts",
+        "batched or expired",
+        lambda: shared("1", "{1}"),
+    ),
+    Poison(
+        "uids that two envs share", "rollouts", "batched or expired", lambda: shared("{0}-g", "{1}")
+    ),
+    Poison(
+        "another learner's version",
+        "policy-versions",
+        "passed over",
+        lambda: announced("other", learner="other", version=9),
+    ),
+    Poison(
+        "unreadable",
+        "policy-versions",
+        "dead letter: ",
+        raw("policy-versions", b"policy-version/1"),
+    ),
+    Poison(
+        "another schema",
+        "policy-versions",
+        "dead letter: schema header",
+        raw("policy-versions", b"demand/1"),
+    ),
+    Poison(
+        "null",
+        "policy-versions",
+        "dead letter: the record is empty",
+        raw("policy-versions", b"policy-version/1", None),
+    ),
     Poison("unreadable", "groups", "dead letter: ", raw("groups.copy", b"scored-group/1")),
-    Poison("another schema", "groups", "dead letter: schema header", scored(lambda fields: None, b"rollout/1")),
+    Poison(
+        "another schema",
+        "groups",
+        "dead letter: schema header",
+        scored(lambda fields: None, b"rollout/1"),
+    ),
     Poison("NaN advantages", "groups", "dead letter: ...is not finite", scored(nan_advantages)),
-    Poison("lengths that do not match", "groups", "dead letter: ...has shape", scored(lambda fields: fields.update(uids=["one"]))),
-    *(Poison(kind, "rollouts", f"invalid: ...{cause}", unreadable(kind)) for kind, (cause, _) in rubbish.KINDS.items()),
+    Poison(
+        "lengths that do not match",
+        "groups",
+        "dead letter: ...has shape",
+        scored(lambda fields: fields.update(uids=["one"])),
+    ),
+    *(
+        Poison(kind, "rollouts", f"invalid: ...{cause}", unreadable(kind))
+        for kind, (cause, _) in rubbish.KINDS.items()
+    ),
 ]
 
 
-# ---- metrics, which the orchestrator and the dashboard read ---------------------------------------------------------------------------
+# ---- metrics, which the orchestrator and the dashboard read
+# ---------------------------------------------------------------------------
 
 
 def metric(source: str, values: dict[str, float], key: str = "", **fields: Any) -> Message:
-    return to_message(Output("metrics", key or source, Metric(**{"source": source, "time_s": 1.0, "values": values, **fields})))
+    return to_message(
+        Output(
+            "metrics",
+            key or source,
+            Metric(**{"source": source, "time_s": 1.0, "values": values, **fields}),
+        )
+    )
 
 
 METRICS = {
@@ -195,7 +315,11 @@ METRICS = {
     "NaN reward": metric("batcher", {"batches/copy/reward/mean": float("nan")}, step=1),
     "a reward that an env claims": metric("env-copy-0", {"batches/copy/reward/mean": 0.75}, step=1),
     "a step far ahead": metric("batcher", {"batches/copy/reward/mean": 0.75}, step=10**12),
-    "infinite time": metric("batcher", {"batches/copy/reward/mean": 0.75}, step=1, time_s=float("inf")),
-    "a source that is not the key": metric("batcher", {"batches/copy/reward/mean": 0.75}, key="somebody", step=1),
+    "infinite time": metric(
+        "batcher", {"batches/copy/reward/mean": 0.75}, step=1, time_s=float("inf")
+    ),
+    "a source that is not the key": metric(
+        "batcher", {"batches/copy/reward/mean": 0.75}, key="somebody", step=1
+    ),
     "unreadable": Message("metrics", b"k", b"\xc1", (("schema", b"metric/1"),)),
 }

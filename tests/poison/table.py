@@ -34,8 +34,13 @@ def rows() -> Iterator[tuple[str, Callable[[], Row]]]:
 
 def data_path(poison: Poison) -> Row:
     outcome = given(poison.run, poison.make(), "compressed" in poison.name)
-    said = outcome.wrong or next((f"must end as {poison.end!r}" for end in outcome.ends if not as_it_must(end, poison.end)), "")
-    return Row(poison.name, poison.topic, "buffer, batcher", "; ".join(dict.fromkeys(outcome.ends)), said)
+    said = outcome.wrong or next(
+        (f"must end as {poison.end!r}" for end in outcome.ends if not as_it_must(end, poison.end)),
+        "",
+    )
+    return Row(
+        poison.name, poison.topic, "buffer, batcher", "; ".join(dict.fromkeys(outcome.ends)), said
+    )
 
 
 def as_it_must(end: str, expected: str) -> bool:
@@ -47,7 +52,9 @@ def as_it_must(end: str, expected: str) -> bool:
 
 
 def metrics(name: str) -> Row:
-    """The view that decides when a run has reached its target, and the dashboard: neither ends, neither believes it."""
+    """The view that decides when a run has reached its target, and the dashboard: neither ends,
+    neither believes it.
+    """
     run = Poison("", "", "", list).run
     message = METRICS[name]._replace(partition=0, offset=0)
     try:
@@ -56,17 +63,44 @@ def metrics(name: str) -> Row:
         dashboard.hear(shown, message)
         dashboard.loop(dashboard.fold(shown, message), 1.0)
     except Exception as error:
-        return Row(name, "metrics", "orchestrator, dashboard", "", f"{type(error).__name__}: {error}")
-    believed = [reward for reward in observe.recent_rewards(seen, "copy", 10) if not math.isfinite(reward) or reward > 0]
-    return Row(name, "metrics", "orchestrator, dashboard", "not believed", f"believed: {believed}" if believed else "")
+        return Row(
+            name, "metrics", "orchestrator, dashboard", "", f"{type(error).__name__}: {error}"
+        )
+    believed = [
+        reward
+        for reward in observe.recent_rewards(seen, "copy", 10)
+        if not math.isfinite(reward) or reward > 0
+    ]
+    return Row(
+        name,
+        "metrics",
+        "orchestrator, dashboard",
+        "not believed",
+        f"believed: {believed}" if believed else "",
+    )
 
 
 def forged_letter() -> Row:
-    """A letter in the topic of one env's letters that claims to come from another's is not put back anywhere."""
+    """A letter in the topic of one env's letters that claims to come from another's is not put back
+    anywhere.
+    """
     (message,) = changed(lambda fields: None)
-    forged = [("topic", b"rollouts.add"), ("partition", b"0"), ("offset", b"0"), ("exception.message", b"none")]
+    forged = [
+        ("topic", b"rollouts.add"),
+        ("partition", b"0"),
+        ("offset", b"0"),
+        ("exception.message", b"none"),
+    ]
     headers = (*message.headers, *((f"__connect.errors.{name}", value) for name, value in forged))
     log = MemoryLog({"dead-letters.rollouts.copy": 1, "rollouts.add": 1})
-    log.append([message._replace(topic="dead-letters.rollouts.copy", headers=headers)], marker=False)
+    log.append(
+        [message._replace(topic="dead-letters.rollouts.copy", headers=headers)], marker=False
+    )
     found = list(letters(log, "rollouts.copy"))
-    return Row("a forged letter", "dead-letters", "dead-letters retry", "passed over", f"would be put back: {found[0]}" if found else "")
+    return Row(
+        "a forged letter",
+        "dead-letters",
+        "dead-letters retry",
+        "passed over",
+        f"would be put back: {found[0]}" if found else "",
+    )

@@ -1,4 +1,6 @@
-"""A run to files and back: nothing of it is lost or moved, and it replays and balances wherever it lies."""
+"""A run to files and back: nothing of it is lost or moved, and it replays and balances wherever it
+lies.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,21 @@ def recording() -> MemoryLog:
 def everything(log: Log) -> dict[tuple[str, int], list[Message]]:
     """All that lies in a log; times as a broker keeps them, in whole milliseconds."""
     there = [(topic, p) for topic, count in sorted(log.topics().items()) for p in range(count)]
-    return {(t, p): [m._replace(timestamp_s=round(m.timestamp_s * 1000) / 1000) for m in read(log, t, p, log.start(t, p))] for t, p in there}
+    return {
+        (t, p): [
+            m._replace(timestamp_s=round(m.timestamp_s * 1000) / 1000)
+            for m in read(log, t, p, log.start(t, p))
+        ]
+        for t, p in there
+    }
 
 
 def bounds(log: Log) -> dict[tuple[str, int], tuple[int, int]]:
-    return {(topic, p): (log.start(topic, p), log.end(topic, p)) for topic, count in log.topics().items() for p in range(count)}
+    return {
+        (topic, p): (log.start(topic, p), log.end(topic, p))
+        for topic, count in log.topics().items()
+        for p in range(count)
+    }
 
 
 def account(log: Log, run: RunFile = RUN) -> Audit:
@@ -73,10 +85,21 @@ def test_a_run_that_differs_is_found_in_files_too(recording: MemoryLog, tmp_path
     """One rollout with another reward, in a file whose hash is right: only replaying it tells."""
     files = export(recording, RUN, tmp_path / "x")
     there = list(read(files, "rollouts.copy", 0, 0))
-    other = [m._replace(value=(m.value or b"").replace(b"\xcb\x3f\xe8", b"\xcb\x3f\xe9")) for m in there]
+    other = [
+        m._replace(value=(m.value or b"").replace(b"\xcb\x3f\xe8", b"\xcb\x3f\xe9")) for m in there
+    ]
     assert other != there
-    partition = write_partition(files.directory, ("rollouts.copy", 0), 0, files.end("rollouts.copy", 0), other)
-    write_manifest(files.directory, Manifest("small", files.manifest.run_file, {**files.manifest.topics, "rollouts.copy": [partition]}))
+    partition = write_partition(
+        files.directory, ("rollouts.copy", 0), 0, files.end("rollouts.copy", 0), other
+    )
+    write_manifest(
+        files.directory,
+        Manifest(
+            "small",
+            files.manifest.run_file,
+            {**files.manifest.topics, "rollouts.copy": [partition]},
+        ),
+    )
     assert "advantages[" in replay(FileLog(files.directory), parts()[0])[0].difference
 
 
@@ -91,7 +114,9 @@ def test_what_lies_in_the_way_is_not_touched(recording: MemoryLog, tmp_path: Pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_export_that_fails_leaves_nothing(recording: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_export_that_fails_leaves_nothing(
+    recording: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -103,20 +128,34 @@ def test_an_export_that_fails_leaves_nothing(recording: MemoryLog, tmp_path: Pat
 
 def test_journals_are_looked_at_first_and_rollouts_last(recording: MemoryLog):
     order = [topic for topic, _ in archive.ends(recording)]
-    assert {topic.partition(".")[0] for topic in order[:2]} == {"journal"} and {t.partition(".")[0] for t in order[-2:]} == {"rollouts"}
+    assert {topic.partition(".")[0] for topic in order[:2]} == {"journal"} and {
+        t.partition(".")[0] for t in order[-2:]
+    } == {"rollouts"}
 
 
 def test_the_run_file_is_the_one_recorded_and_belongs_to_no_machine(tmp_path: Path):
     log = MemoryLog({"config": 1})
-    given = RUN.model_copy(update={"kafka": {"bootstrap.servers": "there:1", "sasl.password": "secret"}, "runs_dir": "/elsewhere"})
+    given = RUN.model_copy(
+        update={
+            "kafka": {"bootstrap.servers": "there:1", "sasl.password": "secret"},
+            "runs_dir": "/elsewhere",
+        }
+    )
     assert archive.as_recorded(log, given) is given
-    recorded = RUN.model_copy(update={"learner": RUN.learner.model_copy(update={"seed": 7}), "kafka": given.kafka})
-    publish(log, Output("config", "small", RunConfig(run="small", text=recorded.to_json(), time_s=0.0)))
+    recorded = RUN.model_copy(
+        update={"learner": RUN.learner.model_copy(update={"seed": 7}), "kafka": given.kafka}
+    )
+    publish(
+        log, Output("config", "small", RunConfig(run="small", text=recorded.to_json(), time_s=0.0))
+    )
     files = export(log, given, tmp_path / "x")
     assert run_of(files).learner.seed == 7
     text = (files.directory / "manifest.json").read_text()
     assert "secret" not in text and "there:1" not in text and "elsewhere" not in text
-    publish(log, Output("config", "small", RunConfig(run="small", text='{"what": "is this"}', time_s=0.0)))
+    publish(
+        log,
+        Output("config", "small", RunConfig(run="small", text='{"what": "is this"}', time_s=0.0)),
+    )
     assert archive.as_recorded(log, given) is given
 
 
@@ -124,15 +163,20 @@ def test_a_run_made_of_an_export_keeps_what_is_old(recording: MemoryLog, tmp_pat
     run = run_of(export(recording, RUN, tmp_path / "x"), "again")
     assert run.run == "again"
     for topic in topics.plan(run):
-        assert topic.config.get("retention.ms") == "-1" or topic.config["cleanup.policy"] == "compact"
+        assert (
+            topic.config.get("retention.ms") == "-1" or topic.config["cleanup.policy"] == "compact"
+        )
 
 
-# ---- on a broker --------------------------------------------------------------------------------------------------------------------------
+# ---- on a broker
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def on_broker(broker: str, name: str, partitions: int = 1) -> tuple[RunFile, KafkaLog]:
     """A run of that name with its topics."""
-    run = RUN.model_copy(update={"run": name, "topics": RUN.topics.model_copy(update={"partitions": partitions})})
+    run = RUN.model_copy(
+        update={"run": name, "topics": RUN.topics.model_copy(update={"partitions": partitions})}
+    )
     topics.apply(run, {"bootstrap.servers": broker})
     return run, KafkaLog({"bootstrap.servers": broker}, name)
 
@@ -153,7 +197,8 @@ def imported(files: FileLog, broker: str, name: str) -> tuple[RunFile, KafkaLog]
 def test_there_and_back_on_a_broker(broker: str, run_name: str, tmp_path: Path):
     run, log = on_broker(broker, run_name)
     play(log, run=run)
-    log.writer("a").commit([Message("policy-versions", b"other", None, (("x", b"\x00"),))])  # a tombstone, with a header of its own
+    # a tombstone, with a header of its own
+    log.writer("a").commit([Message("policy-versions", b"other", None, (("x", b"\x00"),))])
     settled(log)
     first = export(log, run, tmp_path / "first")
     assert everything(first) == everything(log) and bounds(first) == bounds(log)
@@ -166,8 +211,12 @@ def test_there_and_back_on_a_broker(broker: str, run_name: str, tmp_path: Path):
     assert everything(second) == everything(first) and bounds(second) == bounds(first)
 
 
-def test_aborted_transactions_retention_and_several_partitions(broker: str, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Holes of every size: 1 and 2 behind records, larger ones, and a beginning that retention has deleted."""
+def test_aborted_transactions_retention_and_several_partitions(
+    broker: str, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Holes of every size: 1 and 2 behind records, larger ones, and a beginning that retention has
+    deleted.
+    """
     monkeypatch.setattr(offsets, "CHUNK_MESSAGES", 3)
     run, log = on_broker(broker, run_name, partitions=2)
 
@@ -190,7 +239,9 @@ def test_aborted_transactions_retention_and_several_partitions(broker: str, run_
     plain.flush()
     log.delete_before({("rollouts.copy", 1): 3, ("fates", 0): 1})
     settled(log)
-    assert [m.offset for m in everything(log)["batches", 0]] == [0, 3] and [m.offset for m in everything(log)["fates", 0]] == [2, 4, 10]
+    assert [m.offset for m in everything(log)["batches", 0]] == [0, 3] and [
+        m.offset for m in everything(log)["fates", 0]
+    ] == [2, 4, 10]
     assert bounds(log)["fates", 0] == (1, 11) and bounds(log)["rollouts.copy", 1] == (3, 14)
 
     files = export(log, run, tmp_path / "x")
@@ -212,51 +263,91 @@ def test_a_name_that_is_taken_and_topics_of_no_kind(broker: str, run_name: str, 
 
 def test_an_import_that_fails_leaves_nothing(broker: str, run_name: str, tmp_path: Path):
     (tmp_path / "x").mkdir()
-    partition = write_partition(tmp_path / "x", ("fates", 0), 0, 2, [Message("fates", b"k", b"v", (), 0, 1, 1.0)])
-    write_manifest(tmp_path / "x", Manifest("small", archive.shareable(RUN), {"fates": [partition]}))
+    partition = write_partition(
+        tmp_path / "x", ("fates", 0), 0, 2, [Message("fates", b"k", b"v", (), 0, 1, 1.0)]
+    )
+    write_manifest(
+        tmp_path / "x", Manifest("small", archive.shareable(RUN), {"fates": [partition]})
+    )
     files = FileLog(tmp_path / "x")
-    with pytest.raises(BrokerError, match=r"fates\[0\] begins with a single offset .* from the files instead"):
+    with pytest.raises(
+        BrokerError, match=r"fates\[0\] begins with a single offset .* from the files instead"
+    ):
         restore(files, run_of(files, run_name), {"bootstrap.servers": broker})
     assert KafkaLog({"bootstrap.servers": broker}, run_name).topics() == {}
 
 
-# ---- as commands --------------------------------------------------------------------------------------------------------------------------
+# ---- as commands
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def streamrl(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "streamrl.cli", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=patience(120), env={**os.environ, **environment}, cwd=tmp_path)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=patience(120),
+            env={**os.environ, **environment},
+            cwd=tmp_path,
+        )
 
     return run
 
 
-def test_the_commands(streamrl: Callable[..., subprocess.CompletedProcess[str]], recording: MemoryLog, broker: str, run_name: str, tmp_path: Path):
+def test_the_commands(
+    streamrl: Callable[..., subprocess.CompletedProcess[str]],
+    recording: MemoryLog,
+    broker: str,
+    run_name: str,
+    tmp_path: Path,
+):
     export(recording, RUN, tmp_path / "x")
     from_files = [streamrl(command, "x") for command in ("replay", "audit")]
     assert [done.returncode for done in from_files] == [0, 0] and "balanced" in from_files[1].stdout
     assert "40 groups" in from_files[0].stdout and "batches identical" in from_files[0].stdout
 
     done = streamrl("import", "x", "--as", run_name, STREAMRL_KAFKA=broker)
-    assert done.returncode == 0 and f"run {run_name}: {len(TOPICS)} topics" in done.stdout, done.stderr
-    assert [streamrl(command, run_name, STREAMRL_KAFKA=broker).stdout for command in ("replay", "audit")] == [d.stdout for d in from_files]
+    assert done.returncode == 0 and f"run {run_name}: {len(TOPICS)} topics" in done.stdout, (
+        done.stderr
+    )
+    assert [
+        streamrl(command, run_name, STREAMRL_KAFKA=broker).stdout for command in ("replay", "audit")
+    ] == [d.stdout for d in from_files]
     refused = streamrl("import", "x", "--as", run_name, STREAMRL_KAFKA=broker)
-    assert refused.returncode == 2 and "take another name with --as" in refused.stderr and refused.stderr.count("\n") == 1
+    assert (
+        refused.returncode == 2
+        and "take another name with --as" in refused.stderr
+        and refused.stderr.count("\n") == 1
+    )
 
     exported = streamrl("export", run_name, "y", STREAMRL_KAFKA=broker)
     assert exported.returncode == 0 and exported.stdout.endswith("MB in y\n"), exported.stderr
     there = everything(FileLog(tmp_path / "x"))
-    assert {where: list(found) for where, found in everything(FileLog(tmp_path / "y")).items() if where in there} == there
+    assert {
+        where: list(found)
+        for where, found in everything(FileLog(tmp_path / "y")).items()
+        if where in there
+    } == there
     assert json.loads((tmp_path / "y" / "manifest.json").read_text())["run"] == run_name
 
     for arguments in (("export", run_name, "y"), ("replay", "runs"), ("audit", tmp_path)):
         failed = streamrl(*arguments, STREAMRL_KAFKA=broker)
-        assert failed.returncode == ExportError.exit_code and failed.stderr.count("\n") == 1 and failed.stderr.startswith("streamrl: ")
+        assert (
+            failed.returncode == ExportError.exit_code
+            and failed.stderr.count("\n") == 1
+            and failed.stderr.startswith("streamrl: ")
+        )
 
 
 def test_a_damaged_export_is_one_line_and_the_name_stays_free(
-    streamrl: Callable[..., subprocess.CompletedProcess[str]], recording: MemoryLog, broker: str, run_name: str, tmp_path: Path
+    streamrl: Callable[..., subprocess.CompletedProcess[str]],
+    recording: MemoryLog,
+    broker: str,
+    run_name: str,
+    tmp_path: Path,
 ):
     files = export(recording, RUN, tmp_path / "x")
     path = tmp_path / "x" / files.manifest.topics["rollouts.copy"][0].files[0].name
@@ -264,7 +355,11 @@ def test_a_damaged_export_is_one_line_and_the_name_stays_free(
     path.write_bytes(whole[:-1])
     for arguments in (("replay", "x"), ("audit", "x"), ("import", "x", "--as", run_name)):
         failed = streamrl(*arguments, STREAMRL_KAFKA=broker)
-        assert failed.returncode == ExportError.exit_code and failed.stderr.count("\n") == 1 and "rollouts.copy" in failed.stderr
+        assert (
+            failed.returncode == ExportError.exit_code
+            and failed.stderr.count("\n") == 1
+            and "rollouts.copy" in failed.stderr
+        )
     path.write_bytes(whole)
     assert streamrl("import", "x", "--as", run_name, STREAMRL_KAFKA=broker).returncode == 0
 
@@ -272,7 +367,11 @@ def test_a_damaged_export_is_one_line_and_the_name_stays_free(
 def test_an_import_without_a_cluster_gets_a_broker_of_its_own(
     streamrl: Callable[..., subprocess.CompletedProcess[str]], recording: MemoryLog, tmp_path: Path
 ):
-    export(recording, RUN.model_copy(update={"topics": RUN.topics.model_copy(update={"replicas": 3})}), tmp_path / "x")
+    export(
+        recording,
+        RUN.model_copy(update={"topics": RUN.topics.model_copy(update={"replicas": 3})}),
+        tmp_path / "x",
+    )
     done = streamrl("import", "x", "--as", "alone")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "alone" / "kafka").is_dir()

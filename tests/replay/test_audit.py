@@ -27,10 +27,15 @@ def test_published_is_the_sum_of_the_fates_and_what_is_in_flight(recording: Memo
     assert result.balanced and result.problems == []
     assert result.published == 2 * 4 * 5 * 2
     assert result.total("batched") == sum(result.batches.values()) and result.total("in flight") > 0
-    assert result.trained == sum(rollouts for batch, rollouts in result.batches.items() if batch < 3)  # version 3 is announced
+    # version 3 is announced
+    assert result.trained == sum(
+        rollouts for batch, rollouts in result.batches.items() if batch < 3
+    )
     assert result.made == {1: 0, 2: 1, 3: 2}
     assert {batch: versions.total() for batch, versions in result.made_by.items()} == result.batches
-    assert result.made_by[0].keys() == {0} and all(batch - min(made) <= RUN.buffer.max_age for batch, made in result.made_by.items())
+    assert result.made_by[0].keys() == {0} and all(
+        batch - min(made) <= RUN.buffer.max_age for batch, made in result.made_by.items()
+    )
     assert max(result.ages) <= RUN.buffer.max_age
 
 
@@ -47,19 +52,53 @@ def test_a_deleted_fate_is_named(recording: MemoryLog):
     there[index] = None
     result = account(recording)
     assert not result.balanced and result.lost == 2
-    assert result.problems[0].endswith("has no fate, and no part holds it") and "-0 at rollouts." in result.problems[0]
+    assert (
+        result.problems[0].endswith("has no fate, and no part holds it")
+        and "-0 at rollouts." in result.problems[0]
+    )
 
 
 def test_a_doubled_fate_is_named(recording: MemoryLog):
-    publish(recording, Output("fates", "x", Fate(fate="expired", environment="copy", partition=0, offsets=np.array([0]), uids=["copy-0-0"])))
+    publish(
+        recording,
+        Output(
+            "fates",
+            "x",
+            Fate(
+                fate="expired",
+                environment="copy",
+                partition=0,
+                offsets=np.array([0]),
+                uids=["copy-0-0"],
+            ),
+        ),
+    )
     result = account(recording)
-    assert result.twice == 1 and result.problems == ["copy-0-0 at rollouts.copy[0]@0 has a second fate: expired"]
+    assert result.twice == 1 and result.problems == [
+        "copy-0-0 at rollouts.copy[0]@0 has a second fate: expired"
+    ]
 
 
 def test_a_fate_that_points_nowhere_is_named(recording: MemoryLog):
-    publish(recording, Output("fates", "x", Fate(fate="expired", environment="copy", partition=0, offsets=np.array([10_000]), uids=["ghost"])))
+    publish(
+        recording,
+        Output(
+            "fates",
+            "x",
+            Fate(
+                fate="expired",
+                environment="copy",
+                partition=0,
+                offsets=np.array([10_000]),
+                uids=["ghost"],
+            ),
+        ),
+    )
     result = account(recording)
-    assert result.astray == 1 and "ghost points at rollouts.copy[0]@10000, where no rollout lies" in result.problems[0]
+    assert (
+        result.astray == 1
+        and "ghost points at rollouts.copy[0]@10000, where no rollout lies" in result.problems[0]
+    )
 
 
 def test_rubbish_is_accounted_for_too():
@@ -81,7 +120,9 @@ def retained(source: MemoryLog, starts: dict[tuple[str, int], int]) -> MemoryLog
     return log
 
 
-def test_rollouts_that_retention_has_deleted_are_gone_and_neither_astray_nor_lost(recording: MemoryLog):
+def test_rollouts_that_retention_has_deleted_are_gone_and_neither_astray_nor_lost(
+    recording: MemoryLog,
+):
     kept = retained(recording, {("rollouts.copy", 0): 4})
     before, after = account(recording), account(kept)
     deleted = sum(message is not None for message in recording._partitions["rollouts.copy", 0][:4])
@@ -95,7 +136,9 @@ def test_rollouts_whose_fates_retention_has_deleted_are_gone_and_not_lost(record
     result = account(retained(recording, {("fates", 0): last}))
     left = there[last]
     assert left is not None
-    (kept,) = [event.record for event in [to_event(left, ("fate",))] if isinstance(event.record, Fate)]
+    (kept,) = [
+        event.record for event in [to_event(left, ("fate",))] if isinstance(event.record, Fate)
+    ]
     assert result.balanced and result.total("in flight") == account(recording).total("in flight")
     assert result.published == len(kept.offsets) + result.total("in flight")
     assert result.gone == account(recording).published - result.published

@@ -1,4 +1,6 @@
-"""A run in which every record is larger than a message: it is journaled, restored, replayed, audited, and exported like any other."""
+"""A run in which every record is larger than a message: it is journaled, restored, replayed,
+audited, and exported like any other.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def test_it_replays_and_balances_and_restores(recording: MemoryLog):
     assert replays(recording)[1] >= 4 and account(recording).balanced
     for part in parts():
         fold, _ = worker.restore(recording, part)
-        writer, copy = recording.writer(part.name), worker.Fold(fold.state, part.config, fold.sequence, dict(fold.positions))
-        copy.events_since_snapshot = part.snapshot_events  # a snapshot now, which holds chunked records by their offsets
+        writer, copy = (
+            recording.writer(part.name),
+            worker.Fold(fold.state, part.config, fold.sequence, dict(fold.positions)),
+        )
+        # a snapshot now, which holds chunked records by their offsets
+        copy.events_since_snapshot = part.snapshot_events
         worker.turn(part, copy, [], 1.0, writer.commit)
         worker.turn(part, copy, [], 2.0, writer.commit)
         again, _ = worker.restore(recording, part)
@@ -42,7 +48,13 @@ def test_it_replays_and_balances_and_restores(recording: MemoryLog):
 def test_files_hold_its_messages_as_they_lie_there(recording: MemoryLog, tmp_path: Path):
     """So an import, which gives each message its old offset, needs to know nothing of records."""
     files = export(recording, RUN, tmp_path / "x")
-    assert everything(files) == everything(recording) and account(files).balanced and replays(files) == replays(recording)
+    assert (
+        everything(files) == everything(recording)
+        and account(files).balanced
+        and replays(files) == replays(recording)
+    )
     for topic in ("rollouts.copy", "journal.buffer", "batches"):
         there, lay = (list(read(log, topic, 0, 0, whole=False)) for log in (files, recording))
-        assert [(m.offset, m.value, m.headers) for m in there] == [(m.offset, m.value, m.headers) for m in lay]
+        assert [(m.offset, m.value, m.headers) for m in there] == [
+            (m.offset, m.value, m.headers) for m in lay
+        ]

@@ -42,12 +42,17 @@ def test_one_ulp_of_one_advantage_is_found(recording: MemoryLog, monkeypatch: py
     original = window.groups.score
     monkeypatch.setattr(window.groups, "score", off_by_one_ulp)
     result, _ = replay(recording, parts()[0])
-    assert result.difference.startswith("groups.copy[0]@") and "advantages[1]: recorded" in result.difference
+    assert (
+        result.difference.startswith("groups.copy[0]@")
+        and "advantages[1]: recorded" in result.difference
+    )
 
 
 def test_other_settings_give_another_run(recording: MemoryLog):
     buffer = parts()[0]
-    other = replace(buffer, step=lambda config, *rest: buffer.step(replace(config, advantage="grpo"), *rest))
+    other = replace(
+        buffer, step=lambda config, *rest: buffer.step(replace(config, advantage="grpo"), *rest)
+    )
     assert "advantages[0]: recorded" in replay(recording, other)[0].difference
 
 
@@ -62,8 +67,13 @@ def test_differences_name_field_and_index():
         "rewards[0]: recorded 0.0, replayed 0.5",
         "rewards[1]: recorded 0.0, replayed 0.5",
     ]
-    assert list(differences(np.array([0.0], np.float32), np.array([-0.0], np.float32), "x")) == ["x[0]: recorded 0.0, replayed -0.0"]
-    assert next(differences(group(sizes=(1,)), group(sizes=(1, 1)), "")) == "offsets: recorded int64[1], replayed int64[2]"
+    assert list(differences(np.array([0.0], np.float32), np.array([-0.0], np.float32), "x")) == [
+        "x[0]: recorded 0.0, replayed -0.0"
+    ]
+    assert (
+        next(differences(group(sizes=(1,)), group(sizes=(1, 1)), ""))
+        == "offsets: recorded int64[1], replayed int64[2]"
+    )
 
 
 def test_a_message_that_cannot_be_read_differs_too():

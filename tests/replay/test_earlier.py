@@ -1,7 +1,9 @@
-"""A run that an earlier streamrl (c706398) recorded and exported: read, audited, replayed, exported and continued by the code of today.
+"""A run that an earlier streamrl (c706398) recorded and exported: read, audited, replayed, exported
+and continued by the code of today.
 
-`tests/golden/run-v1`: two envs, six versions, a real broker; buffer and batcher were started twice and wrote a snapshot every 25 events. In it is an
-end of every kind. It is never made anew: what it holds is what the code of that day wrote.
+`tests/golden/run-v1`: two envs, six versions, a real broker; buffer and batcher were started twice
+and wrote a snapshot every 25 events. In it is an end of every kind. It is never made anew: what it
+holds is what the code of that day wrote.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from streamrl.stream.snapshots import held_events
 from tests.data_path import announce, running, send_groups, wait_for_batches
 
 GROUPS, BATCHES, VERSIONS = 61, 7, 6
-FATES = {"batched": 112, "expired": 4, "filtered": 1, "duplicate": 1, "failed": 1, "invalid": 1, "in flight": 4}
+FATES = {
+    "batched": 112,
+    "expired": 4,
+    "filtered": 1,
+    "duplicate": 1,
+    "failed": 1,
+    "invalid": 1,
+    "in flight": 4,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +45,12 @@ def earlier() -> FileLog:
 
 
 def messages(log: Log) -> list[Message]:
-    return [m for topic, count in sorted(log.topics().items()) for p in range(count) for m in read(log, topic, p, log.start(topic, p))]
+    return [
+        m
+        for topic, count in sorted(log.topics().items())
+        for p in range(count)
+        for m in read(log, topic, p, log.start(topic, p))
+    ]
 
 
 def replays(log: Log, parts: dict[str, worker.Part]) -> tuple[int, int]:
@@ -49,9 +64,22 @@ def test_every_record_is_read_and_would_be_written_the_same(earlier: FileLog):
     for message in messages(earlier):
         if not message.topic.startswith("dead-letters") and message.value != b"\xc1rubbish":
             schema = dict(message.headers)["schema"].decode()
-            assert encode(decode(schema.encode(), message.value or b"")) == message.value, f"{message.topic}@{message.offset}"
+            assert encode(decode(schema.encode(), message.value or b"")) == message.value, (
+                f"{message.topic}@{message.offset}"
+            )
             schemas[schema] += 1
-    wanted = ("rollout", "scored-group", "batch", "policy-version", "demand", "fate", "journal-entry", "snapshot", "metric", "run-config")
+    wanted = (
+        "rollout",
+        "scored-group",
+        "batch",
+        "policy-version",
+        "demand",
+        "fate",
+        "journal-entry",
+        "snapshot",
+        "metric",
+        "run-config",
+    )
     assert schemas.keys() == {f"{name}/1" for name in wanted}
 
 
@@ -69,10 +97,13 @@ def test_it_is_replayed(earlier: FileLog):
 @pytest.mark.parametrize("name", ["buffer", "batcher"])
 def test_snapshots_are_read_and_hold_what_the_whole_fold_holds(earlier: FileLog, name: str):
     part = parts_of(run_of(earlier))[name]
-    written = [record for _, record in entries(earlier, f"journal.{name}") if isinstance(record, Snapshot)]
+    written = [
+        record for _, record in entries(earlier, f"journal.{name}") if isinstance(record, Snapshot)
+    ]
     fold, taken = worker.restore(earlier, part)
     assert len(written) >= 2 and fold.snapshot_offset > 0
-    assert taken < sum(1 for m in messages(earlier) if m.topic in part.inputs)  # not from the beginning
+    # not from the beginning
+    assert taken < sum(1 for m in messages(earlier) if m.topic in part.inputs)
     whole = replay(earlier, part)[1]
     assert (fold.sequence, fold.positions) == (whole.sequence, whole.positions)
     assert held(fold.state) == held(whole.state) and bool(held(fold.state)) == (name == "batcher")

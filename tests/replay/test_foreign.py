@@ -1,4 +1,6 @@
-"""An export, and a journal, may be somebody else's: nothing in them is imported, opened elsewhere, or sent to anybody."""
+"""An export, and a journal, may be somebody else's: nothing in them is imported, opened elsewhere,
+or sent to anybody.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,15 @@ def naming(log: MemoryLog, name: str) -> MemoryLog:
     writer = forged.plain_writer()
     for topic in TOPICS:
         for message in read(log, topic, 0, 0):
-            record = to_event(message, ("journal-entry", "snapshot")).record if topic.startswith("journal.") else None
+            record = (
+                to_event(message, ("journal-entry", "snapshot")).record
+                if topic.startswith("journal.")
+                else None
+            )
             if isinstance(record, JournalEntry) and record.config and topic == "journal.buffer":
-                entry = msgspec.structs.replace(record, config=record.config.replace('"rloo"', f'"{name}"'))
+                entry = msgspec.structs.replace(
+                    record, config=record.config.replace('"rloo"', f'"{name}"')
+                )
                 message = to_message(Output(topic, "buffer", entry))
             writer.send(message)
     writer.flush()
@@ -58,13 +66,24 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_journal_cannot_choose_what_is_imported(recording: MemoryLog, module: str):
     log = naming(recording, f"{module}:advantage")
-    with pytest.raises(StreamrlError, match=r"journal\.buffer names 'evil_code:advantage', the run file does not.*Add it to `imports`"):
+    with pytest.raises(
+        StreamrlError,
+        match=r"journal\.buffer names 'evil_code:advantage', the run file does not.*Add it to `imports`",
+    ):
         replay(log, parts()[0])
     assert module not in sys.modules
 
 
-@pytest.mark.parametrize("own", [{"imports": ["evil_code:advantage"]}, {"buffer": {**RUN.buffer.model_dump(), "advantage": "evil_code:advantage"}}])
-def test_what_the_run_file_names_too_is_ones_own(recording: MemoryLog, module: str, own: dict[str, Any]):
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"imports": ["evil_code:advantage"]},
+        {"buffer": {**RUN.buffer.model_dump(), "advantage": "evil_code:advantage"}},
+    ],
+)
+def test_what_the_run_file_names_too_is_ones_own(
+    recording: MemoryLog, module: str, own: dict[str, Any]
+):
     run = config.parse({**RUN.model_dump(), **own})
     result, _ = replay(naming(recording, f"{module}:advantage"), parts(run)[0])
     assert result.entries and module in sys.modules
@@ -77,37 +96,81 @@ HOSTILE: dict[str, Any] = {
     "imports": ["os:system"],
     "metrics": {"host": "0.0.0.0"},
     "envs": {
-        "copy": {"kind": "evil_code:Env", "fraction": 0.5, "params": {"key": "env:HOME", "digits": 3}, "tool_syntax": "json"},
-        "add": {"fraction": 0.5, "rewards": {"r": {"kind": "evil.py:reward", "params": {}}, "m": {"kind": "math-verify", "params": {}}}},
+        "copy": {
+            "kind": "evil_code:Env",
+            "fraction": 0.5,
+            "params": {"key": "env:HOME", "digits": 3},
+            "tool_syntax": "json",
+        },
+        "add": {
+            "fraction": 0.5,
+            "rewards": {
+                "r": {"kind": "evil.py:reward", "params": {}},
+                "m": {"kind": "math-verify", "params": {}},
+            },
+        },
     },
     "learner": {"loss": "evil_code:loss", "kl": "evil_code:kl", "correction": {"weights": "token"}},
-    "inference": {"python": "/tmp/python", "extra_args": ["--x"], "host": "env:HOME", "api_key": "env:HOME", "max_num_seqs": 7},
+    "inference": {
+        "python": "/tmp/python",
+        "extra_args": ["--x"],
+        "host": "env:HOME",
+        "api_key": "env:HOME",
+        "max_num_seqs": 7,
+    },
     "orchestrator": {"sinks": [{"kind": "evil_code:sink", "params": {}}], "max_steps": 3},
 }
 
 
-def exported(directory: Path, run_file: dict[str, Any], topics: dict[str, list[Partition]] | None = None) -> Path:
+def exported(
+    directory: Path, run_file: dict[str, Any], topics: dict[str, list[Partition]] | None = None
+) -> Path:
     directory.mkdir(exist_ok=True)
     write_manifest(directory, Manifest("small", run_file, topics or {}))
     return directory
 
 
-def test_of_a_foreign_run_file_only_what_acts_on_nothing_here_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_a_foreign_run_file_only_what_acts_on_nothing_here_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     run = run_of(FileLog(exported(tmp_path / "x", HOSTILE)))
-    assert not run.imported and "env:" not in run.to_json() and "evil" not in run.to_json() and "attacker" not in run.to_json()
-    assert (run.kafka, run.runs_dir, run.metrics, run.inference.python, run.inference.extra_args) == ({}, "runs", config.Metrics(), "", [])
+    assert (
+        not run.imported
+        and "env:" not in run.to_json()
+        and "evil" not in run.to_json()
+        and "attacker" not in run.to_json()
+    )
+    assert (
+        run.kafka,
+        run.runs_dir,
+        run.metrics,
+        run.inference.python,
+        run.inference.extra_args,
+    ) == ({}, "runs", config.Metrics(), "", [])
     assert [sink.kind for sink in run.orchestrator.sinks] == ["jsonl"]
-    assert (run.inference.max_num_seqs, run.orchestrator.max_steps, run.envs["copy"].params) == (7, 3, {"digits": 3})
+    assert (run.inference.max_num_seqs, run.orchestrator.max_steps, run.envs["copy"].params) == (
+        7,
+        3,
+        {"digits": 3},
+    )
     assert list(run.envs["add"].rewards) == ["m"]
 
 
-def test_what_a_run_of_ones_own_of_that_name_names_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_a_run_of_ones_own_of_that_name_names_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "small").mkdir(parents=True)
-    (tmp_path / "runs" / "small" / "run.yaml").write_text("run: small\nenvs: {copy: {}}\nlearner: {loss: evil_code:loss}\n")
+    (tmp_path / "runs" / "small" / "run.yaml").write_text(
+        "run: small\nenvs: {copy: {}}\nlearner: {loss: evil_code:loss}\n"
+    )
     run = run_of(FileLog(exported(tmp_path / "x", HOSTILE)))
-    assert run.imported == {"evil_code:loss"} and run.learner.kl == "k3" and run.learner.correction.weights == "token"
+    assert (
+        run.imported == {"evil_code:loss"}
+        and run.learner.kl == "k3"
+        and run.learner.correction.weights == "token"
+    )
 
 
 def test_what_a_run_exports_it_can_be_made_of_again(recording: MemoryLog, tmp_path: Path):
@@ -137,7 +200,9 @@ GOOD = "fates/0-00000000000000000000.parquet"
         {"fates": [Partition(-1, 1)]},
     ],
 )
-def test_a_manifest_that_no_export_has_is_refused_before_a_file_is_opened(tmp_path: Path, topics: dict[str, list[Partition]]):
+def test_a_manifest_that_no_export_has_is_refused_before_a_file_is_opened(
+    tmp_path: Path, topics: dict[str, list[Partition]]
+):
     with pytest.raises(ExportError, match="is damaged"):
         FileLog(exported(tmp_path / "x", {}, topics))
 
@@ -148,16 +213,29 @@ def test_an_import_does_not_fill_up_an_endless_beginning(tmp_path: Path):
         next(plan(files, ("fates", 0)))
 
 
-def test_a_file_that_unpacks_to_much_more_than_it_is_is_not_unpacked(recording: MemoryLog, tmp_path: Path):
+def test_a_file_that_unpacks_to_much_more_than_it_is_is_not_unpacked(
+    recording: MemoryLog, tmp_path: Path
+):
     files = export(recording, RUN, tmp_path / "x")
     (partition,) = files.manifest.topics["fates"]
     path = tmp_path / "x" / partition.files[0].name
     table = pq.read_table(path).slice(0, 1)
     big = pa.array([bytes(80_000_000)], table.schema.field("value").type)
-    pq.write_table(table.set_column(table.schema.get_field_index("value"), table.schema.field("value"), big), path, compression="zstd")
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("value"), table.schema.field("value"), big),
+        path,
+        compression="zstd",
+    )
     assert path.stat().st_size < 100_000
-    only = msgspec.structs.replace(partition.files[0], last=partition.files[0].first, count=1, sha256=sha256_of(path))
-    write_manifest(tmp_path / "x", msgspec.structs.replace(files.manifest, topics={"fates": [msgspec.structs.replace(partition, files=[only])]}))
+    only = msgspec.structs.replace(
+        partition.files[0], last=partition.files[0].first, count=1, sha256=sha256_of(path)
+    )
+    write_manifest(
+        tmp_path / "x",
+        msgspec.structs.replace(
+            files.manifest, topics={"fates": [msgspec.structs.replace(partition, files=[only])]}
+        ),
+    )
     with pytest.raises(ExportError, match="a row group unpacks to 80,"):
         list(read(FileLog(tmp_path / "x"), "fates", 0, partition.start))
 

@@ -1,4 +1,6 @@
-"""Forks of a short recorded run, from log to log: the weights, which need a learner, are in tests/learner/test_recompute.py."""
+"""Forks of a short recorded run, from log to log: the weights, which need a learner, are in
+tests/learner/test_recompute.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,17 @@ from streamrl.stream.log import Output
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.worker import Fold, turn
 from tests.build import rollout
-from tests.data_path import RUN, TOPICS, announce, found, play, publish, running, send_groups, wait_for_batches
+from tests.data_path import (
+    RUN,
+    TOPICS,
+    announce,
+    found,
+    play,
+    publish,
+    running,
+    send_groups,
+    wait_for_batches,
+)
 
 ENVS = {f"journal.env-{env}-0": 1 for env in RUN.envs}
 VERSION = 2
@@ -35,13 +47,28 @@ def parent() -> MemoryLog:
     """Four batches, more rollouts than they took, and envs that have posed 40 problems each."""
     log = MemoryLog({**TOPICS, **ENVS})
     for env in RUN.envs:
-        publish(log, Output(f"journal.env-{env}-0", f"{env}-0", EnvProgress(producer=f"{env}-0", next_problem=40, published_groups=40)))
+        publish(
+            log,
+            Output(
+                f"journal.env-{env}-0",
+                f"{env}-0",
+                EnvProgress(producer=f"{env}-0", next_problem=40, published_groups=40),
+            ),
+        )
     play(log)
     return log
 
 
-def fork(log: MemoryLog, *overrides: str, version: int = VERSION, with_rollouts: bool = True, parent: RunFile = RUN) -> tuple[Forked, MemoryLog]:
-    run = child(parent, "other", overrides).model_copy(update={"fork": Fork(run=parent.run, version=version, sha256="ab")})
+def fork(
+    log: MemoryLog,
+    *overrides: str,
+    version: int = VERSION,
+    with_rollouts: bool = True,
+    parent: RunFile = RUN,
+) -> tuple[Forked, MemoryLog]:
+    run = child(parent, "other", overrides).model_copy(
+        update={"fork": Fork(run=parent.run, version=version, sha256="ab")}
+    )
     new = MemoryLog({**TOPICS, **ENVS})
     return transplant(log, new, parent, run, "file:///new/v000002", with_rollouts, time_s=1.0), new
 
@@ -51,7 +78,9 @@ def batches(log: MemoryLog) -> list[Batch]:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
-def test_without_a_change_the_first_batch_is_the_parents_byte_for_byte(parent: MemoryLog, version: int):
+def test_without_a_change_the_first_batch_is_the_parents_byte_for_byte(
+    parent: MemoryLog, version: int
+):
     made, log = fork(parent, version=version)
     (batch,) = batches(log)
     assert made.has_batch and batch.number == version
@@ -60,9 +89,19 @@ def test_without_a_change_the_first_batch_is_the_parents_byte_for_byte(parent: M
 
 SMALL = changed(
     RUN,
-    ("buffer.group_size=3", "buffer.max_window_tokens=400", "batcher.lookahead=1", "envs.copy.fraction=0.4", "envs.add.fraction=0.25"),
+    (
+        "buffer.group_size=3",
+        "buffer.max_window_tokens=400",
+        "batcher.lookahead=1",
+        "envs.copy.fraction=0.4",
+        "envs.add.fraction=0.25",
+    ),
 )
-PARTITIONED = {**TOPICS, **ENVS, **{f"{kind}.{env}": 2 for kind in ("rollouts", "groups") for env in RUN.envs}}
+PARTITIONED = {
+    **TOPICS,
+    **ENVS,
+    **{f"{kind}.{env}": 2 for kind in ("rollouts", "groups") for env in RUN.envs},
+}
 
 
 TAUGHT = changed(
@@ -77,11 +116,22 @@ TAUGHT = changed(
 
 
 def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
-    """A run in which rollouts, failures, versions and the two parts come in any order: groups in pieces, aged out, late, held, a batcher behind."""
+    """A run in which rollouts, failures, versions and the two parts come in any order: groups in
+    pieces, aged out, late, held, a batcher behind.
+    """
     rng, log = random.Random(seed), MemoryLog(PARTITIONED)
     parts = [buffer.part(run), batcher.part(run)]
-    folds = [Fold(part.initial(), positions={(t, p): 0 for t in part.inputs for p in range(log.topics()[t])}) for part in parts]
-    writers, readers = [log.writer(part.name) for part in parts], [log.reader(fold.positions) for fold in folds]
+    folds = [
+        Fold(
+            part.initial(),
+            positions={(t, p): 0 for t in part.inputs for p in range(log.topics()[t])},
+        )
+        for part in parts
+    ]
+    writers, readers = (
+        [log.writer(part.name) for part in parts],
+        [log.reader(fold.positions) for fold in folds],
+    )
     announce(log, 0)
     version, number, waiting = 0, 0, list[Rollout]()
     for _ in range(500):
@@ -93,7 +143,11 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
             number += 1
             env, oldest = rng.choice(list(RUN.envs)), max(0, version - rng.randrange(3))
             for i in range(3):
-                how = {"failure": "x"} if rng.random() < 0.1 else {"newest": rng.randint(oldest, version), "reward": rng.random()}
+                how = (
+                    {"failure": "x"}
+                    if rng.random() < 0.1
+                    else {"newest": rng.randint(oldest, version), "reward": rng.random()}
+                )
                 waiting.append(rollout(env, f"{env}-{number}", i, oldest, **how))
             rng.shuffle(waiting)
             for record in waiting[: rng.randrange(6)]:
@@ -107,17 +161,24 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
     return log
 
 
-@pytest.mark.parametrize(("seed", "parent"), [*((seed, SMALL) for seed in range(8)), (0, TAUGHT), (1, TAUGHT)])
+@pytest.mark.parametrize(
+    ("seed", "parent"), [*((seed, SMALL) for seed in range(8)), (0, TAUGHT), (1, TAUGHT)]
+)
 def test_so_it_is_in_whatever_order_things_came(seed: int, parent: RunFile):
     log = wander(seed, parent)
     assert len(batches(log)) >= 4
     stages = list[int]()
     for batch in batches(log)[:-1]:
-        run = child(parent, "other", ()).model_copy(update={"fork": Fork(run="small", version=batch.number, sha256="ab")})
+        run = child(parent, "other", ()).model_copy(
+            update={"fork": Fork(run="small", version=batch.number, sha256="ab")}
+        )
         new = MemoryLog(PARTITIONED)
         made = transplant(log, new, parent, run, "", True, time_s=1.0)
-        first = batches(new)  # a stage that ends with it may let the groups held make the next one too, there as here
-        assert first and [encode(batch) for batch in first] == [encode(batch) for batch in batches(log)[batch.number :][: len(first)]]
+        # a stage that ends with it may let the groups held make the next one too, there as here
+        first = batches(new)
+        assert first and [encode(batch) for batch in first] == [
+            encode(batch) for batch in batches(log)[batch.number :][: len(first)]
+        ]
         assert len(first) == 1 or parent is TAUGHT
         stages.append(made.run.fork.stage if made.run.fork else -1)
     assert stages == sorted(stages) and (stages[0], stages[-1]) == (0, int(parent is TAUGHT))
@@ -134,34 +195,54 @@ def test_another_advantage_is_worked_out_from_the_recorded_rewards(parent: Memor
 
 
 def test_other_fractions_choose_among_the_same_groups(parent: MemoryLog):
-    """Groups of 10 tokens, a budget of 80: three quarters are 6 groups of `copy`, the newest first, and nothing is owed from before."""
+    """Groups of 10 tokens, a budget of 80: three quarters are 6 groups of `copy`, the newest first,
+    and nothing is owed from before.
+    """
     made, log = fork(parent, "envs.copy.fraction=0.75", "envs.add.fraction=0.25")
     assert made.run.fork is not None and made.run.fork.balance == {}
     (batch,) = batches(log)
-    chosen = [(batch.environments[env], name) for env, name in zip(batch.group_environments, batch.group_ids, strict=True)]
+    chosen = [
+        (batch.environments[env], name)
+        for env, name in zip(batch.group_environments, batch.group_ids, strict=True)
+    ]
     assert {env: sum(e == env for e, _ in chosen) for env in RUN.envs} == {"copy": 6, "add": 2}
     then = set(batches(parent)[VERSION].group_ids)
     newest_add = [name for name in batches(parent)[VERSION].group_ids if name.startswith("add")][:2]
     assert [name for env, name in chosen if env == "add"] == newest_add
-    assert then & {name for env, name in chosen if env == "copy"} == {name for name in then if name.startswith("copy")}
+    assert then & {name for env, name in chosen if env == "copy"} == {
+        name for name in then if name.startswith("copy")
+    }
 
 
 def test_a_stricter_age_leaves_out_what_is_older(parent: MemoryLog):
-    _, log = fork(parent, "buffer.max_age=0", "batcher.lookahead=0", "batcher.total_token_budget=40")
+    _, log = fork(
+        parent, "buffer.max_age=0", "batcher.lookahead=0", "batcher.total_token_budget=40"
+    )
     (batch,) = batches(log)
     assert batch.oldest_versions.tolist() == [VERSION] * len(batch.uids)
 
 
-def test_versions_up_to_the_first_are_inherited_and_that_one_lies_in_the_forks_store(parent: MemoryLog):
+def test_versions_up_to_the_first_are_inherited_and_that_one_lies_in_the_forks_store(
+    parent: MemoryLog,
+):
     _, log = fork(parent, with_rollouts=False)
-    versions = [record for record in found(log, "policy-versions", "policy-version") if isinstance(record, PolicyVersion)]
+    versions = [
+        record
+        for record in found(log, "policy-versions", "policy-version")
+        if isinstance(record, PolicyVersion)
+    ]
     assert [(v.version, v.uri) for v in versions] == [(0, ""), (1, ""), (2, "file:///new/v000002")]
     assert found(log, "rollouts.copy", "rollout") == [] and batches(log) == []
 
 
 def test_what_was_trained_on_or_sampled_later_is_left_behind(parent: MemoryLog):
     made, log = fork(parent)
-    copied = [record for env in RUN.envs for record in found(log, f"rollouts.{env}", "rollout") if isinstance(record, Rollout)]
+    copied = [
+        record
+        for env in RUN.envs
+        for record in found(log, f"rollouts.{env}", "rollout")
+        if isinstance(record, Rollout)
+    ]
     before = {name for batch in batches(parent)[:VERSION] for name in batch.group_ids}
     assert made.rollouts == len(copied) == 2 * made.groups
     assert not before & {record.group_id for record in copied}
@@ -171,13 +252,17 @@ def test_what_was_trained_on_or_sampled_later_is_left_behind(parent: MemoryLog):
 def test_envs_pose_the_next_problems_and_are_credited_with_the_groups_they_have(parent: MemoryLog):
     made, log = fork(parent)
     progress = {env: newest(log, f"journal.env-{env}-0", EnvProgress) for env in RUN.envs}
-    assert all(p is not None and p.next_problem == 40 and p.open_problems == [] for p in progress.values())
+    assert all(
+        p is not None and p.next_problem == 40 and p.open_problems == [] for p in progress.values()
+    )
     assert sum(p.published_groups for p in progress.values() if p) == made.groups
     assert all(p is not None and p.published_groups > 0 for p in progress.values())
 
 
 def test_the_parts_go_on_from_there_and_the_books_are_in_order(parent: MemoryLog):
-    """The fork's own versions from now on; then it balances, replays, and every copy has met one fate."""
+    """The fork's own versions from now on; then it balances, replays, and every copy has met one
+    fate.
+    """
     made, log = fork(parent)
     with running(log, made.run):
         for version in (3, 4):
@@ -198,10 +283,19 @@ def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then()
     filtered = changed(RUN, ["envs.copy.pass_rate={high: 0.9}", "envs.add.pass_rate={high: 0.9}"])
     log = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1})
     announce(log, 0)
-    visits = [Visit(environment="copy", problem=i, epoch=0, passed=2, rollouts=2, policy_version=version) for i, version in enumerate((0, 2, 3))]
+    visits = [
+        Visit(environment="copy", problem=i, epoch=0, passed=2, rollouts=2, policy_version=version)
+        for i, version in enumerate((0, 2, 3))
+    ]
     publish(log, *(Output("visits.copy", f"{visit.problem}-0", visit) for visit in visits))
-    for overrides, expected in (((), visits[:2]), (("envs.copy.params={digits: 3}",), []), (("envs.copy.pass_rate=null",), [])):
-        run = child(filtered, "other", overrides).model_copy(update={"fork": Fork(run="small", version=VERSION, sha256="ab")})
+    for overrides, expected in (
+        ((), visits[:2]),
+        (("envs.copy.params={digits: 3}",), []),
+        (("envs.copy.pass_rate=null",), []),
+    ):
+        run = child(filtered, "other", overrides).model_copy(
+            update={"fork": Fork(run="small", version=VERSION, sha256="ab")}
+        )
         new = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1, "visits.add": 1})
         transplant(log, new, filtered, run, "", False, time_s=1.0)
         assert found(new, "visits.copy", "visit") == expected
@@ -227,7 +321,9 @@ def test_at_the_newest_version_there_may_be_no_batch_yet():
 
 def test_a_fork_of_a_long_run_reads_rollouts_only_when_it_has_heard_of_their_version():
     """Rollouts of version 20 would be refused by a buffer that has heard of none."""
-    run = child(RUN, "other", ()).model_copy(update={"fork": Fork(run="small", version=20, sha256="ab")})
+    run = child(RUN, "other", ()).model_copy(
+        update={"fork": Fork(run="small", version=20, sha256="ab")}
+    )
     part = buffer.part(run)
     assert part.paused(part.config, part.initial()) == {"rollouts.copy", "rollouts.add"}
     log = MemoryLog(TOPICS)
@@ -245,10 +341,15 @@ def test_the_buffer_waits_for_no_version_in_a_run_that_is_no_fork():
     assert part.paused(part.config, part.initial()) == frozenset()
 
 
-def test_code_that_no_longer_makes_the_parents_batches_is_found(parent: MemoryLog, monkeypatch: pytest.MonkeyPatch):
+def test_code_that_no_longer_makes_the_parents_batches_is_found(
+    parent: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
     """Else the fork would take other rollouts along, and say nothing."""
     monkeypatch.setattr(batcher.Fold, "due", lambda self: self.state.next_batch < 1)
-    with pytest.raises(StreamrlError, match="^the journal of batcher of run small does not lead to its batch 2: the code has changed since"):
+    with pytest.raises(
+        StreamrlError,
+        match="^the journal of batcher of run small does not lead to its batch 2: the code has changed since",
+    ):
         fork(parent)
 
 
@@ -269,7 +370,9 @@ def test_what_cannot_be_changed_is_refused(override: str, says: str):
 
 
 def test_the_run_file_of_a_fork_is_a_run_file():
-    run = child(RUN, "other", ["learner.learning_rate=0.5"]).model_copy(update={"fork": Fork(run="small", version=2, sha256="ab", balance={"": 1.5})})
+    run = child(RUN, "other", ["learner.learning_rate=0.5"]).model_copy(
+        update={"fork": Fork(run="small", version=2, sha256="ab", balance={"": 1.5})}
+    )
     assert config.parse(run.model_dump(mode="json")) == run
     assert changed(run, []) is run and run.learner.learning_rate == 0.5
     with pytest.raises(ConfigError, match=r"unknown key 'fork.versio'; did you mean 'version'\?"):
@@ -285,4 +388,7 @@ def test_rollouts_of_no_group_that_is_open_are_not_looked_for(parent: MemoryLog)
 
 def test_rewards_of_the_recording_tell_the_functions_apart(parent: MemoryLog):
     """Otherwise the test of another advantage could not fail."""
-    assert any(np.ptp(batches(parent)[VERSION].rewards[batches(parent)[VERSION].groups == g]) > 0 for g in range(4))
+    assert any(
+        np.ptp(batches(parent)[VERSION].rewards[batches(parent)[VERSION].groups == g]) > 0
+        for g in range(4)
+    )

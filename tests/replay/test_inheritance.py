@@ -36,13 +36,19 @@ def test_what_an_earlier_batch_was_trained_on_is_over():
 
 
 def test_a_group_of_failures_is_nothing_to_begin_with():
-    found = census(rollout("copy", "g", 0, failure="no server"), rollout("copy", "h", 0, failure="no server"), rollout("copy", "h", 1))
+    found = census(
+        rollout("copy", "g", 0, failure="no server"),
+        rollout("copy", "h", 0, failure="no server"),
+        rollout("copy", "h", 1),
+    )
     assert list(found.inherited(0, 0)) == [("copy", "h")]
     assert found.producers["copy", "g"] == "copy-0"
 
 
 def test_problems_go_on_behind_those_of_all_replicas():
-    """Two replicas stood at 6 and 5. As many again: 6 is the first one's, 7 the second's. Three: 6, 7, 8. One: 6."""
+    """Two replicas stood at 6 and 5. As many again: 6 is the first one's, 7 the second's. Three: 6,
+    7, 8. One: 6.
+    """
     assert [next_problem([6, 5], i, 2) for i in range(2)] == [6, 7]
     assert [next_problem([7, 5], i, 3) for i in range(3)] == [9, 7, 8]
     assert next_problem([6, 5], 0, 1) == 6

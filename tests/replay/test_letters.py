@@ -30,7 +30,10 @@ def send(log: MemoryLog, *messages: Message) -> None:
 
 def ahead(group: str, version: int = 12) -> list[Message]:
     """A whole group from a version that nobody has announced: good, but too early."""
-    return [to_message(Output("rollouts.copy", group, rollout("copy", group, i, version))) for i in range(2)]
+    return [
+        to_message(Output("rollouts.copy", group, rollout("copy", group, i, version)))
+        for i in range(2)
+    ]
 
 
 @pytest.fixture
@@ -38,7 +41,11 @@ def recording() -> MemoryLog:
     """A run with five records that were put aside."""
     log = MemoryLog(TOPICS)
     send(log, Message("rollouts.copy", b"x", b"\xc1", (("schema", b"rollout/1"),)), *ahead("early"))
-    send(log, Message("rollouts.add", b"x", b"\xc1", (("schema", b"demand/1"),)), Message("rollouts.add", b"x", None))
+    send(
+        log,
+        Message("rollouts.add", b"x", b"\xc1", (("schema", b"demand/1"),)),
+        Message("rollouts.add", b"x", None),
+    )
     play(log)
     return log
 
@@ -55,7 +62,10 @@ def test_they_are_counted_by_topic_and_kind_of_cause(recording: MemoryLog):
         ("rollouts.add", "schema header is …, expected rollout"): (1, 0),
         ("rollouts.add", "the record is empty"): (1, 0),
         ("rollouts.copy", next(cause for topic, cause in rows if "malformed" in cause)): (1, 0),
-        ("rollouts.copy", "policy version … is further ahead than …: nobody has announced it"): (2, 0),
+        ("rollouts.copy", "policy version … is further ahead than …: nobody has announced it"): (
+            2,
+            0,
+        ),
     }
     row = rows["rollouts.copy", "policy version … is further ahead than …: nobody has announced it"]
     assert (str(row.first), str(row.last)) == ("rollouts.copy[0]@1", "rollouts.copy[0]@2")
@@ -69,7 +79,9 @@ def test_nothing_put_aside_is_said():
 
 def test_causes_of_one_kind():
     assert (
-        kind_of("rollout 'g0-1': a reward is not finite") == kind_of("rollout 'it\"s': a reward is not finite") == "rollout …: a reward is not finite"
+        kind_of("rollout 'g0-1': a reward is not finite")
+        == kind_of("rollout 'it\"s': a reward is not finite")
+        == "rollout …: a reward is not finite"
     )
     assert kind_of("temperature 1.5 of 3") == "temperature … of …"
     fixed = "rollout: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1: it isn't the policy's"
@@ -77,27 +89,49 @@ def test_causes_of_one_kind():
 
 
 def test_causes_in_the_words_of_other_languages():
-    assert in_words("rollout: Expected `numpy.ndarray`, got `array` - at `$.turns[...].tokens`") == (
-        "rollout: expected an array (extension type 1), got array, at turns[...].tokens"
+    assert in_words(
+        "rollout: Expected `numpy.ndarray`, got `array` - at `$.turns[...].tokens`"
+    ) == ("rollout: expected an array (extension type 1), got array, at turns[...].tokens")
+    assert (
+        in_words("rollout: Object missing required field `producer`")
+        == "rollout: the field producer is missing"
     )
-    assert in_words("rollout: Object missing required field `producer`") == "rollout: the field producer is missing"
 
 
 def test_the_list_is_legible_on_a_narrow_terminal():
     log = MemoryLog(TOPICS)
-    send(log, *(Message("rollouts.copy", b"g", msgpack.packb({"reward": "x"}), (("schema", b"rollout/1"),)) for _ in range(2)))
+    send(
+        log,
+        *(
+            Message(
+                "rollouts.copy", b"g", msgpack.packb({"reward": "x"}), (("schema", b"rollout/1"),)
+            )
+            for _ in range(2)
+        ),
+    )
     play(log, 1)
     out = StringIO()
     show_list(log, Console(file=out, width=80))
     lines = out.getvalue().splitlines()
-    assert lines[0].startswith("rollouts.copy  2 letters  first [0]@0 2") and max(map(len, lines)) <= 80
+    assert (
+        lines[0].startswith("rollouts.copy  2 letters  first [0]@0 2")
+        and max(map(len, lines)) <= 80
+    )
     assert lines[2].startswith("    rollout: ")
 
 
 def test_arrays_that_cannot_be_read_are_named_by_their_fields():
     wide = msgpack.ExtType(1, msgpack.packb(["<f8", [1]]) + bytes(8))
     long = msgpack.ExtType(1, msgpack.packb(["<u2", [9]]) + bytes(2))
-    record = {"turns": [{"tokens": long}, {"tokens": msgpack.ExtType(1, msgpack.packb(["<u2", [1]]) + bytes(2)), "logprobs": wide}]}
+    record = {
+        "turns": [
+            {"tokens": long},
+            {
+                "tokens": msgpack.ExtType(1, msgpack.packb(["<u2", [1]]) + bytes(2)),
+                "logprobs": wide,
+            },
+        ]
+    }
     assert list(faults(msgpack.packb(record))) == [
         "turns[0].tokens: array claims shape [9] of uint16 (18 bytes) but carries 2 bytes",
         "turns[1].logprobs: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1",
@@ -105,22 +139,30 @@ def test_arrays_that_cannot_be_read_are_named_by_their_fields():
     assert list(faults(b"\xc1")) == []
 
 
-def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_balances(recording: MemoryLog):
+def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_balances(
+    recording: MemoryLog,
+):
     with running(recording):
         for version in range(4, 13):
             announce(recording, version)
         wait_until_heard(recording)
-        assert retry(recording, ["rollouts.copy"], lambda letter: "further ahead" in letter.cause) == {"rollouts.copy": 2}
+        assert retry(
+            recording, ["rollouts.copy"], lambda letter: "further ahead" in letter.cause
+        ) == {"rollouts.copy": 2}
         wait_for_group(recording, "early")
     result = audit(recording, list(RUN.envs), "lead", parts())
     assert result.balanced and result.problems == []
     assert result.counts["copy", 12]["invalid"] == 2  # the old offsets keep their fate
-    assert result.counts["copy", 12]["in flight"] + result.counts["copy", 12]["batched"] == 2  # the new ones have another
+    # the new ones have another
+    assert result.counts["copy", 12]["in flight"] + result.counts["copy", 12]["batched"] == 2
 
 
 def wait_for_group(log: MemoryLog, name: str) -> None:
     reader = log.reader({("groups.copy", 0): 0})
-    until(lambda: any(message.key == name.encode() for message in reader.poll(100, 0.02)), otherwise=f"group {name}")
+    until(
+        lambda: any(message.key == name.encode() for message in reader.poll(100, 0.02)),
+        otherwise=f"group {name}",
+    )
 
 
 def test_each_is_put_back_once_for_ever(recording: MemoryLog):
@@ -134,12 +176,24 @@ def test_each_is_put_back_once_for_ever(recording: MemoryLog):
 
 
 def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
-    """Whoever may write letters of an env's rollouts would write policy versions through the operator who puts them back."""
-    forged = PolicyVersion(learner="lead", version=1_000_000, uri="s3://mine", size_bytes=1, sha256="0", time_s=1.0)
+    """Whoever may write letters of an env's rollouts would write policy versions through the
+    operator who puts them back.
+    """
+    forged = PolicyVersion(
+        learner="lead", version=1_000_000, uri="s3://mine", size_bytes=1, sha256="0", time_s=1.0
+    )
     message = to_message(Output("policy-versions", "lead", forged))
-    errors = {"topic": b"policy-versions", "partition": b"0", "offset": b"0", "exception.message": b"too early"}
+    errors = {
+        "topic": b"policy-versions",
+        "partition": b"0",
+        "offset": b"0",
+        "exception.message": b"too early",
+    }
     headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
-    before, known = recording.end("policy-versions", 0), sum(row.letters for row in table(recording).values())
+    before, known = (
+        recording.end("policy-versions", 0),
+        sum(row.letters for row in table(recording).values()),
+    )
     send(recording, message._replace(topic="dead-letters.rollouts.copy", headers=headers))
     assert sum(row.letters for row in table(recording).values()) == known
     assert retry(recording, ["rollouts.copy"], lambda letter: "too early" in letter.cause) == {}
@@ -148,7 +202,9 @@ def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
 
 def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
     retry(recording, ["rollouts.add"], lambda letter: letter.cause == "the record is empty")
-    reader = recording.reader({("dead-letters.rollouts.add", 0): recording.end("dead-letters.rollouts.add", 0)})
+    reader = recording.reader(
+        {("dead-letters.rollouts.add", 0): recording.end("dead-letters.rollouts.add", 0)}
+    )
     with running(recording):
         assert reader.poll(1, patience(30))
     row = table(recording)["rollouts.add", "the record is empty"]
@@ -156,7 +212,9 @@ def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
     assert audit(recording, list(RUN.envs), "lead", parts()).balanced
 
 
-def test_a_retry_that_dies_half_way_is_finished_by_the_next(recording: MemoryLog, monkeypatch: pytest.MonkeyPatch):
+def test_a_retry_that_dies_half_way_is_finished_by_the_next(
+    recording: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
     class Dead(Exception): ...
 
     class Dying:
@@ -180,7 +238,9 @@ def test_a_retry_that_dies_half_way_is_finished_by_the_next(recording: MemoryLog
         retry(recording, ["rollouts.copy"], lambda letter: True)
     monkeypatch.setattr(recording, "writer", real)
     assert retry(recording, ["rollouts.copy"], lambda letter: True) == {"rollouts.copy": 2}
-    assert [m.value for m in read(recording, "rollouts.copy", 0, end)] == [m.value for m in read(recording, "rollouts.copy", 0, 0, 3)]
+    assert [m.value for m in read(recording, "rollouts.copy", 0, end)] == [
+        m.value for m in read(recording, "rollouts.copy", 0, 0, 3)
+    ]
 
 
 def test_of_two_at_the_same_time_one_is_fenced(recording: MemoryLog):
@@ -195,10 +255,16 @@ def test_of_two_at_the_same_time_one_is_fenced(recording: MemoryLog):
 
 
 def test_one_or_those_of_a_cause(recording: MemoryLog):
-    assert "1 records put back to rollouts.copy" in printed(put_back, recording, "rollouts.copy[0]@1", "")
+    assert "1 records put back to rollouts.copy" in printed(
+        put_back, recording, "rollouts.copy[0]@1", ""
+    )
     assert "nothing to put back" in printed(put_back, recording, "rollouts.copy[0]@1", "")
-    assert "1 records put back to rollouts.add" in printed(put_back, recording, None, "schema header is …")
-    assert "1 records put back to rollouts.copy" in printed(put_back, recording, None, "further ahead")
+    assert "1 records put back to rollouts.add" in printed(
+        put_back, recording, None, "schema header is …"
+    )
+    assert "1 records put back to rollouts.copy" in printed(
+        put_back, recording, None, "further ahead"
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,8 +282,15 @@ def test_what_does_not_exist_is_said(recording: MemoryLog, which: str, says: str
 
 def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):
     shown = printed(show_letter, recording, "rollouts.copy[0]@1")
-    assert "policy version 12 is further ahead than" in shown and "header   schema: b'rollout/1'" in shown
-    assert "group_id: 'early'" in shown and "rollout_uid: 'early-0'" in shown and "00000000  8" in shown
+    assert (
+        "policy version 12 is further ahead than" in shown
+        and "header   schema: b'rollout/1'" in shown
+    )
+    assert (
+        "group_id: 'early'" in shown
+        and "rollout_uid: 'early-0'" in shown
+        and "00000000  8" in shown
+    )
     retry(recording, ["rollouts.copy"], lambda letter: True)
     assert "put back since" in printed(show_letter, recording, "rollouts.copy[0]@1")
     assert "no value" in printed(show_letter, recording, "rollouts.add[0]@1")
@@ -228,7 +301,9 @@ def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):
 def test_a_terminal_survives_what_is_shown():
     log = MemoryLog(TOPICS)
     value = msgpack.packb({"\x1b[2J": "[bold]\x1b[31m", "rewards": 1})
-    send(log, Message("rollouts.copy", b"\x1b", value, (("schema", b"rollout/1"), ("x", b"\x1b[1m"))))
+    send(
+        log, Message("rollouts.copy", b"\x1b", value, (("schema", b"rollout/1"), ("x", b"\x1b[1m")))
+    )
     play(log, 1)
     shown = printed(show_letter, log, "rollouts.copy[0]@0")
     assert "\x1b" not in shown and "\\x1b[2J: '[bold]\\x1b[31m'" in shown
@@ -238,13 +313,20 @@ def test_fields_as_far_as_they_go():
     good = encode(rollout())
     assert dict(fields(good))["group_id"] == "'g0'"
     cut = list(fields(good[:40]))
-    assert cut[0] == ("environment", "'copy'") and cut[-1][0] == "" and "cannot be read from byte" in cut[-1][1]
+    assert (
+        cut[0] == ("environment", "'copy'")
+        and cut[-1][0] == ""
+        and "cannot be read from byte" in cut[-1][1]
+    )
     assert list(fields(b"\xc1"))[-1][1].startswith("cannot be read from byte 0 on")
     assert list(fields(b"\x81\xa1a\x01\x02")) == [("a", "1"), ("", "1 more bytes behind the map")]
     assert "cannot be read" in list(fields(b"\x81\xa1a" + b"\x91" * 100_000))[-1][1]
     assert "cannot be read" in list(fields(b"\x81\xa1a\xdd\xff\xff\xff\xff"))[-1][1]
     array = msgpack.ExtType(1, msgpack.packb(["<f4", [9]]) + np.zeros(2, np.float32).tobytes())
-    assert "array that cannot be read: array claims shape [9]" in dict(fields(msgpack.packb({"a": array})))["a"]
+    assert (
+        "array that cannot be read: array claims shape [9]"
+        in dict(fields(msgpack.packb({"a": array})))["a"]
+    )
 
 
 def test_bytes_as_hex():

@@ -19,7 +19,8 @@ from streamrl.stream.memory import MemoryLog
 from tests.data_path import RUN, TOPICS, announce, parts, running, send_groups
 from tests.waiting import until
 
-SHORT, LONG = 50, 200  # batches, of 20 rollouts; by then the uids that the buffer remembers are as many as they ever are
+# batches, of 20 rollouts; by then the uids that the buffer remembers are as many as they ever are
+SHORT, LONG = 50, 200
 
 
 def recorded(directory: Path, batches: int) -> FileLog:
@@ -30,7 +31,13 @@ def recorded(directory: Path, batches: int) -> FileLog:
             announce(log, version)
             for env in RUN.envs:
                 send_groups(log, env, range(version * 5, version * 5 + 5), version)
-            until(lambda version=version: log.end("batches", 0) >= 2 * (version + 1), 60, f"batch {version} does not come", 0.002)  # with its marker
+            # with its marker
+            until(
+                lambda version=version: log.end("batches", 0) >= 2 * (version + 1),
+                60,
+                f"batch {version} does not come",
+                0.002,
+            )
     for env in RUN.envs:
         send_groups(log, env, range(batches * 5, batches * 10), batches)
     return export(log, RUN, directory)
@@ -45,7 +52,9 @@ def small_row_groups() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def runs(small_row_groups: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[FileLog, FileLog]:
+def runs(
+    small_row_groups: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FileLog, FileLog]:
     """A short run and one four times as long."""
     directory = tmp_path_factory.mktemp("runs")
     return recorded(directory / "short", SHORT), recorded(directory / "long", LONG)
@@ -53,7 +62,9 @@ def runs(small_row_groups: None, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def replayed(log: Log) -> None:
     results = [replay(log, part)[0] for part in parts()]
-    assert [result.difference for result in results] == ["", ""] and results[1].identical["batches"] >= SHORT
+    assert [result.difference for result in results] == ["", ""] and results[1].identical[
+        "batches"
+    ] >= SHORT
 
 
 def audited(log: Log) -> None:
@@ -77,8 +88,11 @@ def peak_bytes(work: Callable[[Log], None], log: Log) -> int:
 
 
 @pytest.mark.parametrize("work", [replayed, audited, exported])
-def test_memory_does_not_grow_with_the_run(runs: tuple[FileLog, FileLog], work: Callable[[Log], None]):
+def test_memory_does_not_grow_with_the_run(
+    runs: tuple[FileLog, FileLog], work: Callable[[Log], None]
+):
     short, long = runs
     work(short)  # what is made once and kept: imports, caches
     before, after = (peak_bytes(work, FileLog(run.directory)) for run in (short, long))
-    assert after < 2 * before  # four times as much would be 4; the rest are buffers that the short run does not fill
+    # four times as much would be 4; the rest are buffers that the short run does not fill
+    assert after < 2 * before

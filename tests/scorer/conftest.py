@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamrl.scorer import process
-from tests.learner.conftest import _one_cache, compiled, tiny  # noqa: F401  (fixtures)
+from tests.learner.conftest import _one_cache, compiled, tiny  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,18 @@ BATCH, LOGPROBS = made, floats(-1, -2, -3, -4, 0)
 
 
 def test_a_small_batch_is_one_record():
-    assert str(split(BATCH, LOGPROBS, "scorer-1", 6)) == str([Scores(number=7, scorer="scorer-1", reference=6, tokens=5, logprobs=LOGPROBS)])
+    assert str(split(BATCH, LOGPROBS, "scorer-1", 6)) == str(
+        [Scores(number=7, scorer="scorer-1", reference=6, tokens=5, logprobs=LOGPROBS)]
+    )
 
 
 def test_a_large_one_is_several_and_comes_together_again():
     pieces = split(BATCH, LOGPROBS, "scorer-1", 6, limit_tokens=2)
-    assert [(piece.start, piece.logprobs.tolist()) for piece in pieces] == [(0, [-1, -2]), (2, [-3, -4]), (4, [0])]
+    assert [(piece.start, piece.logprobs.tolist()) for piece in pieces] == [
+        (0, [-1, -2]),
+        (2, [-3, -4]),
+        (4, [0]),
+    ]
     collected = Collected()
     for offset, piece in enumerate(reversed(pieces)):
         assert not collected.has(7)
@@ -34,8 +40,20 @@ def test_a_large_one_is_several_and_comes_together_again():
 
 
 @pytest.mark.parametrize(
-    ("start", "values", "says"), [(4, [-1, -1], "tokens 4 to 6 of 5"), (-1, [-1], "tokens -1 to 0"), (0, [np.nan], "is not finite")]
+    ("start", "values", "says"),
+    [
+        (4, [-1, -1], "tokens 4 to 6 of 5"),
+        (-1, [-1], "tokens -1 to 0"),
+        (0, [np.nan], "is not finite"),
+    ],
 )
 def test_scores_that_cannot_be_are_refused(start: int, values: list[float], says: str):
     with pytest.raises(ValueError, match=says):
-        Scores(number=7, scorer="scorer-0", reference=0, tokens=5, start=start, logprobs=floats(*values))
+        Scores(
+            number=7,
+            scorer="scorer-0",
+            reference=0,
+            tokens=5,
+            start=start,
+            logprobs=floats(*values),
+        )

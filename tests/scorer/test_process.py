@@ -1,4 +1,6 @@
-"""A pool of two workers beside the real learner, over a log in memory: the same weights as without it, hash by hash."""
+"""A pool of two workers beside the real learner, over a log in memory: the same weights as without
+it, hash by hash.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ from tests.data_path import found, publish
 from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions
 
 BATCHES = 5
-EVERY = 3  # so batches 0 to 2 are measured from the model that the run began with, 3 and 4 from version 3
-STRONG = {"kl_coefficient": 0.5, "checkpoint_every": 2, "probe_tokens": 8, "learning_rate": 0.01}  # so that a wrong reference shows
+# so batches 0 to 2 are measured from the model that the run began with, 3 and 4 from version 3
+EVERY = 3
+# so that a wrong reference shows
+STRONG = {"kl_coefficient": 0.5, "checkpoint_every": 2, "probe_tokens": 8, "learning_rate": 0.01}
 
 
 def run_of(directory: Path, tiny: Path, by: str, **reference: Any) -> RunFile:
@@ -62,7 +66,11 @@ def scores(log: MemoryLog) -> list[Scores]:
 def measured(log: MemoryLog) -> list[tuple[int | None, dict[str, float]]]:
     """What the lead says of its steps."""
     records = found(log, "metrics", "metric")
-    return [(record.step, record.values) for record in records if isinstance(record, Metric) and record.source == "learner-lead"]
+    return [
+        (record.step, record.values)
+        for record in records
+        if isinstance(record, Metric) and record.source == "learner-lead"
+    ]
 
 
 def trained(log: MemoryLog) -> int:
@@ -139,7 +147,10 @@ def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The same batches, with the reference in the learner, and in a pool of two."""
     lives: Made = {}
     for by, workers in (("learner", 0), ("pool", 2)):
-        run, log = run_of(tmp_path_factory.mktemp(by), tiny, by, every=EVERY), a_log(*map(batch, range(BATCHES)))
+        run, log = (
+            run_of(tmp_path_factory.mktemp(by), tiny, by, every=EVERY),
+            a_log(*map(batch, range(BATCHES))),
+        )
         lived(run, log, workers)
         lives[by] = run, log
     return lives
@@ -155,10 +166,21 @@ def test_with_a_pool_the_weights_are_those_of_the_learner_alone(made: Made):
 def test_each_batch_is_scored_once_by_its_worker_and_the_place_is_committed(made: Made):
     _run, log = made["pool"]
     by_number = sorted((s.number, s.scorer, s.reference) for s in scores(log))
-    assert by_number == [(0, "scorer-0", 0), (1, "scorer-1", 0), (2, "scorer-0", 0), (3, "scorer-1", 3), (4, "scorer-0", 3)]
-    assert log.committed("scorer-0") == {("batches", 0): 5} and log.committed("scorer-1") == {("batches", 0): 4}
+    assert by_number == [
+        (0, "scorer-0", 0),
+        (1, "scorer-1", 0),
+        (2, "scorer-0", 0),
+        (3, "scorer-1", 3),
+        (4, "scorer-0", 3),
+    ]
+    assert log.committed("scorer-0") == {("batches", 0): 5} and log.committed("scorer-1") == {
+        ("batches", 0): 4
+    }
     behind_the_last = log.end("scores", 0) - 1  # there is a marker
-    assert log.committed("learner-lead") == {("batches", 0): BATCHES, ("scores", 0): behind_the_last}
+    assert log.committed("learner-lead") == {
+        ("batches", 0): BATCHES,
+        ("scores", 0): behind_the_last,
+    }
     assert scores(made["learner"][1]) == []
 
 
@@ -169,24 +191,38 @@ def test_the_scores_are_the_learners_own_logprobs_bit_for_bit(made: Made):
     with updater.training():
         first = model.load(Path(run.model.path), run.model.max_seq_len)
         for record in [s for s in scores(log) if s.reference == 0]:
-            own = by_token(batch(record.number), updater.scores(first, expand(batch(record.number))))
-            assert record.logprobs.tobytes() == own.tobytes() and np.count_nonzero(own) == len(own) == record.tokens
+            own = by_token(
+                batch(record.number), updater.scores(first, expand(batch(record.number)))
+            )
+            assert (
+                record.logprobs.tobytes() == own.tobytes()
+                and np.count_nonzero(own) == len(own) == record.tokens
+            )
 
 
 def test_it_is_replayed_from_the_recorded_scores_or_the_reference_again(made: Made):
-    """From the beginning, and from the checkpoint of version 4, whose next batch is measured from version 3. A pool's replay asks no model."""
+    """From the beginning, and from the checkpoint of version 4, whose next batch is measured from
+    version 3. A pool's replay asks no model.
+    """
     for by, (run, log) in made.items():
         result = compare(announcements(log, "lead"), retrained(run, log))
         assert (result.difference, result.identical) == ("", BATCHES + 1), by
         assert [p.sha256 for p in retrained(run, log, 4)] == hashes(log)[4:]
         with recomputed(run, log, 3) as policy:
-            assert (policy.reference is None) == (by == "pool") and policy.position.sha256 == hashes(log)[3]
+            assert (policy.reference is None) == (
+                by == "pool"
+            ) and policy.position.sha256 == hashes(log)[3]
 
 
 def test_killed_workers_and_a_killed_learner_lose_nothing(made: Made, tmp_path: Path):
-    """Worker 1 is not there at first; worker 0 goes after batch 0, the learner after version 1. Their next lives do the rest, each batch once."""
+    """Worker 1 is not there at first; worker 0 goes after batch 0, the learner after version 1.
+    Their next lives do the rest, each batch once.
+    """
     run, kept = made["pool"]
-    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0), batch(1), batch(2))
+    run, log = (
+        run.model_copy(update={"runs_dir": str(tmp_path)}),
+        a_log(batch(0), batch(1), batch(2)),
+    )
     with scoring(run, log, 0) as (zero,), learning(run, log) as life:
         life.until(lambda: trained(log) == 1)
         zero.until(lambda: len(scores(log)) == 2)  # ahead of batch 1, which nobody has scored
@@ -208,7 +244,11 @@ def test_a_run_goes_on_with_another_number_of_workers(made: Made, tmp_path: Path
     three = run.model_copy(update={"scorer": run.scorer.model_copy(update={"replicas": 3})})
     lived(three, log, 3)
     assert hashes(log) == hashes(kept)
-    assert [(s.number, s.scorer) for s in sorted(scores(log)[4:], key=lambda s: s.number)] == [(2, "scorer-2"), (3, "scorer-0"), (4, "scorer-1")]
+    assert [(s.number, s.scorer) for s in sorted(scores(log)[4:], key=lambda s: s.number)] == [
+        (2, "scorer-2"),
+        (3, "scorer-0"),
+        (4, "scorer-1"),
+    ]
 
 
 def test_the_store_keeps_the_version_that_batches_are_measured_from(made: Made):
@@ -220,7 +260,14 @@ def test_the_store_keeps_the_version_that_batches_are_measured_from(made: Made):
 def test_scores_of_another_reference_are_trained_on_as_they_are(made: Made, tmp_path: Path):
     run, kept = made["pool"]
     run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
-    publish(log, Output("scores", "0", msgspec.structs.replace(scores(kept)[0], number=0, scorer="scorer-0", reference=7)))
+    publish(
+        log,
+        Output(
+            "scores",
+            "0",
+            msgspec.structs.replace(scores(kept)[0], number=0, scorer="scorer-0", reference=7),
+        ),
+    )
     with learning(run, log) as life:  # learner.reference was another one when it was scored
         life.until(lambda: len(announcements(log, "lead")) == 2)
 
@@ -228,7 +275,16 @@ def test_scores_of_another_reference_are_trained_on_as_they_are(made: Made, tmp_
 def test_scores_of_another_number_of_tokens_cost_the_step(made: Made, tmp_path: Path):
     run, _ = made["pool"]
     run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
-    publish(log, Output("scores", "0", Scores(number=0, scorer="scorer-0", reference=0, tokens=1, logprobs=np.zeros(1, np.float32))))
+    publish(
+        log,
+        Output(
+            "scores",
+            "0",
+            Scores(
+                number=0, scorer="scorer-0", reference=0, tokens=1, logprobs=np.zeros(1, np.float32)
+            ),
+        ),
+    )
     with learning(run, log) as life:
         life.until(lambda: len(versions(log)) == 2)
     assert [record.skipped for record in versions(log)] == [False, True]
@@ -246,18 +302,28 @@ def test_another_instance_takes_over(made: Made, tmp_path: Path):
 
 def test_a_worker_without_work_is_refused(tiny: Path, tmp_path: Path):
     error = Worker(run_of(tmp_path, tiny, "learner"), a_log(), 0).end()
-    assert isinstance(error, ConfigError) and str(error).startswith("learner.reference.by is learner: nobody would read the scores")
+    assert isinstance(error, ConfigError) and str(error).startswith(
+        "learner.reference.by is learner: nobody would read the scores"
+    )
     error = Worker(run_of(tmp_path, tiny, "pool"), a_log(), 2).end()
-    assert isinstance(error, ConfigError) and str(error) == "--worker 2: scorer.replicas is 2, so the last worker is 1"
+    assert (
+        isinstance(error, ConfigError)
+        and str(error) == "--worker 2: scorer.replicas is 2, so the last worker is 1"
+    )
 
 
 def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
     run, log = made["pool"]
-    with pytest.raises(ConfigError, match="^--set learner.reference: the pool, if the run has one, scores under the run's own"):
+    with pytest.raises(
+        ConfigError,
+        match="^--set learner.reference: the pool, if the run has one, scores under the run's own",
+    ):
         learner.settings_of(run, "second", None, ("learner.reference.every=1",))
     with pytest.raises(ConfigError, match="^--set learner.reference: the pool"):
         learner.settings_of(made["learner"][0], "second", None, ("learner.reference.by=pool",))
-    assert learner.settings_of(run, "second", None, ("learner.loss=grpo", "learner.correction.weights=token")).learner.pooled
+    assert learner.settings_of(
+        run, "second", None, ("learner.loss=grpo", "learner.correction.weights=token")
+    ).learner.pooled
     with learning(run, log, "second") as life:
         life.until(lambda: len(announcements(log, "second")) == BATCHES + 1)
     assert list(announcements(log, "second").values()) == hashes(log)
@@ -265,7 +331,9 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
         life.until(lambda: len(announcements(log, "third")) == BATCHES + 1 - 3)
     assert list(announcements(log, "third").values()) == hashes(log)[3:]
     error = Life(run, log, "fourth", 4, ("learner.reference.by=learner",)).end()
-    assert isinstance(error, ConfigError) and str(error).startswith("checkpoint 4 holds no reference of version 3: it was made under another")
+    assert isinstance(error, ConfigError) and str(error).startswith(
+        "checkpoint 4 holds no reference of version 3: it was made under another"
+    )
 
 
 def test_a_model_of_its_own_is_the_reference(tiny: Path, tmp_path: Path):

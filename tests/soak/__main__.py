@@ -1,4 +1,6 @@
-"""`python -m tests.soak`: half an hour of a hundred producers, and what came of it. Exit code 1 when something was lost, grew or stood still."""
+"""`python -m tests.soak`: half an hour of a hundred producers, and what came of it. Exit code 1
+when something was lost, grew or stood still.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,35 @@ from tests.soak.verdict import verdict
 
 
 @click.command()
-@click.option("--minutes", type=click.FloatRange(0.5), default=30.0, show_default=True, help="Of production; start, end and account come on top.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.5),
+    default=30.0,
+    show_default=True,
+    help="Of production; start, end and account come on top.",
+)
 @click.option("--envs", type=click.IntRange(8), default=100, show_default=True, help="Producers.")
-@click.option("--dir", "directory", type=click.Path(path_type=Path), default=Path("runs/soak"), show_default=True, help="Of the run.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("runs/soak"),
+    show_default=True,
+    help="Of the run.",
+)
 def main(minutes: float, envs: int, directory: Path) -> None:
     """Let a run go on for long while things go wrong, then account for everything."""
-    logging.getLogger().addHandler(logging.NullHandler())  # ends are expected here; the parts have logs of their own
+    # ends are expected here; the parts have logs of their own
+    logging.getLogger().addHandler(logging.NullHandler())
     signal.signal(signal.SIGTERM, interrupt)
     run = known.run_file(directory.absolute(), envs)
     try:
-        with shown(f"soak, {minutes:g} min", Console(stderr=True)) as progress, soaked(run, minutes * 60, progress) as (soak, log):
-            (run.directory / "seen.json").write_text(json.dumps(asdict(soak.seen)))  # for whoever asks again what the account leaves out
+        with (
+            shown(f"soak, {minutes:g} min", Console(stderr=True)) as progress,
+            soaked(run, minutes * 60, progress) as (soak, log),
+        ):
+            # for whoever asks again what the account leaves out
+            (run.directory / "seen.json").write_text(json.dumps(asdict(soak.seen)))
             said = report(run, soak.seen, soak.steps(), verdict(log, run))
     except Stuck as error:
         sys.exit(f"soak: {error}; see {run.directory / 'logs'}")

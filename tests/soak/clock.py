@@ -1,4 +1,6 @@
-"""A clock that can be set wrong: an offset in a file that all processes of a run map, added to Python's time and to the timestamps of records."""
+"""A clock that can be set wrong: an offset in a file that all processes of a run map, added to
+Python's time and to the timestamps of records.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Clock:
 
 
 def follow(clock: Clock) -> None:
-    """From now on this process goes by that clock. To be called before anything of streamrl is imported that keeps `time.time` for later."""
+    """From now on this process goes by that clock. To be called before anything of streamrl is
+    imported that keeps `time.time` for later.
+    """
     now = time.time
     time.time = lambda: now() + clock.offset_s
 
@@ -37,7 +41,9 @@ def follow(clock: Clock) -> None:
 
     produce = kafka.produce
 
-    def stamped(producer: Any, prefix: str, message: Any, on_delivery: Any = None, timestamp_ms: int = 0) -> None:
+    def stamped(
+        producer: Any, prefix: str, message: Any, on_delivery: Any = None, timestamp_ms: int = 0
+    ) -> None:
         produce(producer, prefix, message, on_delivery, timestamp_ms or round(time.time() * 1000))
 
     kafka.produce = stamped

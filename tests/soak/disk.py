@@ -1,4 +1,6 @@
-"""The disk under the weight store: a small one of its own where one may be mounted; elsewhere the learner writes to /dev/full while it is full."""
+"""The disk under the weight store: a small one of its own where one may be mounted; elsewhere the
+learner writes to /dev/full while it is full.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ BALLAST = "ballast"
 
 
 class Disk:
-    """Mounted at `path` of a run's directory as long as the soak lasts. Either way it is the kernel that says ENOSPC."""
+    """Mounted at `path` of a run's directory as long as the soak lasts. Either way it is the kernel
+    that says ENOSPC.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._flag = path, path.parent / FULL

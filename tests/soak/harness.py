@@ -1,4 +1,6 @@
-"""Runs a soak: starts everybody, does to them what is planned, notes what it sees, lets the run come to rest."""
+"""Runs a soak: starts everybody, does to them what is planned, notes what it sees, lets the run
+come to rest.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from tests.waiting import patience
 
 PATIENCE_S = 120.0  # for whatever must come
 SAMPLES = 400  # of each process, over the whole time, at least 0.5 s and at most 5 s apart
-BROKER_AT, DISK_AT = (0.08, 0.16), 0.24  # parts of the time; what ends processes comes in its first third, the memory is looked at after that
+# parts of the time; what ends processes comes in its first third, the memory is looked at after
+# that
+BROKER_AT, DISK_AT = (0.08, 0.16), 0.24
 DISK_FRAC, DISK_S = 0.08, 20.0  # how long the disk is full: the smaller of the two
 CLOCK_AT = (0.5, 0.75)  # an hour forward, and back
 MEMORY_SINCE = 1 / 3
@@ -49,17 +53,31 @@ class Seen:
     samples: list[Sample] = field(default_factory=list[Sample])
     said: str = ""  # by the learner, of the full disk
     own_disk: bool = False
-    ends: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # exit codes of every end that nobody asked for, by process
+    # exit codes of every end that nobody asked for, by process
+    ends: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
 
 class Soak:
     """A run and whoever works on it. From the main thread only: nothing outlives it."""
 
     def __init__(self, run: RunFile) -> None:
-        self.run, self.clock, self.disk = run, Clock(run.directory / CLOCK), Disk(run.directory / "weights")
-        environment = {name: value for name, value in os.environ.items() if name != "STREAMRL_KAFKA"}
-        self.supervisor = Supervisor(run.directory / "logs", {**environment, "PYTHONPATH": str(ROOT)})
-        self.seen, self._wanted, self._next_sample_s, self._sample_s = Seen(own_disk=self.disk.own), [BROKER], 0.0, 5.0
+        self.run, self.clock, self.disk = (
+            run,
+            Clock(run.directory / CLOCK),
+            Disk(run.directory / "weights"),
+        )
+        environment = {
+            name: value for name, value in os.environ.items() if name != "STREAMRL_KAFKA"
+        }
+        self.supervisor = Supervisor(
+            run.directory / "logs", {**environment, "PYTHONPATH": str(ROOT)}
+        )
+        self.seen, self._wanted, self._next_sample_s, self._sample_s = (
+            Seen(own_disk=self.disk.own),
+            [BROKER],
+            0.0,
+            5.0,
+        )
         self._watched: dict[int, psutil.Process] = {}
 
     def close(self) -> None:
@@ -68,23 +86,40 @@ class Soak:
         finally:
             self.disk.close()
 
-    # ---- supervision, as `streamrl up` does it ----------------------------------------------------------------------------------------------
+    # ---- supervision, as `streamrl up` does it
+    # ----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Start what is not running, and look at what is."""
         observed = self.supervisor.observe()
         for action in decide(self.run.orchestrator, self._wanted, observed, time.monotonic()):
             if isinstance(action, GiveUp):
-                raise Stuck(f"{action.name} is not started again: {action.reason}; it said: {self.supervisor.last_line(action.name)}")
+                raise Stuck(
+                    f"{action.name} is not started again: {action.reason}; it said: {self.supervisor.last_line(action.name)}"
+                )
             self.supervisor.start(action.name, self._command(action.name))
-        self.seen.ends.update({name: [end.exit_code for end in part.ends] for name, part in observed.items() if part.ends})
+        self.seen.ends.update(
+            {
+                name: [end.exit_code for end in part.ends]
+                for name, part in observed.items()
+                if part.ends
+            }
+        )
         if self.seen.started_s and time.monotonic() >= self._next_sample_s:
             self._next_sample_s = time.monotonic() + self._sample_s
             self.sample()
 
     def _command(self, name: str) -> list[str]:
         file = str(self.run.directory / directory.RUN_FILE)
-        return [sys.executable, "-m", *(("streamrl.cli", BROKER, file) if name == BROKER else ("tests.soak.part", file, name))]
+        return [
+            sys.executable,
+            "-m",
+            *(
+                ("streamrl.cli", BROKER, file)
+                if name == BROKER
+                else ("tests.soak.part", file, name)
+            ),
+        ]
 
     def rest_until(self, moment_s: float) -> None:
         """Until so long after the beginning."""
@@ -97,20 +132,35 @@ class Soak:
         while not true():
             self.tick()
             if time.monotonic() > deadline:
-                lines = "; ".join(f"{name}: {self.supervisor.last_line(name)}" for name in self._wanted if self.supervisor.has(name))
-                raise Stuck(f"within {patience(limit_s):.0f} s it did not come to this: {what} ({lines})")
+                lines = "; ".join(
+                    f"{name}: {self.supervisor.last_line(name)}"
+                    for name in self._wanted
+                    if self.supervisor.has(name)
+                )
+                raise Stuck(
+                    f"within {patience(limit_s):.0f} s it did not come to this: {what} ({lines})"
+                )
             time.sleep(TICK_S * 5)
 
     def sample(self) -> None:
         """Memory and processor time of every process."""
         found = broker.find(broker.home_of(self.run))
-        pids = {name: self.supervisor.pid(name) for name in self._wanted if name != BROKER and self.supervisor.has(name)}
-        for name, pid in {**pids, **({"broker (Kafka)": found.process.pid} if found else {})}.items():
+        pids = {
+            name: self.supervisor.pid(name)
+            for name in self._wanted
+            if name != BROKER and self.supervisor.has(name)
+        }
+        for name, pid in {
+            **pids,
+            **({"broker (Kafka)": found.process.pid} if found else {}),
+        }.items():
             with contextlib.suppress(psutil.Error):
                 process = self._watched.setdefault(pid, psutil.Process(pid))
                 spent, size = process.cpu_times(), process.memory_info().rss
                 now_s = time.monotonic() - self.seen.started_s
-                self.seen.samples.append(Sample(now_s, name, pid, size / 2**20, spent.user + spent.system))
+                self.seen.samples.append(
+                    Sample(now_s, name, pid, size / 2**20, spent.user + spent.system)
+                )
 
     def steps(self) -> list[float]:
         """When each batch came to the learner, monotonic."""
@@ -119,7 +169,8 @@ class Soak:
     def answers(self) -> bool:
         return broker.running(broker.home_of(self.run)) is not None
 
-    # ---- what is done to it -----------------------------------------------------------------------------------------------------------------
+    # ---- what is done to it
+    # -----------------------------------------------------------------------------------------------------------------
 
     def start(self, seconds: float) -> None:
         self._sample_s = min(max(seconds / SAMPLES, 0.5), 5.0)
@@ -130,7 +181,9 @@ class Soak:
         self.seen.started_s = time.monotonic()
 
     def happen(self, what: str, over: Callable[[], object]) -> None:
-        """Note an incident whose cause is gone once `over` has returned, and wait for the batch after it."""
+        """Note an incident whose cause is gone once `over` has returned, and wait for the batch
+        after it.
+        """
         start_s = time.monotonic()
         over()
         self.seen.incidents.append(Incident(what, start_s, over_s := time.monotonic()))
@@ -150,7 +203,10 @@ class Soak:
         before = log.stat().st_size
         self.disk.fill()
         try:
-            self.until(lambda: self.find_said(log, before), "the learner says that the weight store is full")
+            self.until(
+                lambda: self.find_said(log, before),
+                "the learner says that the weight store is full",
+            )
             self.rest_until(start_s + seconds - self.seen.started_s)
         finally:
             self.disk.clear()
@@ -167,10 +223,17 @@ class Soak:
         return bool(self.seen.said)
 
     def go_through(self, seconds: float, progress: Report) -> None:
-        """All that is planned, in its order. What something takes comes on top of the time: what is planned behind it keeps its distance."""
+        """All that is planned, in its order. What something takes comes on top of the time: what is
+        planned behind it keeps its distance.
+        """
         plan: list[tuple[float, Callable[[], object]]] = [
             *((at, lambda: self.happen("broker killed", self.restart_broker)) for at in BROKER_AT),
-            (DISK_AT, lambda: self.happen("weight store full", lambda: self.fill_disk(min(DISK_S, seconds * DISK_FRAC)))),
+            (
+                DISK_AT,
+                lambda: self.happen(
+                    "weight store full", lambda: self.fill_disk(min(DISK_S, seconds * DISK_FRAC))
+                ),
+            ),
             (CLOCK_AT[0], lambda: self.set_clock(STEP_S)),
             (CLOCK_AT[1], lambda: self.set_clock(0.0)),
             (1.0, lambda: None),
@@ -183,10 +246,13 @@ class Soak:
             taken_s += time.monotonic() - before_s
             progress(number + 1, len(plan))
 
-    # ---- the end ----------------------------------------------------------------------------------------------------------------------------
+    # ---- the end
+    # ----------------------------------------------------------------------------------------------------------------------------
 
     def drain(self, log: KafkaLog) -> None:
-        """The producers stop, the others work off what there is, then everybody but the broker stops."""
+        """The producers stop, the others work off what there is, then everybody but the broker
+        stops.
+        """
         self.seen.seconds = time.monotonic() - self.seen.started_s
         self.stop([name for name in known.parts() if name.startswith("env-")])
         self.until(lambda: all_read(log, self.run), "the buffer has read every rollout")
@@ -201,12 +267,20 @@ class Soak:
 def all_read(log: KafkaLog, run: RunFile) -> bool:
     """Has the buffer taken every rollout? Behind the last one lies the marker of its transaction."""
     done = log.committed("buffer")
-    return all(log.end(f"rollouts.{env}", p) - done.get((f"rollouts.{env}", p), 0) <= 1 for env in run.envs for p in range(run.topics.partitions))
+    return all(
+        log.end(f"rollouts.{env}", p) - done.get((f"rollouts.{env}", p), 0) <= 1
+        for env in run.envs
+        for p in range(run.topics.partitions)
+    )
 
 
 @contextlib.contextmanager
-def soaked(run: RunFile, seconds: float, progress: Report = silent) -> Iterator[tuple[Soak, KafkaLog]]:
-    """A run that has gone through all of it and come to rest. Its broker is up for as long as the block lasts."""
+def soaked(
+    run: RunFile, seconds: float, progress: Report = silent
+) -> Iterator[tuple[Soak, KafkaLog]]:
+    """A run that has gone through all of it and come to rest. Its broker is up for as long as the
+    block lasts.
+    """
     with directory.take(run, fresh=True):
         soak = Soak(run)
         try:

@@ -1,4 +1,6 @@
-"""What a soak run consists of. Rollouts are those of `tests/chaos/known.py`: a function of env, problem and sample."""
+"""What a soak run consists of. Rollouts are those of `tests/chaos/known.py`: a function of env,
+problem and sample.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,24 @@ KEEP_VERSIONS = 4
 
 
 def run_file(directory: Path, envs: int) -> RunFile:
-    """`envs` producers, each with the same share. What one cannot supply the others fill in: one of them never sends anything."""
+    """`envs` producers, each with the same share. What one cannot supply the others fill in: one of
+    them never sends anything.
+    """
     steady = [f"env{i}" for i in range(envs - 4)]
     settings = {
         "run": directory.name,
         "runs_dir": str(directory.parent),
-        "envs": {name: {"fraction": round(1 / envs - 1e-6, 6)} for name in (*steady, *BURSTY, SILENT, RUBBISH)},
+        "envs": {
+            name: {"fraction": round(1 / envs - 1e-6, 6)}
+            for name in (*steady, *BURSTY, SILENT, RUBBISH)
+        },
         "buffer": {"group_size": GROUP_SIZE, "min_group_size": 2, "max_age": 2},
-        "batcher": {"total_token_budget": envs * GROUP_TOKENS, "max_seq_len": MAX_SEQ_LEN, "lookahead": 1, "on_shortage": "spill"},
+        "batcher": {
+            "total_token_budget": envs * GROUP_TOKENS,
+            "max_seq_len": MAX_SEQ_LEN,
+            "lookahead": 1,
+            "on_shortage": "spill",
+        },
         "model": {"max_seq_len": MAX_SEQ_LEN},
         "weights": {"keep_versions": KEEP_VERSIONS},
     }

@@ -23,11 +23,15 @@ from tests.chaos.learner import CHECKPOINT_EVERY, Checkpoint, load, save
 from tests.soak import known
 from tests.soak.disk import FULL, is_full
 
-STEPS = "steps"  # file in the run's directory: a line for each batch that came for the first time, with its number and the time (monotonic, s)
+# file in the run's directory: a line for each batch that came for the first time, with its number
+# and the time (monotonic, s)
+STEPS = "steps"
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Train until `stop` is set. Raises WeightError when the store is full, VersionMismatch when a version does not come out the same again."""
+    """Train until `stop` is set. Raises WeightError when the store is full, VersionMismatch when a
+    version does not come out the same again.
+    """
     file = run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{run.learner.name}", "policy-versions")
     announced = announcements(log, run.learner.name)
@@ -63,10 +67,18 @@ def publish(run: RunFile, writer: Writer, announced: dict[int, str], here: Check
     stored = store.put(here.version, write, known.WEIGHTS_BYTES)
     if here.version in announced:
         if stored.sha256 != announced[here.version]:
-            raise VersionMismatch(f"version {here.version} was announced as {announced[here.version][:12]} and now is {stored.sha256[:12]}")
+            raise VersionMismatch(
+                f"version {here.version} was announced as {announced[here.version][:12]} and now is {stored.sha256[:12]}"
+            )
         return
     batch = here.version - 1 if here.version else None
-    record = PolicyVersion(learner=run.learner.name, version=here.version, batch=batch, time_s=time.time(), **stored._asdict())
+    record = PolicyVersion(
+        learner=run.learner.name,
+        version=here.version,
+        batch=batch,
+        time_s=time.time(),
+        **stored._asdict(),
+    )
     writer.commit([to_message(Output("policy-versions", run.learner.name, record))])
     writer.mark({("batches", 0): here.offset})
     announced[here.version] = stored.sha256

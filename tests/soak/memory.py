@@ -1,5 +1,6 @@
-"""Is a process's memory flat? From samples of its resident size: the slope is the median of the slopes between any two, so that one that is off
-counts for nothing (Theil 1950; Sen 1968)."""
+"""Is a process's memory flat? From samples of its resident size: the slope is the median of the
+slopes between any two, so that one that is off counts for nothing (Theil 1950; Sen 1968).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEAST_MIB, SHARE = 6.0, 0.05  # growth over the time looked at that is no growth: the larger of the two, the second of what the process has
+# growth over the time looked at that is no growth: the larger of the two, the second of what the
+# process has
+LEAST_MIB, SHARE = 6.0, 0.05
 AT_MOST = 600  # samples between which slopes are taken
 
 
@@ -33,23 +36,38 @@ class Memory(NamedTuple):
 
 
 def slope(times_s: np.ndarray, values: np.ndarray) -> float:
-    """Median of (v_j - v_i) / (t_j - t_i) over all i < j. `times_s`, `values`: (n,) float64, times ascending, n >= 2. Sen, 1968."""
+    """Median of (v_j - v_i) / (t_j - t_i) over all i < j. `times_s`, `values`: (n,) float64, times
+    ascending, n >= 2. Sen, 1968.
+    """
     i, j = np.triu_indices(len(times_s), 1)
     return float(np.median((values[j] - values[i]) / (times_s[j] - times_s[i])))
 
 
 def memory(samples: Iterable[Sample], process: str, since_s: float) -> Memory:
-    """Of the last process of that name, from `since_s` on. Raises ValueError when there are fewer than two samples of it."""
+    """Of the last process of that name, from `since_s` on. Raises ValueError when there are fewer
+    than two samples of it.
+    """
     mine = [sample for sample in samples if sample.process == process and sample.time_s >= since_s]
     last = [sample for sample in mine if sample.pid == mine[-1].pid]
     if len(last) < 2:
         raise ValueError(f"{process}: {len(last)} samples since {since_s:.0f} s; it takes two")
     last = last[:: -(-len(last) // AT_MOST)]
-    times_s, sizes = np.array([sample.time_s for sample in last]), np.array([sample.rss_mib for sample in last])
+    times_s, sizes = (
+        np.array([sample.time_s for sample in last]),
+        np.array([sample.rss_mib for sample in last]),
+    )
     per_s = slope(times_s, sizes)
     growth = per_s * float(times_s[-1] - times_s[0])
     flat = growth <= max(LEAST_MIB, SHARE * float(np.median(sizes)))
-    return Memory(process, len({sample.pid for sample in mine}), last[0].rss_mib, last[-1].rss_mib, per_s * 3600, growth, flat)
+    return Memory(
+        process,
+        len({sample.pid for sample in mine}),
+        last[0].rss_mib,
+        last[-1].rss_mib,
+        per_s * 3600,
+        growth,
+        flat,
+    )
 
 
 def cores(samples: Iterable[Sample]) -> float:

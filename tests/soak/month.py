@@ -1,8 +1,9 @@
-"""A month of a run in less than an hour: `make month`. The real loop of buffer and batcher (`worker.run`) over a log in memory, a simulated clock, a
-million batches.
+"""A month of a run in less than an hour: `make month`. The real loop of buffer and batcher
+(`worker.run`) over a log in memory, a simulated clock, a million batches.
 
-What retention would delete is deleted, journals too once they are counted. By tenths of the run: memory of the process, processor time a batch, bytes
-of the journals, size of the snapshots, and whether the parts, stopped and started, were where they had been. Exit code 1 when any of it grows.
+What retention would delete is deleted, journals too once they are counted. By tenths of the run:
+memory of the process, processor time a batch, bytes of the journals, size of the snapshots, and
+whether the parts, stopped and started, were where they had been. Exit code 1 when any of it grows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ TENTHS = 10
 AT_ONCE = 32  # batches whose rollouts and versions lie in the log at a time
 KEPT = 10  # times as much as that; retention deletes what is older
 GROWTH_MIB = 8.0  # from the second tenth to the last
-GROWTH = 1.3  # of processor time a batch, and of journal bytes, from the mean of the second and third tenth to the last
+# of processor time a batch, and of journal bytes, from the mean of the second and third tenth to
+# the last
+GROWTH = 1.3
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,21 @@ class Retained(MemoryLog):
         return offsets
 
     def expire(self) -> None:
-        """Delete what lay in the log KEPT calls ago; of journals what the last snapshot makes superfluous."""
+        """Delete what lay in the log KEPT calls ago; of journals what the last snapshot makes
+        superfluous.
+        """
         there = self.topics()
-        self._ends.append(self.ends([(topic, 0) for topic in there if not topic.startswith("journal.")]))
+        self._ends.append(
+            self.ends([(topic, 0) for topic in there if not topic.startswith("journal.")])
+        )
         if len(self._ends) > KEPT:
             self.delete_before(self._ends.pop(0))
         for topic in there:
-            if topic.startswith("journal.") and (last := newest(self, topic, JournalEntry)) and last.snapshot_offset > 0:
+            if (
+                topic.startswith("journal.")
+                and (last := newest(self, topic, JournalEntry))
+                and last.snapshot_offset > 0
+            ):
                 self.delete_before({(topic, 0): last.snapshot_offset})
 
 
@@ -89,7 +100,13 @@ def run_of(envs: int) -> RunFile:
         {
             "run": "month",
             "envs": {f"env-{i}": {} for i in range(envs)},
-            "buffer": {"group_size": 2, "min_group_size": 2, "max_age": 2 * AT_ONCE, "remember_versions": 3 * AT_ONCE, "max_invalid_frac": 1},
+            "buffer": {
+                "group_size": 2,
+                "min_group_size": 2,
+                "max_age": 2 * AT_ONCE,
+                "remember_versions": 3 * AT_ONCE,
+                "max_invalid_frac": 1,
+            },
             "batcher": {"total_token_budget": 10, "max_seq_len": 10, "lookahead": 1},
             "model": {"max_seq_len": 10},
         }
@@ -97,13 +114,24 @@ def run_of(envs: int) -> RunFile:
 
 
 def topics_of(run: RunFile) -> dict[str, int]:
-    one = ("policy-versions", "batches", "demand", "fates", "metrics", "journal.buffer", "journal.batcher", "dead-letters.policy-versions")
+    one = (
+        "policy-versions",
+        "batches",
+        "demand",
+        "fates",
+        "metrics",
+        "journal.buffer",
+        "journal.batcher",
+        "dead-letters.policy-versions",
+    )
     by_env = ("rollouts", "groups", "dead-letters.rollouts", "dead-letters.groups")
     return dict.fromkeys((*one, *(f"{kind}.{env}" for kind in by_env for env in run.envs)), 1)
 
 
 def inputs(run: RunFile, first: int) -> Iterator[Message]:
-    """The rollouts of AT_ONCE batches that version `first` sampled, every hundredth of them a failed one, then the versions made of them."""
+    """The rollouts of AT_ONCE batches that version `first` sampled, every hundredth of them a
+    failed one, then the versions made of them.
+    """
     envs = list(run.envs)
     for number in range(first, first + AT_ONCE):
         env = envs[number % len(envs)]
@@ -115,13 +143,19 @@ def inputs(run: RunFile, first: int) -> Iterator[Message]:
                 record = rollout(env, f"f{number}", i, first, failure="no server answered")
                 yield to_message(Output(f"rollouts.{env}", record.group_id, record))
     for version in range(first + 1, first + AT_ONCE + 1):
-        record = PolicyVersion(learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=version - 1)
+        record = PolicyVersion(
+            learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=version - 1
+        )
         yield to_message(Output("policy-versions", "lead", record))
 
 
 @contextmanager
-def living(log: Retained, parts: Sequence[Part[Any, Any]], clock: Any) -> Iterator[list[BaseException]]:
-    """The parts, each in a thread, until the end of the block; then told to stop. What ended one is in the list."""
+def living(
+    log: Retained, parts: Sequence[Part[Any, Any]], clock: Any
+) -> Iterator[list[BaseException]]:
+    """The parts, each in a thread, until the end of the block; then told to stop. What ended one is
+    in the list.
+    """
     stop, errors = threading.Event(), list[BaseException]()
 
     def live(part: Part[Any, Any]) -> None:
@@ -154,8 +188,18 @@ def watched(part: Part[Any, Any], states: dict[str, Any]) -> Part[Any, Any]:
 def month(batches: int, envs: int) -> Iterator[Tenth]:
     run = run_of(envs)
     at_the_end = dict[str, Any]()  # the state of each part after its last step
-    log, parts, now = Retained(topics_of(run)), [watched(part, at_the_end) for part in (buffer.part(run), batcher.part(run))], [0.0]
-    first_version = to_message(Output("policy-versions", "lead", PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256="")))
+    log, parts, now = (
+        Retained(topics_of(run)),
+        [watched(part, at_the_end) for part in (buffer.part(run), batcher.part(run))],
+        [0.0],
+    )
+    first_version = to_message(
+        Output(
+            "policy-versions",
+            "lead",
+            PolicyVersion(learner="lead", version=0, uri="", size_bytes=0, sha256=""),
+        )
+    )
     log.append([first_version], marker=False)
     made, process = 0, psutil.Process()
     for tenth in range(1, TENTHS + 1):
@@ -177,7 +221,14 @@ def month(batches: int, envs: int) -> Iterator[Tenth]:
         frozen = [freeze(restore(log, part)[0].state) for part in parts]
         same = frozen == [freeze(at_the_end[part.name]) for part in parts]
         snapshot_bytes = sum(map(len, frozen))
-        yield Tenth(made - before, process.memory_info().rss / 2**20, batch_us, log.journal_bytes - before_bytes, snapshot_bytes, same)
+        yield Tenth(
+            made - before,
+            process.memory_info().rss / 2**20,
+            batch_us,
+            log.journal_bytes - before_bytes,
+            snapshot_bytes,
+            same,
+        )
 
 
 def grown(tenths: Sequence[Tenth], slower: float = GROWTH) -> list[str]:
@@ -186,7 +237,11 @@ def grown(tenths: Sequence[Tenth], slower: float = GROWTH) -> list[str]:
     said = list[str]()
     if last.rss_mib - second.rss_mib > GROWTH_MIB:
         said.append(f"memory grew from {second.rss_mib:.0f} to {last.rss_mib:.0f} MiB")
-    for name, factor in (("batch_us", slower), ("journal_bytes", GROWTH), ("snapshot_bytes", GROWTH)):
+    for name, factor in (
+        ("batch_us", slower),
+        ("journal_bytes", GROWTH),
+        ("snapshot_bytes", GROWTH),
+    ):
         usual = (getattr(second, name) + getattr(third, name)) / 2
         if getattr(last, name) > factor * usual:
             said.append(f"{name} grew from {usual:,.0f} to {getattr(last, name):,.0f}")
@@ -196,7 +251,9 @@ def grown(tenths: Sequence[Tenth], slower: float = GROWTH) -> list[str]:
 
 
 @click.command()
-@click.option("--batches", type=click.IntRange(10 * TENTHS * AT_ONCE), default=1_000_000, show_default=True)
+@click.option(
+    "--batches", type=click.IntRange(10 * TENTHS * AT_ONCE), default=1_000_000, show_default=True
+)
 @click.option("--envs", type=click.IntRange(1), default=100, show_default=True)
 def main(batches: int, envs: int) -> None:
     """A month of a run through the real steps, and what of it grows."""
@@ -204,16 +261,37 @@ def main(batches: int, envs: int) -> None:
     console, tenths = Console(), list[Tenth]()
     for tenth in month(batches, envs):
         tenths.append(tenth)
-        print(f"{len(tenths)}/{TENTHS}: {tenth.batch_us:.0f} us a batch, {tenth.rss_mib:.0f} MiB", file=sys.stderr)
-    table = Table("tenth", "batches", "memory MiB", "us a batch", "journal bytes", "snapshot bytes", "same after a restart", box=None)
+        print(
+            f"{len(tenths)}/{TENTHS}: {tenth.batch_us:.0f} us a batch, {tenth.rss_mib:.0f} MiB",
+            file=sys.stderr,
+        )
+    table = Table(
+        "tenth",
+        "batches",
+        "memory MiB",
+        "us a batch",
+        "journal bytes",
+        "snapshot bytes",
+        "same after a restart",
+        box=None,
+    )
     for column in table.columns:
         column.justify = "right"
     for number, tenth in enumerate(tenths, 1):
-        values = f"{tenth.batches:,}", f"{tenth.rss_mib:.1f}", f"{tenth.batch_us:.0f}", f"{tenth.journal_bytes:,}", f"{tenth.snapshot_bytes:,}"
+        values = (
+            f"{tenth.batches:,}",
+            f"{tenth.rss_mib:.1f}",
+            f"{tenth.batch_us:.0f}",
+            f"{tenth.journal_bytes:,}",
+            f"{tenth.snapshot_bytes:,}",
+        )
         table.add_row(str(number), *values, "yes" if tenth.same else "NO")
     console.print(table)
     said = grown(tenths)
-    console.print("; ".join(said) or f"flat over {sum(tenth.batches for tenth in tenths):,} batches of {envs} envs")
+    console.print(
+        "; ".join(said)
+        or f"flat over {sum(tenth.batches for tenth in tenths):,} batches of {envs} envs"
+    )
     sys.exit(1 if said else 0)
 
 

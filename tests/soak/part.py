@@ -1,4 +1,6 @@
-"""One process of a soak run: `python -m tests.soak.part RUN.yaml NAME`. Buffer and batcher are the commands that everybody runs."""
+"""One process of a soak run: `python -m tests.soak.part RUN.yaml NAME`. Buffer and batcher are the
+commands that everybody runs.
+"""
 
 from __future__ import annotations
 

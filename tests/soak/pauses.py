@@ -1,4 +1,6 @@
-"""Pauses of a run: longer than usual between two batches. Those that something explains that was done to the run, and those that nothing explains."""
+"""Pauses of a run: longer than usual between two batches. Those that something explains that was
+done to the run, and those that nothing explains.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,27 @@ class Pause(NamedTuple):
     cause: str  # empty: nothing explains it
 
 
-def pauses(times_s: Sequence[float], incidents: Sequence[Incident], longer_s: float = PAUSE_S, return_s: float = RETURN_S) -> list[Pause]:
+def pauses(
+    times_s: Sequence[float],
+    incidents: Sequence[Incident],
+    longer_s: float = PAUSE_S,
+    return_s: float = RETURN_S,
+) -> list[Pause]:
     """All gaps of more than `longer_s` between batches. `times_s`: when each came, ascending."""
-    return [Pause(a, b - a, cause(a, b, incidents, return_s)) for a, b in pairwise(times_s) if b - a > longer_s]
+    return [
+        Pause(a, b - a, cause(a, b, incidents, return_s))
+        for a, b in pairwise(times_s)
+        if b - a > longer_s
+    ]
 
 
 def cause(start_s: float, end_s: float, incidents: Sequence[Incident], return_s: float) -> str:
-    """What explains a gap: an incident in it, or just before it, that it does not outlast by more than `return_s`."""
-    found = [one.what for one in incidents if start_s <= one.over_s + return_s and one.start_s <= end_s <= one.over_s + return_s]
+    """What explains a gap: an incident in it, or just before it, that it does not outlast by more
+    than `return_s`.
+    """
+    found = [
+        one.what
+        for one in incidents
+        if start_s <= one.over_s + return_s and one.start_s <= end_s <= one.over_s + return_s
+    ]
     return ", ".join(found)

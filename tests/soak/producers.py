@@ -1,7 +1,8 @@
-"""Many env stand-ins in a process, each with a topic, a demand and a journal of its own. Answers are known, no server is asked.
+"""Many env stand-ins in a process, each with a topic, a demand and a journal of its own. Answers
+are known, no server is asked.
 
-A process has one transactional identity, and twice a second one transaction with whatever is done: a hundred of them would keep the broker busy with
-nothing else.
+A process has one transactional identity, and twice a second one transaction with whatever is done:
+a hundred of them would keep the broker busy with nothing else.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from tests.chaos.known import at_version, rollouts
 from tests.rubbish import KINDS, bad
 from tests.soak import known
 
-TICK_S = 0.5  # all processes at the same moments, so that the parts behind them have few and larger turns
+# all processes at the same moments, so that the parts behind them have few and larger turns
+TICK_S = 0.5
 LONGEST_S = 1.5  # that a problem takes
 AT_ONCE = 16  # problems of an env
 BURST_S, EVERY_S = 3.0, 15.0  # a bursty env works for so long, once in so long
 RUBBISH_PER_S = 3.0
-ALWAYS_BAD = sorted(KINDS.keys() - {"too far ahead"})  # that one is of a version that comes, in half an hour
+# that one is of a version that comes, in half an hour
+ALWAYS_BAD = sorted(KINDS.keys() - {"too far ahead"})
 
 
 class Env:
@@ -39,7 +42,9 @@ class Env:
 
     def __init__(self, log: Log, name: str) -> None:
         self.name, self.journal, producer = name, journal_of(name), f"{name}-0"
-        progress = newest(log, self.journal, EnvProgress) or EnvProgress(producer=producer, next_problem=0)
+        progress = newest(log, self.journal, EnvProgress) or EnvProgress(
+            producer=producer, next_problem=0
+        )
         self.counter, self.credit = Counter(progress, 1), Credit(producer, 1, known.GROUP_TOKENS)
         self.credit.launched = progress.published_groups + len(progress.open_problems)
         self.under_way = dict.fromkeys(progress.open_problems, 0.0)  # number -> when it is done
@@ -48,7 +53,9 @@ class Env:
 
     def works(self, now_s: float) -> bool:
         """Does it take up problems, and finish them, at this time?"""
-        return self.name != known.SILENT and (self.name not in known.BURSTY or now_s % EVERY_S < BURST_S)
+        return self.name != known.SILENT and (
+            self.name not in known.BURSTY or now_s % EVERY_S < BURST_S
+        )
 
     def launch(self, now_s: float) -> None:
         """What is wanted."""
@@ -60,13 +67,27 @@ class Env:
     def finished(self, version: int, now_s: float) -> list[Message]:
         """What is done by now, and the progress that it is; to be committed."""
         done = [number for number, done_s in self.under_way.items() if done_s <= now_s]
-        groups = [[at_version(rollout, version) for rollout in rollouts(self.name, number)] for number in done]
-        messages = [to_message(Output(f"rollouts.{self.name}", rollout.group_id, rollout)) for group in groups for rollout in group]
+        groups = [
+            [at_version(rollout, version) for rollout in rollouts(self.name, number)]
+            for number in done
+        ]
+        messages = [
+            to_message(Output(f"rollouts.{self.name}", rollout.group_id, rollout))
+            for group in groups
+            for rollout in group
+        ]
         messages += self.bad_ones(now_s)
         for number, group in zip(done, groups, strict=True):
             self.credit.measured(tokens_of(group))
             del self.under_way[number]
-        return [*messages, to_message(Output(self.journal, self.credit.producer, self.counter.done(done)))] if messages else []
+        return (
+            [
+                *messages,
+                to_message(Output(self.journal, self.credit.producer, self.counter.done(done))),
+            ]
+            if messages
+            else []
+        )
 
     def bad_ones(self, now_s: float) -> list[Message]:
         """What is due of them, if this is the env that sends any."""
@@ -88,9 +109,13 @@ def journal_of(name: str) -> str:
 def main(run: RunFile, log: Log, stop: threading.Event, process: int) -> None:
     """Be these envs until `stop` is set; what is open then is done by their next life."""
     names = known.producers(run, process)
-    writer = log.writer(f"env-producers-{process}", journal_of(names[0]))  # its transactions are decided in all journals, or in none
+    # its transactions are decided in all journals, or in none
+    writer = log.writer(f"env-producers-{process}", journal_of(names[0]))
     envs = {name: Env(log, name) for name in names}
-    reader, version = log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")}), -1
+    reader, version = (
+        log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")}),
+        -1,
+    )
     while not stop.wait(TICK_S - time.monotonic() % TICK_S):
         while heard := reader.poll(500, 0):
             version = hear(heard, envs, version)

@@ -1,4 +1,6 @@
-"""What is said about a soak: tables for people, soak.json for programs. The rows are explained in docs/reliability.md."""
+"""What is said about a soak: tables for people, soak.json for programs. The rows are explained in
+docs/reliability.md.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ from tests.soak.memory import cores, memory
 from tests.soak.pauses import PAUSE_S, pauses
 from tests.soak.verdict import Soaked
 
-LEAST_STEP_S = 0.97 * STEP_S  # of a clock that was set by an hour between two entries that lie some seconds apart
+# of a clock that was set by an hour between two entries that lie some seconds apart
+LEAST_STEP_S = 0.97 * STEP_S
 
 
 def report(run: RunFile, seen: Seen, steps: list[float], found: Soaked) -> dict[str, Any]:
     """The contents of soak.json. `steps`: when each batch came, monotonic."""
-    during = [time_s for time_s in steps if seen.started_s <= time_s <= seen.started_s + seen.seconds]
+    during = [
+        time_s for time_s in steps if seen.started_s <= time_s <= seen.started_s + seen.seconds
+    ]
     gaps, since_s = pauses(during, seen.incidents), seen.seconds * MEMORY_SINCE
-    memories = [memory(seen.samples, name, since_s)._asdict() for name in dict.fromkeys(sample.process for sample in seen.samples)]
+    memories = [
+        memory(seen.samples, name, since_s)._asdict()
+        for name in dict.fromkeys(sample.process for sample in seen.samples)
+    ]
     forward_s, back_s = found.clock_steps_s
     said = {
         "minutes": round(seen.seconds / 60, 1),
@@ -50,16 +58,32 @@ def report(run: RunFile, seen: Seen, steps: list[float], found: Soaked) -> dict[
         "full_disk": "a tmpfs of its own" if seen.own_disk else "/dev/full",
         "learner_said": seen.said.partition("streamrl: ")[2] or seen.said,
         "clock_steps_s": [round(forward_s), round(back_s)],
-        "ends": {name: in_words({f"exit {code}": count for code, count in Counter(codes).items()}) for name, codes in sorted(seen.ends.items())},
-        "pauses": [{**gap._asdict(), "start_s": round(gap.start_s - seen.started_s, 1), "seconds": round(gap.seconds, 1)} for gap in gaps],
-        "longest_pause_unexplained_s": round(max((gap.seconds for gap in gaps if not gap.cause), default=0.0), 1),
-        "longest_between_batches_s": round(max((b - a for a, b in pairwise(during) if b - a <= PAUSE_S), default=0.0), 1),
+        "ends": {
+            name: in_words({f"exit {code}": count for code, count in Counter(codes).items()})
+            for name, codes in sorted(seen.ends.items())
+        },
+        "pauses": [
+            {
+                **gap._asdict(),
+                "start_s": round(gap.start_s - seen.started_s, 1),
+                "seconds": round(gap.seconds, 1),
+            }
+            for gap in gaps
+        ],
+        "longest_pause_unexplained_s": round(
+            max((gap.seconds for gap in gaps if not gap.cause), default=0.0), 1
+        ),
+        "longest_between_batches_s": round(
+            max((b - a for a, b in pairwise(during) if b - a <= PAUSE_S), default=0.0), 1
+        ),
         "memory": memories,
         "memory_flat": all(one["flat"] for one in memories),
     }
     clock = forward_s > LEAST_STEP_S and back_s < -LEAST_STEP_S
     said["accounts_clean"] = found.clean and clock and bool(seen.said)
-    said["passed"] = said["accounts_clean"] and said["memory_flat"] and not said["longest_pause_unexplained_s"]
+    said["passed"] = (
+        said["accounts_clean"] and said["memory_flat"] and not said["longest_pause_unexplained_s"]
+    )
     return said
 
 
@@ -71,14 +95,32 @@ def show(said: dict[str, Any], console: Console) -> None:
             account.add_row(name.replace("_", " "), in_words(value))
     console.print(account)
     console.print()
-    sizes = Table("memory, last two thirds", "first MiB", "last MiB", "slope MiB/h", "flat", box=None, header_style="bold")
+    sizes = Table(
+        "memory, last two thirds",
+        "first MiB",
+        "last MiB",
+        "slope MiB/h",
+        "flat",
+        box=None,
+        header_style="bold",
+    )
     for one in said["memory"]:
-        sizes.add_row(one["process"], f"{one['first_mib']:.1f}", f"{one['last_mib']:.1f}", f"{one['slope_mib_per_h']:+.2f}", in_words(one["flat"]))
+        sizes.add_row(
+            one["process"],
+            f"{one['first_mib']:.1f}",
+            f"{one['last_mib']:.1f}",
+            f"{one['slope_mib_per_h']:+.2f}",
+            in_words(one["flat"]),
+        )
     console.print(sizes)
     console.print()
     gaps = Table("pause over 5 s, at", "length s", "because of", box=None, header_style="bold")
     for gap in said["pauses"]:
-        gaps.add_row(f"{gap['start_s']:.0f} s", f"{gap['seconds']:.1f}", gap["cause"] or "[bold red]nothing[/]")
+        gaps.add_row(
+            f"{gap['start_s']:.0f} s",
+            f"{gap['seconds']:.1f}",
+            gap["cause"] or "[bold red]nothing[/]",
+        )
     console.print(gaps)
     console.print()
     ends = Table("ended by itself", "how, times", box=None, header_style="bold")

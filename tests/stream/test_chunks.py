@@ -1,4 +1,6 @@
-"""Records larger than a message: split by every writer, joined by every reader, wherever it begins; rubbish among chunks takes bounded memory."""
+"""Records larger than a message: split by every writer, joined by every reader, wherever it begins;
+rubbish among chunks takes bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def large(letter: str, size: int = 2_005, topic: str = "in") -> Message:
-    return Message(topic, letter.encode(), letter.encode() * size, (SCHEMA, ("trace", b"1"), ("trace", b"2")))
+    return Message(
+        topic, letter.encode(), letter.encode() * size, (SCHEMA, ("trace", b"1"), ("trace", b"2"))
+    )
 
 
 def pieces(letter: str, size: int = 25) -> list[Message]:
@@ -46,7 +50,10 @@ def log_of(*messages: Message) -> MemoryLog:
 
 
 def found(log: Log, start: int = 0, end: int | None = None) -> list[tuple[int, bytes]]:
-    return [(m.offset, (m.key or b"?") + b"%d" % len(m.value or b"")) for m in read(log, "in", 0, start, end)]
+    return [
+        (m.offset, (m.key or b"?") + b"%d" % len(m.value or b""))
+        for m in read(log, "in", 0, start, end)
+    ]
 
 
 def test_a_small_record_is_left_alone_and_a_large_one_comes_back_as_it_was():
@@ -103,16 +110,25 @@ BROKEN = (
 def test_a_last_chunk_that_makes_no_record_becomes_a_dead_letter_that_is_no_chunk(what: str):
     log = log_of(*broken()[what])
     (message,) = read(log, "in", 0, 0)
-    assert is_chunk(message) and [message] == list(read(log, "in", 0, message.offset)), "wherever one begins"
+    assert is_chunk(message) and [message] == list(read(log, "in", 0, message.offset)), (
+        "wherever one begins"
+    )
     event = to_event(message, ("x", "rollout"))
     if message.value is None:
         return
     assert isinstance(event.record, Undecodable) and "last chunk of a record" in event.record.cause
     letter = letter_of(to_message(reject(event, event.record.cause)[0]))
-    assert letter is not None and not is_chunk(letter.message) and not letter.is_whole and "last chunk" in letter.cause
+    assert (
+        letter is not None
+        and not is_chunk(letter.message)
+        and not letter.is_whole
+        and "last chunk" in letter.cause
+    )
 
 
-def test_chunks_without_end_take_bounded_memory_and_what_is_too_far_apart_is_no_record(monkeypatch: pytest.MonkeyPatch):
+def test_chunks_without_end_take_bounded_memory_and_what_is_too_far_apart_is_no_record(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(chunks, "SPAN_BYTES", 100)
     joiner = chunks.Joiner()
     for offset in range(1_000):
@@ -121,7 +137,9 @@ def test_chunks_without_end_take_bounded_memory_and_what_is_too_far_apart_is_no_
         assert place is not None and joiner.add(message, place) is None
         assert sum(len(piece) for record in joiner.begun.values() for piece in record.pieces) <= 100
     a, others = pieces("a"), [piece for letter in "bcde" for piece in pieces(letter)]
-    assert [size for _, size in found(log_of(*a[:2], *others[:10], a[2]))][-1] == b"a5", "85 bytes between: with its own 110"
+    assert [size for _, size in found(log_of(*a[:2], *others[:10], a[2]))][-1] == b"a5", (
+        "85 bytes between: with its own 110"
+    )
     assert [size for _, size in found(log_of(*a[:2], *others[:6], a[2]))][-1] == b"a25"
     monkeypatch.setattr(chunks, "SPAN_RECORDS", 20)
     between = [Message("in", b"k", b"v")] * 30
@@ -133,7 +151,14 @@ def test_what_random_producers_write_is_read_alike_from_everywhere(monkeypatch: 
     monkeypatch.setattr(chunks, "SPAN_BYTES", 120)
     monkeypatch.setattr(chunks, "SPAN_RECORDS", 30)
     choose = random.Random(7)
-    streams = [[piece for _ in range(8) for piece in (pieces(letter) if choose.random() < 0.8 else pieces(letter)[1:])] for letter in "abcd"]
+    streams = [
+        [
+            piece
+            for _ in range(8)
+            for piece in (pieces(letter) if choose.random() < 0.8 else pieces(letter)[1:])
+        ]
+        for letter in "abcd"
+    ]
     written = [Message("in", b"k", b"v")]
     while streams := [stream for stream in streams if stream]:
         written.append(choose.choice(streams).pop(0))
@@ -152,7 +177,9 @@ def test_a_record_whose_first_chunks_retention_has_deleted_is_passed_over():
 
 
 def test_what_no_reader_would_join_is_refused_and_a_key_that_fits_in_no_message_is_cut():
-    with pytest.raises(StreamrlError, match="10,001 bytes for in cannot be written, at most 10,000"):
+    with pytest.raises(
+        StreamrlError, match="10,001 bytes for in cannot be written, at most 10,000"
+    ):
         split([large("a", 10_001)])
     (message,) = split([Message("in", b"k" * 1_990, b"v")])
     assert message.key == b"k" * 1_990
@@ -165,7 +192,9 @@ def test_a_key_that_fits_in_no_message_is_cut(monkeypatch: pytest.MonkeyPatch):
     assert (message.key, message.value) == (b"k" * 100, b"v" * 20)
 
 
-def test_on_a_broker_a_rollout_larger_than_a_message_is_one_record(broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch):
+def test_on_a_broker_a_rollout_larger_than_a_message_is_one_record(
+    broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.undo()
     make_topics(broker, {f"{run_name}.rollouts.x": 1})
     log = KafkaLog({"bootstrap.servers": broker}, run_name)
@@ -178,5 +207,9 @@ def test_on_a_broker_a_rollout_larger_than_a_message_is_one_record(broker: str, 
     for start in range(3):
         (message,) = read(log, "rollouts.x", 0, start)
         record = to_event(message, ("rollout",)).record
-        assert isinstance(record, Rollout) and record.turns[0].message == sent.turns[0].message and message.offset == 2
+        assert (
+            isinstance(record, Rollout)
+            and record.turns[0].message == sent.turns[0].message
+            and message.offset == 2
+        )
     assert len(list(read(log, "rollouts.x", 0, 0, whole=False))) == 3

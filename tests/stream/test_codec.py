@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from streamrl.records import Record
-from streamrl.stream.codec import ARRAY, DecodeError, decode, digest, encode, pack_array, to_event, to_message, unpack_array
+from streamrl.stream.codec import (
+    ARRAY,
+    DecodeError,
+    decode,
+    digest,
+    encode,
+    pack_array,
+    to_event,
+    to_message,
+    unpack_array,
+)
 from streamrl.stream.log import Message, Output, Undecodable
 from tests.build import rollout
 
@@ -15,7 +25,11 @@ GOOD = encode(rollout())
 
 def claiming(shape: object, dtype: str = "<f4", data: bytes = b"") -> bytes:
     """A rollout whose logprobs array claims that shape."""
-    turn = {"message": "", "role": "assistant", "tokens": msgpack.ExtType(ARRAY, pack_array(np.zeros(1, np.uint16)))}
+    turn = {
+        "message": "",
+        "role": "assistant",
+        "tokens": msgpack.ExtType(ARRAY, pack_array(np.zeros(1, np.uint16))),
+    }
     turn["logprobs"] = msgpack.ExtType(ARRAY, (msgpack.packb([dtype, shape]) or b"") + data)
     return msgpack.packb({**msgpack.unpackb(GOOD), "turns": [turn]}) or b""
 
@@ -40,10 +54,22 @@ BAD: dict[str, tuple[bytes, str]] = {
     "wrong dtype": (claiming([1], "<i4", b"1234"), "must be float32"),
     "lengths differ": (claiming([2], "<f4", b"12345678"), r"shape \[2\], expected \[1\]"),
     "NaN logprob": (claiming([1], "<f4", np.float32("nan").tobytes()), "not finite"),
-    "array is no array": (with_field("turns", [{"message": "", "role": "", "tokens": [1, 2]}]), "Expected `numpy.ndarray`, got `list`"),
-    "array without a header": (with_field("turns", [{"message": "", "role": "", "tokens": msgpack.ExtType(ARRAY, b"")}]), "array without"),
-    "unknown extension": (with_field("turns", [{"message": "", "role": "", "tokens": msgpack.ExtType(9, b"x")}]), "extension type 9"),
-    "deep nesting": (b"\x81\xa8metadata" + b"\x81\xa1x" * 50_000 + b"\xc0", "nested too deeply|truncated|malformed"),
+    "array is no array": (
+        with_field("turns", [{"message": "", "role": "", "tokens": [1, 2]}]),
+        "Expected `numpy.ndarray`, got `list`",
+    ),
+    "array without a header": (
+        with_field("turns", [{"message": "", "role": "", "tokens": msgpack.ExtType(ARRAY, b"")}]),
+        "array without",
+    ),
+    "unknown extension": (
+        with_field("turns", [{"message": "", "role": "", "tokens": msgpack.ExtType(9, b"x")}]),
+        "extension type 9",
+    ),
+    "deep nesting": (
+        b"\x81\xa8metadata" + b"\x81\xa1x" * 50_000 + b"\xc0",
+        "nested too deeply|truncated|malformed",
+    ),
     "no text": (with_field("environment", b"\xff\xfe"), "Expected `str`"),
 }
 
@@ -56,7 +82,13 @@ def test_what_is_no_record_says_why(name: str):
 
 
 @pytest.mark.parametrize(
-    ("schema", "says"), [("pickle/1", "'pickle' is unknown"), ("rollout", "no version"), ("rollout/0", "no version"), ("", "unknown")]
+    ("schema", "says"),
+    [
+        ("pickle/1", "'pickle' is unknown"),
+        ("rollout", "no version"),
+        ("rollout/0", "no version"),
+        ("", "unknown"),
+    ],
 )
 def test_an_unknown_schema_is_refused(schema: str, says: str):
     with pytest.raises(DecodeError, match=says):
@@ -77,7 +109,9 @@ def test_big_endian_arrays_travel_little_endian():
     assert unpack_array(memoryview(pack_array(np.array([1, 2], ">i4")))).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("header", ["rollout/0", "rollout/", "rollout", "rollout/x", f"rollout/{'1' * 5000}"])
+@pytest.mark.parametrize(
+    "header", ["rollout/0", "rollout/", "rollout", "rollout/x", f"rollout/{'1' * 5000}"]
+)
 def test_a_header_without_a_version_says_so(header: str):
     with pytest.raises(DecodeError, match="has no version"):
         decode(header, GOOD)
@@ -86,8 +120,16 @@ def test_a_header_without_a_version_says_so(header: str):
 def test_an_event_of_another_schema_is_undecodable_and_keeps_its_bytes():
     message = to_message(Output("rollouts.copy", "g0", rollout()))._replace(partition=0, offset=4)
     event = to_event(message, ("demand",))
-    assert isinstance(event.record, Undecodable) and "'rollout/1', expected demand" in event.record.cause
-    assert (event.record.value, event.record.headers, event.offset, event.key) == (message.value, message.headers, 4, "g0")
+    assert (
+        isinstance(event.record, Undecodable)
+        and "'rollout/1', expected demand" in event.record.cause
+    )
+    assert (event.record.value, event.record.headers, event.offset, event.key) == (
+        message.value,
+        message.headers,
+        4,
+        "g0",
+    )
     assert isinstance(to_event(message, ("rollout",)).record, Record)
 
 

@@ -1,4 +1,6 @@
-"""What every log promises (`stream/log.py`), on a broker and in memory; and what is read, in the files of an export too."""
+"""What every log promises (`stream/log.py`), on a broker and in memory; and what is read, in the
+files of an export too.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def drain(reader: Reader, count: int) -> list[Message]:
 
 
 def settled(log: Log, count: int, topic: str = "out", partition: int = 0) -> list[Message]:
-    """What lies in a partition, once `count` messages show: a transaction does so a moment after its commit."""
+    """What lies in a partition, once `count` messages show: a transaction does so a moment after
+    its commit.
+    """
     messages: list[Message] = []
 
     def shown() -> bool:
@@ -125,9 +129,19 @@ def test_a_transaction_is_read_whole_and_in_order(open_recording: Open):
 
 def test_headers_keys_and_tombstones_come_through(open_recording: Open):
     log = open_recording()
-    log.writer("a").commit([Message("out", b"k", b"v", (("schema", b"x/1"), ("schema", b"y/1"))), Message("out", b"k", None)])
+    log.writer("a").commit(
+        [
+            Message("out", b"k", b"v", (("schema", b"x/1"), ("schema", b"y/1"))),
+            Message("out", b"k", None),
+        ]
+    )
     first, second = settled(log, 2)
-    assert (first.key, first.value, first.headers, second.value) == (b"k", b"v", (("schema", b"x/1"), ("schema", b"y/1")), None)
+    assert (first.key, first.value, first.headers, second.value) == (
+        b"k",
+        b"v",
+        (("schema", b"x/1"), ("schema", b"y/1")),
+        None,
+    )
     assert first.timestamp_s > 1e9
 
 
@@ -174,7 +188,11 @@ def test_starts_and_ends_of_many_are_asked_at_once(open_log: Open):
     log.writer("a").commit([message("k", "0", "out")])
     assert log.ends([]) == {} and log.starts([]) == {}
     assert log.starts([("in", 1), ("out", 0)]) == {("in", 1): 0, ("out", 0): 0}
-    assert log.ends([("in", 0), ("in", 1), ("out", 0)]) == {("in", 0): 0, ("in", 1): 0, ("out", 0): log.end("out", 0)}
+    assert log.ends([("in", 0), ("in", 1), ("out", 0)]) == {
+        ("in", 0): 0,
+        ("in", 1): 0,
+        ("out", 0): log.end("out", 0),
+    }
     assert log.end("out", 0) > 0
 
 
@@ -240,5 +258,8 @@ def test_portions_are_bounded_in_messages_and_bytes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("streamrl.stream.log.PORTION_BYTES", 10)
     monkeypatch.setattr("streamrl.stream.log.PORTION_MESSAGES", 3)
     sizes = [1, 1, 1, 1, 9, 1, 30, 1]
-    found = [[len(m.value or b"") for m in some] for some in portions(message("k", "x" * size) for size in sizes)]
+    found = [
+        [len(m.value or b"") for m in some]
+        for some in portions(message("k", "x" * size) for size in sizes)
+    ]
     assert found == [[1, 1, 1], [1, 9], [1, 30], [1]]

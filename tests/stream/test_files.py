@@ -13,7 +13,15 @@ WHERE = ("fates", 0)
 
 
 def message(offset: int, value: bytes | None = b"v", key: bytes | None = b"k") -> Message:
-    return Message("fates", key, value, (("schema", b"fate/1"), ("schema", b"\xff")), 0, offset, 1_700_000_000.123 + offset)
+    return Message(
+        "fates",
+        key,
+        value,
+        (("schema", b"fate/1"), ("schema", b"\xff")),
+        0,
+        offset,
+        1_700_000_000.123 + offset,
+    )
 
 
 def written(directory: Path, messages: list[Message], start: int = 0, end: int = 0) -> FileLog:
@@ -30,16 +38,22 @@ def test_what_is_written_is_read_again(tmp_path: Path):
     assert (log.start("fates", 0), log.end("fates", 0), log.topics()) == (2, 9, {"fates": 1})
 
 
-def test_row_groups_and_files_are_bounded_and_reading_starts_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_row_groups_and_files_are_bounded_and_reading_starts_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(files, "GROUP_BYTES", 40)
     monkeypatch.setattr(files, "FILE_BYTES", 100)
     there = [message(offset) for offset in range(0, 60, 2)]
     log = written(tmp_path / "x", there)
     (partition,) = log.manifest.topics["fates"]
     assert len(partition.files) > 3 and partition.count == 30
-    assert [(file.first, file.last) for file in partition.files] == [(f.first, f.first + 2 * f.count - 2) for f in partition.files]
+    assert [(file.first, file.last) for file in partition.files] == [
+        (f.first, f.first + 2 * f.count - 2) for f in partition.files
+    ]
     for start in range(60):
-        assert [m.offset for m in read(log, "fates", 0, start)] == [m.offset for m in there if m.offset >= start]
+        assert [m.offset for m in read(log, "fates", 0, start)] == [
+            m.offset for m in there if m.offset >= start
+        ]
 
 
 def test_only_the_files_that_are_needed_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -68,7 +82,10 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path):
     [
         (b"", "is damaged"),
         (b"{", "is damaged"),
-        (b'{"run": 1, "run_file": {}, "topics": {}}', r"is damaged \(Expected `str`, got `int` - at `\$\.run`\)"),
+        (
+            b'{"run": 1, "run_file": {}, "topics": {}}',
+            r"is damaged \(Expected `str`, got `int` - at `\$\.run`\)",
+        ),
         (b'{"run": "r", "run_file": {}, "topics": {}, "format": 9}', "format 9 is not 1"),
     ],
 )

@@ -1,4 +1,6 @@
-"""What is Kafka's alone: marks that take no memory, errors without a topic, limits that follow bytes."""
+"""What is Kafka's alone: marks that take no memory, errors without a topic, limits that follow
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class SlowProducer:
 
     def begin_transaction(self) -> None: ...
 
-    def produce(self, topic: str, value: bytes, key: bytes, partition: int, on_delivery: Any, **_: object) -> None:
+    def produce(
+        self, topic: str, value: bytes, key: bytes, partition: int, on_delivery: Any, **_: object
+    ) -> None:
         self._bytes += len(value)
         self._reports.append(on_delivery)
 
@@ -52,13 +56,23 @@ class SlowProducer:
 
 
 def test_the_limit_of_a_transaction_follows_its_bytes():
-    """A batch of 150 MB at 25 MB/s goes through; at 1 MB/s it is given up, as a small one is that the broker does not take."""
+    """A batch of 150 MB at 25 MB/s goes through; at 1 MB/s it is given up, as a small one is that
+    the broker does not take.
+    """
     with mock_cluster(["r.out"]) as address:
         writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
         part = Message("out", b"k", bytes(3_750_000))
-        for bytes_per_s, messages, goes_through in ((25e6, [part] * 40, True), (1e6, [part] * 40, False), (1e6, [part], False)):
+        for bytes_per_s, messages, goes_through in (
+            (25e6, [part] * 40, True),
+            (1e6, [part] * 40, False),
+            (1e6, [part], False),
+        ):
             writer._producer = SlowProducer(bytes_per_s)
-            with nullcontext() if goes_through else pytest.raises(TransactionFailed, match="still to be sent"):
+            with (
+                nullcontext()
+                if goes_through
+                else pytest.raises(TransactionFailed, match="still to be sent")
+            ):
                 assert writer.commit(messages) == 39
         writer.close()
 
@@ -75,7 +89,12 @@ def test_a_reader_whose_group_is_refused_says_so():
     """Such an error has no topic, as it is of none."""
     with mock_cluster(["r.in"]) as address:
         reader = KafkaLog({"bootstrap.servers": address}, "r").reader({("in", 0): 0}, whole=False)
-        refused = SimpleNamespace(topic=lambda: None, partition=int, offset=int, error=lambda: KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+        refused = SimpleNamespace(
+            topic=lambda: None,
+            partition=int,
+            offset=int,
+            error=lambda: KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED),
+        )
         reader.close()
         reader._consumer = SimpleNamespace(consume=lambda *_: [refused])
         with pytest.raises(AccessDenied, match="use group r.reader"):

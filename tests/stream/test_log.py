@@ -1,4 +1,6 @@
-"""Reading up to an end that is known (`stream/log.py`): it comes to one, whatever the log does meanwhile."""
+"""Reading up to an end that is known (`stream/log.py`): it comes to one, whatever the log does
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,15 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Vanishing:
 def test_a_read_gives_up_when_nothing_comes(log: Vanishing):
     messages = read(log, "in", 0, 0)
     assert next(messages).value == b"v"
-    with pytest.raises(BrokerUnreachable, match=r"^in\[0\]: nothing has come for 0 s at offset 1 of 6; is the broker up\?"):
+    with pytest.raises(
+        BrokerUnreachable,
+        match=r"^in\[0\]: nothing has come for 0 s at offset 1 of 6; is the broker up\?",
+    ):
         next(messages)
 
 
 def test_a_journal_is_folded_again_up_to_where_nothing_comes(log: Vanishing):
     with pytest.raises(BrokerUnreachable, match="at offset 1 of 4"):
-        Tape(log, {"in": ("rollout",)}).messages(Slice(topic="in", partition=0, start=0, end=4, count=4))
+        Tape(log, {"in": ("rollout",)}).messages(
+            Slice(topic="in", partition=0, start=0, end=4, count=4)
+        )

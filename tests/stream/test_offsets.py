@@ -15,7 +15,10 @@ def message(offset: int, value: bytes = b"v") -> Message:
 
 def planned(there: list[int], end: int, start: int = 0) -> list[tuple[list[int], int]]:
     """(offsets, hole) of each step for a partition whose readable offsets are `there`."""
-    return [([m.offset for m in step.messages], step.hole) for step in steps(WHERE, start, end, map(message, there))]
+    return [
+        ([m.offset for m in step.messages], step.hole)
+        for step in steps(WHERE, start, end, map(message, there))
+    ]
 
 
 def written(made: list[Step]) -> tuple[list[int], int]:
@@ -28,7 +31,9 @@ def written(made: list[Step]) -> tuple[list[int], int]:
         if step.committed:
             next_offset += 1  # the marker
         if fillers := list(step.fillers):
-            assert [filler.offset for filler in fillers] == list(range(next_offset, next_offset + len(fillers)))
+            assert [filler.offset for filler in fillers] == list(
+                range(next_offset, next_offset + len(fillers))
+            )
             next_offset += len(fillers) + 1
         assert next_offset == step.end
     return seen, next_offset
@@ -46,7 +51,8 @@ def test_a_hole_of_one_is_the_marker_of_the_transaction_before_it():
 def test_a_larger_hole_is_an_aborted_transaction():
     assert planned([0, 4], 5) == [([0], 3), ([4], 0)]
     first = next(steps(WHERE, 0, 5, [message(0), message(4)]))
-    assert not first.committed and [filler.offset for filler in first.fillers] == [1, 2]  # and a marker at 3
+    # and a marker at 3
+    assert not first.committed and [filler.offset for filler in first.fillers] == [1, 2]
 
 
 def test_nothing_readable_at_all():
@@ -73,7 +79,9 @@ def test_chunks_are_bounded_and_the_last_one_closes_the_hole(monkeypatch: pytest
     assert [len(step.messages) for step in made] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("there", [[0], [0, 2, 4, 6], [0, 1, 2, 7, 8, 10], [2, 3, 9], [0, 2, 3, 4, 8]])
+@pytest.mark.parametrize(
+    "there", [[0], [0, 2, 4, 6], [0, 1, 2, 7, 8, 10], [2, 3, 9], [0, 2, 3, 4, 8]]
+)
 def test_every_record_gets_its_offset_back(there: list[int]):
     for end in range(there[-1] + 1, there[-1] + 5):
         assert written(list(steps(WHERE, 0, end, map(message, there)))) == (there, end)

@@ -1,4 +1,6 @@
-"""A restart reads what the part holds and what it took since its last snapshot: counted here, timed in bench/restart.py."""
+"""A restart reads what the part holds and what it took since its last snapshot: counted here, timed
+in bench/restart.py.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ SNAPSHOT_EVENTS, TURN_EVENTS = 500, 64
 
 
 def sent(record: Any) -> Message:
-    return to_message(Output(f"{'rollouts' if hasattr(record, 'rollout_uid') else 'groups'}.copy", record.group_id, record))
+    return to_message(
+        Output(
+            f"{'rollouts' if hasattr(record, 'rollout_uid') else 'groups'}.copy",
+            record.group_id,
+            record,
+        )
+    )
 
 
 def announced(version: int) -> Message:
@@ -46,7 +54,10 @@ def live(part: Part[Any, Any], messages: Sequence[Message]) -> tuple[MemoryLog, 
     writer, fold = log.writer(part.name), Fold(part.initial())
     for start in range(0, len(messages), TURN_EVENTS):
         piece = messages[start : start + TURN_EVENTS]
-        taken = [message._replace(partition=0, offset=offset) for message, offset in zip(piece, log.append(piece, marker=True), strict=True)]
+        taken = [
+            message._replace(partition=0, offset=offset)
+            for message, offset in zip(piece, log.append(piece, marker=True), strict=True)
+        ]
         turn(part, fold, taken, 1.0, writer.commit)
     return log, fold
 
@@ -55,10 +66,25 @@ def part_and_past(room: str) -> tuple[Part[Any, Any], list[Message], int]:
     """A part, some 6,000 records that are over and 300 that it holds, and how many it holds."""
     if room == "buffer":  # a straggler from the very beginning, 3,000 whole groups, 299 halves
         past = [rollout("copy", f"g{i // 2}", i % 2) for i in range(6000)]
-        records = [rollout("copy", "first", 0), *past, *(rollout("copy", f"open{i}", 0) for i in range(299))]
+        records = [
+            rollout("copy", "first", 0),
+            *past,
+            *(rollout("copy", f"open{i}", 0) for i in range(299)),
+        ]
         return buffer.part(RUN), [announced(0), *map(sent, records)], 300
-    past = [m for version in range(700) for m in (announced(version), *(sent(group(name=f"g{version}-{i}", version=version)) for i in range(8)))]
-    return batcher.part(RUN), [*past, *(sent(group(name=f"held{i}", version=699)) for i in range(300))], 300
+    past = [
+        m
+        for version in range(700)
+        for m in (
+            announced(version),
+            *(sent(group(name=f"g{version}-{i}", version=version)) for i in range(8)),
+        )
+    ]
+    return (
+        batcher.part(RUN),
+        [*past, *(sent(group(name=f"held{i}", version=699)) for i in range(300))],
+        300,
+    )
 
 
 @pytest.mark.parametrize("room", ["buffer", "batcher"])
@@ -80,11 +106,17 @@ def test_a_restart_reads_no_more_than_the_window(room: str):
 
 
 def test_a_snapshot_counts_from_the_moment_it_is_written():
-    """A part that dies before the entry that names its snapshot does not take another one at its next turn, and again, and again."""
+    """A part that dies before the entry that names its snapshot does not take another one at its
+    next turn, and again, and again.
+    """
     part = replace(buffer.part(RUN), snapshot_events=10)
-    log, fold = live(part, [announced(0), *(sent(rollout("copy", f"g{i}", 0)) for i in range(40))])  # one turn, which ends with a snapshot
+    # one turn, which ends with a snapshot
+    log, fold = live(part, [announced(0), *(sent(rollout("copy", f"g{i}", 0)) for i in range(40))])
     again, _ = restore(log, part)
-    assert again.events_since_snapshot == fold.events_since_snapshot == 0 and again.snapshot_offset == fold.snapshot_offset == 0
+    assert (
+        again.events_since_snapshot == fold.events_since_snapshot == 0
+        and again.snapshot_offset == fold.snapshot_offset == 0
+    )
 
 
 def test_long_gaps_are_not_read():

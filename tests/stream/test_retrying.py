@@ -1,4 +1,6 @@
-"""A transaction that failed is found or committed again, and a fence is told from a rival: on the log in memory, with writers that fail as told."""
+"""A transaction that failed is found or committed again, and a fence is told from a rival: on the
+log in memory, with writers that fail as told.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ OUT = Message("out", b"k", b"rollout")
 
 
 class FailingLog(MemoryLog):
-    """`fails` says how each of the next commits goes: "lost" fails before it commits, "unanswered" behind it, "fenced" as by the broker."""
+    """`fails` says how each of the next commits goes: "lost" fails before it commits, "unanswered"
+    behind it, "fenced" as by the broker.
+    """
 
     def __init__(self, *fails: str) -> None:
         super().__init__({"out": 1, "journal.a": 1})
@@ -43,7 +47,9 @@ class FailingWriter(MemoryWriter):
     def commit(self, messages: Sequence[Message]) -> int:
         how = self._failing.fails.pop(0) if self._failing.fails else ""
         if how == "fenced":
-            raise Fenced("a: another process with this identity has taken over; stop one of the two")
+            raise Fenced(
+                "a: another process with this identity has taken over; stop one of the two"
+            )
         offset = super().commit(messages) if how != "lost" else -1
         if how:
             raise TransactionFailed(f"a: transaction failed ({how})")
@@ -61,8 +67,13 @@ def written(log: Log, topic: str) -> list[bytes | None]:
     return [message.value for message in read(log, topic, 0, 0)]
 
 
-@pytest.mark.parametrize("fails", [["lost"], ["unanswered"], ["lost", "unreachable", "lost"], ["fenced"], ["lost", "unanswered"]])
-def test_each_transaction_is_in_the_log_once_whatever_failed(fails: list[str], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "fails",
+    [["lost"], ["unanswered"], ["lost", "unreachable", "lost"], ["fenced"], ["lost", "unanswered"]],
+)
+def test_each_transaction_is_in_the_log_once_whatever_failed(
+    fails: list[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(retrying, "RIVAL_S", 0.0)
     monkeypatch.setattr(retrying, "PAUSE_S", 0.0)
     log = FailingLog()
@@ -86,8 +97,12 @@ def test_a_process_that_was_taken_over_leaves_and_writes_nothing():
     assert written(log, "journal.a") == [b"rival"]
 
 
-def test_a_fold_is_not_retried_and_a_fence_without_a_rival_asks_for_a_restart(monkeypatch: pytest.MonkeyPatch):
-    """The broker fences a process that stood still within a transaction: nobody else has the identity, so its supervisor may start it again."""
+def test_a_fold_is_not_retried_and_a_fence_without_a_rival_asks_for_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The broker fences a process that stood still within a transaction: nobody else has the
+    identity, so its supervisor may start it again.
+    """
     monkeypatch.setattr(retrying, "RIVAL_S", 0.05)
     log = FailingLog("fenced")
     with pytest.raises(TransactionFailed, match="stood still for too long; start again"):
@@ -120,14 +135,20 @@ def test_a_transaction_that_its_memory_does_not_show_is_refused():
         RetryingWriter(FailingLog(), "a", "journal.a").commit([entry(b"0"), OUT])
 
 
-def test_on_a_broker_a_producer_that_was_fenced_by_nobody_is_replaced(broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch):
-    """`init_transactions` of another client bumps the epoch of the identity, as the broker does when a transaction has timed out."""
+def test_on_a_broker_a_producer_that_was_fenced_by_nobody_is_replaced(
+    broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """`init_transactions` of another client bumps the epoch of the identity, as the broker does
+    when a transaction has timed out.
+    """
     monkeypatch.setattr(retrying, "RIVAL_S", 0.1)
     make_topics(broker, {f"{run_name}.out": 1, f"{run_name}.journal.a": 1})
     log = KafkaLog({"bootstrap.servers": broker}, run_name)
     writer = RetryingWriter(log, "a", "journal.a")
     writer.commit([OUT, entry(b"0")])
-    Producer({"bootstrap.servers": broker, "transactional.id": f"{run_name}.a"}).init_transactions(10)
+    Producer({"bootstrap.servers": broker, "transactional.id": f"{run_name}.a"}).init_transactions(
+        10
+    )
     writer.commit([OUT, entry(b"1")])
     until(lambda: written(log, "journal.a") == [b"0", b"1"] and len(written(log, "out")) == 2)
     writer.close()

@@ -1,4 +1,6 @@
-"""A broker that is there and does not answer, which librdkafka waits for without end: a part goes on, and can leave. Processes, on a real broker."""
+"""A broker that is there and does not answer, which librdkafka waits for without end: a part goes
+on, and can leave. Processes, on a real broker.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,17 @@ def kafka(tmp_path: Path) -> Iterator[Broker]:
         started.stop()
 
 
-def test_a_process_whose_marks_nobody_answers_says_so_goes_on_and_leaves_when_it_ends(kafka: Broker):
+def test_a_process_whose_marks_nobody_answers_says_so_goes_on_and_leaves_when_it_ends(
+    kafka: Broker,
+):
     make_topics(kafka.address, {"silent.in": 1})
     said = list[str]()
-    with subprocess.Popen([sys.executable, "-c", PART, kafka.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as part:
+    with subprocess.Popen(
+        [sys.executable, "-c", PART, kafka.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as part:
         assert part.stdin is not None and part.stdout is not None
         impatience = threading.Timer(PATIENCE_S, part.kill)
         impatience.start()
@@ -83,5 +92,7 @@ def test_a_process_whose_marks_nobody_answers_says_so_goes_on_and_leaves_when_it
             impatience.cancel()
             part.kill()
     warning, answer = said[-2:]
-    assert warning.startswith(f"asking: its positions are not shown to lag tools for now: no Kafka broker answers at {kafka.address}"), said
+    assert warning.startswith(
+        f"asking: its positions are not shown to lag tools for now: no Kafka broker answers at {kafka.address}"
+    ), said
     assert answer == f"False {MAX_UNANSWERED}\n", said

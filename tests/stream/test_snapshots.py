@@ -34,7 +34,11 @@ def test_held_events_are_written_as_where_they_lie_and_read_back():
 
     again = thaw(freeze(state), State, fetch)
     assert asked == [("rollouts.copy", 0, 5), ("rollouts.copy", 0, 9)]
-    assert [e.offset for e in again.open["a"].members] == [5, 9] and again.newest is not None and again.newest.offset == 5
+    assert (
+        [e.offset for e in again.open["a"].members] == [5, 9]
+        and again.newest is not None
+        and again.newest.offset == 5
+    )
     assert freeze(again) == freeze(state)
 
 

@@ -64,10 +64,13 @@ def test_lag_is_what_lies_before_the_ends_last_seen(log: Watched, memory: Memory
     assert "part/lag_records/in" not in log.own()
 
 
-def test_transactions_are_timed_and_their_records_counted(log: Watched, memory: MemoryLog, time: Time, monkeypatch: pytest.MonkeyPatch):
+def test_transactions_are_timed_and_their_records_counted(
+    log: Watched, memory: MemoryLog, time: Time, monkeypatch: pytest.MonkeyPatch
+):
     writer, real = log.writer("buffer"), MemoryLog.commit
     log.reader({("in", 0): 0})
-    assert log.own()["part/dead_letters/in"] == 0 and log.own()["part/transactions"] == 0  # a first one is one more
+    # a first one is one more
+    assert log.own()["part/dead_letters/in"] == 0 and log.own()["part/transactions"] == 0
 
     def slow(*arguments: object) -> int:
         time.now += 0.25
@@ -77,8 +80,17 @@ def test_transactions_are_timed_and_their_records_counted(log: Watched, memory: 
     writer.commit([*messages("out", 2), *messages("dead-letters.in", 1)])
     time.now += 2.0
     own = log.own()
-    assert (own["part/transactions"], own["part/transactions_s"], own["part/transaction_s"], own["part/transaction_max_s"]) == (1, 0.25, 0.25, 0.25)
-    assert (own["part/written_records/out"], own["part/dead_letters/in"], own["part/since_transaction_s"]) == (2, 1, 2.0)
+    assert (
+        own["part/transactions"],
+        own["part/transactions_s"],
+        own["part/transaction_s"],
+        own["part/transaction_max_s"],
+    ) == (1, 0.25, 0.25, 0.25)
+    assert (
+        own["part/written_records/out"],
+        own["part/dead_letters/in"],
+        own["part/since_transaction_s"],
+    ) == (2, 1, 2.0)
 
 
 def test_a_peak_is_shown_for_half_a_minute_at_least_and_a_minute_at_most():
@@ -112,7 +124,9 @@ def test_ready_is_restored_connected_and_caught_up(log: Watched, memory: MemoryL
     assert log.unready() == ["its state is not restored yet"]
 
 
-def test_what_a_part_has_chosen_not_to_read_does_not_keep_it_from_being_ready(log: Watched, memory: MemoryLog):
+def test_what_a_part_has_chosen_not_to_read_does_not_keep_it_from_being_ready(
+    log: Watched, memory: MemoryLog
+):
     memory.append(messages("in", 3), marker=False)
     reader = log.reader({("in", 0): 0})
     ready(log)
@@ -130,7 +144,11 @@ def test_a_broker_that_does_not_answer_is_no_error_here(log: Watched):
 
 def test_a_part_turns_when_it_uses_its_log(log: Watched, time: Time):
     reader, writer, meter = log.reader({("in", 0): 0}), log.writer("a"), Meter(log, "a")
-    for use in (lambda: reader.poll(1, 0), lambda: writer.commit([]), lambda: meter.publish({"worker/turn_s": 1.0})):
+    for use in (
+        lambda: reader.poll(1, 0),
+        lambda: writer.commit([]),
+        lambda: meter.publish({"worker/turn_s": 1.0}),
+    ):
         time.now += 7
         assert log.since_turn_s == 7
         use()
@@ -144,10 +162,15 @@ def test_reports_take_each_others_place_and_steps_stay(log: Watched):
     meter.publish({"batches/copy/reward/mean": 0.5}, step=3)
     meter.publish({"batcher/tokens_total": 7.0}, step=4)
     assert log.reports == {"batcher": {"worker/turn_s": 2.0}}
-    assert log.steps == {("batcher", "batches/copy/reward/mean"): 0.5, ("batcher", "batcher/tokens_total"): 7.0}
+    assert log.steps == {
+        ("batcher", "batches/copy/reward/mean"): 0.5,
+        ("batcher", "batcher/tokens_total"): 7.0,
+    }
 
 
-def test_its_own_numbers_lie_in_the_topic_behind_those_of_the_part_once_a_second(log: Watched, memory: MemoryLog, time: Time):
+def test_its_own_numbers_lie_in_the_topic_behind_those_of_the_part_once_a_second(
+    log: Watched, memory: MemoryLog, time: Time
+):
     log.reader({("in", 0): 0})
     meter = Meter(log, "env-copy-0")
     for _ in range(3):
@@ -155,8 +178,13 @@ def test_its_own_numbers_lie_in_the_topic_behind_those_of_the_part_once_a_second
         meter.publish({"env/failed": 0.0})
     found = [to_event(message, ("metric",)).record for message in read(memory, "metrics", 0, 0)]
     assert [type(record) for record in found] == [Metric] * 5
-    assert ["part/since_turn_s" in record.values for record in found if isinstance(record, Metric)] == [False, True, False, False, True]
-    assert {record.source for record in found if isinstance(record, Metric)} == {"env-copy-0", "buffer"}
+    assert [
+        "part/since_turn_s" in record.values for record in found if isinstance(record, Metric)
+    ] == [False, True, False, False, True]
+    assert {record.source for record in found if isinstance(record, Metric)} == {
+        "env-copy-0",
+        "buffer",
+    }
 
 
 def test_readiness_of_a_plain_log_is_nobodys_business(memory: MemoryLog):

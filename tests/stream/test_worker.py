@@ -1,4 +1,6 @@
-"""The loop in memory: a part that counts, killed at every point between two operations, must come out where an undisturbed one does."""
+"""The loop in memory: a part that counts, killed at every point between two operations, must come
+out where an undisturbed one does.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from streamrl.stream.codec import decode, to_message
 from streamrl.stream.log import Event, Message, Output, read
 from streamrl.stream.memory import MemoryLog
 from streamrl.stream.snapshots import freeze
-from streamrl.stream.worker import PIECE_MESSAGES, TURN_MESSAGES, Fold, Part, ready_in, restore, run, starts, turn
+from streamrl.stream.worker import (
+    PIECE_MESSAGES,
+    TURN_MESSAGES,
+    Fold,
+    Part,
+    ready_in,
+    restore,
+    run,
+    starts,
+    turn,
+)
 from tests import life
 from tests.waiting import patience
 
@@ -32,20 +44,39 @@ class State(msgspec.Struct):
     total: int = 0
 
 
-def step(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
+def step(
+    config: Config, state: State, events: Iterable[Event], time_s: float
+) -> tuple[State, list[Output]]:
     outputs: list[Output] = []
     for event in events:
         state.held.append(event)
         if len(state.held) >= config.hold:
-            state.total += sum(e.record.next_problem for e in state.held if isinstance(e.record, EnvProgress))
+            state.total += sum(
+                e.record.next_problem for e in state.held if isinstance(e.record, EnvProgress)
+            )
             state.held = []
-            record = Demand(environment="x", wanted_tokens=state.total, held_tokens=event.offset, closed_groups={})
-            outputs += [Output("sums", "x", record), Output("metrics", "x", Metric(source="adder", time_s=time_s, values={}))]
+            record = Demand(
+                environment="x",
+                wanted_tokens=state.total,
+                held_tokens=event.offset,
+                closed_groups={},
+            )
+            outputs += [
+                Output("sums", "x", record),
+                Output("metrics", "x", Metric(source="adder", time_s=time_s, values={})),
+            ]
     return state, outputs
 
 
 def part(config: Config | None = None, snapshot_events: int = 4) -> Part[Config, State]:
-    return Part("adder", {"a": ("env-progress",), "b": ("env-progress",)}, config or Config(), State, step, snapshot_events=snapshot_events)
+    return Part(
+        "adder",
+        {"a": ("env-progress",), "b": ("env-progress",)},
+        config or Config(),
+        State,
+        step,
+        snapshot_events=snapshot_events,
+    )
 
 
 def number(topic: str, value: int) -> Message:
@@ -83,8 +114,15 @@ class Killed(Exception):
     """The process is gone."""
 
 
-def live(log: MemoryLog, cuts: Sequence[int], die_at: int | None = None, each: Part[Config, State] | None = None) -> Fold[Config, State]:
-    """One life: restore, then turns of the given sizes until the inputs are drained; dies before or after the commit number `die_at // 2`."""
+def live(
+    log: MemoryLog,
+    cuts: Sequence[int],
+    die_at: int | None = None,
+    each: Part[Config, State] | None = None,
+) -> Fold[Config, State]:
+    """One life: restore, then turns of the given sizes until the inputs are drained; dies before or
+    after the commit number `die_at // 2`.
+    """
     me = each or part()
     writer = log.writer(me.name)
     fold, _ = restore(log, me)
@@ -108,20 +146,35 @@ def live(log: MemoryLog, cuts: Sequence[int], die_at: int | None = None, each: P
 
 
 def sums(log: MemoryLog) -> list[Demand]:
-    return [record for m in read(log, "sums", 0, 0) if isinstance(record := decode("demand/1", m.value or b""), Demand)]
+    return [
+        record
+        for m in read(log, "sums", 0, 0)
+        if isinstance(record := decode("demand/1", m.value or b""), Demand)
+    ]
 
 
 def test_a_turn_is_one_transaction_with_its_journal_entry():
     log = filled(6)
     live(log, [4])
-    records = [decode(dict(m.headers)["schema"], m.value or b"") for m in read(log, "journal.adder", 0, 0)]
+    records = [
+        decode(dict(m.headers)["schema"], m.value or b"") for m in read(log, "journal.adder", 0, 0)
+    ]
     first = records[1]  # the snapshot after four events comes before its entry
     assert isinstance(records[0], Snapshot) and isinstance(first, JournalEntry)
-    assert [(s.topic, s.start, s.end, s.count) for s in first.slices] == [("a", 0, 5, 3), ("b", 0, 1, 1)]
-    assert (first.sequence, first.output_count, first.config, first.snapshot_offset) == (0, 1, '{"hold":3}', -1)
+    assert [(s.topic, s.start, s.end, s.count) for s in first.slices] == [
+        ("a", 0, 5, 3),
+        ("b", 0, 1, 1),
+    ]
+    assert (first.sequence, first.output_count, first.config, first.snapshot_offset) == (
+        0,
+        1,
+        '{"hold":3}',
+        -1,
+    )
     second = records[2]
     assert isinstance(second, JournalEntry) and (second.config, second.snapshot_offset) == ("", 0)
-    assert log.committed("adder") == {}  # that is for people to look at, once a second: the entries say it
+    # that is for people to look at, once a second: the entries say it
+    assert log.committed("adder") == {}
 
 
 @pytest.mark.parametrize(("lying", "taken"), [(70, 70), (2 * TURN_MESSAGES, TURN_MESSAGES)])
@@ -150,7 +203,9 @@ def test_a_turn_is_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("cuts", [[1], [3], [7, 1, 2]])
 @pytest.mark.parametrize("snapshot_events", [1, 4, 1000])
-def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(cuts: list[int], snapshot_events: int):
+def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(
+    cuts: list[int], snapshot_events: int
+):
     me = part(snapshot_events=snapshot_events)
     undisturbed = filled()
     expected = live(undisturbed, cuts, each=me)
@@ -164,14 +219,22 @@ def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(cuts: list[in
 
 
 @pytest.mark.parametrize("snapshot_events", [1, 4, 1000])
-def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_life(snapshot_events: int):
+def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_life(
+    snapshot_events: int,
+):
     log, me = filled(12), part(snapshot_events=snapshot_events)
     with pytest.raises(Killed):
-        live(log, [6], die_at=3, each=me)  # behind the second commit; the turns of this life publish no metrics at all
+        # behind the second commit; the turns of this life publish no metrics at all
+        live(log, [6], die_at=3, each=me)
     assert log.end("metrics", 0) == 0
     life.live(lambda stop: run(log, me, stop), lambda: log.end("metrics", 0) >= 2)
-    found = [record for m in read(log, "metrics", 0, 0) if isinstance(record := decode("metric/1", m.value or b""), Metric)]
-    assert [record.time_s for record in found if not record.values] == [1.0, 1.0]  # the two sums of the second turn, with its time
+    found = [
+        record
+        for m in read(log, "metrics", 0, 0)
+        if isinstance(record := decode("metric/1", m.value or b""), Metric)
+    ]
+    # the two sums of the second turn, with its time
+    assert [record.time_s for record in found if not record.values] == [1.0, 1.0]
     assert len(sums(log)) == 4
 
 
@@ -191,30 +254,41 @@ def test_settings_may_change_between_two_lives():
     configs = [
         r.config
         for m in read(log, "journal.adder", 0, 0)
-        if isinstance(r := decode(dict(m.headers)["schema"], m.value or b""), JournalEntry) and r.config
+        if isinstance(r := decode(dict(m.headers)["schema"], m.value or b""), JournalEntry)
+        and r.config
     ]
     assert configs == ['{"hold":3}', '{"hold":2}']
     assert freeze(restore(log, part(Config(hold=2)))[0].state) == freeze(fold.state)
 
 
 def test_code_that_gives_other_outputs_is_found_at_restart():
-    def wrong(config: Config, state: State, events: Iterable[Event], time_s: float) -> tuple[State, list[Output]]:
+    def wrong(
+        config: Config, state: State, events: Iterable[Event], time_s: float
+    ) -> tuple[State, list[Output]]:
         state, outputs = step(config, state, events, time_s)
         return state, outputs[:0]
 
     log = filled()
     live(log, [5], each=part(snapshot_events=1000))
-    with pytest.raises(StreamrlError, match=r"adder: entry 0 gives 0 outputs that differ from the 1 recorded"):
+    with pytest.raises(
+        StreamrlError, match=r"adder: entry 0 gives 0 outputs that differ from the 1 recorded"
+    ):
         restore(log, Part("adder", part().inputs, Config(), State, wrong))
 
 
 def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
     log = filled(2)
-    log.writer("source").commit([Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)), number("a", 5)])
+    log.writer("source").commit(
+        [Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)), number("a", 5)]
+    )
     fold = live(log, [10])
     (letter,) = read(log, "dead-letters.a", 0, 0)
     headers = dict(letter.headers)
-    assert letter.value == b"\xc1" and headers["__connect.errors.offset"] == b"2" and b"malformed" in headers["__connect.errors.exception.message"]
+    assert (
+        letter.value == b"\xc1"
+        and headers["__connect.errors.offset"] == b"2"
+        and b"malformed" in headers["__connect.errors.exception.message"]
+    )
     assert fold.state.total == 0 + 1 + 5
 
 

@@ -23,7 +23,10 @@ def exported(origin: Path, directory: Path) -> Path:
 
 
 def test_a_model_comes_out_as_it_went_in(tiny: Path, tmp_path: Path):
-    before, after = load_file(tiny / export.WEIGHTS), load_file(exported(tiny, tmp_path / "out") / export.WEIGHTS)
+    before, after = (
+        load_file(tiny / export.WEIGHTS),
+        load_file(exported(tiny, tmp_path / "out") / export.WEIGHTS),
+    )
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert after[name].dtype == np.float32
@@ -32,24 +35,32 @@ def test_a_model_comes_out_as_it_went_in(tiny: Path, tmp_path: Path):
 
 def test_the_same_model_gives_the_same_bytes(tiny: Path, tmp_path: Path):
     one, two = exported(tiny, tmp_path / "one"), exported(tmp_path / "one", tmp_path / "two")
-    assert {p.name: p.read_bytes() for p in one.iterdir()} == {p.name: p.read_bytes() for p in two.iterdir()}
+    assert {p.name: p.read_bytes() for p in one.iterdir()} == {
+        p.name: p.read_bytes() for p in two.iterdir()
+    }
 
 
 def test_settings_and_tokenizer_go_along(tiny: Path, tmp_path: Path):
     out = exported(tiny, tmp_path / "out")
     assert {path.name for path in out.iterdir()} == {path.name for path in tiny.iterdir()}
-    assert json.loads((out / "config.json").read_text()) == json.loads((tiny / "config.json").read_text())
+    assert json.loads((out / "config.json").read_text()) == json.loads(
+        (tiny / "config.json").read_text()
+    )
     assert len(model.load_tokenizer(out)) == 16
 
 
 def test_a_tied_head_is_written_and_read(tiny: Path, tmp_path: Path):
-    """Without `lm_head.weight` vLLM on a CPU keeps the head it started with, at every swap, and says nothing."""
+    """Without `lm_head.weight` vLLM on a CPU keeps the head it started with, at every swap, and
+    says nothing.
+    """
     tied = tmp_path / "tied"
     shutil.copytree(tiny, tied)
     weights = load_file(tiny / export.WEIGHTS)
     del weights[export.HEAD]
     save_file(weights, tied / export.WEIGHTS)
-    (tied / "config.json").write_text(json.dumps(json.loads((tiny / "config.json").read_text()) | {"tie_word_embeddings": True}))
+    (tied / "config.json").write_text(
+        json.dumps(json.loads((tiny / "config.json").read_text()) | {"tie_word_embeddings": True})
+    )
     out = exported(tied, tmp_path / "out")
     found = load_file(out / export.WEIGHTS)
     np.testing.assert_array_equal(found[export.HEAD], weights[export.EMBEDDING])
@@ -69,7 +80,11 @@ def test_files_are_those_that_the_library_writes(tmp_path: Path):
         "transposed": np.arange(4, dtype=np.float32).reshape(2, 2).T,
     }
     export.write_tensors(tmp_path / "ours", tensors)
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, tmp_path / "theirs", metadata={"format": "pt"})
+    save_file(
+        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
+        tmp_path / "theirs",
+        metadata={"format": "pt"},
+    )
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
@@ -78,19 +93,31 @@ def test_a_large_model_is_several_files_of_about_the_same_size(monkeypatch: pyte
     assert export.shards({"a": 150, "b": 49}) == {"model.safetensors": ["a", "b"]}
     # 300 bytes are three files: each ends where its third of the bytes is full
     first, second, third = (f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3))
-    assert export.shards({"a": 60, "b": 60, "c": 80, "d": 90, "e": 10}) == {first: ["a", "b"], second: ["c"], third: ["d", "e"]}
+    assert export.shards({"a": 60, "b": 60, "c": 80, "d": 90, "e": 10}) == {
+        first: ["a", "b"],
+        second: ["c"],
+        third: ["d", "e"],
+    }
     assert len(export.shards({str(i): 100 for i in range(1000)})) == export.SHARDS
     assert len(export.shards({"large": 900, "small": 1})) == 2  # a tensor is never cut
 
 
-def test_several_files_are_read_as_one_model(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_several_files_are_read_as_one_model(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(export, "SHARD_BYTES", 10_000)
     out = exported(tiny, tmp_path / "out")
     files = sorted(out.glob("*.safetensors"))
-    assert len(files) > 1 and sum(len(load_file(file)) for file in files) == len(load_file(tiny / export.WEIGHTS))
-    assert json.loads((out / export.INDEX).read_text())["weight_map"] == {name: file.name for file in files for name in load_file(file)}
+    assert len(files) > 1 and sum(len(load_file(file)) for file in files) == len(
+        load_file(tiny / export.WEIGHTS)
+    )
+    assert json.loads((out / export.INDEX).read_text())["weight_map"] == {
+        name: file.name for file in files for name in load_file(file)
+    }
     monkeypatch.undo()
-    assert (exported(out, tmp_path / "again") / export.WEIGHTS).read_bytes() == (tiny / export.WEIGHTS).read_bytes()
+    assert (exported(out, tmp_path / "again") / export.WEIGHTS).read_bytes() == (
+        tiny / export.WEIGHTS
+    ).read_bytes()
 
 
 def test_a_full_disk_is_an_oserror(tiny: Path, tmp_path: Path):

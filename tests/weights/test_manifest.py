@@ -8,10 +8,22 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import WeightError
-from streamrl.weights.manifest import MANIFEST, File, Manifest, at_once, describe, differences, digest, from_bytes, plain, to_bytes
+from streamrl.weights.manifest import (
+    MANIFEST,
+    File,
+    Manifest,
+    at_once,
+    describe,
+    differences,
+    digest,
+    from_bytes,
+    plain,
+    to_bytes,
+)
 from tests.waiting import patience
 
-ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc", FIPS 180-2
+# SHA-256 of "abc", FIPS 180-2
+ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_a_directory_is_described_by_its_files(tmp_path: Path):
@@ -29,7 +41,10 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path):
         for name in order:
             (directory / name).write_bytes(name.encode())
     one, two = describe(tmp_path / "one"), describe(tmp_path / "two")
-    assert to_bytes(one) == to_bytes(two) and one.sha256 == two.sha256 == hashlib.sha256(to_bytes(one)).hexdigest()
+    assert (
+        to_bytes(one) == to_bytes(two)
+        and one.sha256 == two.sha256 == hashlib.sha256(to_bytes(one)).hexdigest()
+    )
 
 
 def test_bytes_to_manifest_and_back():
@@ -37,14 +52,19 @@ def test_bytes_to_manifest_and_back():
     assert from_bytes(to_bytes(manifest), "here") == manifest
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "a\0", MANIFEST])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "a\0", MANIFEST]
+)
 def test_a_name_that_leaves_the_directory_is_refused(name: str):
     assert not plain(name)
     with pytest.raises(WeightError, match="not a plain file name"):
         from_bytes(to_bytes(Manifest((File(name, 1, ABC),))), "here")
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [{"name": "a"}]}', b"\xff\xfe", b"null"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [{"name": "a"}]}', b"\xff\xfe", b"null"],
+)
 def test_what_is_no_manifest_is_refused(data: bytes):
     with pytest.raises(WeightError, match="here is not a manifest"):
         from_bytes(data, "here")
@@ -53,7 +73,10 @@ def test_what_is_no_manifest_is_refused(data: bytes):
 def test_differences_name_the_file_and_both_hashes():
     expected = [File("a", 1, "aa"), File("b", 2, "bb"), File("c", 3, "cc")]
     found = [File("c", 3, "cc"), File("b", 1, "xx")]
-    assert differences(expected, found) == ["a is missing", "b has 1 bytes with sha256 xx, announced are 2 bytes with sha256 bb"]
+    assert differences(expected, found) == [
+        "a is missing",
+        "b has 1 bytes with sha256 xx, announced are 2 bytes with sha256 bb",
+    ]
     assert differences(expected, expected) == []
 
 

@@ -79,14 +79,19 @@ def test_what_is_written_can_be_pulled(root: str, link: bool, tmp_path: Path):
     stored = write(Store(f"{root}/lead"), 1)
     assert stored.uri == f"{root}/lead/v000001-{stored.sha256[:16]}" and stored.size_bytes == SIZE
     there = pull(announced(stored), root, tmp_path / "copy", link)
-    assert there == tmp_path / "copy" and {p.name: p.read_bytes() for p in there.iterdir() if p.name != MANIFEST} == WEIGHTS
+    assert (
+        there == tmp_path / "copy"
+        and {p.name: p.read_bytes() for p in there.iterdir() if p.name != MANIFEST} == WEIGHTS
+    )
     assert describe(there).sha256 == stored.sha256
 
 
 def test_the_same_files_give_the_same_claim(root: str):
     first = write(Store(f"{root}/lead"), 1)
     assert write(Store(f"{root}/other"), 1)[1:] == first[1:]
-    assert write(Store(f"{root}/other"), 2, {**WEIGHTS, "config.json": b"[]"}).sha256 != first.sha256
+    assert (
+        write(Store(f"{root}/other"), 2, {**WEIGHTS, "config.json": b"[]"}).sha256 != first.sha256
+    )
 
 
 def test_two_results_of_a_version_lie_beside_each_other(root: str, tmp_path: Path):
@@ -95,8 +100,14 @@ def test_two_results_of_a_version_lie_beside_each_other(root: str, tmp_path: Pat
     first = write(store, 1, {"config.json": b"[1]"})
     second = write(Store(root), 1)
     assert first.uri != second.uri and store.versions() == [1]
-    assert pull(announced(first), root, tmp_path / "first").joinpath("config.json").read_bytes() == b"[1]"
-    assert pull(announced(second), root, tmp_path / "second").joinpath("config.json").read_bytes() == b"{}"
+    assert (
+        pull(announced(first), root, tmp_path / "first").joinpath("config.json").read_bytes()
+        == b"[1]"
+    )
+    assert (
+        pull(announced(second), root, tmp_path / "second").joinpath("config.json").read_bytes()
+        == b"{}"
+    )
     store.prune(newest=9, keep=1)
     assert files_below(root) == []
 
@@ -110,7 +121,9 @@ def test_the_same_result_is_written_once_and_again_where_it_is_damaged(root: str
     assert not store.holds(announced(stored))
     assert write(store, 1) == stored and store.holds(announced(stored))
     fs.rm(path, recursive=True)
-    assert not store.holds(announced(stored)) and not store.holds(announced(stored._replace(uri=f"{root}/v000009")))
+    assert not store.holds(announced(stored)) and not store.holds(
+        announced(stored._replace(uri=f"{root}/v000009"))
+    )
 
 
 def test_a_failure_leaves_nothing(root: str):
@@ -140,7 +153,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path):
 
     def fill(directory: Path) -> None:
         (directory / "config.json").write_bytes(b"{}")
-        (directory / "model.safetensors").symlink_to("/dev/full")  # a real write that fails as on a full disk
+        # a real write that fails as on a full disk
+        (directory / "model.safetensors").symlink_to("/dev/full")
         with (directory / "model.safetensors").open("wb") as full:
             full.write(WEIGHTS["model.safetensors"])
 
@@ -152,14 +166,20 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path):
 
 def test_a_full_remote_store_is_said_and_leaves_nothing():
     store = Store("cramped://bucket/weights")
-    with pytest.raises(WeightError, match="weight store cramped://bucket/weights is full: v000001 needs about 7002 bytes; free some"):
+    with pytest.raises(
+        WeightError,
+        match="weight store cramped://bucket/weights is full: v000001 needs about 7002 bytes; free some",
+    ):
         write(store, 1)
     assert files_below("cramped://bucket/weights") == []
 
 
 def test_a_store_that_cannot_be_written_is_said(tmp_path: Path):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(WeightError, match="v000001 could not be written to the weight store .*Not a directory; set weights.store"):
+    with pytest.raises(
+        WeightError,
+        match="v000001 could not be written to the weight store .*Not a directory; set weights.store",
+    ):
         write(Store(f"file://{tmp_path}/file"), 1)
 
 
@@ -173,7 +193,8 @@ def test_pruning_keeps_the_newest_and_leaves_what_is_to_come(root: str):
     for version in (0, 1, 2, 3, 4, 9):
         write(store, version)
     store.prune(newest=4, keep=2)
-    assert store.versions() == [3, 4, 9]  # 9 is of an earlier run of that name, and will be written again
+    # 9 is of an earlier run of that name, and will be written again
+    assert store.versions() == [3, 4, 9]
 
 
 def test_versions_that_others_wait_for_are_kept_as_long_again(tmp_path: Path):
@@ -240,17 +261,32 @@ def name_another(name: str) -> Any:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (truncate, "model.safetensors has 6999 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}"),
-        (alter, "model.safetensors has 7000 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}"),
+        (
+            truncate,
+            "model.safetensors has 6999 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}",
+        ),
+        (
+            alter,
+            "model.safetensors has 7000 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}",
+        ),
         (remove, "model.safetensors is missing"),
-        (agree_on_it, "its manifest.json stands for 7002 bytes with sha256 [0-9a-f]{64}, announced are 7002 bytes with sha256 [0-9a-f]{64}"),
-        (lambda directory: (directory / MANIFEST).unlink(), "manifest.json does not exist: the version is incomplete, or has been deleted"),
+        (
+            agree_on_it,
+            "its manifest.json stands for 7002 bytes with sha256 [0-9a-f]{64}, announced are 7002 bytes with sha256 [0-9a-f]{64}",
+        ),
+        (
+            lambda directory: (directory / MANIFEST).unlink(),
+            "manifest.json does not exist: the version is incomplete, or has been deleted",
+        ),
         (lambda directory: (directory / MANIFEST).write_bytes(b"{"), "is not a manifest"),
         (link, "config.json is a symbolic link; it is refused"),
         (link_all, "v000001-[0-9a-f]{16} is a symbolic link; it is refused"),
         (link_learner, "store/lead is a symbolic link; it is refused"),
         (link_manifest, "manifest.json is a symbolic link; it is refused"),
-        (name_another("../../../secret"), "names '../../../secret', which is not a plain file name"),
+        (
+            name_another("../../../secret"),
+            "names '../../../secret', which is not a plain file name",
+        ),
         (name_another("$/secret"), "names '.*/secret', which is not a plain file name"),
         (name_another("..\\..\\secret"), "which is not a plain file name"),
         (name_another("a/../../../../secret"), "which is not a plain file name"),
@@ -270,9 +306,14 @@ def test_who_only_reads_gets_another_name_of_the_same_files(link: bool, tmp_path
     store = Store(f"file://{tmp_path}/store")
     stored = mine_alone(store)
     there = pull(announced(stored), store.root, tmp_path / "copy", link)
-    assert {name: (there / name).samefile(path_of(stored) / name) for name in WEIGHTS} == dict.fromkeys(WEIGHTS, link)
+    assert {
+        name: (there / name).samefile(path_of(stored) / name) for name in WEIGHTS
+    } == dict.fromkeys(WEIGHTS, link)
     store.prune(newest=9, keep=1)
-    assert store.versions() == [] and {name: (there / name).read_bytes() for name in WEIGHTS} == WEIGHTS
+    assert (
+        store.versions() == []
+        and {name: (there / name).read_bytes() for name in WEIGHTS} == WEIGHTS
+    )
 
 
 def somebody_elses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,27 +337,38 @@ def another_file_system(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["the group may write", "all may write", "somebody else's", "another file system"],
 )
-def test_a_file_that_others_may_change_or_that_cannot_be_linked_is_copied(spoil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_others_may_change_or_that_cannot_be_linked_is_copied(
+    spoil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     store = Store(f"file://{tmp_path}/store")
     stored = mine_alone(store)
     kept = path_of(stored) / "model.safetensors"
     spoil(kept, monkeypatch)
     there = pull(announced(stored), store.root, tmp_path / "copy", link=True)
-    assert not (there / kept.name).samefile(kept) and (there / kept.name).read_bytes() == WEIGHTS[kept.name]
+    assert (
+        not (there / kept.name).samefile(kept)
+        and (there / kept.name).read_bytes() == WEIGHTS[kept.name]
+    )
 
 
-def test_a_link_that_took_the_place_of_a_file_after_the_look_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_link_that_took_the_place_of_a_file_after_the_look_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     store = Store(f"file://{tmp_path}/store")
     stored = mine_alone(store)
     link(path_of(stored))
     monkeypatch.setattr("streamrl.weights.store._refuse_links", lambda *_: None)
-    with pytest.raises(WeightError, match="cannot be copied to .*copy: Too many levels of symbolic links"):
+    with pytest.raises(
+        WeightError, match="cannot be copied to .*copy: Too many levels of symbolic links"
+    ):
         pull(announced(stored), store.root, tmp_path / "copy", link=True)
     assert not (tmp_path / "copy").exists()
 
 
 def test_only_what_was_announced_is_copied(tmp_path: Path):
-    """A file that lies beside the announced ones stays where it is, and what was at the destination goes."""
+    """A file that lies beside the announced ones stays where it is, and what was at the destination
+    goes.
+    """
     stored = write(Store(f"file://{tmp_path}/store"), 1)
     (path_of(stored) / "modeling.py").write_text("print('anything')")
     (tmp_path / "copy").mkdir()
@@ -350,8 +402,15 @@ def test_only_what_was_announced_is_copied(tmp_path: Path):
     ],
 )
 def test_a_uri_outside_the_store_is_refused(uri: str, tmp_path: Path):
-    with pytest.raises(WeightError, match="is not a version in the configured store file:///data/weights; it is refused"):
-        pull(PolicyVersion(learner="lead", version=1, uri=uri, size_bytes=1, sha256="00"), "file:///data/weights", tmp_path / "copy")
+    with pytest.raises(
+        WeightError,
+        match="is not a version in the configured store file:///data/weights; it is refused",
+    ):
+        pull(
+            PolicyVersion(learner="lead", version=1, uri=uri, size_bytes=1, sha256="00"),
+            "file:///data/weights",
+            tmp_path / "copy",
+        )
 
 
 def test_a_uri_inside_the_store_stays_as_it_is():
@@ -361,7 +420,10 @@ def test_a_uri_inside_the_store_stays_as_it_is():
 def test_a_destination_that_cannot_be_written_is_said(tmp_path: Path):
     stored = write(Store(f"file://{tmp_path}/store"), 1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(WeightError, match=r"version 1 at .* \(7002 bytes\) cannot be copied to .*/file/copy: Not a directory"):
+    with pytest.raises(
+        WeightError,
+        match=r"version 1 at .* \(7002 bytes\) cannot be copied to .*/file/copy: Not a directory",
+    ):
         pull(announced(stored), f"file://{tmp_path}/store", tmp_path / "file" / "copy")
 
 
@@ -373,7 +435,10 @@ def pipe(directory: Path) -> None:
 def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path):
     """Reading it would wait for ever."""
     root = f"file://{tmp_path}/store"
-    for spoil in (pipe, lambda directory: (directory / MANIFEST).unlink() or os.mkfifo(directory / MANIFEST)):
+    for spoil in (
+        pipe,
+        lambda directory: (directory / MANIFEST).unlink() or os.mkfifo(directory / MANIFEST),
+    ):
         stored = write(Store(root), 1)
         spoil(path_of(stored))
         with pytest.raises(WeightError, match=r"\.json is not a regular file; it is refused"):
@@ -381,13 +446,24 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path):
         shutil.rmtree(path_of(stored))
 
 
-def test_no_more_is_copied_than_was_announced(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A store's writer does not fill every server's disk: the copy ends behind the first byte too many."""
+def test_no_more_is_copied_than_was_announced(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A store's writer does not fill every server's disk: the copy ends behind the first byte too
+    many.
+    """
     stored = write(Store(root), 1)
     fs, path = fsspec.core.url_to_fs(stored.uri)
     fs.pipe_file(f"{path}/model.safetensors", bytes(3_000_000))
     sizes: list[int] = []
-    monkeypatch.setattr(store, "differences", lambda expected, found: [*differences(expected, found), *map(sizes.append, _sizes(tmp_path))][:1])
+    monkeypatch.setattr(
+        store,
+        "differences",
+        lambda expected, found: [
+            *differences(expected, found),
+            *map(sizes.append, _sizes(tmp_path)),
+        ][:1],
+    )
     with pytest.raises(WeightError, match="model.safetensors has 7001 bytes"):
         pull(announced(stored), root, tmp_path / "copy")
     assert max(sizes) == 7001
@@ -397,7 +473,9 @@ def _sizes(directory: Path) -> list[int]:
     return [found.stat().st_size for found in directory.glob("copy/*")]
 
 
-def test_a_manifest_without_end_is_refused(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_manifest_without_end_is_refused(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(store, "MANIFEST_BYTES", 100)
     stored = write(Store(root), 1)
     with pytest.raises(WeightError, match=r"manifest.json has more than 100 bytes; it is refused"):
@@ -407,12 +485,23 @@ def test_a_manifest_without_end_is_refused(root: str, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({**WEIGHTS, "pytorch_model.bin": b"x"}, "has a file 'pytorch_model.bin', and weights have none of that name; it is refused"),
-        ({**WEIGHTS, "modeling_x.py": b"x"}, "has a file 'modeling_x.py', and weights have none of that name; it is refused"),
-        ({**WEIGHTS, "config.json": b'{"auto_map": {"AutoModel": "x.Y"}}'}, "config.json has an auto_map, which loads Python code; it is refused"),
+        (
+            {**WEIGHTS, "pytorch_model.bin": b"x"},
+            "has a file 'pytorch_model.bin', and weights have none of that name; it is refused",
+        ),
+        (
+            {**WEIGHTS, "modeling_x.py": b"x"},
+            "has a file 'modeling_x.py', and weights have none of that name; it is refused",
+        ),
+        (
+            {**WEIGHTS, "config.json": b'{"auto_map": {"AutoModel": "x.Y"}}'},
+            "config.json has an auto_map, which loads Python code; it is refused",
+        ),
     ],
 )
-def test_what_is_no_weights_is_refused(root: str, tmp_path: Path, files: dict[str, bytes], says: str):
+def test_what_is_no_weights_is_refused(
+    root: str, tmp_path: Path, files: dict[str, bytes], says: str
+):
     stored = write(Store(root), 1, files)
     with pytest.raises(WeightError, match=says):
         pull(announced(stored), root, tmp_path / "copy")

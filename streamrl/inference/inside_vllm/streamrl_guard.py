@@ -1,4 +1,5 @@
-"""Runs inside vLLM's server, in front of everything, decides who may ask for what, and notes what the server's time goes to.
+"""Runs inside vLLM's server, in front of everything, decides who may ask for what, and notes what
+the server's time goes to.
 
 - Whatever controls the server (pause it, load weights from a path, call a method of its workers, abort others' requests) is for its agent alone,
   which has made up a key for this one server. vLLM would do it for whoever reaches the port, with or without a key of its own.
@@ -7,8 +8,9 @@
 - `PAUSE` stops vLLM for its agent as soon as no step is under way. (vLLM's own then sleeps for 20 ms, so that clients have what was sampled.)
 - `CLOCK` answers its agent how long somebody has waited for tokens, how long it was paused, and how long nobody asked (`Clock`).
 
-vLLM's Python has no streamrl, so: standard library only, found by PYTHONPATH, hence the long name and the directory of its own. The keys are in the
-environment, where the process list does not show them.
+vLLM's Python has no streamrl, so: standard library only, found by PYTHONPATH, hence the long name
+and the directory of its own. The keys are in the environment, where the process list does not show
+them.
 """
 
 from __future__ import annotations
@@ -28,39 +30,67 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN = {"/health"}
 SAMPLING = {
-    *("/v1/models", "/v1/completions", "/v1/completions/render", "/v1/chat/completions", "/v1/chat/completions/render"),
+    *(
+        "/v1/models",
+        "/v1/completions",
+        "/v1/completions/render",
+        "/v1/chat/completions",
+        "/v1/chat/completions/render",
+    ),
     *("/inference/v1/generate", "/tokenize", "/detokenize", "/metrics"),
 }
 ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"}
 PAUSE, RESUME, CLOCK = "/streamrl/pause", "/resume", "/streamrl/clock"
-REFUSED = {"error": {"message": "this server does that for nobody who does not send the right API key", "code": 401}}
+REFUSED = {
+    "error": {
+        "message": "this server does that for nobody who does not send the right API key",
+        "code": 401,
+    }
+}
 
 
 class Clock:
-    """Where the time of a server goes, in seconds since it was made; the three add up to it. Time is an argument."""
+    """Where the time of a server goes, in seconds since it was made; the three add up to it. Time
+    is an argument.
+    """
 
     def __init__(self, now_s: float) -> None:
         self.spent = {"asked_s": 0.0, "paused_s": 0.0, "idle_s": 0.0}
         self.asked, self.paused, self._since_s = 0, False, now_s
 
     def turn(self, now_s: float, asked: int = 0, paused: bool | None = None) -> None:
-        """Up to now it was as it was; from now on `asked` more wait for an answer, and it is paused or not."""
-        self.spent["paused_s" if self.paused else "asked_s" if self.asked else "idle_s"] += now_s - self._since_s
-        self.asked, self.paused, self._since_s = self.asked + asked, self.paused if paused is None else paused, now_s
+        """Up to now it was as it was; from now on `asked` more wait for an answer, and it is paused
+        or not.
+        """
+        self.spent["paused_s" if self.paused else "asked_s" if self.asked else "idle_s"] += (
+            now_s - self._since_s
+        )
+        self.asked, self.paused, self._since_s = (
+            self.asked + asked,
+            self.paused if paused is None else paused,
+            now_s,
+        )
 
 
 class Guard:
     """ASGI middleware."""
 
     def __init__(self, app: App) -> None:
-        self._app, self._agent, self._sampler = app, os.environ["STREAMRL_AGENT_KEY"], os.environ.get("STREAMRL_API_KEY", "")
+        self._app, self._agent, self._sampler = (
+            app,
+            os.environ["STREAMRL_AGENT_KEY"],
+            os.environ.get("STREAMRL_API_KEY", ""),
+        )
         self._clock = Clock(time.monotonic())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        path, sent = scope["path"], [value for name, value in scope["headers"] if name == b"authorization"]
+        path, sent = (
+            scope["path"],
+            [value for name, value in scope["headers"] if name == b"authorization"],
+        )
         if self._may(path, sent):
             agents = _has(sent, self._agent)
             if agents and path == CLOCK:
@@ -86,7 +116,9 @@ class Guard:
         try:
             yield
         finally:
-            self._clock.turn(time.monotonic(), asked=-asks, paused=False if path == RESUME else None)
+            self._clock.turn(
+                time.monotonic(), asked=-asks, paused=False if path == RESUME else None
+            )
 
     def _may(self, path: str, sent: list[bytes]) -> bool:
         if path in OPEN or _has(sent, self._agent):
@@ -95,15 +127,25 @@ class Guard:
 
 
 async def _pause(engine: Any) -> None:
-    """What `pause_generation(mode="keep")` of vLLM's AsyncLLM does before it sleeps: requests stay, and nothing is sampled."""
+    """What `pause_generation(mode="keep")` of vLLM's AsyncLLM does before it sleeps: requests stay,
+    and nothing is sampled.
+    """
     await engine.renderer.clear_mm_cache_async()
     await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
 
 
 async def _answer(send: Send, status: int, body: Any) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", b"application/json")],
+        }
+    )
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
 def _has(sent: list[bytes], key: str) -> bool:
-    return bool(key) and any(hmac.compare_digest(value, b"Bearer " + key.encode()) for value in sent)
+    return bool(key) and any(
+        hmac.compare_digest(value, b"Bearer " + key.encode()) for value in sent
+    )

@@ -1,8 +1,10 @@
-"""What a sink is: a place that the orchestrator takes the run's metrics to. One file a sink, by the name it has in the run file.
+"""What a sink is: a place that the orchestrator takes the run's metrics to. One file a sink, by the
+name it has in the run file.
 
-The topic `metrics` is the truth, and the orchestrator reads it from its start every time. So a sink is given the same entries again in its next life,
-and takes those that it does not have: what it has it reads from what it has written, not from a note beside it that a crash could make wrong. That
-is all that a resumed run needs to continue its curves, with no step left out and none twice.
+The topic `metrics` is the truth, and the orchestrator reads it from its start every time. So a sink
+is given the same entries again in its next life, and takes those that it does not have: what it has
+it reads from what it has written, not from a note beside it that a crash could make wrong. That is
+all that a resumed run needs to continue its curves, with no step left out and none twice.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from streamrl.records import Metric
 
 
 class Row(NamedTuple):
-    """Values that belong to a step: a batch number or policy version. By the names of `metric_names.curve`."""
+    """Values that belong to a step: a batch number or policy version. By the names of
+    `metric_names.curve`.
+    """
 
     step: int
     time_s: float
@@ -54,7 +58,9 @@ Make = Callable[..., Sink]  # (place, **params)
 
 @dataclass
 class Steps:
-    """A set of steps, small where they are next to each other: [first, behind the last] of each stretch, ascending."""
+    """A set of steps, small where they are next to each other: [first, behind the last] of each
+    stretch, ascending.
+    """
 
     stretches: list[list[int]] = field(default_factory=list[list[int]])
 
@@ -64,7 +70,11 @@ class Steps:
         before = self.stretches[at - 1] if at else None
         if before and step < before[1]:
             return False
-        after = self.stretches[at] if at < len(self.stretches) and self.stretches[at][0] == step + 1 else None
+        after = (
+            self.stretches[at]
+            if at < len(self.stretches) and self.stretches[at][0] == step + 1
+            else None
+        )
         if before and before[1] == step:
             before[1] = after[1] if after else step + 1
             if after:
@@ -87,7 +97,15 @@ class Had:
         return self.curves[name].add(step)
 
     def new(self, entries: Sequence[Entry]) -> list[Row]:
-        """What these entries add: points that are there already are left out, and so are rows of nothing else. The first value of a point counts: a
-        learner that trains on a batch again after a crash measures the same, but for its times."""
-        rows = [row._replace(values={name: v for name, v in row.values.items() if self.add(name, row.step)}) for e in entries for row in e.rows]
+        """What these entries add: points that are there already are left out, and so are rows of
+        nothing else. The first value of a point counts: a learner that trains on a batch again
+        after a crash measures the same, but for its times.
+        """
+        rows = [
+            row._replace(
+                values={name: v for name, v in row.values.items() if self.add(name, row.step)}
+            )
+            for e in entries
+            for row in e.rows
+        ]
         return [row for row in rows if row.values]

@@ -1,7 +1,8 @@
 """Records of metrics to points of curves: every value belongs to a step. Pure.
 
-What carries a step lies there. What does not (how many requests are in flight, how long a turn takes) is measured all the time; its last value
-before the lead learner finished a step is taken with that step.
+What carries a step lies there. What does not (how many requests are in flight, how long a turn
+takes) is measured all the time; its last value before the lead learner finished a step is taken
+with that step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Curves:
     gauges: dict[str, float] = field(default_factory=dict[str, float])
 
     def entry(self, offset: int, metric: Metric) -> Entry:
-        values = {curve(metric.source, name, self.lead): value for name, value in metric.values.items()}
+        values = {
+            curve(metric.source, name, self.lead): value for name, value in metric.values.items()
+        }
         if metric.step is None:
             self.gauges |= values
             return Entry(offset, metric, ())

@@ -1,4 +1,6 @@
-"""Every record of the topic as a line of JSON, in `metrics.jsonl` of the run's directory: its offset there, `source`, `time_s`, `values`, `step`."""
+"""Every record of the topic as a line of JSON, in `metrics.jsonl` of the run's directory: its
+offset there, `source`, `time_s`, `values`, `step`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class Line(msgspec.Struct):
 
 
 class JsonLines:
-    """Goes on behind its last whole line. A line that was being written when its process died is cut off, and written again."""
+    """Goes on behind its last whole line. A line that was being written when its process died is
+    cut off, and written again.
+    """
 
     def __init__(self, place: Place, path: str = "metrics.jsonl") -> None:
         """`path`: relative to the run's directory."""
@@ -31,7 +35,12 @@ class JsonLines:
     def take(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if entry.offset > self._last:
-                self._file.write(msgspec.json.encode({"offset": entry.offset, **msgspec.to_builtins(entry.metric)}) + b"\n")
+                self._file.write(
+                    msgspec.json.encode(
+                        {"offset": entry.offset, **msgspec.to_builtins(entry.metric)}
+                    )
+                    + b"\n"
+                )
                 self._last = entry.offset
         self._file.flush()
 
@@ -40,7 +49,8 @@ class JsonLines:
 
 
 def mend(path: Path) -> int:
-    """Cut off what is not a whole line. Returns the offset in the last one that is; -1 where there is none.
+    """Cut off what is not a whole line. Returns the offset in the last one that is; -1 where there
+    is none.
 
     Lines without an offset are of before there were any: they are written anew.
     """

@@ -1,4 +1,6 @@
-"""The sinks of a run at work: in a thread of their own, as a server that does not answer must not keep the orchestrator from its parts."""
+"""The sinks of a run at work: in a thread of their own, as a server that does not answer must not
+keep the orchestrator from its parts.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,16 @@ from streamrl.records import Metric
 
 logger = logging.getLogger(__name__)
 
-SHIPPED = {"console": "Console", "jsonl": "JsonLines", "tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow"}
+SHIPPED = {
+    "console": "Console",
+    "jsonl": "JsonLines",
+    "tensorboard": "TensorBoard",
+    "wandb": "WandB",
+    "mlflow": "MLflow",
+}
 """Name in the run file, which is that of the file -> class."""
-NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}  # packages, each an extra of its sink's name
+# packages, each an extra of its sink's name
+NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 LEAVE_S = 30.0  # for sinks to write what they were given, at the end
 
 Named = tuple[str, Sink]
@@ -28,8 +37,13 @@ Named = tuple[str, Sink]
 
 @contextlib.contextmanager
 def running(place: Place) -> Iterator[Sinks]:
-    """The sinks of the run file, until the end of the block. Raises ConfigError for one that cannot be had as it is wanted."""
-    sinks = Sinks([(sink.kind, opened(place, sink)) for sink in place.run.orchestrator.sinks], f"learner-{place.run.learner.name}")
+    """The sinks of the run file, until the end of the block. Raises ConfigError for one that cannot
+    be had as it is wanted.
+    """
+    sinks = Sinks(
+        [(sink.kind, opened(place, sink)) for sink in place.run.orchestrator.sinks],
+        f"learner-{place.run.learner.name}",
+    )
     try:
         yield sinks
     finally:
@@ -43,28 +57,36 @@ def check(settings: Iterable[config.Sink]) -> None:
 
 
 def opened(place: Place, sink: config.Sink) -> Sink:
-    """Raises ConfigError, whatever it is that does not work: nobody wants to find out after a day that nothing was kept."""
+    """Raises ConfigError, whatever it is that does not work: nobody wants to find out after a day
+    that nothing was kept.
+    """
     try:
         return _make(sink.kind)(place, **sink.params)
     except ConfigError:
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ConfigError(f"orchestrator.sinks: {sink.kind} cannot be opened: {told}; change its params, or leave it out") from None
+        raise ConfigError(
+            f"orchestrator.sinks: {sink.kind} cannot be opened: {told}; change its params, or leave it out"
+        ) from None
 
 
 def _make(kind: str) -> Make:
     if kind not in SHIPPED:
         return import_path(kind, "orchestrator.sinks", SHIPPED)
     try:
-        return getattr(importlib.import_module(f"streamrl.orchestrator.sinks.{kind}"), SHIPPED[kind])
+        return getattr(
+            importlib.import_module(f"streamrl.orchestrator.sinks.{kind}"), SHIPPED[kind]
+        )
     except ImportError as error:
         needs = f"the package {NEEDS.get(kind, kind)} ({error}): pip install 'streamrl[{kind}]'"
         raise ConfigError(f"orchestrator.sinks: {kind} needs {needs}, or leave it out") from None
 
 
 class Sinks:
-    """Takes records in, in the order of the topic, and hands them on. One that fails is left out from then on; it says so, and the run goes on."""
+    """Takes records in, in the order of the topic, and hands them on. One that fails is left out
+    from then on; it says so, and the run goes on.
+    """
 
     def __init__(self, sinks: Sequence[Named], lead: str) -> None:
         self._sinks, self._curves = list(sinks), Curves(lead)
@@ -81,11 +103,18 @@ class Sinks:
         self._queue.put(None)
         self._thread.join(LEAVE_S)
         if self._thread.is_alive():
-            logger.warning("sinks have not taken everything within %.0f s; the next session of the run hands it to them again", LEAVE_S)
+            logger.warning(
+                "sinks have not taken everything within %.0f s; the next session of the run hands it to them again",
+                LEAVE_S,
+            )
 
     def _work(self) -> None:
         while (entries := self._queue.get()) is not None:
-            self._sinks = [named for named in self._sinks if self._done(named, lambda sink, given=entries: sink.take(given))]
+            self._sinks = [
+                named
+                for named in self._sinks
+                if self._done(named, lambda sink, given=entries: sink.take(given))
+            ]
         for named in self._sinks:
             self._done(named, lambda sink: sink.close())
 
@@ -94,6 +123,12 @@ class Sinks:
             call(named[1])
         except Exception as error:
             again = "the next session of the run hands it what it lacks"
-            logger.error("sink %s is left out from now on: %s: %s; %s", named[0], type(error).__name__, " ".join(str(error).split())[:300], again)
+            logger.error(
+                "sink %s is left out from now on: %s: %s; %s",
+                named[0],
+                type(error).__name__,
+                " ".join(str(error).split())[:300],
+                again,
+            )
             return False
         return True

@@ -1,4 +1,6 @@
-"""Event files for TensorBoard, in `tensorboard/` of the run's directory: `tensorboard --logdir runs/RUN/tensorboard`."""
+"""Event files for TensorBoard, in `tensorboard/` of the run's directory: `tensorboard --logdir
+runs/RUN/tensorboard`.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # messages of protobuf are made when it is imported
@@ -29,8 +31,12 @@ class TensorBoard:
 
     def take(self, entries: Sequence[Entry]) -> None:
         for row in self._had.new(entries):
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
-            self._writer.add_event(Event(wall_time=row.time_s, step=row.step, summary=Summary(value=values)))
+            values = [
+                Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()
+            ]
+            self._writer.add_event(
+                Event(wall_time=row.time_s, step=row.step, summary=Summary(value=values))
+            )
         self._writer.flush()
 
     def close(self) -> None:
@@ -38,7 +44,9 @@ class TensorBoard:
 
 
 def points(directory: Path) -> Iterator[tuple[str, int, float]]:
-    """(name, step, value) of all event files in there; what was torn off at the end of one is not among them."""
+    """(name, step, value) of all event files in there; what was torn off at the end of one is not
+    among them.
+    """
     for path in sorted(directory.glob("events.out.tfevents.*")):
         for raw in RawEventFileLoader(str(path)).Load():
             event = Event.FromString(raw)

@@ -1,6 +1,8 @@
-"""Weights & Biases: one W&B run for the whole run, over all its sessions. The key is W&B's own business (`wandb login`, WANDB_API_KEY).
+"""Weights & Biases: one W&B run for the whole run, over all its sessions. The key is W&B's own
+business (`wandb login`, WANDB_API_KEY).
 
-With `mode: offline` nothing leaves the machine; `wandb sync` sends what lies in `wandb/` of the run's directory, all sessions of it.
+With `mode: offline` nothing leaves the machine; `wandb sync` sends what lies in `wandb/` of the
+run's directory, all sessions of it.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -28,8 +30,18 @@ FULL, FIRST, LAST = 1, 2, 4  # kinds of a piece
 class WandB:
     """What it has is read from the files that W&B keeps of every session, sent or not."""
 
-    def __init__(self, place: Place, project: str = "streamrl", name: str = "", id: str = "", mode: str = "", **options: Any) -> None:
-        """`name`, `id`: of the W&B run; default: the run's. `mode`: online, offline, disabled. `options`: of wandb.init, as `entity`, `tags`."""
+    def __init__(
+        self,
+        place: Place,
+        project: str = "streamrl",
+        name: str = "",
+        id: str = "",
+        mode: str = "",
+        **options: Any,
+    ) -> None:
+        """`name`, `id`: of the W&B run; default: the run's. `mode`: online, offline, disabled.
+        `options`: of wandb.init, as `entity`, `tags`.
+        """
         run = place.run
         self._had = Had()
         for row in rows(run.directory / "wandb"):
@@ -37,9 +49,28 @@ class WandB:
                 self._had.add(curve, int(row[STEP]))
         run.directory.mkdir(parents=True, exist_ok=True)
         wait_for_a_name(run.directory / "wandb")
-        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, x_disable_meta=True, save_code=False, disable_git=True)
-        told: dict[str, Any] = {"mode": mode or None, "config": run.model_dump(mode="json"), "dir": str(run.directory), "settings": quiet}
-        self._run = wandb.init(project=project, name=name or run.run, id=id or run.run, resume="allow", **told, **options)
+        quiet = wandb.Settings(
+            console="off",
+            silent=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            save_code=False,
+            disable_git=True,
+        )
+        told: dict[str, Any] = {
+            "mode": mode or None,
+            "config": run.model_dump(mode="json"),
+            "dir": str(run.directory),
+            "settings": quiet,
+        }
+        self._run = wandb.init(
+            project=project,
+            name=name or run.run,
+            id=id or run.run,
+            resume="allow",
+            **told,
+            **options,
+        )
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
 
@@ -53,7 +84,9 @@ class WandB:
 
 
 def wait_for_a_name(directory: Path) -> None:
-    """W&B names the directory of a session by the second it begins in, and a second session of that second would write over the first."""
+    """W&B names the directory of a session by the second it begins in, and a second session of that
+    second would write over the first.
+    """
     while any(directory.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")):
         time.sleep(0.05)
 
@@ -64,13 +97,20 @@ def rows(directory: Path) -> Iterator[dict[str, float]]:
         for record in records(path.read_bytes()):
             found = wire.Record.FromString(record)
             if found.WhichOneof("record_type") == "history":
-                values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in found.history.item}
+                values = {
+                    (item.key or item.nested_key[0]): json.loads(item.value_json)
+                    for item in found.history.item
+                }
                 if STEP in values:
-                    yield {name: value for name, value in values.items() if not name.startswith("_")}
+                    yield {
+                        name: value for name, value in values.items() if not name.startswith("_")
+                    }
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of one file, up to the first that is not whole. Format: LevelDB, doc/log_format.md."""
+    """The records of one file, up to the first that is not whole. Format: LevelDB,
+    doc/log_format.md.
+    """
     at, whole = HEADER, b""
     while at + HEAD <= len(data):
         left = BLOCK - at % BLOCK

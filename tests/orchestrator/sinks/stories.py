@@ -1,4 +1,6 @@
-"""A run's metrics as its topic holds them, for tests of sinks: told from the start in every life, as the orchestrator does."""
+"""A run's metrics as its topic holds them, for tests of sinks: told from the start in every life,
+as the orchestrator does.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,34 @@ def place(directory: Path, say: Callable[[str], None] = print, since_s: float = 
 
 
 def records(steps: range, tries: int = 1) -> list[Metric]:
-    """Each step: a gauge, a batch, a loss, and every second one an evaluation. `tries`: a learner that crashed measures its step so often."""
+    """Each step: a gauge, a batch, a loss, and every second one an evaluation. `tries`: a learner
+    that crashed measures its step so often.
+    """
     found: list[Metric] = []
     for step in steps:
         time_s = 1_000.0 + step
         found.append(Metric(source="buffer", time_s=time_s, values={"worker/turn_s": step / 100}))
-        found.append(Metric(source="batcher", time_s=time_s, step=step, values={"batches/copy/reward/mean": step / 10}))
-        found += [Metric(source=LEAD, time_s=time_s, step=step, values={"learner/loss": 1.0 / (step + 1)}) for _ in range(tries)]
+        found.append(
+            Metric(
+                source="batcher",
+                time_s=time_s,
+                step=step,
+                values={"batches/copy/reward/mean": step / 10},
+            )
+        )
+        found += [
+            Metric(source=LEAD, time_s=time_s, step=step, values={"learner/loss": 1.0 / (step + 1)})
+            for _ in range(tries)
+        ]
         if step % 2 == 0:
-            found.append(Metric(source="evaluator", time_s=time_s, step=step, values={"evals/hard/pass@4": step / 100}))
+            found.append(
+                Metric(
+                    source="evaluator",
+                    time_s=time_s,
+                    step=step,
+                    values={"evals/hard/pass@4": step / 100},
+                )
+            )
     return found
 
 

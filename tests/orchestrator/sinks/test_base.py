@@ -13,12 +13,19 @@ def test_steps_are_a_set_in_few_stretches(steps: list[int]):
     for step in steps:
         assert mine.add(step) == (step not in plain)
         plain.add(step)
-    assert [step for first, behind in mine.stretches for step in range(first, behind)] == sorted(plain)
-    assert all(behind < after for (_, behind), (after, _) in zip(mine.stretches, mine.stretches[1:], strict=False))
+    assert [step for first, behind in mine.stretches for step in range(first, behind)] == sorted(
+        plain
+    )
+    assert all(
+        behind < after
+        for (_, behind), (after, _) in zip(mine.stretches, mine.stretches[1:], strict=False)
+    )
 
 
 def test_a_point_is_new_once():
     told, had = stories.entries(stories.records(range(4), tries=2)), Had()
-    points = [(name, row.step, value) for row in had.new(told) for name, value in row.values.items()]
+    points = [
+        (name, row.step, value) for row in had.new(told) for name, value in row.values.items()
+    ]
     assert stories.only_once(points) == stories.curves(range(4))
     assert had.new(told) == []

@@ -5,7 +5,12 @@ from streamrl.records import Metric
 
 
 def metric(source: str, step: int | None, **values: float) -> Metric:
-    return Metric(source=source, time_s=9.0, step=step, values={name.replace("__", "/"): value for name, value in values.items()})
+    return Metric(
+        source=source,
+        time_s=9.0,
+        step=step,
+        values={name.replace("__", "/"): value for name, value in values.items()},
+    )
 
 
 def test_what_has_no_step_is_taken_with_the_leads_next_one():

@@ -1,4 +1,6 @@
-"""Each sink over several lives of its run: what it wrote is read back, and has every step once. A life may end in the middle of anything."""
+"""Each sink over several lives of its run: what it wrote is read back, and has every step once. A
+life may end in the middle of anything.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ def wandb(place: Place) -> Sink:
 def wandb_points(directory: Path) -> Points:
     from streamrl.orchestrator.sinks.wandb import rows
 
-    return [(name, int(row["step"]), value) for row in rows(directory / "digits" / "wandb") for name, value in row.items() if name != "step"]
+    return [
+        (name, int(row["step"]), value)
+        for row in rows(directory / "digits" / "wandb")
+        for name, value in row.items()
+        if name != "step"
+    ]
 
 
 def mlflow(place: Place) -> Sink:
@@ -52,7 +59,11 @@ def mlflow_points(directory: Path) -> Points:
     assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id])
     names = [name.replace(":", "@") for name in run.data.metrics]
-    return [(name, m.step, m.value) for name in names for m in client.get_metric_history(run.info.run_id, name.replace("@", ":"))]
+    return [
+        (name, m.step, m.value)
+        for name in names
+        for m in client.get_metric_history(run.info.run_id, name.replace("@", ":"))
+    ]
 
 
 SINKS: dict[str, tuple[Callable[[Place], Sink], Callable[[Path], Points]]] = {
@@ -77,7 +88,8 @@ def test_a_resumed_run_continues_its_curves(name: str, tmp_path: Path):
         sink.close()
     found = stories.only_once(read(tmp_path))
     assert {name: dict(sorted(points.items())) for name, points in found.items()} == {
-        name: {step: pytest.approx(value, rel=1e-6) for step, value in points.items()} for name, points in stories.curves(range(7)).items()
+        name: {step: pytest.approx(value, rel=1e-6) for step, value in points.items()}
+        for name, points in stories.curves(range(7)).items()
     }
 
 
@@ -92,9 +104,10 @@ def test_tensorboard_passes_over_what_was_torn_off(tmp_path: Path):
     sink = tensorboard(stories.place(tmp_path))
     stories.tell(sink, told)
     sink.close()
-    assert {name: points.keys() for name, points in stories.only_once(tensorboard_points(tmp_path)).items()} == {
-        name: points.keys() for name, points in stories.curves(range(4)).items()
-    }
+    assert {
+        name: points.keys()
+        for name, points in stories.only_once(tensorboard_points(tmp_path)).items()
+    } == {name: points.keys() for name, points in stories.curves(range(4)).items()}
 
 
 def test_wandb_passes_over_what_was_torn_off():
@@ -104,13 +117,15 @@ def test_wandb_passes_over_what_was_torn_off():
         return b"\0\0\0\0" + len(data).to_bytes(2, "little") + bytes([kind]) + data
 
     start = b"x" * HEADER + piece(1, b"whole") + piece(2, b"two ") + piece(4, b"pieces")
-    padded = start + bytes(BLOCK - len(start)) + piece(1, b"behind the block")  # the rest of a block is empty
+    # the rest of a block is empty
+    padded = start + bytes(BLOCK - len(start)) + piece(1, b"behind the block")
     assert list(records(padded)) == [b"whole", b"two pieces", b"behind the block"]
     assert list(records(padded[:-1])) == [b"whole", b"two pieces"]
     assert list(records(b"")) == []
 
 
-# ---- lines ------------------------------------------------------------------------------------------------------------------------------
+# ---- lines
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def lines(path: Path) -> Iterator[dict[str, object]]:
@@ -131,10 +146,14 @@ def test_jsonl_has_every_record_once(torn: int, tmp_path: Path):
     found = list(lines(path))
     assert [line["offset"] for line in found] == [entry.offset for entry in told]
     assert [line["values"] for line in found] == [entry.metric.values for entry in told]
-    assert found[1]["source"] == "batcher" and found[1]["step"] == 0 and found[1]["time_s"] == 1_000.0
+    assert (
+        found[1]["source"] == "batcher" and found[1]["step"] == 0 and found[1]["time_s"] == 1_000.0
+    )
 
 
-@pytest.mark.parametrize("before", ["", '{"source": "buffer", "time_s": 1.0, "values": {}}\n', '{"sour'])
+@pytest.mark.parametrize(
+    "before", ["", '{"source": "buffer", "time_s": 1.0, "values": {}}\n', '{"sour']
+)
 def test_jsonl_that_has_no_offsets_is_written_anew(before: str, tmp_path: Path):
     from streamrl.orchestrator.sinks.jsonl import JsonLines
 
@@ -151,9 +170,15 @@ def test_the_console_says_the_steps_of_this_session(tmp_path: Path):
     from streamrl.orchestrator.sinks.console import Console
 
     said: list[str] = []
-    sink = Console(stories.place(tmp_path, said.append, since_s=1_002.0), show=["learner/loss", "batches/*/reward/mean"])
+    sink = Console(
+        stories.place(tmp_path, said.append, since_s=1_002.0),
+        show=["learner/loss", "batches/*/reward/mean"],
+    )
     stories.tell(sink, stories.entries(stories.records(range(4), tries=2)))
-    assert said == ["step 2: learner/loss 0.3333, batches/copy/reward/mean 0.2", "step 3: learner/loss 0.25, batches/copy/reward/mean 0.3"]
+    assert said == [
+        "step 2: learner/loss 0.3333, batches/copy/reward/mean 0.2",
+        "step 3: learner/loss 0.25, batches/copy/reward/mean 0.3",
+    ]
 
 
 def test_the_shipped_names_are_those_of_the_run_file():
