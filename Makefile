@@ -123,9 +123,9 @@ $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(INFERENCE_ENV)/bin/python $<
 	@touch $@
 
-.streamrl/.kafka: streamrl/stream/broker_files/jars.txt | $(ENV)/.installed
+.streamrl/.kafka: streamrl/local_kafka/broker_files/jars.txt | $(ENV)/.installed
 	@mkdir -p .streamrl
-	$(ENV)/bin/python -m streamrl.stream.distribution
+	$(ENV)/bin/python -m streamrl.local_kafka.distribution
 	@touch $@
 
 .streamrl/.programs: Makefile tests/deploy/kubectl.py examples/go-env/go.mod | $(ENV)/.installed

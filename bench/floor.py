@@ -15,11 +15,11 @@ from streamrl.batcher import process as batcher
 from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
 from streamrl.buffer import process as buffer
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.log.codec import digest, to_event, to_message
+from streamrl.log.protocol import Message, Output
+from streamrl.processor.processor import Part
 from streamrl.records import Batch, BatchPart, PolicyVersion, Record
-from streamrl.stream.codec import digest, to_event, to_message
-from streamrl.stream.log import Message, Output
-from streamrl.stream.worker import Part
 
 T = TypeVar("T")
 CHUNK_GROUPS = 16

@@ -26,24 +26,24 @@ from rich.table import Table
 from bench.measure import RESULTS, quantile, spread, write
 from bench.plain_levanter import Plain, Rows, Settings
 from bench.work import scored_group
-from streamrl import config, topics
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.packing import RlExample, expand
 from streamrl.batcher.parts import split
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile, parse
 from streamrl.learner import model
-from streamrl.learner.averages import over_tokens
-from streamrl.learner.reading import Taken, following, until
-from streamrl.learner.trainee import Trainee
-from streamrl.learner.training import training
+from streamrl.learner.inputs import Taken, following, until
+from streamrl.learner.normalization import over_tokens
+from streamrl.learner.publisher import Trainee
+from streamrl.learner.trainer import training
 from streamrl.learner.update import normalized
-from streamrl.metrics import METRICS, Meter
-from streamrl.orchestrator.report import records
+from streamrl.local_kafka import broker
+from streamrl.log import topics
+from streamrl.log.codec import to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.meter import METRICS, Meter
+from streamrl.log.protocol import Log, Output
+from streamrl.monitoring.report import records
 from streamrl.records import Batch, Metric, ScoredGroup
-from streamrl.stream import broker
-from streamrl.stream.codec import to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output
 
 LEAST = 0.9  # of the tokens/s of Levanter alone
 GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
@@ -66,7 +66,7 @@ BESIDE = ("publish_s", "publish_wait_s", "export_s", "hash_s", "announce_s")
 
 def run_file(directory: Path, layers: int, hidden: int, rows: int, row: int) -> RunFile:
     """A run whose learner is measured. No reference: Levanter alone has none."""
-    return config.parse(
+    return parse(
         {
             "run": "learner",
             "runs_dir": str(directory),

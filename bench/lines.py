@@ -25,10 +25,10 @@ from bench.measure import cpu_s, peak_rss_mb
 from bench.raw import JOURNAL, TOPICS
 from bench.stations import Count
 from bench.work import LOOKAHEAD, Shape, run_file
-from streamrl import topics
-from streamrl.stream import broker
-from streamrl.stream.broker import Setup
-from streamrl.stream.kafka import KafkaLog
+from streamrl.local_kafka import broker
+from streamrl.local_kafka.broker import Setup
+from streamrl.log import topics
+from streamrl.log.kafka import KafkaLog
 
 HERE = [sys.executable, "-m"]
 START_S = 60.0  # at most

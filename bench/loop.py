@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 
 from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
 from bench.measure import RESULTS, markdown, quantile, spread, write
-from streamrl import config
-from streamrl.config import RunFile
-from streamrl.orchestrator.report import records
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Log
+from streamrl.monitoring.report import records
 from streamrl.records import Fate, Metric, PolicyVersion
-from streamrl.stream import broker
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log
 
 Run = dict[str, Any]
 ROOT = Path(__file__).parents[1]
@@ -168,7 +168,7 @@ def server(heard: Heard, window: Interval, shares: Sequence[Interval]) -> dict[s
 def run_one(name: str, overrides: Sequence[str], steps: int) -> Run:
     """A whole run as a user starts it; then what its log says."""
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as directory:
-        run = config.load(
+        run = run_file.load(
             QUICKSTART,
             [
                 *COMMON,

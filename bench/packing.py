@@ -23,11 +23,11 @@ from rich.table import Table
 from bench.measure import RESULTS, spread, write
 from bench.work import scored_group
 from streamrl.batcher.balance import COSTS, flops, imbalance, tokens
+from streamrl.batcher.batch_builder import Config, State
 from streamrl.batcher.packing import pack
-from streamrl.batcher.pool import Config, State
 from streamrl.batcher.process import step
+from streamrl.log.protocol import Event
 from streamrl.records import Fate, Metric, PolicyVersion
-from streamrl.stream.log import Event
 
 MEDIAN, SIGMA = 700, 1.0  # of the lengths, in tokens
 LEAST_FILLED, LEAST_RATE = 0.99, 50_000

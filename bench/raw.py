@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from bench.stations import Count, Orders
 from bench.work import VARIANTS
-from streamrl.stream.kafka import (
+from streamrl.log.kafka import (
     CALL_TIMEOUT_S,
     COMMON,
     CONSUMER,

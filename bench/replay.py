@@ -25,14 +25,14 @@ from rich.table import Table
 
 from bench.measure import RESULTS, write
 from bench.work import Shape, Source, run_file
-from streamrl import topics
-from streamrl.config import RunFile
-from streamrl.orchestrator.directory import write_run_file
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log import topics
+from streamrl.log.codec import to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Output
+from streamrl.orchestrator.run_directory import write_run_file
 from streamrl.records import PolicyVersion
-from streamrl.stream import broker
-from streamrl.stream.codec import to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Output
 
 ROOT = Path(__file__).parents[1]
 STREAMRL = (sys.executable, "-m", "streamrl.cli")

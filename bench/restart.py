@@ -31,13 +31,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import quantile
-from streamrl import config, topics
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log import topics
+from streamrl.log.codec import to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Output
 from streamrl.records import InferenceMetadata, Record, Rollout, ScoredGroup, Turn
-from streamrl.stream import broker
-from streamrl.stream.codec import to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Output
 
 GROUP = 8
 ENV = "bench"
@@ -247,7 +248,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, broker.ensure(Path(name) / "kafka") as address:
         path = Path(name) / "run.yaml"
         path.write_text(yaml.safe_dump(settings(Path(name), options.tokens)))
-        run = config.load(path)
+        run = run_file.load(path)
         topics.apply(run, {"bootstrap.servers": address})
         for role in ("buffer", "batcher"):
             ready, committed, read = zip(

@@ -26,14 +26,14 @@ import numpy as np
 from bench.work import Shape, Source, age_ms
 from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
-from streamrl.config import RunFile
-from streamrl.envs.credit import Counter, Credit
+from streamrl.config.run_file import RunFile
+from streamrl.envs.flow_control import Counter, Credit
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Log, Output, Writer
+from streamrl.processor.processor import REPORT_S
+from streamrl.processor.tuning import settle_in
 from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion, Rollout
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.housekeeping import settle_in
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output, Writer
-from streamrl.stream.worker import REPORT_S
 
 TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may
 LATENCIES = 200_000  # kept; a round has fewer

@@ -32,17 +32,17 @@ from rich.table import Table
 
 from bench.measure import RESULTS, quantile, spread, write
 from bench.memory import fill_page_cache
-from streamrl import config, topics
-from streamrl.config import GENERATION, RunFile, server_name
+from streamrl.config.run_file import GENERATION, RunFile, parse, server_name
 from streamrl.inference.process import Announcements
-from streamrl.inference.server import MODEL
-from streamrl.learner.trainee import Trainee
-from streamrl.learner.training import training
+from streamrl.inference.vllm_server import MODEL
+from streamrl.learner.publisher import Trainee
+from streamrl.learner.trainer import training
+from streamrl.local_kafka import broker
+from streamrl.log import topics
+from streamrl.log.codec import to_event
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Log
 from streamrl.records import Metric, PolicyVersion, Server
-from streamrl.stream import broker
-from streamrl.stream.codec import to_event
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log
 from streamrl.weights.store import pull
 
 SIZES = {"1 MB": (2, 128), "100 MB": (10, 512), "1 GB": (25, 1024)}  # layers, hidden size
@@ -58,7 +58,7 @@ STAGES = ("export", "hash", "probe", "announce", "pull", "pause", "reload", "res
 
 
 def run_file(directory: Path, layers: int, hidden: int) -> RunFile:
-    return config.parse(
+    return parse(
         {
             "run": "weights",
             "runs_dir": str(directory),

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile, parse
 from streamrl.records import InferenceMetadata, Rollout, ScoredGroup, Turn, VersionSpan, token_dtype
 
 # that a generator commits at once: 64 groups of the standard shape
@@ -79,7 +78,7 @@ def run_file(
     budget = shape.batch * shape.rollout_tokens
     window = (shape.stragglers + 4 * (lookahead + 1) * shape.batch) * shape.rollout_tokens
     max_age = 2 * lookahead + shape.straggling_batches
-    return config.parse(
+    return parse(
         {
             "run": name,
             "runs_dir": str(directory),

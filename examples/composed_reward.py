@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamrl.envs.base import Answer, Earned, Problem
+from streamrl.envs.api import Answer, Earned, Problem
 
 
 class Brief:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 
-from streamrl.envs.base import Answer, Problem
+from streamrl.envs.api import Answer, Problem
 
 
 class ReverseDigits:

@@ -1,9 +1,15 @@
-"""streamrl: asynchronous RL of language models over a log. The rooms, in the order a token travels:
+"""streamrl: asynchronous RL of language models over a log.
 
-envs -> buffer -> batcher -> learner -> weights -> inference -> envs; a pool of scorers may stand
-between batcher and learner. `stream/` is the log between them, `records.py` what lies in it,
-`orchestrator/` starts and watches the parts, `replay/` runs a recorded run again, `dashboard/`
-shows one in the browser.
+A token travels envs -> buffer -> batcher -> learner -> weights -> inference -> envs. The rooms
+stand on four floors, and no room imports from one that stands after it:
+
+1. `records.py`, `errors.py`: what lies in the log, and how a command ends.
+2. `config/` (what a run is), `log/` (bytes in order), `processor/` (exactly once), `local_kafka/`
+   (a Kafka without Docker), `monitoring/` (what a run says of itself).
+3. The loop, a room a role: `weights/`, `inference/`, `envs/`, `buffer/`, `batcher/`, `learner/`,
+   `scorer/`, `evaluator/`.
+4. `orchestrator/` starts and watches them, `recordings/` runs a recorded run again, `dashboard/`
+   shows one in a browser, `cli/` is the command.
 """
 
 __version__ = "0.1.0"

@@ -2,7 +2,7 @@
 kept on the way.
 
 Each class is one record of one topic (`topics/`). On the wire it is a MessagePack map with these
-field names (`stream/codec.py`); docs/records.md describes the bytes for other languages. Fields may
+field names (`log/codec.py`); docs/records.md describes the bytes for other languages. Fields may
 be added with a default; nothing is renamed, retyped or removed within a schema version.
 
 Arrays are numpy, one-dimensional unless said otherwise. Token arrays hold the smallest unsigned
@@ -35,8 +35,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-# ---- env
-# ------------------------------------------------------------------------------------------------------------------------------
+# ---- env -----------------------------------------------------------------------------------------
 
 
 class VersionSpan(Record, frozen=True, array_like=True, kw_only=True):
@@ -156,6 +155,11 @@ class Rollout(Record, frozen=True, kw_only=True):
             if not sampled:
                 raise self._invalid("no turn was sampled (logprobs missing)")
 
+    @property
+    def total_tokens(self) -> int:
+        """All its tokens, prompts included."""
+        return sum([len(turn.tokens) for turn in self.turns if turn.tokens is not None])
+
     def _invalid(self, why: str) -> ValueError:
         return ValueError(f"rollout {self.rollout_uid!r}: {why}")
 
@@ -175,7 +179,7 @@ class EnvProgress(Record, frozen=True, kw_only=True):
 
 class Visit(Record, frozen=True, kw_only=True):
     """A problem of a finite set was posed: how its rollouts did. By its visits it may be left out
-    of the next epochs (`envs/pass_rates.py`).
+    of the next epochs (`envs/difficulty_filter.py`).
     """
 
     environment: str
@@ -192,8 +196,7 @@ class Visit(Record, frozen=True, kw_only=True):
             )
 
 
-# ---- buffer
-# ---------------------------------------------------------------------------------------------------------------------------
+# ---- buffer --------------------------------------------------------------------------------------
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
@@ -254,8 +257,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
         return len(self.uids) * len(self.prompt) + len(self.tokens)
 
 
-# ---- batcher
-# --------------------------------------------------------------------------------------------------------------------------
+# ---- batcher -------------------------------------------------------------------------------------
 
 
 class Batch(Record, frozen=True, kw_only=True):
@@ -338,8 +340,7 @@ class Demand(Record, frozen=True, kw_only=True):
     granted_groups: dict[str, int] = {}
 
 
-# ---- scorer
-# ---------------------------------------------------------------------------------------------------------------------------
+# ---- scorer --------------------------------------------------------------------------------------
 
 
 class Scores(Record, frozen=True, kw_only=True):
@@ -362,8 +363,7 @@ class Scores(Record, frozen=True, kw_only=True):
             )
 
 
-# ---- learner and weights
-# --------------------------------------------------------------------------------------------------------------
+# ---- learner and weights -------------------------------------------------------------------------
 
 
 class Probe(Record, frozen=True, kw_only=True):
@@ -400,8 +400,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     replaces: str = ""  # sha256 of the version's lineage before this one
 
 
-# ---- inference
-# ------------------------------------------------------------------------------------------------------------------------
+# ---- inference -----------------------------------------------------------------------------------
 
 
 class Server(Record, frozen=True, kw_only=True):
@@ -423,8 +422,7 @@ class Server(Record, frozen=True, kw_only=True):
     doubted: bool = False
 
 
-# ---- the books
-# ------------------------------------------------------------------------------------------------------------------------
+# ---- the books -----------------------------------------------------------------------------------
 
 FateKind = Literal["batched", "expired", "filtered", "duplicate", "failed", "invalid"]
 
@@ -515,7 +513,7 @@ class Metric(Record, frozen=True, kw_only=True):
 
 
 class PassAt(Record, frozen=True, array_like=True, kw_only=True):
-    """pass@k over `problems` problems, with its confidence interval (`evaluation/estimates.py`)."""
+    """pass@k over `problems` problems, with its confidence interval (`evaluator/estimates.py`)."""
 
     k: int
     problems: int  # those with at least k answers

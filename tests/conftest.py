@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import brokers
+from tests.support import brokers
 
 if TYPE_CHECKING:
-    from tests.secure import Secure
+    from tests.support.secure import Secure
 
 # Most of the time of a learner in a test, and of a broker that has just started, goes into
 # compiling what is run a few times only: neither XLA nor Java optimises here. The learner of a
@@ -50,7 +50,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     """A real broker that asks who is there: TLS, passwords, access rules."""
-    from tests.secure import secure_broker
+    from tests.support.secure import secure_broker
 
     with secure_broker(tmp_path_factory.mktemp("secure")) as made:
         yield made

@@ -33,21 +33,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.stream.codec import digest
-from streamrl.stream.snapshots import freeze
-from streamrl.stream.worker import Part, apply
-from tests.inputs import busy, log_of, real_parts, schedule_of
-from tests.waiting import patience
+from streamrl.log.codec import digest
+from streamrl.processor.processor import Part, apply
+from streamrl.processor.snapshots import freeze
+from tests.support.inputs import busy, log_of, real_parts, schedule_of
+from tests.support.waiting import patience
 
 PACKAGE = Path(__file__).parents[1] / "streamrl"
 ROOTS = [
     (f"streamrl.{room}.process", name)
     for room in ("buffer", "batcher")
     for name in ("step", "paused")
-] + [("streamrl.stream.worker", "apply")]
+] + [("streamrl.processor.processor", "apply")]
 
-# ---- by its sources
-# -----------------------------------------------------------------------------------------------------------------------
+# ---- by its sources ------------------------------------------------------------------------------
 
 MODULES = (
     "__future__",
@@ -89,7 +88,7 @@ BUILTINS = {
     "object",
 }
 # loads the function that the run file names: code, and the same at every step
-LEAVES = {("streamrl.imports", "import_path")}
+LEAVES = {("streamrl.config.plugins", "import_path")}
 Place = tuple[str, str]  # module, name of what it defines
 
 
@@ -228,7 +227,7 @@ def test_what_a_step_may_reach_is_on_the_list():
         "def step(a, b): return sorted([a, b], key=id)",
         "def step(a, b): return hash(a)",
         # through the package, to its clock
-        "from streamrl.stream.worker import run\ndef step(): return run",
+        "from streamrl.processor.processor import run\ndef step(): return run",
     ],
 )
 def test_a_source_that_reaches_further_is_found(source: str):
@@ -236,8 +235,7 @@ def test_a_source_that_reaches_further_is_found(source: str):
     assert [name for name in outside if not may(name)]
 
 
-# ---- by watching
-# --------------------------------------------------------------------------------------------------------------------------
+# ---- by watching ---------------------------------------------------------------------------------
 
 WATCHED = {
     "time",
@@ -380,8 +378,7 @@ def test_a_step_that_does_is_found(what: str):
     assert called
 
 
-# ---- by comparing
-# -------------------------------------------------------------------------------------------------------------------------
+# ---- by comparing --------------------------------------------------------------------------------
 
 
 def by_set(part: Part[Any, Any]) -> Part[Any, Any]:

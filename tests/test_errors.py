@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl import config, topics
+from streamrl.config.run_file import load
 from streamrl.errors import BrokerUnreachable, ConfigError, ModelError, TopicMissing
-from tests.waiting import patience
+from streamrl.log import topics
+from tests.support.waiting import patience
 
 ENVS = {"copy-digits": {"fraction": 0.5}, "mine": {"kind": "nowhere.py:Mine"}}
 
@@ -68,7 +69,7 @@ def test_a_missing_topic(tmp_path: Path, broker: str, run_name: str):
     code, line = fails("batcher", path, kafka=broker)
     assert code == TopicMissing.exit_code and "streamrl topics apply" in line
 
-    run = config.load(path)
+    run = load(path)
     settings: dict[str, str | int | float | bool] = {"bootstrap.servers": broker}
     topics.apply(run, settings)
     from confluent_kafka.admin import AdminClient
@@ -91,14 +92,14 @@ def test_a_missing_topic(tmp_path: Path, broker: str, run_name: str):
 )
 def test_an_env_that_is_not_found(tmp_path: Path, broker: str, run_name: str, name: str, says: str):
     path = run_file(tmp_path, run_name)
-    topics.apply(config.load(path), {"bootstrap.servers": broker})
+    topics.apply(load(path), {"bootstrap.servers": broker})
     code, line = fails("env", path, name, kafka=broker)
     assert code == ConfigError.exit_code and says in line
 
 
 def test_a_missing_model_directory(tmp_path: Path, broker: str, run_name: str):
     path = run_file(tmp_path, run_name, model={"path": "/nowhere/llama", "max_seq_len": 64})
-    topics.apply(config.load(path), {"bootstrap.servers": broker})
+    topics.apply(load(path), {"bootstrap.servers": broker})
     code, line = fails("learner", path, kafka=broker, timeout_s=120)
     assert (
         code == ModelError.exit_code
@@ -109,7 +110,7 @@ def test_a_missing_model_directory(tmp_path: Path, broker: str, run_name: str):
 
 def test_inference_without_vllm(tmp_path: Path, broker: str, run_name: str):
     path = run_file(tmp_path, run_name, inference={"python": "/nowhere/python"})
-    topics.apply(config.load(path), {"bootstrap.servers": broker})
+    topics.apply(load(path), {"bootstrap.servers": broker})
     code, line = fails("inference", path, kafka=broker)
     assert code != 0 and "/nowhere/python" in line
 

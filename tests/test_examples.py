@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import yaml
 
-from streamrl import config
-from streamrl.envs.base import Answer, Problem, Said, make_reward
-from streamrl.envs.linear import leveled, linearise, together, totals
+from streamrl.config import run_file
+from streamrl.envs.api import Answer, Problem, Said, make_reward
+from streamrl.envs.engine.rewards import leveled, linearise, together, totals
+from streamrl.log.codec import decode, unpack_array
 from streamrl.records import Rollout, VersionSpan
-from streamrl.stream.codec import decode, unpack_array
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ROOT / "examples" / "external_env.py"
@@ -35,11 +35,11 @@ def test_the_pages_env_is_the_examples():
 
 def test_the_pages_settings_make_a_run_file():
     for block in blocks("yaml"):
-        config.parse({"run": "mine", **yaml.safe_load(block)})
+        run_file.parse({"run": "mine", **yaml.safe_load(block)})
 
 
 def test_the_pages_rewards_are_the_examples():
-    env = config.parse(
+    env = run_file.parse(
         {
             "run": "mine",
             **yaml.safe_load(next(block for block in blocks("yaml") if "reward_weights" in block)),

@@ -10,13 +10,13 @@ import duckdb
 import numpy as np
 import pytest
 
+from streamrl.log.columns import DECODED, RAW
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.recordings.archive import export
 from streamrl.records import Rollout
-from streamrl.replay.archive import export
-from streamrl.stream.columns import DECODED, RAW
-from streamrl.stream.log import Output
-from streamrl.stream.memory import MemoryLog
-from tests.build import rollout
-from tests.data_path import RUN, TOPICS, found, publish, send_groups
+from tests.support.build import rollout
+from tests.support.data_path import RUN, TOPICS, found, publish, send_groups
 
 PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from streamrl import config
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import RunFile
-from streamrl.envs.credit import Credit
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.envs.flow_control import Credit
 from streamrl.errors import ConfigError
+from streamrl.log.protocol import Event
+from streamrl.recordings.audit import held_events
 from streamrl.records import Batch, Demand, Fate, Rollout, ScoredGroup
-from streamrl.replay.audit import held_events
-from streamrl.stream.log import Event
-from tests.build import group_event, turns, version_event
+from tests.support.build import group_event, turns, version_event
 
 BATCHES = 200
 GOOD = turns()  # 2 + 3 tokens
@@ -201,7 +201,7 @@ def run_of(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any]
         "envs": {name: {**quick, **env} for name, env in envs.items()},
         "model": {"max_seq_len": 5},
     }
-    return config.parse(
+    return run_file.parse(
         {**data, "buffer": {"group_wait_s": 2.0, **buffer}, "batcher": {**sizes, **batcher}}
     )
 

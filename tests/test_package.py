@@ -17,11 +17,11 @@ import uv
 
 import streamrl
 from streamrl.cli import EXTRAS
-from streamrl.replay.archive import export
-from streamrl.stream.memory import MemoryLog
-from tests.data_path import RUN, TOPICS, play
+from streamrl.log.memory import MemoryLog
+from streamrl.recordings.archive import export
+from tests.support.data_path import RUN, TOPICS, play
+from tests.support.waiting import patience
 from tests.test_layers import CORE
-from tests.waiting import patience
 
 ROOT = Path(__file__).parents[1]
 UV = uv.find_uv_bin()
@@ -37,7 +37,7 @@ for found in pkgutil.walk_packages(streamrl.__path__, "streamrl."):
 print(json.dumps([len(list(pkgutil.walk_packages(streamrl.__path__, "streamrl."))), missing]))
 """
 USES = """
-from streamrl.config import RunFile, load
+from streamrl.config.run_file import RunFile, load
 from streamrl.records import Rollout
 
 run: RunFile = load("run.yaml")
@@ -137,7 +137,7 @@ def test_every_module_of_the_core_is_imported(empty: Path):
     of_core = {name for name in missing if name.split(".")[1] in CORE}
     # each an extra
     assert count > 100 and of_core == {
-        f"streamrl.orchestrator.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")
+        f"streamrl.monitoring.sinks.{name}" for name in ("mlflow", "tensorboard", "wandb")
     }
     assert set(missing.values()) <= EXTRAS.keys(), missing
     assert len(missing) < count / 4

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split
+from streamrl.log.codec import decode, encode
 from streamrl.records import (
     RECORDS,
     Demand,
@@ -33,8 +34,7 @@ from streamrl.records import (
     Visit,
     token_dtype,
 )
-from streamrl.stream.codec import decode, encode
-from tests.build import evaluation, floats, group, rollout, tokens
+from tests.support.build import evaluation, floats, group, rollout, tokens
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamrl import topics
-from streamrl.topics import Kind
+from streamrl.log import topics
+from streamrl.log.topics import Kind
 
 PACKAGE = Path(__file__).parents[1] / "streamrl"
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/process.py"))

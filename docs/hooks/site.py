@@ -98,8 +98,7 @@ def named(files: Iterable[Path]) -> list[str]:
     return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in modules]
 
 
-# ---- links
-# ----------------------------------------------------------------------------------------------------------------------------
+# ---- links ---------------------------------------------------------------------------------------
 
 
 def place_of(source: str) -> str:

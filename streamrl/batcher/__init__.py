@@ -1,0 +1,1 @@
+"""Batcher: scored groups in, batches out."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from streamrl.imports import import_path
+from streamrl.config.plugins import import_path
 
 Admission = Callable[[int, int, int, int], int]
 """(version, lookahead, max_age, eta), all in versions -> number of the last batch that work begun

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from streamrl.imports import import_path
+from streamrl.config.plugins import import_path
 from streamrl.records import Batch
 
 Cost = Callable[[np.ndarray, int], np.ndarray]

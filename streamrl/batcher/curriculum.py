@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.assemble import heads
-from streamrl.goals import CLOSE, reaches
-from streamrl.imports import import_path
+from streamrl.config.goals import CLOSE, reaches
+from streamrl.config.plugins import import_path
 from streamrl.records import Batch
 
 

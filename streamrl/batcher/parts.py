@@ -7,8 +7,8 @@ from __future__ import annotations
 import hashlib
 from typing import cast
 
+from streamrl.log.codec import decode, encode
 from streamrl.records import Batch, BatchPart
-from streamrl.stream.codec import decode, encode
 
 PART_BYTES = 4_000_000
 

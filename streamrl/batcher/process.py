@@ -12,14 +12,14 @@ import msgspec
 
 from streamrl.batcher.advantages import STAGE_OF
 from streamrl.batcher.balance import cost_named
+from streamrl.batcher.batch_builder import Config, Fold, State, absent
 from streamrl.batcher.curriculum import Progress, Rules
-from streamrl.batcher.pool import Config, Fold, State, absent
 from streamrl.batcher.selection import REST
-from streamrl.config import Fork, RunFile
+from streamrl.config.run_file import Fork, RunFile
+from streamrl.log.protocol import Event, Log, Output, Positions
+from streamrl.processor import processor
+from streamrl.processor.processor import Part, Report
 from streamrl.records import PolicyVersion, ScoredGroup
-from streamrl.stream import worker
-from streamrl.stream.log import Event, Log, Output, Positions
-from streamrl.stream.worker import Part, Report
 
 CONSUMES = ("groups", "policy-versions")
 PRODUCES = ("batches", "demand", "fates", "dead-letters", "metrics", "journal")
@@ -185,4 +185,4 @@ def part(run: RunFile) -> Part[Config, State]:
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    worker.run(log, part(run), stop)
+    processor.run(log, part(run), stop)

@@ -1,0 +1,1 @@
+"""Buffer: rollouts in, scored groups out."""

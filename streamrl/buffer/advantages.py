@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from streamrl.imports import import_path
+from streamrl.config.plugins import import_path
 
 Advantage = Callable[[np.ndarray], np.ndarray]
 EPSILON = 1e-4  # keeps a group of equal rewards at 0 instead of 0/0

@@ -10,8 +10,8 @@ import numpy as np
 
 from streamrl.buffer.advantages import Advantage
 from streamrl.buffer.returns import token_advantages
+from streamrl.log.protocol import Event
 from streamrl.records import Rollout, ScoredGroup, Turn
-from streamrl.stream.log import Event
 
 
 def prompt_of(turns: Sequence[Turn]) -> np.ndarray:
@@ -28,11 +28,6 @@ def prompt_of(turns: Sequence[Turn]) -> np.ndarray:
 def generated_tokens(rollout: Rollout) -> int:
     """Tokens that the policy sampled."""
     return sum([len(turn.logprobs) for turn in rollout.turns if turn.logprobs is not None])
-
-
-def total_tokens(rollout: Rollout) -> int:
-    """All its tokens, prompt included."""
-    return sum([len(turn.tokens) for turn in rollout.turns if turn.tokens is not None])
 
 
 def sequences(rollout: Rollout) -> list[list[Turn]]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streamrl.buffer.advantages import advantage_named
-from streamrl.buffer.freshness import FUTURE_VERSIONS, furthest
-from streamrl.buffer.window import LOOK_S, Fold, Rules, State, Window, quiet_groups
-from streamrl.config import Buffer, EnvBuffer, RunFile
+from streamrl.buffer.group_buffer import LOOK_S, Fold, Rules, State, Window, quiet_groups
+from streamrl.buffer.staleness import FUTURE_VERSIONS, furthest
+from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
+from streamrl.log.protocol import Event, Log, Output, Positions
+from streamrl.processor import processor
+from streamrl.processor.processor import Part, Report
 from streamrl.records import PolicyVersion, Rollout
-from streamrl.stream import worker
-from streamrl.stream.log import Event, Log, Output, Positions
-from streamrl.stream.worker import Part, Report
 
 CONSUMES = ("rollouts", "policy-versions")
 PRODUCES = ("groups", "fates", "dead-letters", "metrics", "journal")
@@ -256,4 +256,4 @@ def part(run: RunFile) -> Part[Config, State]:
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    worker.run(log, part(run), stop)
+    processor.run(log, part(run), stop)

@@ -1,0 +1,1 @@
+"""Dashboard: a run in the browser, read from its topics."""

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from streamrl.recordings.audit import KINDS
 from streamrl.records import Fate, Rollout
-from streamrl.replay.audit import KINDS
 
 IN_FLIGHT = "in flight"
 FATES = (*KINDS, IN_FLIGHT)

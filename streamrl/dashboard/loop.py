@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamrl.config import RunFile, server_name
-from streamrl.orchestrator.display import FRESH_S
-from streamrl.orchestrator.observe import SILENT_S, View, arrival_rate, latest, total
-from streamrl.orchestrator.status import PartStatus, outside_name, statuses
-from streamrl.topics import env_part
+from streamrl.config.run_file import RunFile, server_name
+from streamrl.log.topics import env_part
+from streamrl.monitoring.display import FRESH_S
+from streamrl.monitoring.run_view import SILENT_S, View, arrival_rate, latest, total
+from streamrl.monitoring.status import PartStatus, outside_name, statuses
 
 
 class Alive(NamedTuple):

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from itertools import islice
 
 from streamrl.batcher.parts import Joiner
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import Place
 from streamrl.dashboard.state import BOOKS, DATA, VERSIONS, State, fold, hear
 from streamrl.errors import InputGone, StreamrlError, TopicMissing
-from streamrl.orchestrator import directory
+from streamrl.local_kafka import broker
+from streamrl.log.codec import to_event
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Log, Message, TopicPartition, read
+from streamrl.orchestrator import run_directory
 from streamrl.records import Batch, BatchPart, Rollout
-from streamrl.stream import broker
-from streamrl.stream.codec import to_event
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Message, TopicPartition, read
 
 AT_ONCE = 500  # messages that are folded before somebody else may look
 POLL_S = 0.2
@@ -59,7 +59,7 @@ def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
     it back for as long as the block lasts.
     """
     # it is starting, or its supervisor starts its broker again
-    while lost(run) and directory.in_use(run):
+    while lost(run) and run_directory.in_use(run):
         if stop.wait(POLL_S):
             yield None
             return
@@ -174,8 +174,7 @@ def pieces(messages: Iterator[Message]) -> Iterator[list[Message]]:
         yield piece
 
 
-# ---- one record, when somebody asks for it
-# ------------------------------------------------------------------------------------------------
+# ---- one record, when somebody asks for it -------------------------------------------------------
 
 
 def rollout_at(log: Log, place: Place) -> Rollout | str:

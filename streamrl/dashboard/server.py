@@ -31,14 +31,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamrl.config import RunFile, is_loopback
+from streamrl.config.run_file import RunFile, is_loopback
 from streamrl.dashboard import views
 from streamrl.dashboard.index import FATES, Place, Query, Sort
 from streamrl.dashboard.reading import Board, batch_at, follow, rollout_at
 from streamrl.dashboard.state import new
 from streamrl.dashboard.tokens import texts_of
 from streamrl.errors import ConfigError, PortTaken, StreamrlError
-from streamrl.stream.log import Log
+from streamrl.log.protocol import Log
 
 PAGE = Path(__file__).parent / "page"
 PORT = 8650
@@ -72,8 +72,7 @@ class Refused(Exception):
         self.status = status
 
 
-# ---- serving
-# ------------------------------------------------------------------------------------------------------------------------------
+# ---- serving -------------------------------------------------------------------------------------
 
 
 def say_at_once(url: str) -> None:
@@ -150,8 +149,7 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-# ---- the application
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- the application -----------------------------------------------------------------------------
 
 
 def app(

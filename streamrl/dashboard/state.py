@@ -20,18 +20,18 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import LIMIT, Index, Place
 from streamrl.dashboard.loop import Node, nodes
-from streamrl.orchestrator import observe
-from streamrl.orchestrator.observe import View
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Message, TopicPartition
+from streamrl.monitoring import run_view
+from streamrl.monitoring.run_view import View
 from streamrl.records import Evaluation, Fate, JournalEntry, Metric, PolicyVersion, Rollout
-from streamrl.stream.codec import to_event
-from streamrl.stream.log import Message, TopicPartition
 
 VERSIONS = "policy-versions"
 BOOKS: Mapping[str, tuple[str, ...]] = {
-    **observe.TOPICS,
+    **run_view.TOPICS,
     "journal.buffer": ("journal-entry",),
     "journal.batcher": ("journal-entry",),
 }
@@ -218,7 +218,7 @@ class State:
 
 
 def new(run: RunFile, limit: int = LIMIT) -> State:
-    view = observe.view(run)
+    view = run_view.view(run)
     view.rewards_kept = 1  # their curves are kept here
     return State(run, view, Index(list(run.envs), limit))
 
@@ -300,13 +300,13 @@ def _book(state: State, message: Message) -> None:
             state.moments.keep(start, loop(state, message.timestamp_s, state.step))
         state.step = step
     event = to_event(message, BOOKS[message.topic])
-    if message.topic in observe.TOPICS:
-        observe.fold(state.view, [event])
+    if message.topic in run_view.TOPICS:
+        run_view.fold(state.view, [event])
     match event.record:
         case Fate() as fate:
             _end(state, fate, step)
         case Metric(step=int(number)):
-            metric = observe.believable(event, state.view.version)
+            metric = run_view.believable(event, state.view.version)
             for name, value in metric.values.items() if metric else ():
                 if name.startswith(CURVES) or (
                     name.startswith("batches/") and name.endswith(REWARD)
@@ -346,8 +346,7 @@ def _evaluated(state: State, made: Evaluation) -> None:
     by_version[state.steps.end_of(made.version)] = results
 
 
-# ---- questions
-# ------------------------------------------------------------------------------------------------------------------------
+# ---- questions -----------------------------------------------------------------------------------
 
 
 def rewards(state: State, env: str) -> Mapping[int, float]:

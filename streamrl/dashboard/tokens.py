@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ import numpy as np
 from streamrl.dashboard import loop
 from streamrl.dashboard.index import FATES, IN_FLIGHT, NEVER, Query
 from streamrl.dashboard.state import State, as_it_was, published, rewards
-from streamrl.orchestrator.display import REWARD_BATCHES
-from streamrl.orchestrator.observe import SILENT_S
-from streamrl.orchestrator.picture import SMOOTH_BATCHES, trailing_mean
+from streamrl.monitoring.display import REWARD_BATCHES
+from streamrl.monitoring.plot import SMOOTH_BATCHES, trailing_mean
+from streamrl.monitoring.run_view import SILENT_S
+from streamrl.recordings.audit import KINDS
 from streamrl.records import Batch, Rollout, Turn
-from streamrl.replay.audit import KINDS
 
 POINTS = 240  # of a curve: more are means of neighbours
 BARS = 60  # of the batch composition
@@ -38,8 +38,7 @@ PANELS = (  # title, unit, metrics
 Texts = Callable[[Sequence[int]], list[str]]
 
 
-# ---- the run at a step
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- the run at a step ---------------------------------------------------------------------------
 
 
 def overview(state: State, time_s: float, step: int | None = None) -> dict[str, Any]:
@@ -239,8 +238,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-# ---- rollouts
-# -------------------------------------------------------------------------------------------------------------------------------
+# ---- rollouts ------------------------------------------------------------------------------------
 
 
 def page(

@@ -1,0 +1,1 @@
+"""Envs: the protocols for their authors, the process that runs one, and the shipped ones."""

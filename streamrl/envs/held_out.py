@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from streamrl.config import RunFile
-from streamrl.envs.base import Env, Leads, Problem, make
-from streamrl.envs.rollouts import NoProblem, pose, text_of
+from streamrl.config.run_file import RunFile
+from streamrl.envs.api import Env, Leads, Problem, make
+from streamrl.envs.engine.transcript import NoProblem, pose, text_of
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
 

@@ -17,27 +17,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from streamrl import config
-from streamrl.buffer.groups import total_tokens
-from streamrl.config import RunFile
-from streamrl.credentials import reveal
-from streamrl.envs.base import Env, Leads, Problem, Reward, make, make_reward
-from streamrl.envs.conversation import Game, reward_threads
-from streamrl.envs.credit import Counter, Credit, resumed
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.config.secrets import reveal
+from streamrl.envs.api import Env, Leads, Problem, Reward, make, make_reward
+from streamrl.envs.difficulty_filter import Visits
+from streamrl.envs.engine.runner import Game, reward_threads
+from streamrl.envs.engine.transcript import NoProblem, Task, failures, pose
+from streamrl.envs.flow_control import Counter, Credit, resumed
 from streamrl.envs.held_out import kept, mark_of
-from streamrl.envs.limits import undumpable
-from streamrl.envs.pass_rates import Visits
-from streamrl.envs.rollouts import NoProblem, Task, failures, pose
+from streamrl.envs.sandbox.limits import undumpable
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
-from streamrl.metrics import Meter
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.instrumented import ready
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Message, Output, TopicPartition, Undecodable, read
+from streamrl.log.retrying import RetryingWriter
+from streamrl.processor.journal import newest
+from streamrl.processor.processor import starts
 from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.journal import newest
-from streamrl.stream.log import Log, Message, Output, TopicPartition, Undecodable, read
-from streamrl.stream.retrying import RetryingWriter
-from streamrl.stream.watched import ready
-from streamrl.stream.worker import starts
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class Group(NamedTuple):
     @property
     def tokens(self) -> float:
         """What it would have cost had none of its rollouts failed; 0 when all have."""
-        sizes = [total_tokens(rollout) for rollout in self.rollouts if not rollout.failure]
+        sizes = [rollout.total_tokens for rollout in self.rollouts if not rollout.failure]
         return len(self.rollouts) * sum(sizes) / len(sizes) if sizes else 0.0
 
 
@@ -71,7 +70,7 @@ class Replica:
     """One producer of an env: what it has launched, and what it knows of the world."""
 
     name: str  # of the env in the run
-    settings: config.Env
+    settings: run_file.Env
     env: Env | Leads
     group_size: int
     counter: Counter
@@ -307,7 +306,7 @@ def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
             yield progress
 
 
-def filtered(name: str, settings: config.Env, env: Env | Leads) -> Visits | None:
+def filtered(name: str, settings: run_file.Env, env: Env | Leads) -> Visits | None:
     """What is to be known of the env's problems, if they are filtered by pass rate. Raises
     ConfigError for an env that poses no problem twice.
     """

@@ -1,0 +1,1 @@
+"""Inference: policy versions in, tokens out, over HTTP."""

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from streamrl.errors import InferenceError
-from streamrl.inference.server import MODEL
+from streamrl.inference.vllm_server import MODEL
 
 SWAP_TIMEOUT_S = 600.0
 # of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's

@@ -16,16 +16,16 @@ from typing import Any
 
 import msgspec
 
-from streamrl.config import GENERATION, RunFile, server_name
+from streamrl.config.run_file import GENERATION, RunFile, server_name
 from streamrl.errors import InferenceError, StreamrlError, WeightError
-from streamrl.inference.host import VLLM, Host, Served, objection
-from streamrl.inference.server import check
-from streamrl.metrics import Meter
+from streamrl.inference.vllm_host import VLLM, Host, Served, objection
+from streamrl.inference.vllm_server import check
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.instrumented import ready, show
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output
+from streamrl.processor.processor import starts
 from streamrl.records import PolicyVersion, Server
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.log import Log, Output
-from streamrl.stream.watched import ready, show
-from streamrl.stream.worker import starts
 
 logger = logging.getLogger(__name__)
 

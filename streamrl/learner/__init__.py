@@ -1,0 +1,1 @@
+"""Learner: batches in, policy versions out."""

@@ -19,8 +19,8 @@ import levanter.checkpoint
 from levanter.trainer_state import TrainerState
 
 from streamrl.errors import CheckpointError
+from streamrl.learner.distributed import first, token, wait_for_all
 from streamrl.learner.model import told
-from streamrl.learner.together import first, token, wait_for_all
 
 # it warns of every part of the optimiser's state that has no values
 logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from streamrl.config import Correction
+from streamrl.config.run_file import Correction
 from streamrl.learner import segments
 from streamrl.learner.losses import LARGEST, k1, k2, k3
 

@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig as HfLlamaConfig
 from transformers import PreTrainedTokenizerFast
 
-from streamrl.config import RunFile, TinyModel
+from streamrl.config.run_file import RunFile, TinyModel
 from streamrl.learner.mesh import on_mesh
 from streamrl.learner.model import check_directory
 from streamrl.weights.export import save_weights, state_dict

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from streamrl.imports import import_path
+from streamrl.config.plugins import import_path
 from streamrl.learner import segments
 
 # nats: log ratios are cut to it; exp of it is finite, and so are its square and its product with an

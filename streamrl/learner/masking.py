@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from streamrl.buffer.intake import TEMPERATURES
+from streamrl.buffer.validation import TEMPERATURES
 from streamrl.records import Batch
 
 

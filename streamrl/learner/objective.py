@@ -15,7 +15,7 @@ from haliax import NamedArray
 from levanter.metrics import Metric, ReductionType
 
 from streamrl.batcher.packing import RlExample
-from streamrl.config import Learner
+from streamrl.config.run_file import Learner
 from streamrl.learner import segments
 from streamrl.learner.corrections import correct, effective_sample_size, sample_sums
 from streamrl.learner.losses import (

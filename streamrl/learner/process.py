@@ -17,19 +17,19 @@ import threading
 import time
 from collections.abc import Sequence
 
-from streamrl.config import NAME, RunFile, changed
+from streamrl.config.run_file import NAME, RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
-from streamrl.learner import checkpoints, together
+from streamrl.learner import checkpoints, distributed
+from streamrl.learner.distributed import Place
+from streamrl.learner.inputs import following, newest_lineages, until, versions
 from streamrl.learner.mesh import deterministic, keep_compiled
-from streamrl.learner.reading import following, newest_lineages, until, versions
+from streamrl.learner.publisher import Trainee
 from streamrl.learner.recompute import recomputed
-from streamrl.learner.together import Place
-from streamrl.learner.trainee import Trainee
-from streamrl.learner.training import Start, checkpoint_directory, training
-from streamrl.metrics import Meter
-from streamrl.stream.log import Log
-from streamrl.stream.retrying import RetryingWriter
-from streamrl.stream.watched import ready
+from streamrl.learner.trainer import Start, checkpoint_directory, training
+from streamrl.log.instrumented import ready
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log
+from streamrl.log.retrying import RetryingWriter
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ def main(
     deterministic()
     keep_compiled(run.directory / "compiled")  # before anything is compiled: JAX asks once
     if place is not None:
-        together.join(place)
-    if (devices := together.devices()) != run.batcher.processes:
+        distributed.join(place)
+    if (devices := distributed.devices()) != run.batcher.processes:
         logger.warning(
             "batches are divided for %d processes, this learner has %d devices; set batcher.processes",
             run.batcher.processes,
@@ -68,17 +68,17 @@ def main(
     # The writer fences an earlier instance. What it cannot commit while the broker is away it
     # commits later: hours of training are in it.
     writer = (
-        RetryingWriter(log, identity, "policy-versions", stop=stop) if together.first() else None
+        RetryingWriter(log, identity, "policy-versions", stop=stop) if distributed.first() else None
     )
-    together.wait_for_all("alone")  # only now the announcements are final
+    distributed.wait_for_all("alone")  # only now the announcements are final
     history = list(versions(log, learner))
     announced = newest_lineages(history)
     directory, meter = (
         checkpoint_directory(run, learner),
-        Meter(log, identity) if together.first() else None,
+        Meter(log, identity) if distributed.first() else None,
     )
     found = checkpoints.latest(directory, max(announced, default=-1))
-    if together.first():
+    if distributed.first():
         checkpoints.clear(directory)
     if found is not None:
         if (found.version, found.sha256) not in {
@@ -108,7 +108,7 @@ def main(
         coming = trainee.watched(
             following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
         )
-        for taken in until(stop, coming) if place is None else together.agreed(coming, stop):
+        for taken in until(stop, coming) if place is None else distributed.agreed(coming, stop):
             trainee.train(taken, time.monotonic() - idle_since)
             idle_since = time.monotonic()
         trainee.leave()

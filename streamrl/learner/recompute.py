@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.initial import origin
-from streamrl.learner.reading import Taken, again, announcements
-from streamrl.learner.training import Start, Training, checkpoint_directory, inherited, training
-from streamrl.stream.log import Log
+from streamrl.learner.inputs import Taken, again, announcements
+from streamrl.learner.trainer import Start, Training, checkpoint_directory, inherited, training
+from streamrl.log.protocol import Log
 from streamrl.weights.store import Store, Stored
 
 Progress = Callable[[int, int], None]  # (versions done, of how many)

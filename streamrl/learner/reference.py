@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import origin

@@ -23,11 +23,11 @@ from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
 from streamrl.batcher.packing import RlExample, blank
-from streamrl.config import Learner
-from streamrl.learner.averages import AVERAGES, numbers_of
+from streamrl.config.run_file import Learner
 from streamrl.learner.losses import AVERAGE_OF
 from streamrl.learner.mesh import spread, trainer_config
 from streamrl.learner.model import predict
+from streamrl.learner.normalization import AVERAGES, numbers_of
 from streamrl.learner.objective import objective, summed_up
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Orchestrator: starts the parts of a run, watches them and ends it."""

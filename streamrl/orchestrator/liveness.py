@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from streamrl.config import RunFile
-from streamrl.health import limit_s, note_of
+from streamrl.config.run_file import RunFile
+from streamrl.monitoring.http import limit_s, note_of
 
 PERIOD_S = 5.0  # between two questions to the same part
 ANSWER_S = 2.0  # for an answer

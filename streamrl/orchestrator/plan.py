@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from streamrl.config import GENERATION, Orchestrator, RunFile, server_name
+from streamrl.config.run_file import GENERATION, Orchestrator, RunFile, server_name
 from streamrl.errors import (
     AccessDenied,
     BrokerUnreachable,
@@ -20,7 +20,7 @@ from streamrl.errors import (
     TransactionFailed,
     VersionMismatch,
 )
-from streamrl.topics import env_part, scorer_part
+from streamrl.log.topics import env_part, scorer_part
 
 BROKER = "broker"
 LONG_LIFE_S = 30.0  # a part that lived so long was well: its next end is the first in a row

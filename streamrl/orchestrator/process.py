@@ -17,16 +17,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from streamrl import topics
 from streamrl.batcher.parts import Joiner
-from streamrl.config import RunFile, Target
+from streamrl.config.run_file import RunFile, Target
 from streamrl.errors import StreamrlError
-from streamrl.health import ANYWHERE, Asked, forget, serving
-from streamrl.metrics import Meter
-from streamrl.orchestrator import directory, report
-from streamrl.orchestrator.display import Display, Frame, PartLine, make_display
-from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.observe import (
+from streamrl.local_kafka import broker
+from streamrl.log import topics
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.instrumented import ready
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output, read
+from streamrl.monitoring import report
+from streamrl.monitoring.display import Display, Frame, PartLine, make_display
+from streamrl.monitoring.http import ANYWHERE, Asked, forget, serving
+from streamrl.monitoring.run_view import (
     BATCHES,
     SILENT_S,
     TOPICS,
@@ -38,17 +42,14 @@ from streamrl.orchestrator.observe import (
     fold,
     judge,
 )
+from streamrl.monitoring.sinks import runner
+from streamrl.monitoring.sinks.base import Place
+from streamrl.orchestrator import run_directory
+from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Kill, Start, decide, desired, how
-from streamrl.orchestrator.sinks import running
-from streamrl.orchestrator.sinks.base import Place
 from streamrl.orchestrator.supervisor import Supervisor
+from streamrl.processor.processor import starts
 from streamrl.records import FateKind, RunConfig
-from streamrl.stream import broker
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output, read
-from streamrl.stream.watched import ready
-from streamrl.stream.worker import starts
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +78,9 @@ def up(
 
     `at`: where the orchestrator itself shows its metrics; the parts take ports that are free.
     """
-    running.check(run.orchestrator.sinks)
+    runner.check(run.orchestrator.sinks)
     with (
-        directory.take(run, resume, fresh) as home,
+        run_directory.take(run, resume, fresh) as home,
         _log_file(home / "logs" / "orchestrator.log"),
         _display() as display,
     ):
@@ -108,15 +109,14 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> int:
     target is reached. Returns the exit code.
     """
     with _log_file(run.directory / "logs" / "orchestrator.log"), _display() as display:
-        directory.write_run_file(run)
+        run_directory.write_run_file(run)
         _publish_config(run, log)
         verdict = watch(run, log, stop, display)
         _conclude(run, log, display, verdict)
         return verdict.exit_code
 
 
-# ---- the loop
-# -------------------------------------------------------------------------------------------------------------------------
+# ---- the loop ------------------------------------------------------------------------------------
 
 
 class Parts:
@@ -193,7 +193,7 @@ def watch(
         queue.SimpleQueue[str](),
     )
     try:
-        with running.running(Place(run, lines_said.put, seen.since_s)) as sinks:
+        with runner.running(Place(run, lines_said.put, seen.since_s)) as sinks:
             while not stop.is_set():
                 messages = reader.poll(2_000, POLL_S)
                 events = [to_event(message, SCHEMAS[message.topic]) for message in messages]
@@ -295,8 +295,7 @@ def heard(seen: View, time_s: float) -> list[PartLine]:
     ]
 
 
-# ---- before and after
-# -----------------------------------------------------------------------------------------------------------------
+# ---- before and after ----------------------------------------------------------------------------
 
 
 def part_names(run: RunFile) -> dict[str, str]:
@@ -316,7 +315,7 @@ def command(run: RunFile, part: Desired) -> list[str]:
         "streamrl.cli",
         "--debug",
         role,
-        str(run.directory / directory.RUN_FILE),
+        str(run.directory / run_directory.RUN_FILE),
         *options,
     ]
 

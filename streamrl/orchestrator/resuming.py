@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 
 ELSEWHERE = "begin a new run, or fork this one (`streamrl fork`)"
 FIXED = {

@@ -21,7 +21,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamrl.orchestrator import guardian, tether
+from streamrl.orchestrator import orphan_reaper, pdeathsig
 from streamrl.orchestrator.plan import End, Observed, how, stop_order
 
 logger = logging.getLogger(__name__)
@@ -50,18 +50,18 @@ class Supervisor:
         self._mark = uuid.uuid4().hex
         given = os.environ if environment is None else environment
         # sets of strings keep their order over restarts
-        self._environment = {"PYTHONHASHSEED": "0", **given, guardian.MARK: self._mark}
+        self._environment = {"PYTHONHASHSEED": "0", **given, orphan_reaper.MARK: self._mark}
         self._children: dict[str, Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
         # It holds the read end of a pipe whose only write end is here. Nothing is ever written.
         self._guardian = subprocess.Popen(
-            [sys.executable, guardian.__file__, self._mark],
+            [sys.executable, orphan_reaper.__file__, self._mark],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        tied = [sys.executable, "-S", "-E", tether.__file__, str(os.getpid()), *command]
+        tied = [sys.executable, "-S", "-E", pdeathsig.__file__, str(os.getpid()), *command]
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
                 tied,

@@ -1,0 +1,1 @@
+"""Scorer: batches in, the logprobs of the reference model out."""

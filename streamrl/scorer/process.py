@@ -19,22 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamrl.batcher.packing import by_token, expand
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import origin
+from streamrl.learner.inputs import announcement, batches, recorded_scores
 from streamrl.learner.masking import masked
 from streamrl.learner.mesh import deterministic, keep_compiled
-from streamrl.learner.reading import announcement, batches, recorded_scores
 from streamrl.learner.reference import Reference, fixed
 from streamrl.learner.update import Updater
-from streamrl.metrics import Meter
+from streamrl.log.codec import to_message
+from streamrl.log.instrumented import ready
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output
+from streamrl.log.topics import scorer_part
 from streamrl.records import Batch
 from streamrl.scorer.pieces import Collected, split
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Log, Output
-from streamrl.stream.watched import ready
-from streamrl.topics import scorer_part
 from streamrl.weights.store import pull
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Weights: a store that versions go through by claim check."""

@@ -13,23 +13,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from streamrl import config
+from streamrl.config.run_file import parse
 from streamrl.errors import StreamrlError
-from streamrl.inference import server
-from streamrl.orchestrator.display import quoted
+from streamrl.inference import vllm_server
+from streamrl.local_kafka import distribution
+from streamrl.log.codec import to_message
+from streamrl.log.dead_letters import PREFIX
+from streamrl.log.memory import MemoryLog
+from streamrl.log.parquet import File, FileLog, Manifest, Partition, write_manifest
+from streamrl.log.protocol import Log, Output, read
+from streamrl.monitoring.display import quoted
+from streamrl.processor.processor import to_json
+from streamrl.recordings.archive import plan, run_of
+from streamrl.recordings.compare import replay
+from streamrl.recordings.dead_letters import retry
 from streamrl.records import JournalEntry, PolicyVersion
-from streamrl.replay.archive import plan, run_of
-from streamrl.replay.compare import replay
-from streamrl.replay.letters import retry
-from streamrl.stream import distribution
-from streamrl.stream.codec import to_message
-from streamrl.stream.dead_letters import PREFIX
-from streamrl.stream.files import File, FileLog, Manifest, Partition, write_manifest
-from streamrl.stream.log import Log, Output, read
-from streamrl.stream.memory import MemoryLog
-from streamrl.stream.worker import to_json
 from tests.attacks.table import Attack
-from tests.data_path import RUN, TOPICS, parts
+from tests.support.data_path import RUN, TOPICS, parts
 
 SECRET = "hunter2-of-the-user"
 
@@ -51,7 +51,7 @@ def at(directory: Path, **environment: str) -> Iterator[None]:
 
 def refused(config_of: dict[str, object]) -> bool:
     try:
-        config.parse({"run": "r", "envs": {"a": {}}, **config_of})
+        parse({"run": "r", "envs": {"a": {}}, **config_of})
     except StreamrlError:
         return True
     return False
@@ -148,10 +148,10 @@ def secrets_of_vllm(directory: Path) -> str:
         "HF_TOKEN",
         "STREAMRL_KAFKA_PASSWORD",
     )
-    given = server.environment(
+    given = vllm_server.environment(
         RUN.inference,
-        server.Installation("python", cuda=False),
-        server.Keys("agent", ""),
+        vllm_server.Installation("python", cuda=False),
+        vllm_server.Keys("agent", ""),
         dict.fromkeys(names, SECRET),
     )
     return (
@@ -214,29 +214,29 @@ def orders_to_a_terminal(directory: Path) -> str:
 
 
 ATTACKS = (
-    Attack("S6", "a journal names code to import", "stream/worker.py", code_of_a_journal),
+    Attack("S6", "a journal names code to import", "processor/processor.py", code_of_a_journal),
     Attack(
         "S7",
         "an export names a cluster and variables",
-        "replay/archive.py",
+        "recordings/archive.py",
         variables_of_an_importer,
     ),
-    Attack("S7", "an export names a file elsewhere", "stream/files.py", file_elsewhere),
-    Attack("S7", "an export has an endless hole", "stream/files.py", endless_hole),
+    Attack("S7", "an export names a file elsewhere", "log/parquet.py", file_elsewhere),
+    Attack("S7", "an export has an endless hole", "log/parquet.py", endless_hole),
     Attack("S7", "a setting of Kafka loads a library", "config.py", library),
     Attack("S12", "a secret stands in a run file", "credentials.py", secrets_in_a_run_file),
-    Attack("S13", "vLLM reads the user's secrets", "inference/server.py", secrets_of_vllm),
+    Attack("S13", "vLLM reads the user's secrets", "inference/vllm_server.py", secrets_of_vllm),
     Attack(
         "S15",
         "a letter is put back into another topic",
-        "stream/dead_letters.py",
+        "log/dead_letters.py",
         letter_to_another_topic,
     ),
     Attack("S16", "programs are planted below /tmp", "ownership.py", planted_programs),
     Attack(
         "S17",
         "a text gives orders to the terminal",
-        "orchestrator/display.py",
+        "monitoring/display.py",
         orders_to_a_terminal,
     ),
 )

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from streamrl.envs import limits, sandbox
-from streamrl.envs.sandbox import Outcome
+from streamrl.envs.sandbox import limits, programs
+from streamrl.envs.sandbox.programs import Outcome
 from tests.attacks.table import Attack
-from tests.waiting import patience
+from tests.support.waiting import patience
 
-WHERE = "envs/sandbox.py"
+WHERE = "envs/sandbox/programs.py"
 TESTS = ("assert solve(2) == 4177909133", "assert solve(3) == 9091")
 SECRET = "hunter2-of-the-env"
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 
 
 def run(program: str, *tests: str, timeout_s: float = 30.0, memory_mib: int = 256) -> Outcome:
-    return asyncio.run(sandbox.run(program, tests, patience(timeout_s), memory_mib))
+    return asyncio.run(programs.run(program, tests, patience(timeout_s), memory_mib))
 
 
 def forging(program: str) -> Callable[[Path], str]:
@@ -199,12 +199,12 @@ def without(call: int) -> Callable[[Path], str]:
     def attempt(directory: Path) -> str:
         filtered = f"""
 import asyncio, struct
-from streamrl.envs import limits, sandbox
+from streamrl.envs.sandbox import limits, programs
 lines = [(limits.LOAD, 0, 0, limits.NUMBER), (limits.EQUAL, 0, 1, {call}), (limits.RETURN, 0, 0, 0x00050000 | 38)]
 lines.append((limits.RETURN, 0, 0, limits.ALLOW))
 limits.install(b"".join(struct.pack("=HBBI", *line) for line in lines))
 try:
-    print("HARM", asyncio.run(sandbox.run("print('it ran')")))
+    print("HARM", asyncio.run(programs.run("print('it ran')")))
 except limits.NoSandbox as error:
     print("refused:", error)
 """
@@ -406,5 +406,5 @@ ATTACKS = (
         WHERE,
         without({"x86_64": 157, "aarch64": 167}.get(platform.machine(), -1)),
     ),
-    Attack("S5", "read an env's password in /proc", "envs/limits.py", of_an_env),
+    Attack("S5", "read an env's password in /proc", "envs/sandbox/limits.py", of_an_env),
 )

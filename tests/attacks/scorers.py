@@ -11,17 +11,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from streamrl import config
-from streamrl.envs.base import Answer, Problem
-from streamrl.envs.bounded import Bounded, Gone
-from streamrl.envs.conversation import Game
-from streamrl.envs.math_verify import MathVerify
-from streamrl.envs.reasoning_gym import ReasoningGym, Scorers
-from streamrl.envs.turns import Late
+from streamrl.config import run_file
+from streamrl.envs.api import Answer, Problem
+from streamrl.envs.engine.runner import Game
+from streamrl.envs.engine.turns import Late
+from streamrl.envs.sandbox.subprocess_call import Bounded, Gone
+from streamrl.envs.shipped.math_verify import MathVerify
+from streamrl.envs.shipped.reasoning_gym import ReasoningGym, Scorers
 from tests.attacks.table import Attack
-from tests.waiting import patience
+from tests.support.waiting import patience
 
-GYM, BOUNDED = "envs/reasoning_gym.py", "envs/bounded.py"
+GYM, BOUNDED = "envs/shipped/reasoning_gym.py", "envs/sandbox/subprocess_call.py"
 # Tasks of reasoning-gym 0.1.25 whose scorers evaluate the answer: with Python's eval, and with
 # SymPy's parser. The ninth, polynomial_multiplication, poses other problems in another process
 # unless PYTHONHASHSEED is set; its parser is that of the integrations.
@@ -171,7 +171,7 @@ def standing_still(directory: Path) -> str:
             return {"score": 1.0}
 
     async def judge() -> str:
-        game = Game(Hangs(), config.Env(env_timeout_s=0.2), None)  # type: ignore[arg-type]  # nothing is sampled
+        game = Game(Hangs(), run_file.Env(env_timeout_s=0.2), None)  # type: ignore[arg-type]  # nothing is sampled
         try:
             found = await game.valued(
                 Hangs().rewards, Problem([]), Answer("", True), what="its rewards"
@@ -207,6 +207,11 @@ ATTACKS = (
     Attack("S1", "read secrets and files from a scorer", BOUNDED, running(READS)),
     Attack("S1", "act on others from a scorer", BOUNDED, running(ACTS)),
     Attack("S1", "forge the verdicts of later answers", BOUNDED, later),
-    Attack("S2", "a reward function that never ends", "envs/conversation.py", standing_still),
-    Attack("S2", "LaTeX that math-verify never finishes", "envs/math_verify.py", without_verdict),
+    Attack("S2", "a reward function that never ends", "envs/engine/runner.py", standing_still),
+    Attack(
+        "S2",
+        "LaTeX that math-verify never finishes",
+        "envs/shipped/math_verify.py",
+        without_verdict,
+    ),
 )

@@ -22,7 +22,7 @@ class Attack(NamedTuple):
 
     review: str  # number in the security review, as S3
     name: str  # what is tried, in a few words; unique
-    where: str  # the module that is to hold, as envs/sandbox.py
+    where: str  # the module that is to hold, as envs/sandbox/programs.py
     attempt: Callable[[Path], str]  # of an empty directory: the harm in one line; "" when it held
 
 

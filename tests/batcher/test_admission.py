@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from streamrl import config
 from streamrl.batcher.admission import (
     ADMISSIONS,
     admission_named,
@@ -19,17 +18,18 @@ from streamrl.batcher.admission import (
     capacity,
     grants,
 )
-from streamrl.batcher.pool import State
+from streamrl.batcher.batch_builder import State
 from streamrl.batcher.process import due, part, step
-from streamrl.envs.credit import Credit
+from streamrl.config import run_file
+from streamrl.envs.flow_control import Credit
 from streamrl.errors import ConfigError
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Event
+from streamrl.recordings.compare import replay
 from streamrl.records import Batch, Demand, Fate
-from streamrl.replay.compare import replay
-from streamrl.stream.log import Event
-from streamrl.stream.memory import MemoryLog
 from tests.batcher.test_process import CONFIG, arrivals
-from tests.build import group, group_event, version_event
-from tests.data_path import RUN, TOPICS, parts, play
+from tests.support.build import group, group_event, version_event
+from tests.support.data_path import RUN, TOPICS, parts, play
 
 
 def areal(generated: int, batch: int, version: int, eta: int) -> bool:
@@ -90,13 +90,13 @@ def test_the_rule_is_a_choice():
 
 
 def test_the_run_file_and_the_rules_know_the_same_names():
-    assert tuple(ADMISSIONS) == config.ADMISSIONS
+    assert tuple(ADMISSIONS) == run_file.ADMISSIONS
 
 
 def test_the_run_file_says_which_and_eta_is_the_age_limit_unless_it_is_said():
     def chosen(**batcher: object) -> tuple[str, int]:
         settings = {"run": "r", "envs": {"copy": {}}, "buffer": {"max_age": 3}, "batcher": batcher}
-        made = part(config.parse(settings)).config
+        made = part(run_file.parse(settings)).config
         return made.admission, made.eta
 
     assert chosen(admission="capacity") == ("capacity", 3) and chosen(
@@ -292,7 +292,7 @@ def test_a_replica_that_ran_and_died_is_waited_for_as_long_as_a_group_may_take()
 
 
 def test_a_run_under_it_replays_bit_for_bit():
-    run = config.changed(RUN, ["batcher.admission=capacity", "batcher.eta=1"])
+    run = run_file.changed(RUN, ["batcher.admission=capacity", "batcher.eta=1"])
     log = MemoryLog(TOPICS)
     made = play(log, 4, run)
     found = [replay(log, each)[0] for each in parts(run)]
@@ -300,5 +300,5 @@ def test_a_run_under_it_replays_bit_for_bit():
         "batches"
     ] == len(made) >= 4
     # what was recorded is what is folded: the settings of the journal, not those of today
-    other = config.changed(run, ["batcher.eta=2"])
+    other = run_file.changed(run, ["batcher.eta=2"])
     assert replay(log, parts(other)[1])[0].difference == ""

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from streamrl import config
 from streamrl.batcher import process
 from streamrl.batcher.advantages import STAGE_OF, STAGES, normalized, stage_named, staged
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.packing import expand
 from streamrl.buffer.advantages import ADVANTAGES, advantage_named
+from streamrl.config import run_file
 from streamrl.errors import ConfigError
 from streamrl.records import Batch
 from tests.batcher.test_process import CONFIG, arrivals, fold
-from tests.build import floats, group, version_event
+from tests.support.build import floats, group, version_event
 
 
 def test_normalized_by_hand():
@@ -126,8 +126,8 @@ def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
         ({"buffer.advantage": "reinforce++"}, "normalize"),
         ({"batcher.advantage": "normalize"}, "normalize"),
     ):
-        run = config.changed(
-            config.parse({"run": "r", "envs": {"copy": {}}}),
+        run = run_file.changed(
+            run_file.parse({"run": "r", "envs": {"copy": {}}}),
             [f"{name}={value}" for name, value in chosen.items()],
         )
         assert process.part(run).config.advantage == expected

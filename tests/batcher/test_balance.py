@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streamrl import config
 from streamrl.batcher import process
 from streamrl.batcher.assemble import Division, assemble
 from streamrl.batcher.balance import COSTS, cost_named, costs_of, flops, imbalance, loads, tokens
+from streamrl.batcher.batch_builder import State
 from streamrl.batcher.packing import pack
-from streamrl.batcher.pool import State
 from streamrl.batcher.process import step
+from streamrl.config import run_file
 from streamrl.errors import ConfigError
 from streamrl.records import Batch, Metric
 from tests.batcher.test_process import CONFIG
-from tests.build import group, group_event, version_event
+from tests.support.build import group, group_event, version_event
 
 
 def test_flops_by_hand():
@@ -173,7 +173,7 @@ def test_an_own_cost_and_what_cannot_be_one():
 
 
 def test_the_run_file_chooses():
-    run = config.parse(
+    run = run_file.parse(
         {"run": "r", "envs": {"copy": {}}, "batcher": {"processes": 4, "balance": "flops"}}
     )
     made = process.part(run).config
@@ -182,4 +182,4 @@ def test_the_run_file_chooses():
     with pytest.raises(
         ConfigError, match=r"batcher.balance: 'token' is not known; did you mean 'tokens'\?"
     ):
-        process.part(config.changed(run, ["batcher.balance=token"]))
+        process.part(run_file.changed(run, ["batcher.balance=token"]))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from streamrl import config
 from streamrl.batcher import process as batcher
 from streamrl.batcher.assemble import assemble
+from streamrl.batcher.batch_builder import State
 from streamrl.batcher.curriculum import (
     CURRICULA,
     Goal,
@@ -25,21 +25,21 @@ from streamrl.batcher.curriculum import (
     learned,
     stage_of,
 )
-from streamrl.batcher.pool import State
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REST, rebased
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Log, Message, Output, read
+from streamrl.processor.processor import Fold, restore, turn
+from streamrl.processor.snapshots import freeze
+from streamrl.recordings.compare import replay
 from streamrl.records import Batch, Demand, Metric
-from streamrl.replay.compare import replay
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.log import Log, Message, Output, read
-from streamrl.stream.memory import MemoryLog
-from streamrl.stream.snapshots import freeze
-from streamrl.stream.worker import Fold, restore, turn
 from tests.batcher.test_process import CONFIG
-from tests.build import floats, group, group_event, version_event
-from tests.data_path import TOPICS
+from tests.support.build import floats, group, group_event, version_event
+from tests.support.data_path import TOPICS
 
 EASY, BOTH, HARD = {"copy": 1.0}, {"copy": 0.5, "add": 0.5}, {"add": 1.0}
 ENVS = ("copy", "add")
@@ -63,8 +63,7 @@ def batch_of(number: int, **rewards: float) -> Batch:
     return made
 
 
-# ---- the decisions
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- the decisions -------------------------------------------------------------------------------
 
 
 def test_a_number_ends_a_stage():
@@ -171,7 +170,7 @@ def test_ones_own_curriculum_and_what_is_none():
         ConfigError, match=r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?"
     ):
         curriculum_named("stage")
-    assert {*config.CURRICULA} == {"none", *CURRICULA}
+    assert {*run_file.CURRICULA} == {"none", *CURRICULA}
 
 
 def by_number(rules: Rules, progress: Progress, batch: int) -> Mapping[str, float]:
@@ -193,8 +192,7 @@ def test_what_a_share_that_ends_is_owed_goes_to_the_others():
     }
 
 
-# ---- in the batcher
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- in the batcher ------------------------------------------------------------------------------
 
 SMALL = replace(
     CONFIG,
@@ -275,8 +273,7 @@ def test_batches_stay_full_when_a_share_ends():
     assert sum(state.balance.values()) == pytest.approx(0)
 
 
-# ---- by its log
-# -------------------------------------------------------------------------------------------------------------------------
+# ---- by its log ----------------------------------------------------------------------------------
 
 CURRICULUM: dict[str, Any] = {
     "kind": "stages",
@@ -286,7 +283,7 @@ CURRICULUM: dict[str, Any] = {
         {"fractions": HARD},
     ],
 }
-RUN = config.parse(
+RUN = run_file.parse(
     {
         "run": "small",
         "envs": {"copy": {}, "add": {}},
@@ -300,7 +297,9 @@ RUN = config.parse(
         "model": {"max_seq_len": 10},
     }
 )
-LEARNABLE = config.changed(RUN, ["batcher.curriculum={kind: learnability, least: 0.2, batches: 3}"])
+LEARNABLE = run_file.changed(
+    RUN, ["batcher.curriculum={kind: learnability, least: 0.2, batches: 3}"]
+)
 
 
 def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]]:
@@ -377,8 +376,7 @@ def test_the_recorded_run_went_through_its_stages():
     assert all(share.keys() == {"add"} for share in shares[7:]) and len(shares) > 8
 
 
-# ---- the run file
-# -----------------------------------------------------------------------------------------------------------------------
+# ---- the run file --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -426,11 +424,11 @@ def test_the_recorded_run_went_through_its_stages():
 )
 def test_what_cannot_work_is_named(change: str, says: str):
     with pytest.raises(ConfigError, match=says):
-        config.changed(RUN, [f"batcher.{change}"])
+        run_file.changed(RUN, [f"batcher.{change}"])
 
 
 def test_fractions_are_said_once():
     with pytest.raises(
         ConfigError, match="envs.add.fraction: batcher.curriculum says the fractions; leave it out"
     ):
-        config.changed(RUN, ["envs.add.fraction=0.2"])
+        run_file.changed(RUN, ["envs.add.fraction=0.2"])

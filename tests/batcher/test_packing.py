@@ -4,7 +4,7 @@ from msgspec import structs
 
 from streamrl.batcher.assemble import assemble, only
 from streamrl.batcher.packing import by_row, by_token, cut, expand, pack, predicted_at, rollouts_of
-from tests.build import floats, group
+from tests.support.build import floats, group
 
 
 def test_best_fit_puts_each_rollout_into_the_tightest_row():

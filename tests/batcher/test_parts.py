@@ -4,9 +4,9 @@ import pytest
 
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import Joiner, split
+from streamrl.log.codec import encode
 from streamrl.records import Batch, BatchPart
-from streamrl.stream.codec import encode
-from tests.build import group
+from tests.support.build import group
 
 
 def make() -> Batch:

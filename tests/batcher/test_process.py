@@ -11,11 +11,11 @@ from random import Random
 import numpy as np
 from msgspec import structs
 
-from streamrl.batcher.pool import Config, Fold, Pool, State
+from streamrl.batcher.batch_builder import Config, Fold, Pool, State
 from streamrl.batcher.process import paused, report, step
+from streamrl.log.protocol import Event, Output
 from streamrl.records import Batch, Demand, Fate, Metric, ScoredGroup
-from streamrl.stream.log import Event, Output
-from tests.build import group, group_event, version_event
+from tests.support.build import group, group_event, version_event
 
 CONFIG = Config(
     fractions={"copy": 1.0},

@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streamrl.batcher import process as batcher
-from streamrl.batcher.pool import State
+from streamrl.batcher.batch_builder import State
 from streamrl.buffer import process as buffer
 from streamrl.records import Batch, Demand, ScoredGroup
 from tests.batcher.test_process import CONFIG
 from tests.buffer.test_process import CONFIG as BUFFER
 from tests.buffer.test_process import fates, fold
-from tests.build import group_event, rollout, rollout_event, version_event
+from tests.support.build import group_event, rollout, rollout_event, version_event
 
 REWARDS = {"a": (1.0, 0.0), "flat": (0.5, 0.5), "b": (0.0, 1.0), "c": (1.0, 0.0)}
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from bench.learner import a_batch, measure, real_tokens, run_file
-from streamrl.stream.memory import MemoryLog
+from streamrl.log.memory import MemoryLog
 
 
 def test_both_train_the_same_and_take_turns(tmp_path: Path):

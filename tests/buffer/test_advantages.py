@@ -15,7 +15,7 @@ from streamrl.buffer.advantages import (
     rloo,
 )
 from streamrl.errors import ConfigError
-from tests.build import floats
+from tests.support.build import floats
 
 
 def test_rloo_is_the_reward_less_the_mean_of_the_others():

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from streamrl.buffer import process as buffer
+from streamrl.buffer.group_buffer import State
 from streamrl.buffer.process import Config, due, paused, report, step
-from streamrl.buffer.window import State
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Event, Message, Output, Undecodable
+from streamrl.processor import processor
+from streamrl.recordings.compare import replay
 from streamrl.records import Rollout, ScoredGroup
-from streamrl.replay.compare import replay
-from streamrl.stream import worker
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.log import Event, Message, Output, Undecodable
-from streamrl.stream.memory import MemoryLog
 from tests.buffer.test_process import CONFIG, fates, groups
-from tests.build import rollout, rollout_event, turns, version_event
-from tests.data_path import RUN, TOPICS, announce, found, send_groups
-from tests.waiting import until
+from tests.support.build import rollout, rollout_event, turns, version_event
+from tests.support.data_path import RUN, TOPICS, announce, found, send_groups
+from tests.support.waiting import until
 
 RULES = replace(CONFIG, rules_version=1)
 
@@ -264,7 +264,7 @@ def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_
     log, stop = MemoryLog(TOPICS), threading.Event()
     announce(log, 0)
     send_groups(log, "copy", range(2), 0, size=4)
-    thread = threading.Thread(target=worker.run, args=(log, part, stop))
+    thread = threading.Thread(target=processor.run, args=(log, part, stop))
     thread.start()
     try:
         until(lambda: len(found(log, "groups.copy", "scored-group")) == 2)

@@ -4,7 +4,7 @@ import pytest
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import checked, score
 from streamrl.records import Turn
-from tests.build import floats, rollout, rollout_event, tokens, turns
+from tests.support.build import floats, rollout, rollout_event, tokens, turns
 
 
 def test_the_shared_prompt_is_kept_once():

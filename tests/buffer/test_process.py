@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl.buffer.group_buffer import State
 from streamrl.buffer.process import Config, part, paused, step
-from streamrl.buffer.window import State
-from streamrl.config import parse
+from streamrl.config.run_file import parse
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Event, Output, Undecodable
+from streamrl.processor.processor import from_json, to_json
 from streamrl.records import Fate, Metric, ScoredGroup
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Event, Output, Undecodable
-from streamrl.stream.worker import from_json, to_json
-from tests.build import rollout, rollout_event, turns, version_event
+from tests.support.build import rollout, rollout_event, turns, version_event
 
 CONFIG = Config(
     envs=("copy",),

@@ -11,7 +11,7 @@ from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score, sequences
 from streamrl.buffer.returns import rewards_on_the_way, to_go, token_advantages
 from streamrl.records import Rollout, Turn
-from tests.build import floats, rollout, rollout_event, tokens
+from tests.support.build import floats, rollout, rollout_event, tokens
 
 
 def said(*ids: int, reward: float | None = None, token_rewards: np.ndarray | None = None) -> Turn:

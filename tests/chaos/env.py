@@ -9,14 +9,13 @@ import time
 from collections.abc import Sequence
 from random import Random
 
-from streamrl.buffer.groups import total_tokens
-from streamrl.config import RunFile
-from streamrl.envs.credit import Counter, Credit
+from streamrl.config.run_file import RunFile
+from streamrl.envs.flow_control import Counter, Credit
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.protocol import Log, Message, Output
+from streamrl.log.topics import env_part, journal
+from streamrl.processor.journal import newest
 from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.journal import newest
-from streamrl.stream.log import Log, Message, Output
-from streamrl.topics import env_part, journal
 from tests.chaos import known
 
 TICK_S = 0.01
@@ -90,4 +89,4 @@ def hear(messages: Sequence[Message], env: str, credit: Credit, version: int) ->
 
 
 def tokens_of(group: Sequence[Rollout]) -> int:
-    return sum(total_tokens(rollout) for rollout in group)
+    return sum(rollout.total_tokens for rollout in group)

@@ -17,18 +17,18 @@ from random import Random
 
 from kafka import KafkaAdminClient
 
-from streamrl import topics
-from streamrl.config import RunFile
-from streamrl.orchestrator import directory
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log import topics
+from streamrl.log.kafka import KafkaLog
+from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.plan import BROKER, HOPELESS
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.replay.progress import Report, silent
-from streamrl.stream import broker
-from streamrl.stream.kafka import KafkaLog
+from streamrl.recordings.progress import Report, silent
 from tests.chaos import known
 from tests.chaos.part import note_of
 from tests.chaos.plan import Kill
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 TICK_S = 0.02
@@ -89,8 +89,7 @@ class Harness:
     def close(self) -> None:
         self.supervisor.close(limit_s=5.0)
 
-    # ---- supervision
-    # ------------------------------------------------------------------------------------------------------------------------
+    # ---- supervision -----------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Start what is not running, and note who is well again."""
@@ -116,7 +115,7 @@ class Harness:
                 self.supervisor.start(name, self._command(name))
 
     def _command(self, name: str) -> list[str]:
-        file = str(self.run.directory / directory.RUN_FILE)
+        file = str(self.run.directory / run_directory.RUN_FILE)
         return [
             sys.executable,
             "-m",
@@ -173,8 +172,7 @@ class Harness:
     def broker_answers(self) -> bool:
         return broker.running(broker.home_of(self.run)) is not None
 
-    # ---- kills
-    # --------------------------------------------------------------------------------------------------------------------------------
+    # ---- kills -----------------------------------------------------------------------------------
 
     def kill(self, kill: Kill, draw: Random) -> None:
         """One kill as planned. The next one may come before the victim is back."""
@@ -268,8 +266,7 @@ class Harness:
         self.until(lambda: self.commits(name), f"{name} commits again")
         return self.supervisor.observe()[name].ends[-1].exit_code
 
-    # ---- the end
-    # ------------------------------------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """The envs stop, the others work off what they can, then everybody but the broker stops."""
@@ -329,7 +326,7 @@ def struck(
 @contextlib.contextmanager
 def at_work(run: RunFile, logs: str = "transactions") -> Iterator[Harness]:
     """A run that goes on for as long as the block lasts."""
-    with directory.take(run, fresh=True):
+    with run_directory.take(run, fresh=True):
         harness = Harness(run, logs)
         try:
             harness.start()

@@ -11,11 +11,10 @@ from random import Random
 
 import numpy as np
 
-from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile, parse
+from streamrl.log.codec import encode
+from streamrl.log.topics import env_part
 from streamrl.records import Batch, Rollout, Turn
-from streamrl.stream.codec import encode
-from streamrl.topics import env_part
 
 RUN = "chaos"
 GROUP_SIZE = 4
@@ -37,7 +36,7 @@ def run_file(directory: Path) -> RunFile:
         "model": {"max_seq_len": MAX_SEQ_LEN},
         "topics": {"partitions": 2},
     }
-    return config.parse({**settings, "run": directory.name})
+    return parse({**settings, "run": directory.name})
 
 
 def parts(run: RunFile) -> list[str]:

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, VersionMismatch
-from streamrl.learner.reading import announcements, batches
+from streamrl.learner.inputs import announcements, batches
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Log, Output, Writer
 from streamrl.records import PolicyVersion
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Log, Output, Writer
 from tests.chaos import known
 
 STEP_S = 0.1  # of training

@@ -12,15 +12,16 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from streamrl import config
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.cli import LOG_FORMAT
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
-from streamrl.stopping import stop_on
-from streamrl.stream import broker, worker
-from streamrl.stream.log import Log
+from streamrl.local_kafka import broker
+from streamrl.log.protocol import Log
+from streamrl.processor import processor
+from streamrl.processor.signals import stop_on
 from tests.chaos import env, learner
 from tests.chaos.watched import Note, UntransactedLog, WatchedLog
 
@@ -33,7 +34,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, name: str) -> None:
     """Be that part."""
     if name in REAL:
         part: Any = REAL[name](run)
-        worker.run(log, replace(part, snapshot_events=SNAPSHOT_EVENTS), stop)
+        processor.run(log, replace(part, snapshot_events=SNAPSHOT_EVENTS), stop)
     elif name == "learner":
         learner.main(run, log, stop)
     else:
@@ -50,7 +51,7 @@ if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
     stopped = stop_on([signal.SIGTERM])
     try:
-        loaded = config.load(file)
+        loaded = run_file.load(file)
         note = note_of(loaded, mine)
         note.begin()
         main(loaded, LOGS[kind](broker.settings(loaded), loaded.run, note), stopped, mine)

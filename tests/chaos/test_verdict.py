@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from streamrl import topics
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.log import topics
+from streamrl.log.codec import decode, encode, to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Log, Message, Output, TopicPartition, read
 from streamrl.records import Batch, PolicyVersion, Record, Rollout
-from streamrl.stream.codec import decode, encode, to_message
-from streamrl.stream.log import Log, Message, Output, TopicPartition, read
-from streamrl.stream.memory import MemoryLog
 from tests.chaos import known, part
 from tests.chaos.verdict import Verdict, verdict
-from tests.waiting import patience, until
+from tests.support.waiting import patience, until
 
 BATCHES = 4
 

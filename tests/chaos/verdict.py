@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from streamrl.buffer.groups import generated_tokens
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
-from streamrl.learner.reading import recorded
+from streamrl.learner.inputs import recorded
+from streamrl.log.codec import encode, to_event
+from streamrl.log.protocol import Event, Log, read
+from streamrl.log.topics import env_part, journal
+from streamrl.processor.journal import newest
+from streamrl.recordings.audit import audit
+from streamrl.recordings.compare import replay
+from streamrl.recordings.show import parts_of
 from streamrl.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
-from streamrl.replay.audit import audit
-from streamrl.replay.compare import replay
-from streamrl.replay.show import parts_of
-from streamrl.stream.codec import encode, to_event
-from streamrl.stream.journal import newest
-from streamrl.stream.log import Event, Log, read
-from streamrl.topics import env_part, journal
 from tests.chaos import known
-from tests.rubbish import is_rubbish
+from tests.support.rubbish import is_rubbish
 
 NAMED = 20  # faults in words; all are counted
 
@@ -291,7 +291,7 @@ def number_of(group_id: str) -> int:
 
 
 def events(log: Log, topic: str, schema: str) -> Iterator[Event]:
-    """All of a topic, partition by partition, but for what `tests/rubbish.py` has put there."""
+    """All of a topic, partition by partition, but for what `tests/support/rubbish.py` has put there."""
     for partition in range(log.topics()[topic]):
         for message in read(log, topic, partition, log.start(topic, partition)):
             if not is_rubbish(message):

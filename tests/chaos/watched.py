@@ -14,8 +14,8 @@ from typing import Any
 from confluent_kafka import Producer
 
 from streamrl.errors import TransactionFailed
-from streamrl.stream.kafka import CALL_TIMEOUT_S, COMMON, PRODUCER, KafkaLog, produce
-from streamrl.stream.log import Message, Positions, Writer
+from streamrl.log.kafka import CALL_TIMEOUT_S, COMMON, PRODUCER, KafkaLog, produce
+from streamrl.log.protocol import Message, Positions, Writer
 
 SIZE = 3 * 8  # bytes
 # outputs and journal, where they are written one after the other: somebody may be killed there

@@ -9,7 +9,7 @@ from typing import Literal
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 QUIET = (  # nothing of its own goes anywhere
     "--headless=new",

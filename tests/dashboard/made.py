@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamrl import config
+from streamrl.config import run_file
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Message, Output
 from streamrl.records import Demand, Fate, JournalEntry, Metric, PolicyVersion, Record, Slice
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Message, Output
-from tests.build import group, rollout
+from tests.support.build import group, rollout
 
-RUN = config.parse(
+RUN = run_file.parse(
     {
         "run": "made",
         "envs": {"copy": {}},

@@ -9,8 +9,8 @@ from streamrl.dashboard import index as indexes
 from streamrl.dashboard import views
 from streamrl.dashboard.index import FATES, IN_FLIGHT, NAME_CHARS, Index, Place, Query
 from streamrl.dashboard.state import new
-from tests.build import rollout
 from tests.dashboard.made import RUN, fate
+from tests.support.build import rollout
 
 
 def filled(count: int = 6, limit: int = 100) -> Index:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
 from streamrl.dashboard.loop import Alive, Node, jsonable, nodes
-from streamrl.orchestrator.observe import View, fold, view
+from streamrl.log.protocol import Event
+from streamrl.monitoring.run_view import View, fold, view
 from streamrl.records import Demand, Metric, Record, Server
-from streamrl.stream.log import Event
 
-RUN = config.parse(
+RUN = run_file.parse(
     {
         "run": "r",
         "envs": {"copy": {"replicas": 2}, "add": {"pool": "long"}},
@@ -47,7 +47,7 @@ def test_every_part_that_the_run_should_have_in_the_order_of_the_loop():
         "inference:long",
     ]
     assert {part.state for node in found(seen()).values() for part in node.parts} == {"stopped"}
-    asking = config.changed(RUN, ["learner.reference.by=pool", "eval.envs.held.env=copy"])
+    asking = run_file.changed(RUN, ["learner.reference.by=pool", "eval.envs.held.env=copy"])
     assert {"scorer", "evaluator"} <= found(seen(run=asking), asking).keys()
 
 
@@ -74,7 +74,7 @@ def test_an_env_has_the_rate_of_all_its_replicas_and_what_is_wanted_of_it():
 
 
 def test_an_env_from_outside_is_there_with_what_the_buffer_reads_of_it():
-    run = config.changed(RUN, ["envs.copy.replicas=0"])
+    run = run_file.changed(RUN, ["envs.copy.replicas=0"])
     read = [
         metric("buffer", time_s, **{"part__read_records__rollouts.copy": rollouts})
         for time_s, rollouts in ((90.0, 10.0), (100.0, 40.0))

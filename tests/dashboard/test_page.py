@@ -16,16 +16,24 @@ import yaml
 from playwright.sync_api import Page
 from tokenizers import Tokenizer, models
 
-from streamrl import config, topics
-from streamrl.config import RunFile
-from streamrl.metrics import Meter
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.log import topics
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output
 from streamrl.records import InferenceMetadata, Rollout, Turn, VersionSpan
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output
-from tests.build import floats, rollout, tokens
 from tests.dashboard.browser import PATIENCE_MS, PHONE, chromium, page_of
-from tests.data_path import RUN, announce, publish, running, wait_for_batches, wait_until_heard
-from tests.waiting import patience
+from tests.support.build import floats, rollout, tokens
+from tests.support.data_path import (
+    RUN,
+    announce,
+    publish,
+    running,
+    wait_for_batches,
+    wait_until_heard,
+)
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("<pad>", "1", "2", "one", "two", "three")
@@ -40,7 +48,7 @@ EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'
 def run(tmp_path: Path, run_name: str, broker: str) -> RunFile:
     """A run with its topics and a tokenizer."""
     settings = {**RUN.model_dump(mode="json"), "run": run_name, "runs_dir": str(tmp_path)}
-    run = config.parse(settings)
+    run = run_file.parse(settings)
     (run.directory / "model").mkdir(parents=True)
     (run.directory / "run.yaml").write_text(yaml.safe_dump(settings))
     Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>")).save(

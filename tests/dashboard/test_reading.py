@@ -11,16 +11,16 @@ from streamrl.dashboard.index import IN_FLIGHT, Place, Query
 from streamrl.dashboard.reading import Board, batch_at, follow, log_of, rollout_at
 from streamrl.dashboard.state import new
 from streamrl.errors import BrokerUnreachable, TopicMissing
-from streamrl.orchestrator.directory import take
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Log, Message, Output
+from streamrl.orchestrator.run_directory import take
+from streamrl.recordings.archive import export
+from streamrl.recordings.audit import audit
 from streamrl.records import Rollout
-from streamrl.replay.archive import export
-from streamrl.replay.audit import audit
-from streamrl.stream.log import Log, Message, Output
-from streamrl.stream.memory import MemoryLog
-from tests.build import rollout
-from tests.data_path import RUN, TOPICS, parts, play, publish
-from tests.life import live
-from tests.waiting import patience
+from tests.support.build import rollout
+from tests.support.data_path import RUN, TOPICS, parts, play, publish
+from tests.support.life import live
+from tests.support.waiting import patience
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from streamrl.dashboard import server
 from streamrl.dashboard.reading import Board, follow
 from streamrl.dashboard.state import new
 from streamrl.errors import BrokerUnreachable, ConfigError, PortTaken
-from streamrl.stream.log import Output
-from streamrl.stream.memory import MemoryLog
-from tests.build import rollout
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
 from tests.dashboard.made import RUN
-from tests.data_path import announce, publish
-from tests.life import live
-from tests.waiting import patience
+from tests.support.build import rollout
+from tests.support.data_path import announce, publish
+from tests.support.life import live
+from tests.support.waiting import patience
 
 TOPICS = dict.fromkeys(("policy-versions", "fates", "metrics", "rollouts.copy", "batches"), 1)
 EVIL = "<script>alert(1)</script>"

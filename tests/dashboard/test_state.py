@@ -22,11 +22,11 @@ from streamrl.dashboard.state import (
     published,
     thinned,
 )
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Message, Output
 from streamrl.records import Evaluation, Metric, PolicyVersion
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Message, Output
-from tests.build import rollout
 from tests.dashboard.made import END_S, RUN, Topics, entry, fate, messages
+from tests.support.build import rollout
 
 
 def folded(taken: list[Message], ahead: bool = True) -> State:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl import config
+from streamrl.config import run_file
 from streamrl.dashboard.tokens import texts, texts_of
 
 PIECES = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"<s>", 4: b"\n"}
@@ -37,7 +37,7 @@ def test_an_id_outside_the_vocabulary_is_shown():
 def test_the_runs_tokenizer_and_none(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     from tokenizers import Tokenizer, models
 
-    run = config.parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}})
+    run = run_file.parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"copy": {}}})
     assert texts_of(run) is None
     (run.directory / "model").mkdir(parents=True)
     file = run.directory / "model" / "tokenizer.json"

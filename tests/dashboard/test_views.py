@@ -5,7 +5,7 @@ import pytest
 
 from streamrl.dashboard import views
 from streamrl.records import Batch, Turn, VersionSpan
-from tests.build import floats, rollout, tokens
+from tests.support.build import floats, rollout, tokens
 
 
 def batch(

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from streamrl import cli, config
+from streamrl import cli
+from streamrl.config import run_file
 
 
 def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
@@ -23,7 +24,7 @@ def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
         name = words.pop(0)
         found = found.commands[name]
     given: dict[str, Any] = found.make_context(found.name, list(words)).params
-    run = config.load(mounted[given["run"]])
+    run = run_file.load(mounted[given["run"]])
     match found.name:
         case "env":
             assert (

@@ -20,15 +20,15 @@ from typing import Any
 
 import yaml
 
-from streamrl import config
-from streamrl.config import RunFile
-from streamrl.orchestrator import tether
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.log.codec import to_event
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import read
+from streamrl.orchestrator import pdeathsig
 from streamrl.records import Record
-from streamrl.stream.codec import to_event
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import read
-from tests import brokers
-from tests.waiting import patience
+from tests.support import brokers
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "/var/lib/streamrl"  # of the images
@@ -65,7 +65,7 @@ class Composed:
     def __init__(self, directory: Path, services: dict[str, Any], kafka: str) -> None:
         self.directory, self.services, self.kafka = directory, services, kafka
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.run: RunFile = config.load(self._mapped("buffer", "/etc/streamrl/run.yaml"))
+        self.run: RunFile = run_file.load(self._mapped("buffer", "/etc/streamrl/run.yaml"))
         self.log = KafkaLog({"bootstrap.servers": kafka}, self.run.run)
 
     def address(self, service: str) -> str:
@@ -76,7 +76,7 @@ class Composed:
             command = [self._mapped(name, word) for word in self.services[name]["command"]]
             with self._log(name).open("ab") as output:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-S", "-E", tether.__file__, str(os.getpid()), *command],
+                    [sys.executable, "-S", "-E", pdeathsig.__file__, str(os.getpid()), *command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

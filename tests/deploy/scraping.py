@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from streamrl.config import RunFile
-from tests.waiting import patience
+from streamrl.config.run_file import RunFile
+from tests.support.waiting import patience
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))

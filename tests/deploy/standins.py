@@ -15,18 +15,18 @@ import threading
 import time
 from collections.abc import Callable
 
-from streamrl import config
-from streamrl.config import RunFile
-from streamrl.health import serving
-from streamrl.metric_names import MEASURES
-from streamrl.metrics import Meter
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log.codec import to_message
+from streamrl.log.instrumented import ready, show
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output
+from streamrl.monitoring.http import serving
+from streamrl.monitoring.metric_names import MEASURES
+from streamrl.processor.signals import stop_on
 from streamrl.records import Server
-from streamrl.stopping import stop_on
-from streamrl.stream import broker
-from streamrl.stream.codec import to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output
-from streamrl.stream.watched import ready, show
 from tests.chaos import env, learner
 
 EVERY_S = 0.5
@@ -96,4 +96,4 @@ def main(run: RunFile, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    main(config.load(sys.argv[1]), stop_on([signal.SIGTERM]))
+    main(run_file.load(sys.argv[1]), stop_on([signal.SIGTERM]))

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from streamrl import config
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
+from streamrl.config import run_file
+from streamrl.local_kafka.distribution import VERSION
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Output
+from streamrl.recordings.audit import audit
 from streamrl.records import Batch, PolicyVersion
-from streamrl.replay.audit import audit
-from streamrl.stream.codec import to_message
-from streamrl.stream.distribution import VERSION
-from streamrl.stream.log import Output
 from tests.deploy.commands import check_command
 from tests.deploy.composed import KEY, PATIENCE_S, ROOT, Composed, composed, resolved
 from tests.inference.stub import Stub
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 PROFILES = ("cpu", "gpu", "scorer", "evaluator")
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
@@ -198,8 +198,7 @@ def test_hadolint_finds_nothing_and_would():
     assert {"DL3002", "DL3042"} <= set(re.findall(r"DL\d+", done.stdout))
 
 
-# ---- the loop
-# -------------------------------------------------------------------------------------------------------------------------
+# ---- the loop ------------------------------------------------------------------------------------
 
 
 def play(run: Composed, server: Stub, batches: int) -> None:
@@ -272,7 +271,7 @@ def test_all_but_learner_and_server_as_their_services_say_it(tmp_path: Path):
         run.until(lambda: all(map(run.healthy, parts)), "health of all parts")
         ends_well(run)
         reported = run.directory / "volumes" / "runs" / run.run.run / "run.yaml"
-        assert config.load(reported).run == run.run.run and KEY not in reported.read_text()
+        assert run_file.load(reported).run == run.run.run and KEY not in reported.read_text()
 
 
 @pytest.mark.slow

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl import topics
-from streamrl.metric_names import MEASURES
+from streamrl.log import topics
+from streamrl.monitoring.metric_names import MEASURES
 from tests.chaos import known
 from tests.deploy.scraping import DASHBOARDS, DEPLOY, all_expressions, check_rules, prometheus
 from tests.loop.runs import ROOT, live
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 FOREIGN = re.compile(r"process_\w+|vllm:\w+")
 STREAMRL = [sys.executable, "-m", "streamrl.cli"]

@@ -19,13 +19,14 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 import streamrl
-from streamrl import acls, config, topics
 from streamrl.cli import cli
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
 from streamrl.errors import TopicMissing
-from streamrl.metric_names import MEASURES
+from streamrl.local_kafka.distribution import FILES, VERSION
+from streamrl.log import acls, topics
+from streamrl.monitoring.metric_names import MEASURES
 from streamrl.orchestrator.plan import BROKER_GONE
-from streamrl.stream.distribution import FILES, VERSION
 from tests.deploy import models
 from tests.deploy.commands import check_command
 from tests.deploy.kubectl import render
@@ -63,7 +64,7 @@ def of(overlay: str, *kinds: str) -> dict[str, Manifest]:
 
 @cache
 def run_of(overlay: str) -> RunFile:
-    return config.load(KUBERNETES / "overlays" / overlay / "run.yaml")
+    return run_file.load(KUBERNETES / "overlays" / overlay / "run.yaml")
 
 
 def users_of(overlay: str) -> str:
@@ -96,8 +97,7 @@ def check(manifest: Manifest) -> None:
         raise ValueError(str(error)) from None
 
 
-# ---- schemas
-# --------------------------------------------------------------------------------------------------------------------------
+# ---- schemas -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -139,8 +139,7 @@ def fields(value: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
             yield from fields(inner, (*way, index))
 
 
-# ---- what follows from the run file
-# ---------------------------------------------------------------------------------------------------
+# ---- what follows from the run file --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -279,8 +278,7 @@ def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
     ] == ["runs"], "checkpoints outlive the pod"
 
 
-# ---- scaling, protection, network
-# -----------------------------------------------------------------------------------------------------
+# ---- scaling, protection, network ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -494,8 +492,7 @@ def _named(peers: list[Manifest] | None, other: dict[str, str]) -> bool:
     )
 
 
-# ---- pods and nodes
-# -------------------------------------------------------------------------------------------------------------------
+# ---- pods and nodes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from streamrl.metric_names import MEASURES
-from tests.waiting import patience
+from streamrl.monitoring.metric_names import MEASURES
+from tests.support.waiting import patience
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "prometheus"
 RULES: dict[str, dict[str, Any]] = {

@@ -26,9 +26,9 @@ import yaml
 from click.testing import CliRunner
 from markdown_it import MarkdownIt
 
-from streamrl import config
 from streamrl.cli import cli
-from tests.waiting import patience
+from streamrl.config import run_file
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -131,8 +131,7 @@ def all_blocks() -> list[Block]:
     return [block for page in PAGES for block in blocks(page)]
 
 
-# ---- running them
-# ---------------------------------------------------------------------------------------------------------------------
+# ---- running them --------------------------------------------------------------------------------
 
 
 def run(block: Block, directory: Path) -> None:
@@ -214,7 +213,7 @@ def settings(block: Block, directory: Path) -> None:
     for data in yaml.safe_load_all(block.text):
         assert isinstance(data, dict), f"{block}: a map of settings is wanted"
         if not {"apiVersion", "services"} & data.keys():
-            config.parse({"run": "page", "envs": {"copy-digits": {}}, **data}, str(block))
+            run_file.parse({"run": "page", "envs": {"copy-digits": {}}, **data}, str(block))
 
 
 def data(block: Block, directory: Path) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import yaml
 
-from streamrl import config, topics
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.log import topics
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Output
 from streamrl.records import RunConfig
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Output
-from tests.build import rollout
-from tests.data_path import play, publish
 from tests.docs.blocks import ROOT
+from tests.support.build import rollout
+from tests.support.data_path import play, publish
 
 SMALL = (  # the quickstart's, for rollouts of a few tokens
     "envs.copy-digits.fraction=0.5",
@@ -31,7 +32,7 @@ SMALL = (  # the quickstart's, for rollouts of a few tokens
 
 def make(address: str) -> RunFile:
     """Four batches of it, one failed rollout, and one record that cannot be read."""
-    run = config.load(ROOT / "deploy" / "runs" / "quickstart.yaml", SMALL)
+    run = run_file.load(ROOT / "deploy" / "runs" / "quickstart.yaml", SMALL)
     kafka = {"bootstrap.servers": address}
     topics.apply(run, kafka)
     log = KafkaLog(kafka, run.run)

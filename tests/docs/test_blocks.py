@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from tests.docs import blocks as pages
 from tests.docs import run as runs
 from tests.docs.blocks import PAGES, RUNNERS, TAGS, Block, all_blocks, blocks
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 # how many blocks have which tag: change it with the pages
 TAGGED = {"live run": 13, "learner": 8, "torch": 1, "cluster": 9, "minutes": 4}
@@ -91,8 +91,7 @@ def test_commands_that_are_only_named_exist(page: str):
     ] == []
 
 
-# ---- the collector itself
-# ---------------------------------------------------------------------------------------------------------------
+# ---- the collector itself ------------------------------------------------------------------------
 
 PAGE = """
 <!-- needs: cluster -->

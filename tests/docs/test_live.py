@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.stream import broker
+from streamrl.local_kafka import broker
 from tests.docs.blocks import PAGES, ROOT, Block, all_blocks, blocks, commands
 from tests.loop.runs import Live, live, quickstart
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 TUTORIAL = "docs/tutorial.md"
 LIMIT_S = 500.0

@@ -21,9 +21,9 @@ from pydantic import Field
 
 from docs.hooks import commands, settings, site
 from streamrl.cli import cli
-from streamrl.config import RunFile, Section
+from streamrl.config.run_file import RunFile, Section
 from tests.docs.blocks import PAGES, ROOT
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 # what a browser would load
 FETCHED = re.compile(
@@ -100,8 +100,7 @@ def test_the_readme_is_the_first_page_and_its_links_are_the_sites(built: Path):
     )
 
 
-# ---- what is made of the code
-# ----------------------------------------------------------------------------------------------------------
+# ---- what is made of the code --------------------------------------------------------------------
 
 
 class Inner(Section):
@@ -155,8 +154,7 @@ def test_a_command_is_shown_as_its_help_says():
     )
 
 
-# ---- links
-# -----------------------------------------------------------------------------------------------------------------------------
+# ---- links ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

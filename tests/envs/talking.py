@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from streamrl.config import Env
-from streamrl.envs.base import Message
+from streamrl.config.run_file import Env
+from streamrl.envs.api import Message
 from streamrl.inference.client import ContextFull, Sampled
 from streamrl.records import VersionSpan
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from streamrl.envs.base import SHIPPED, Answer, make
-from streamrl.envs.reasoning_gym import CHUNK, ReasoningGym, Scorers
+from streamrl.envs.api import SHIPPED, Answer, make
+from streamrl.envs.shipped.reasoning_gym import CHUNK, ReasoningGym, Scorers
 from streamrl.errors import ConfigError
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 FILE = Path(__file__).parents[2] / "examples" / "three-digits.jsonl"
@@ -144,7 +144,7 @@ def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(
 
 def test_another_process_poses_the_same_problems():
     script = """if True:
-        from streamrl.envs.base import make
+        from streamrl.envs.api import make
         for kind, params in (("copy-digits", {}), ("add-digits", {}), ("reasoning-gym", {"task": "chain_sum"})):
             print([make(kind, 1, params, "envs.x").problem(i).messages for i in range(20)])
     """
@@ -192,7 +192,7 @@ async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(
         ),
         ("nowhere.py:Mine", {}, "no file nowhere.py"),
         ("no.such.module:Mine", {}, "cannot be loaded"),
-        ("streamrl.envs.copy_digits:Nope", {}, "has no class 'Nope'"),
+        ("streamrl.envs.shipped.copy_digits:Nope", {}, "has no class 'Nope'"),
         ("copy-digits", {"digit": 3}, "takes no 'digit'; did you mean 'digits'"),
         ("copy-digits", {"digits": 0}, "digits is 0; at least 1 is needed"),
         ("reasoning-gym", {"task": "chain_sums"}, "no task 'chain_sums'.*chain_sum"),
@@ -204,8 +204,8 @@ async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(
             "refuses them: AssertionError: min_terms must be positive",
         ),
         ("reasoning-gym", {"task": "chain_sum", "size": 10}, "refuses them.*size"),
-        ("streamrl.envs.base:Answer", {}, "has no method 'problem'"),
-        ("streamrl.envs.base:make", {}, "has no class 'make'"),
+        ("streamrl.envs.api:Answer", {}, "has no method 'problem'"),
+        ("streamrl.envs.api:make", {}, "has no class 'make'"),
     ],
 )
 def test_what_is_not_found_is_named(kind: str, params: dict[str, object], says: str):
@@ -219,13 +219,13 @@ def test_an_env_of_ones_own_by_file_and_by_module(tmp_path: Path):
     env = make(f"{file}:ReverseDigits", 0, {"digits": 3}, "envs.x")
     problem = env.problem(0)
     assert problem.messages[0]["content"][:3] == problem.answer[::-1]
-    assert make("streamrl.envs.copy_digits:CopyDigits", 0, {}, "envs.x").problem(0).answer
+    assert make("streamrl.envs.shipped.copy_digits:CopyDigits", 0, {}, "envs.x").problem(0).answer
 
 
 def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
     file = tmp_path / "random.py"  # as a module of the library is called
     file.write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom streamrl.envs.base import Problem\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom streamrl.envs.api import Problem\n"
         "@dataclass\nclass Mine:\n    seed: int\n    word: str = 'a'\n"
         "    def problem(self, index): return Problem([], self.word * index)\n    def rewards(self, problem, answer): return {}\n"
     )

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.log.codec import to_event
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Message, Output, read
 from streamrl.records import Demand, Rollout
-from streamrl.stream.codec import to_event
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Message, Output, read
-from tests.data_path import publish
 from tests.inference.stub import Stub
-from tests.kafka import make_topics
-from tests.waiting import patience, until
+from tests.support.data_path import publish
+from tests.support.kafka import make_topics
+from tests.support.waiting import patience, until
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "external_env.py"
 PARTITIONS = 3

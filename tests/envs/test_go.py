@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.log.codec import decode, to_event
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Message, Output, read
 from streamrl.records import Demand, Rollout
-from streamrl.stream.codec import decode, to_event
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Message, Output, read
-from tests.data_path import publish
-from tests.go import built
 from tests.inference.stub import Stub
-from tests.kafka import make_topics
-from tests.waiting import patience, until
+from tests.support.data_path import publish
+from tests.support.go import built
+from tests.support.kafka import make_topics
+from tests.support.waiting import patience, until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "other-languages.md").read_text()
 PARTITIONS = 3

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import RunFile, parse
-from streamrl.envs.base import Answer, Problem
-from streamrl.envs.copy_digits import CopyDigits
+from streamrl.config.run_file import RunFile, parse
+from streamrl.envs.api import Answer, Problem
 from streamrl.envs.held_out import exam, held_out, kept, make_env, mark, mark_of, marks_of
+from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
-from tests.build import tokens
+from tests.support.build import tokens
 
 
 class Few:

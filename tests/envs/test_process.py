@@ -12,22 +12,21 @@ from itertools import count
 
 import pytest
 
-from streamrl import config
-from streamrl.config import Env, RunFile
+from streamrl.config.run_file import Env, RunFile, parse
 from streamrl.envs import process
-from streamrl.envs.base import Problem
-from streamrl.envs.copy_digits import CopyDigits
+from streamrl.envs.api import Problem
+from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, TopicMissing, TransactionFailed
 from streamrl.inference.client import Sampled, SamplingFailed
+from streamrl.log.codec import to_event
+from streamrl.log.memory import MemoryLog, MemoryWriter
+from streamrl.log.protocol import Message, Output, read
 from streamrl.records import Demand, EnvProgress, Rollout, Server, VersionSpan
-from streamrl.stream.codec import to_event
-from streamrl.stream.log import Message, Output, read
-from streamrl.stream.memory import MemoryLog, MemoryWriter
-from tests import life
-from tests.build import floats, tokens
-from tests.data_path import publish
-from tests.life import PATIENCE_S
-from tests.waiting import patience
+from tests.support import life
+from tests.support.build import floats, tokens
+from tests.support.data_path import publish
+from tests.support.life import PATIENCE_S
+from tests.support.waiting import patience
 
 GROUP = 2  # rollouts; 4 + 3 tokens each: 14 a group
 
@@ -87,7 +86,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
 
 
 def run_file(replicas: int = 1, **env: object) -> RunFile:
-    return config.parse(
+    return parse(
         {
             "run": "r",
             "envs": {"copy-digits": {"replicas": replicas, **env}},
@@ -363,7 +362,7 @@ def test_an_unknown_env_or_replica_is_named():
 def held_out(problems: int, digits: int = 1) -> RunFile:
     """A run whose env has ten problems, so many of which are kept for evaluation."""
     envs = {"copy-digits": {"max_tokens": 3, "params": {"digits": digits}}}
-    return config.parse(
+    return parse(
         {
             "run": "r",
             "envs": envs,

@@ -9,16 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile, parse
 from streamrl.envs import process
+from streamrl.log.codec import to_event
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output, read
 from streamrl.records import Demand, Rollout, Server
-from streamrl.stream.codec import to_event
-from streamrl.stream.log import Output, read
-from streamrl.stream.memory import MemoryLog
-from tests.data_path import publish
 from tests.inference.stub import Stub
-from tests.waiting import patience
+from tests.support.data_path import publish
+from tests.support.waiting import patience
 
 GROUP = 2  # rollouts
 BEAT_S = 200.0  # so nobody is silent for as long as a test takes
@@ -27,7 +26,7 @@ BEAT_S = 200.0  # so nobody is silent for as long as a test takes
 def run_file(**env: object) -> RunFile:
     settings = {"pool": "generation", "max_tokens": 3, "max_groups_in_flight": 6, **env}
     pools = {"replicas": 0, "heartbeat_s": BEAT_S, "pools": {"evaluation": 0}}
-    return config.parse(
+    return parse(
         {
             "run": "r",
             "envs": {"copy-digits": settings},

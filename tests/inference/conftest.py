@@ -1,1 +1,1 @@
-from tests.live import live as live
+from tests.support.live import live as live

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamrl.config import Env
+from streamrl.config.run_file import Env
 from streamrl.inference import client as room
 from streamrl.inference.client import Client, ContextFull, Sampled, SamplingFailed, TimedOut
 from streamrl.records import Server, VersionSpan
 from tests.inference.stub import Stub
-from tests.waiting import until
+from tests.support.waiting import until
 
 ENV = Env(temperature=0.7, max_tokens=3, timeout_s=30.0, attempts=3)
 # where something is waited for in vain; a stub that hangs does so for 2 s

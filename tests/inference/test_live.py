@@ -20,14 +20,14 @@ import openai
 import psutil
 import pytest
 
-from streamrl.config import Env
+from streamrl.config.run_file import Env
 from streamrl.errors import InferenceError
 from streamrl.inference.client import Client, Sampled, SamplingFailed
-from streamrl.inference.server import NAP_S
+from streamrl.inference.vllm_server import NAP_S
 from streamrl.records import PolicyVersion
 from streamrl.weights.export import WEIGHTS
-from tests.live import KEY, START_S, Live, vllm_processes
-from tests.waiting import patience
+from tests.support.live import KEY, START_S, Live, vllm_processes
+from tests.support.waiting import patience
 
 T = TypeVar("T")
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
@@ -312,9 +312,9 @@ async def served_by(client: Client) -> set[str]:
 START = """
 import sys, threading
 from pathlib import Path
-from streamrl.config import Inference
-from streamrl.inference import server
-server.start(Inference(port=int(sys.argv[2])), Path(sys.argv[1]), Path(sys.argv[3]), threading.Event())
+from streamrl.config.run_file import Inference
+from streamrl.inference import vllm_server
+vllm_server.start(Inference(port=int(sys.argv[2])), Path(sys.argv[1]), Path(sys.argv[3]), threading.Event())
 """
 
 

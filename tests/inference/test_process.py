@@ -11,16 +11,16 @@ from typing import ClassVar
 
 import pytest
 
-from streamrl.config import RunFile, parse
+from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
 from streamrl.inference import process
 from streamrl.inference.engine import Load, Mismatch, Swap
-from streamrl.inference.host import Served
+from streamrl.inference.vllm_host import Served
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output, read
 from streamrl.records import Metric, PolicyVersion, Server
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.log import Output, read
-from streamrl.stream.memory import MemoryLog
-from tests.waiting import patience, until
+from tests.support.waiting import patience, until
 
 RUN = parse(
     {

@@ -164,8 +164,7 @@ def test_a_suspect_is_left_alone_until_it_is_heard_of():
     assert registry.choose(100.0).server_id == "a"  # type: ignore[union-attr]
 
 
-# ---- many requests, in virtual time
-# ---------------------------------------------------------------------------------------------------
+# ---- many requests, in virtual time --------------------------------------------------------------
 
 
 class World:

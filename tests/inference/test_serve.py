@@ -10,17 +10,17 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from streamrl import config
+from streamrl.config import run_file
 from streamrl.errors import WeightError
 from streamrl.inference import process
 from streamrl.inference.engine import Mismatch
-from streamrl.inference.host import Host, Served
 from streamrl.inference.process import Announcements, Entry, serve
-from streamrl.metrics import Meter
+from streamrl.inference.vllm_host import Host, Served
+from streamrl.log.memory import MemoryLog
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Output
 from streamrl.records import PolicyVersion, Server
-from streamrl.stream.log import Output
-from streamrl.stream.memory import MemoryLog
-from tests.data_path import found, publish
+from tests.support.data_path import found, publish
 
 VERSION = PolicyVersion(learner="lead", version=3, uri="file:///x", size_bytes=1, sha256="ab")
 
@@ -55,7 +55,7 @@ def served(
 ) -> tuple[Told, list[Server]]:
     monkeypatch.setattr(process, "RETRY_S", 0.0)
     log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
-    run = config.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})
+    run = run_file.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})
     publish(log, *(Output("policy-versions", "lead", record) for record in announced))
     host, entry = Told(answers, stop), Entry(log, Server(server_id="inference-0", url=""), 0.01)
     with ThreadPoolExecutor(1) as worker:

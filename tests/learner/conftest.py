@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.config import TinyModel
+from streamrl.config.run_file import TinyModel
 from streamrl.learner import process
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import keep_compiled

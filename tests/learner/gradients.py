@@ -18,11 +18,11 @@ from safetensors.numpy import save_file
 
 from streamrl.batcher.assemble import Division, assemble
 from streamrl.batcher.packing import RlExample, expand
-from streamrl.config import Learner
+from streamrl.config.run_file import Learner
 from streamrl.learner import model
 from streamrl.learner.update import Updater
-from tests.build import group
 from tests.learner.examples import Segment, example
+from tests.support.build import group
 
 CONTEXT = 32
 ROWS = 4

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config import Correction
+from streamrl.config.run_file import Correction
 from streamrl.learner.corrections import Corrected, correct, effective_sample_size, sample_sums
 
 SEGMENTS = jnp.array([[1, 1, 2, 2, 0]], jnp.int32)

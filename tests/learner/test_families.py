@@ -16,7 +16,7 @@ import equinox as eqx
 import numpy as np
 import pytest
 
-from streamrl.config import Inference
+from streamrl.config.run_file import Inference
 from streamrl.errors import ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import tiny_tokenizer
@@ -25,7 +25,7 @@ from streamrl.weights import export
 from tests.learner.plain_llama import log_softmax
 from tests.learner.plain_transformers import CONTEXT, TOKENS, VARIANTS
 from tests.learner.test_update import Training, batch
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 TORCH = str(Inference().interpreter)  # has torch and transformers 5; the learner has neither
 SOME = ("gemma2",)  # caps, scale, wide heads and no head at all: the one that differs most

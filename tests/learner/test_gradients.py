@@ -17,10 +17,10 @@ import pytest
 from safetensors import safe_open
 
 from streamrl.batcher.assemble import WHOLE, Division
-from streamrl.config import TinyModel
+from streamrl.config.run_file import TinyModel
 from streamrl.learner.initial import write_tiny
 from tests.learner.gradients import CONTEXT, divided, gradient
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 TOLERANCE = 1e-6
 PATIENCE_S = patience(300.0)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from streamrl import config
-from streamrl.config import TinyModel
+from streamrl.config import run_file
+from streamrl.config.run_file import TinyModel
 from streamrl.errors import ModelError
 from streamrl.learner import initial
 from streamrl.learner.initial import origin, tiny_tokenizer, write_tiny
@@ -99,7 +99,7 @@ def test_the_same_seed_gives_the_same_bytes(tiny: Path, tmp_path: Path):
 
 
 def test_a_run_makes_its_model_once(tmp_path: Path):
-    run = config.load(QUICKSTART, [f"runs_dir={tmp_path}", "model.tiny={hidden: 32, layers: 1}"])
+    run = run_file.load(QUICKSTART, [f"runs_dir={tmp_path}", "model.tiny={hidden: 32, layers: 1}"])
     left = tmp_path / "quickstart" / "model.tmp"
     left.mkdir(parents=True)
     (left / "half").write_text("of a process that died")
@@ -112,7 +112,7 @@ def test_a_run_makes_its_model_once(tmp_path: Path):
 def test_processes_that_begin_together_make_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run, made = config.load(QUICKSTART, [f"runs_dir={tmp_path}"]), list[Path]()
+    run, made = run_file.load(QUICKSTART, [f"runs_dir={tmp_path}"]), list[Path]()
 
     def slowly(directory: Path, *settings: Any) -> Path:
         directory.mkdir()  # fails where another is at work
@@ -129,6 +129,6 @@ def test_processes_that_begin_together_make_it_once(
 
 
 def test_a_model_that_is_named_is_used_as_it_is(tiny: Path, tmp_path: Path):
-    assert origin(config.load(QUICKSTART, [f"model.path={tiny}"])) == tiny
+    assert origin(run_file.load(QUICKSTART, [f"model.path={tiny}"])) == tiny
     with pytest.raises(ModelError, match=f"model directory {tmp_path}/none does not exist"):
-        origin(config.load(QUICKSTART, [f"model.path={tmp_path}/none"]))
+        origin(run_file.load(QUICKSTART, [f"model.path={tmp_path}/none"]))

@@ -10,7 +10,7 @@ from streamrl.batcher.assemble import assemble
 from streamrl.batcher.packing import expand
 from streamrl.learner.masking import masked
 from streamrl.records import Batch
-from tests.build import floats, group
+from tests.support.build import floats, group
 
 
 @pytest.fixture

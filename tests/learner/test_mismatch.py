@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from streamrl.batcher.packing import RlExample
-from streamrl.config import Learner
+from streamrl.config.run_file import Learner
 from streamrl.learner.objective import objective
 from tests.learner.test_objective import IDS, average, predictions
 

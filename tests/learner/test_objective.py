@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from streamrl.batcher.packing import RlExample, blank
-from streamrl.config import Learner
-from streamrl.learner.averages import AVERAGES, numbers_of
+from streamrl.config.run_file import Learner
 from streamrl.learner.losses import AVERAGE_OF, LOSSES
 from streamrl.learner.model import Predictions
+from streamrl.learner.normalization import AVERAGES, numbers_of
 from streamrl.learner.objective import objective, summed_up
 from tests.learner.examples import Segment, example
 

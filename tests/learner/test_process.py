@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamrl import config
 from streamrl.batcher.assemble import assemble
 from streamrl.batcher.parts import split
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
 from streamrl.errors import (
     Fenced,
     InputGone,
@@ -27,18 +27,18 @@ from streamrl.errors import (
     TransactionFailed,
     VersionMismatch,
 )
-from streamrl.learner import checkpoints, process, reading
-from streamrl.learner.training import Training
+from streamrl.learner import checkpoints, inputs, process
+from streamrl.learner.trainer import Training
+from streamrl.log.codec import to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output, Writer
 from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Output, Writer
-from streamrl.stream.memory import MemoryLog
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, pull
-from tests.build import group
-from tests.data_path import found, publish
 from tests.learner import plain_llama
-from tests.waiting import patience
+from tests.support.build import group
+from tests.support.data_path import found, publish
+from tests.support.waiting import patience
 
 # for anything that a learner does: it compiles, and the machine may be busy
 PATIENCE_S = patience(180.0)
@@ -47,7 +47,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def run_of(directory: Path, tiny: Path) -> RunFile:
-    return config.parse(
+    return run_file.parse(
         {
             "run": "small",
             "runs_dir": str(directory),
@@ -419,7 +419,7 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
         (1, 1, "ab" * 32, announced[1].sha256),
         (2, 0, "", announced[2].sha256),
     ]
-    assert reading.announcements(log, "lead") == {
+    assert inputs.announcements(log, "lead") == {
         record.version: record.sha256 for record in announced[:3]
     }
     assert (
@@ -435,7 +435,7 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
 def test_where_that_is_asked_for_it_ends_the_run(lived: Lived, tmp_path: Path):
     announced, run = (
         versions(lived.log),
-        config.changed(fresh(lived, tmp_path), ["learner.on_divergence=stop"]),
+        run_file.changed(fresh(lived, tmp_path), ["learner.on_divergence=stop"]),
     )
     log = a_log(announced[0], other_hash(announced[1]), batch(0))
     said = dies_of(run, log, VersionMismatch)
@@ -470,7 +470,7 @@ def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(
             f'"offset": {2 + len(split(batch(2), limit_bytes=100))}', '"offset": 3'
         )
     )
-    other = config.changed(
+    other = run_file.changed(
         run, ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl_coefficient=0"]
     )
     with learning(other, log) as life:
@@ -546,7 +546,7 @@ def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
     """An unknown id costs its sequence. What cannot be trained on costs its step; the version is
     announced all the same, with the same weights.
     """
-    run = config.changed(
+    run = run_file.changed(
         fresh(lived, tmp_path),
         ["learner.normalize_advantages=false", "learner.max_skipped_steps=2"],
     )
@@ -588,7 +588,7 @@ def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
 
 
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(lived: Lived, tmp_path: Path):
-    run = config.changed(
+    run = run_file.changed(
         fresh(lived, tmp_path),
         ["learner.normalize_advantages=false", "learner.max_skipped_steps=1"],
     )
@@ -614,7 +614,7 @@ def next_batch(log: MemoryLog) -> object:
     timer = threading.Timer(20, stop.set)
     timer.start()
     try:
-        return next(reading.batches(log, 0, stop), None)
+        return next(inputs.batches(log, 0, stop), None)
     finally:
         timer.cancel()
 
@@ -651,4 +651,4 @@ def test_what_cannot_be_read_is_passed_over():
     send(log, first, *split(batch(6), limit_bytes=100))
     made = next_batch(log)
     assert isinstance(made, tuple) and made[0].number == 6
-    assert [found.number for found, _ in reading.recorded(log)] == [6]
+    assert [found.number for found, _ in inputs.recorded(log)] == [6]

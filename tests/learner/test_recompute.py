@@ -12,21 +12,21 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from streamrl.config import Fork, RunFile, changed
+from streamrl.config.run_file import Fork, RunFile, changed
 from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints, process
-from streamrl.learner.reading import announcements
+from streamrl.learner.inputs import announcements
 from streamrl.learner.recompute import plant, recomputed, retrained
-from streamrl.learner.training import training
+from streamrl.learner.trainer import training
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.recordings.export_model import export_model
+from streamrl.recordings.weights import compare
 from streamrl.records import PolicyVersion
-from streamrl.replay.export_model import export_model
-from streamrl.replay.weights import compare
-from streamrl.stream.log import Output
-from streamrl.stream.memory import MemoryLog
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import pull
-from tests.data_path import publish
 from tests.learner.test_process import a_log, batch, learning, metrics, run_of, send, versions
+from tests.support.data_path import publish
 
 BATCHES = 4
 # A loss that cuts no gradient off: the batches' logprobs are far from the model's, and all of them

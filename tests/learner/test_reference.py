@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.config import Fork, RunFile, TinyModel, parse
+from streamrl.config.run_file import Fork, RunFile, TinyModel, parse
 from streamrl.errors import ModelError
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import on_mesh

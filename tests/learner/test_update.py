@@ -12,7 +12,7 @@ from jax import monitoring
 from safetensors.numpy import load_file
 
 from streamrl.batcher.packing import RlExample
-from streamrl.config import Learner
+from streamrl.config.run_file import Learner
 from streamrl.errors import ConfigError
 from streamrl.learner import model
 from streamrl.learner.update import Updater, arranged, normalized, order

@@ -18,14 +18,14 @@ from typing import Any
 import psutil
 import yaml
 
-from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log.codec import to_event
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import read
 from streamrl.records import Metric, PolicyVersion, Record
-from streamrl.stream import broker
-from streamrl.stream.codec import to_event
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import read
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 # In the environment of everything that a run starts. vLLM is given few variables
 # (`credentials.handed_on`), and those of this prefix are among them.
@@ -40,7 +40,7 @@ class Live:
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self.file = directory / "run.yaml"
         self.file.write_text(yaml.safe_dump({**settings, "runs_dir": str(directory / "runs")}))
-        self.run: RunFile = config.load(self.file)
+        self.run: RunFile = run_file.load(self.file)
         self.mark = uuid.uuid4().hex
         self.output = directory / "output.log"
         self.process: subprocess.Popen[bytes] | None = None

@@ -20,18 +20,19 @@ import psutil
 import pytest
 import yaml
 
-from streamrl import config, topics
-from streamrl.config import RunFile
-from streamrl.replay.audit import audit
-from streamrl.replay.letters import letters
-from streamrl.replay.show import parts_of
-from streamrl.stream.codec import to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Message, Output
-from tests.build import rollout
-from tests.data_path import announce, wait_for_batches
-from tests.rubbish import KIND, KINDS, LARGE, SCHEMA, bad
-from tests.waiting import patience, until
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.log import topics
+from streamrl.log.codec import to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Message, Output
+from streamrl.recordings.audit import audit
+from streamrl.recordings.dead_letters import letters
+from streamrl.recordings.show import parts_of
+from tests.support.build import rollout
+from tests.support.data_path import announce, wait_for_batches
+from tests.support.rubbish import KIND, KINDS, LARGE, SCHEMA, bad
+from tests.support.waiting import patience, until
 
 # 40 groups of 2 rollouts of 5 tokens an env are its half of a batch of 800 tokens
 ROUNDS, BAD_A_ROUND, GROUPS = 10, 1000, 40
@@ -46,8 +47,7 @@ SETTINGS = {
 GROWTH_MIB = 12  # of a part while it refuses some 60 MiB
 
 
-# ---- the run
-# ----------------------------------------------------------------------------------------------------------------------------
+# ---- the run -------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def run(tmp_path: Path, broker: str, run_name: str) -> tuple[RunFile, Path]:
     path.write_text(
         yaml.safe_dump({"run": run_name, "runs_dir": str(tmp_path / "runs"), **SETTINGS})
     )
-    made = config.load(path)
+    made = run_file.load(path)
     topics.apply(made, {"bootstrap.servers": broker})
     return made, path
 

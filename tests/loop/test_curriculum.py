@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl.stream import broker
+from streamrl.local_kafka import broker
 from tests.loop.runs import ROOT, live, metric_values
 
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import yaml
 
-from streamrl.config import Inference
+from streamrl.config.run_file import Inference
+from streamrl.local_kafka import broker
+from streamrl.log.codec import to_event
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import read
 from streamrl.records import Evaluation, Record, Rollout
-from streamrl.stream import broker
-from streamrl.stream.codec import to_event
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import read
 from tests.loop.runs import ROOT, Live, live
-from tests.parity import learner_logprobs
-from tests.waiting import patience
+from tests.support.parity import learner_logprobs
+from tests.support.waiting import patience
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

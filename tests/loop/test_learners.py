@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.recordings.audit import audit
+from streamrl.recordings.show import parts_of
 from streamrl.records import Batch, PolicyVersion, Server
-from streamrl.replay.audit import audit
-from streamrl.replay.show import parts_of
 from tests.loop.runs import ROOT, STREAMRL, Live, live, quickstart
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 AT = 2
 SETTINGS = {

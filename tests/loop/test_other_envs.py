@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.local_kafka import broker
+from streamrl.recordings.audit import audit
+from streamrl.recordings.show import parts_of
 from streamrl.records import Rollout
-from streamrl.replay.audit import audit
-from streamrl.replay.show import parts_of
-from streamrl.stream import broker
 from tests.loop.runs import live
 
 SETTINGS = {

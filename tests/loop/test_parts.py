@@ -14,10 +14,10 @@ import pytest
 
 from streamrl.records import Fate, PolicyVersion, Rollout
 from streamrl.weights.store import pull
-from tests import go
 from tests.loop.runs import ROOT, Live, any_part, live
-from tests.parity import learner_logprobs
-from tests.waiting import patience
+from tests.support import go
+from tests.support.parity import learner_logprobs
+from tests.support.waiting import patience
 
 OUTSIDE = "outside"
 LENGTH = 256

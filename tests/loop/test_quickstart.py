@@ -16,13 +16,13 @@ import pytest
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.replay.audit import audit
-from streamrl.replay.compare import replay
-from streamrl.stream import broker
-from streamrl.stream.kafka import KafkaLog
+from streamrl.local_kafka import broker
+from streamrl.log.kafka import KafkaLog
+from streamrl.recordings.audit import audit
+from streamrl.recordings.compare import replay
 from tests.docs.blocks import blocks, commands
 from tests.loop.runs import Live, any_part, command_line, live, quickstart
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 # the learner last: by then it has a checkpoint
 KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learner")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from streamrl.local_kafka import broker
 from streamrl.records import Scores
-from streamrl.stream import broker
 from tests.loop.runs import ROOT, any_part, live, metric_values
 
 WORKER = "scorer --worker 1"

@@ -20,16 +20,17 @@ import psutil
 import pytest
 import yaml
 
-from streamrl import acls, config, topics
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
 from streamrl.errors import AccessDenied
+from streamrl.log import acls, topics
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Output, read
 from streamrl.records import Batch, PolicyVersion
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Output, read
 from tests.inference.stub import Stub
-from tests.secure import Secure
-from tests.waiting import patience
+from tests.support.secure import Secure
+from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4
@@ -64,7 +65,7 @@ class Run:
         }
         self.secure, self.directory, self.file = secure, directory, directory / "run.yaml"
         self.file.write_text(yaml.safe_dump(settings))
-        self.settings: RunFile = config.load(self.file)
+        self.settings: RunFile = run_file.load(self.file)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def log(self, role: str) -> KafkaLog:

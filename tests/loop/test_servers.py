@@ -19,15 +19,15 @@ import yaml
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
+from streamrl.local_kafka import broker
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import read
+from streamrl.recordings.audit import audit
+from streamrl.recordings.compare import replay
 from streamrl.records import Metric, Rollout, Server
-from streamrl.replay.audit import audit
-from streamrl.replay.compare import replay
-from streamrl.stream import broker
-from streamrl.stream.codec import to_event
-from streamrl.stream.log import read
-from tests.live import vllm_processes
 from tests.loop.runs import ROOT, STREAMRL, Live, live
-from tests.waiting import patience
+from tests.support.live import vllm_processes
+from tests.support.waiting import patience
 
 ENV = "guess-number"
 START_S = 400.0  # of vLLM, on a machine that does much else

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 import yaml
 
-from streamrl.stream import broker
+from streamrl.local_kafka import broker
 from tests.loop.runs import ROOT, live, metric_values
 
 

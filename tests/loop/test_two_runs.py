@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from streamrl import topics
-from streamrl.replay.audit import audit
-from streamrl.replay.compare import replay
-from streamrl.stream.kafka import KafkaLog
-from tests.data_path import RUN, parts, play
+from streamrl.log import topics
+from streamrl.log.kafka import KafkaLog
+from streamrl.recordings.audit import audit
+from streamrl.recordings.compare import replay
+from tests.support.data_path import RUN, parts, play
 
 
 def test_two_runs_on_one_broker_do_not_meet(broker: str, run_name: str):

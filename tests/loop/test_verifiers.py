@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from streamrl.local_kafka import broker
+from streamrl.recordings.audit import audit
+from streamrl.recordings.show import parts_of
 from streamrl.records import Rollout
-from streamrl.replay.audit import audit
-from streamrl.replay.show import parts_of
-from streamrl.stream import broker
 from tests.loop.runs import ROOT, Live, live
 
 

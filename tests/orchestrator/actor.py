@@ -13,15 +13,15 @@ from itertools import chain
 
 import numpy as np
 
-from streamrl import config
-from streamrl.config import RunFile
-from streamrl.metrics import Meter
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log.codec import to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output
 from streamrl.records import Batch, Fate, PolicyVersion, Server
-from streamrl.stream import broker
-from streamrl.stream.codec import to_message
-from streamrl.stream.kafka import KafkaLog
-from streamrl.stream.log import Log, Output
-from tests import build
+from tests.support import build
 
 STEPS = 60
 
@@ -124,7 +124,7 @@ def play(run: RunFile, log: Log, steps: int, pause_s: float = 0.02) -> None:
 def main() -> None:
     name, path = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    run = config.load(path)
+    run = run_file.load(path)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(f"{name} is on stage", flush=True)
     if name == "batcher" and run.run == "doomed":

@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 MARK = "STREAMRL_TEST_MARK"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 
 from streamrl.cli import main
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.orchestrator import process
 from streamrl.orchestrator.plan import BROKER, Desired
 

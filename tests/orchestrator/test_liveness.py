@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from streamrl.config import RunFile, parse
-from streamrl.health import note_of, serving
+from streamrl.config.run_file import RunFile, parse
+from streamrl.log.memory import MemoryLog
+from streamrl.monitoring.http import note_of, serving
 from streamrl.orchestrator.liveness import Asked, Liveness, ask, listening
 from streamrl.orchestrator.process import part_names
-from streamrl.stream.memory import MemoryLog
-from tests.waiting import patience, until
+from tests.support.waiting import patience, until
 
 
 @pytest.fixture

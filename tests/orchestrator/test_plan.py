@@ -1,6 +1,6 @@
 import pytest
 
-from streamrl.config import Orchestrator, parse
+from streamrl.config.run_file import Orchestrator, parse
 from streamrl.orchestrator.plan import (
     End,
     GiveUp,

@@ -16,13 +16,17 @@ from typing import Any
 import pytest
 import yaml
 
-from streamrl.config import Target, parse
-from streamrl.health import note_of
-from streamrl.metric_names import measure
+from streamrl.config.run_file import Target, parse
+from streamrl.log.codec import to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.monitoring.display import Frame, PartLine
+from streamrl.monitoring.http import note_of
+from streamrl.monitoring.metric_names import measure
+from streamrl.monitoring.run_view import View
+from streamrl.monitoring.sinks import tensorboard
 from streamrl.orchestrator import liveness, process
-from streamrl.orchestrator.display import Frame, PartLine
 from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.observe import View
 from streamrl.orchestrator.process import (
     Parts,
     batches_begin,
@@ -31,16 +35,12 @@ from streamrl.orchestrator.process import (
     part_names,
     without_prefix,
 )
-from streamrl.orchestrator.sinks import tensorboard
 from streamrl.orchestrator.supervisor import Supervisor, last_line
 from streamrl.records import Demand, Server
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Output
-from streamrl.stream.memory import MemoryLog
+from tests.monitoring.sinks import stories
 from tests.orchestrator.actor import batch
 from tests.orchestrator.processes import MARK, left_after, marked
-from tests.orchestrator.sinks import stories
-from tests.waiting import patience, until
+from tests.support.waiting import patience, until
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = [sys.executable, "-m", "tests.orchestrator.stage"]
@@ -236,7 +236,7 @@ def test_a_wrong_address_is_one_line(run_file: Path, mark: str):
 
 def test_the_words_of_a_log_line():
     assert (
-        without_prefix("2026-11-21 06:01:14 WARNING streamrl.stream.worker: batcher: short")
+        without_prefix("2026-11-21 06:01:14 WARNING streamrl.processor.processor: batcher: short")
         == "batcher: short"
     )
     assert without_prefix("streamrl: no broker") == "no broker"

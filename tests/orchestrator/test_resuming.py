@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
-from streamrl.orchestrator.directory import take
+from streamrl.log.codec import to_event
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Log, Message, Output, read
 from streamrl.orchestrator.resuming import refusals
+from streamrl.orchestrator.run_directory import take
+from streamrl.processor.processor import reconcile, restore, starts, turn
 from streamrl.records import Batch
-from streamrl.stream.codec import to_event
-from streamrl.stream.log import Log, Message, Output, read
-from streamrl.stream.memory import MemoryLog
-from streamrl.stream.worker import reconcile, restore, starts, turn
-from tests.build import group
-from tests.data_path import RUN, TOPICS, announce, parts, play, publish, send_groups
+from tests.support.build import group
+from tests.support.data_path import RUN, TOPICS, announce, parts, play, publish, send_groups
 
 REFUSED = {
     "model.path": "every version is trained from that model; begin a new run, or fork this one",
@@ -37,12 +37,12 @@ REFUSED = {
     "learner.name": "buffer, batcher and servers follow the versions of that learner",
 }
 OWN_TEST = {
-    "run": "another name is another run: tests/orchestrator/test_directory.py",
-    "runs_dir": "the directory has to be there: tests/orchestrator/test_directory.py",
+    "run": "another name is another run: tests/orchestrator/test_run_directory.py",
+    "runs_dir": "the directory has to be there: tests/orchestrator/test_run_directory.py",
     "fork": "below",
-    "topics.partitions": "refused where a topic has data: tests/test_topics.py",
-    "topics.replicas": "refused: tests/test_topics.py",
-    "envs": "added and taken out: tests/stream/test_long_lives.py",
+    "topics.partitions": "refused where a topic has data: tests/log/test_topics.py",
+    "topics.replicas": "refused: tests/log/test_topics.py",
+    "envs": "added and taken out: tests/processor/test_long_lives.py",
 }
 # Other values than the defaults of RUN; what does not go alone goes with what it needs. Those of
 # part "" are read by a process that keeps nothing.
@@ -208,7 +208,7 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
 @pytest.mark.parametrize("path", FOLDED)
 def test_buffer_and_batcher_go_on_under_the_setting(log: Log, path: str):
     """Restored under the settings of before, they close groups and build a batch under the new one."""
-    now = config.changed(RUN, FOLDED[path])
+    now = run_file.changed(RUN, FOLDED[path])
     assert now != RUN and list(refusals(RUN, now)) == []
     written = outputs_of_the_next_life(log, now)
     assert any(message.topic.startswith("groups.") for message in written)
@@ -232,18 +232,18 @@ def test_what_is_fixed_for_a_run_is_refused_before_anything_is_changed(path: str
     run = RUN.model_copy(update={"runs_dir": str(tmp_path)})
     with take(run) as home:
         kept = (home / "run.yaml").read_text()
-    now = config.changed(run, [f"{path}={OTHERS.get(path, 64)}"])
+    now = run_file.changed(run, [f"{path}={OTHERS.get(path, 64)}"])
     named = "model.tiny" if path.startswith("model.tiny.") else path
     says = rf"^{named} cannot be changed in a run that is gone on with: {REFUSED[path]}"
     with pytest.raises(ConfigError, match=says), take(now, resume=True):
         pass
     assert (home / "run.yaml").read_text() == kept
-    with take(config.changed(run, ["learner.learning_rate=0.5"]), resume=True):
+    with take(run_file.changed(run, ["learner.learning_rate=0.5"]), resume=True):
         pass
 
 
 def test_where_a_fork_came_from_is_refused():
-    forked = config.changed(RUN, ["fork={run: parent, version: 3, sha256: ab}"])
+    forked = run_file.changed(RUN, ["fork={run: parent, version: 3, sha256: ab}"])
     assert [said.partition(":")[0] for said in refusals(RUN, forked)] == [
         "fork cannot be changed in a run that is gone on with"
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from streamrl.orchestrator.supervisor import Supervisor, last_line
 from tests.orchestrator.processes import MARK, left_after, marked
-from tests.waiting import until
+from tests.support.waiting import until
 
 PYTHON = [sys.executable, "-c"]
 SLEEP = [*PYTHON, "import time; print('up', flush=True); time.sleep(600)"]

@@ -12,17 +12,17 @@ from unittest.mock import patch
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
+from streamrl.log import memory
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message, Output, read
+from streamrl.processor.processor import Part, restore, starts, turn
+from streamrl.recordings.audit import audit
+from streamrl.recordings.compare import replay
+from streamrl.recordings.dead_letters import letters
 from streamrl.records import Batch, Fate, PolicyVersion
-from streamrl.replay.audit import audit
-from streamrl.replay.compare import replay
-from streamrl.replay.letters import letters
-from streamrl.stream import memory
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.log import Message, Output, read
-from streamrl.stream.memory import MemoryLog
-from streamrl.stream.worker import Part, restore, starts, turn
-from tests.build import rollout
+from tests.support.build import rollout
 
 ENVS = ("copy", "add")  # the poison is copy's
 VOCAB = 1_000  # token ids that the policy has

@@ -10,14 +10,14 @@ import msgpack
 import numpy as np
 from msgspec import structs
 
-from streamrl import config
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Message, Output
 from streamrl.records import Metric, PolicyVersion, Rollout
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Message, Output
-from tests import rubbish
-from tests.build import group, rollout, turns
 from tests.poison.chain import VOCAB
+from tests.support import rubbish
+from tests.support.build import group, rollout, turns
 
 MIB = 1 << 20
 
@@ -33,7 +33,7 @@ class Poison(NamedTuple):
 
     @property
     def run(self) -> RunFile:
-        return config.parse(merged(SETTINGS, self.settings))
+        return run_file.parse(merged(SETTINGS, self.settings))
 
 
 SETTINGS: dict[str, Any] = {
@@ -296,8 +296,7 @@ DATA_PATH = [
 ]
 
 
-# ---- metrics, which the orchestrator and the dashboard read
-# ---------------------------------------------------------------------------
+# ---- metrics, which the orchestrator and the dashboard read --------------------------------------
 
 
 def metric(source: str, values: dict[str, float], key: str = "", **fields: Any) -> Message:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from streamrl.dashboard import state as dashboard
-from streamrl.orchestrator import observe
-from streamrl.replay.letters import letters
-from streamrl.stream.codec import to_event
-from streamrl.stream.memory import MemoryLog
+from streamrl.log.codec import to_event
+from streamrl.log.memory import MemoryLog
+from streamrl.monitoring import run_view
+from streamrl.recordings.dead_letters import letters
 from tests.poison.chain import given
 from tests.poison.poisons import DATA_PATH, METRICS, Poison, changed
 
@@ -58,7 +58,7 @@ def metrics(name: str) -> Row:
     run = Poison("", "", "", list).run
     message = METRICS[name]._replace(partition=0, offset=0)
     try:
-        seen = observe.fold(observe.deciding_view(run), [to_event(message, ("metric",))])
+        seen = run_view.fold(run_view.deciding_view(run), [to_event(message, ("metric",))])
         shown = dashboard.new(run)
         dashboard.hear(shown, message)
         dashboard.loop(dashboard.fold(shown, message), 1.0)
@@ -68,7 +68,7 @@ def metrics(name: str) -> Row:
         )
     believed = [
         reward
-        for reward in observe.recent_rewards(seen, "copy", 10)
+        for reward in run_view.recent_rewards(seen, "copy", 10)
         if not math.isfinite(reward) or reward > 0
     ]
     return Row(

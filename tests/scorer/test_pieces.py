@@ -8,7 +8,7 @@ import pytest
 from streamrl.batcher.assemble import assemble
 from streamrl.records import Scores
 from streamrl.scorer.pieces import Collected, split
-from tests.build import floats, group
+from tests.support.build import floats, group
 
 made = assemble([group(sizes=(3, 2))], 7, 7, row_count=2, max_seq_len=8)
 assert made is not None

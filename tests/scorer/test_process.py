@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 
 from streamrl.batcher.packing import by_token, expand
-from streamrl.config import RunFile, changed, parse
+from streamrl.config.run_file import RunFile, changed, parse
 from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import model
 from streamrl.learner import process as learner
-from streamrl.learner.reading import announcements
+from streamrl.learner.inputs import announcements
 from streamrl.learner.recompute import recomputed, retrained
 from streamrl.learner.update import Updater
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.recordings.weights import compare
 from streamrl.records import Batch, Metric, PolicyVersion, Scores
-from streamrl.replay.weights import compare
 from streamrl.scorer import process
-from streamrl.stream.log import Output
-from streamrl.stream.memory import MemoryLog
 from streamrl.weights.store import Store
-from tests.data_path import found, publish
 from tests.learner.test_process import PATIENCE_S, Life, batch, learning, send, versions
+from tests.support.data_path import found, publish
 
 BATCHES = 5
 # so batches 0 to 2 are measured from the model that the run began with, 3 and 4 from version 3

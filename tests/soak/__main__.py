@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from streamrl.orchestrator.status import PIPE_COLUMNS
-from streamrl.replay.progress import shown
+from streamrl.monitoring.status import PIPE_COLUMNS
+from streamrl.recordings.progress import shown
 from tests.chaos.__main__ import interrupt
 from tests.chaos.harness import Stuck
 from tests.soak import known

@@ -37,7 +37,7 @@ def follow(clock: Clock) -> None:
     now = time.time
     time.time = lambda: now() + clock.offset_s
 
-    from streamrl.stream import kafka
+    from streamrl.log import kafka
 
     produce = kafka.produce
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import psutil
 
-from streamrl import topics
-from streamrl.config import RunFile
-from streamrl.orchestrator import directory
+from streamrl.config.run_file import RunFile
+from streamrl.local_kafka import broker
+from streamrl.log import topics
+from streamrl.log.kafka import KafkaLog
+from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.plan import BROKER, GiveUp, decide
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.replay.progress import Report, silent
-from streamrl.stream import broker
-from streamrl.stream.kafka import KafkaLog
+from streamrl.recordings.progress import Report, silent
 from tests.chaos.harness import ROOT, TICK_S, Stuck
 from tests.soak import known
 from tests.soak.clock import STEP_S, Clock
@@ -30,7 +30,7 @@ from tests.soak.learner import noted
 from tests.soak.memory import Sample
 from tests.soak.part import CLOCK
 from tests.soak.pauses import Incident
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 PATIENCE_S = 120.0  # for whatever must come
 SAMPLES = 400  # of each process, over the whole time, at least 0.5 s and at most 5 s apart
@@ -86,8 +86,7 @@ class Soak:
         finally:
             self.disk.close()
 
-    # ---- supervision, as `streamrl up` does it
-    # ----------------------------------------------------------------------------------------------
+    # ---- supervision, as `streamrl up` does it ---------------------------------------------------
 
     def tick(self) -> None:
         """Start what is not running, and look at what is."""
@@ -110,7 +109,7 @@ class Soak:
             self.sample()
 
     def _command(self, name: str) -> list[str]:
-        file = str(self.run.directory / directory.RUN_FILE)
+        file = str(self.run.directory / run_directory.RUN_FILE)
         return [
             sys.executable,
             "-m",
@@ -169,8 +168,7 @@ class Soak:
     def answers(self) -> bool:
         return broker.running(broker.home_of(self.run)) is not None
 
-    # ---- what is done to it
-    # -----------------------------------------------------------------------------------------------------------------
+    # ---- what is done to it ----------------------------------------------------------------------
 
     def start(self, seconds: float) -> None:
         self._sample_s = min(max(seconds / SAMPLES, 0.5), 5.0)
@@ -246,8 +244,7 @@ class Soak:
             taken_s += time.monotonic() - before_s
             progress(number + 1, len(plan))
 
-    # ---- the end
-    # ----------------------------------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     def drain(self, log: KafkaLog) -> None:
         """The producers stop, the others work off what there is, then everybody but the broker
@@ -281,7 +278,7 @@ def soaked(
     """A run that has gone through all of it and come to rest. Its broker is up for as long as the
     block lasts.
     """
-    with directory.take(run, fresh=True):
+    with run_directory.take(run, fresh=True):
         soak = Soak(run)
         try:
             soak.start(seconds)

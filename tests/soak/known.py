@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from streamrl import config
-from streamrl.config import RunFile
-from tests import rubbish
+from streamrl.config.run_file import RunFile, parse
 from tests.chaos.known import GROUP_SIZE, MAX_SEQ_LEN
+from tests.support import rubbish
 
 RUBBISH, SILENT, BURSTY = rubbish.ENV, "silent", ("burst0", "burst1")
 PROCESSES = 4  # that the producers are in
@@ -43,7 +42,7 @@ def run_file(directory: Path, envs: int) -> RunFile:
         "model": {"max_seq_len": MAX_SEQ_LEN},
         "weights": {"keep_versions": KEEP_VERSIONS},
     }
-    return config.parse(settings)
+    return parse(settings)
 
 
 def producers(run: RunFile, process: int) -> list[str]:

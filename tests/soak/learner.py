@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, VersionMismatch
-from streamrl.learner.reading import announcements, batches
-from streamrl.metrics import Meter
+from streamrl.learner.inputs import announcements, batches
+from streamrl.log.codec import to_message
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output, Writer
 from streamrl.records import PolicyVersion
-from streamrl.stream.codec import to_message
-from streamrl.stream.log import Log, Output, Writer
 from streamrl.weights.store import Store
 from tests.chaos.known import trained
 from tests.chaos.learner import CHECKPOINT_EVERY, Checkpoint, load, save

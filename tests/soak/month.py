@@ -1,5 +1,5 @@
 """A month of a run in less than an hour: `make month`. The real loop of buffer and batcher
-(`worker.run`) over a log in memory, a simulated clock, a million batches.
+(`processor.run`) over a log in memory, a simulated clock, a million batches.
 
 What retention would delete is deleted, journals too once they are counted. By tenths of the run:
 memory of the process, processor time a batch, bytes of the journals, size of the snapshots, and
@@ -23,20 +23,20 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from streamrl import config
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import RunFile
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.log.codec import to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message, Output
+from streamrl.processor import processor
+from streamrl.processor.journal import newest
+from streamrl.processor.processor import Part, restore
+from streamrl.processor.snapshots import freeze
 from streamrl.records import JournalEntry, PolicyVersion
-from streamrl.stream import worker
-from streamrl.stream.codec import to_message
-from streamrl.stream.journal import newest
-from streamrl.stream.log import Message, Output
-from streamrl.stream.memory import MemoryLog
-from streamrl.stream.snapshots import freeze
-from streamrl.stream.worker import Part, restore
-from tests.build import rollout
-from tests.waiting import patience
+from tests.support.build import rollout
+from tests.support.waiting import patience
 
 MONTH_S = 30 * 86_400.0
 TENTHS = 10
@@ -96,7 +96,7 @@ class Retained(MemoryLog):
 
 def run_of(envs: int) -> RunFile:
     """Tiny groups of many envs, a batch of one group: what costs is the book-keeping."""
-    return config.parse(
+    return run_file.parse(
         {
             "run": "month",
             "envs": {f"env-{i}": {} for i in range(envs)},
@@ -160,7 +160,7 @@ def living(
 
     def live(part: Part[Any, Any]) -> None:
         try:
-            worker.run(log, part, stop, clock)
+            processor.run(log, part, stop, clock)
         except BaseException as error:
             errors.append(error)
 

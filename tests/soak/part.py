@@ -32,16 +32,17 @@ def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
     """Starts and ends as `streamrl` does."""
     import logging
 
-    from streamrl import cli, config
+    from streamrl import cli
+    from streamrl.config import run_file
     from streamrl.errors import StreamrlError
-    from streamrl.stopping import stop_on
-    from streamrl.stream import broker
-    from streamrl.stream.kafka import KafkaLog
+    from streamrl.local_kafka import broker
+    from streamrl.log.kafka import KafkaLog
+    from streamrl.processor.signals import stop_on
 
     logging.basicConfig(level=logging.INFO, format=cli.LOG_FORMAT, stream=sys.stderr)
     stopped = stop_on([signal.SIGTERM])
     try:
-        run = config.load(file)
+        run = run_file.load(file)
         main(run, KafkaLog(broker.settings(run), run.run), stopped, *arguments)
     except StreamrlError as error:
         print(f"streamrl: {error}", file=sys.stderr)

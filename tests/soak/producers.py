@@ -15,17 +15,17 @@ from random import Random
 
 import numpy as np
 
-from streamrl.config import RunFile
-from streamrl.envs.credit import Counter, Credit
+from streamrl.config.run_file import RunFile
+from streamrl.envs.flow_control import Counter, Credit
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.protocol import Log, Message, Output
+from streamrl.log.topics import env_part, journal
+from streamrl.processor.journal import newest
 from streamrl.records import Demand, EnvProgress, PolicyVersion
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.journal import newest
-from streamrl.stream.log import Log, Message, Output
-from streamrl.topics import env_part, journal
 from tests.chaos.env import tokens_of
 from tests.chaos.known import at_version, rollouts
-from tests.rubbish import KINDS, bad
 from tests.soak import known
+from tests.support.rubbish import KINDS, bad
 
 # all processes at the same moments, so that the parts behind them have few and larger turns
 TICK_S = 0.5

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from tests.chaos.report import in_words
 from tests.soak.clock import STEP_S
 from tests.soak.harness import MEMORY_SINCE, Seen

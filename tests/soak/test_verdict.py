@@ -9,15 +9,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.dead_letters import reject
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message, Output
 from streamrl.records import Fate
-from streamrl.stream.codec import to_event, to_message
-from streamrl.stream.dead_letters import reject
-from streamrl.stream.log import Message, Output
-from streamrl.stream.memory import MemoryLog
-from tests.build import rollout
-from tests.data_path import RUN, TOPICS
-from tests.rubbish import bad
 from tests.soak.verdict import Soaked, look_at_fates
+from tests.support.build import rollout
+from tests.support.data_path import RUN, TOPICS
+from tests.support.rubbish import bad
 
 
 def put_aside(message: Message, offset: int) -> list[Message]:

@@ -11,20 +11,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from streamrl.buffer.groups import total_tokens
-from streamrl.config import RunFile
+from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Log, Message, read
+from streamrl.processor.journal import entries
+from streamrl.recordings.dead_letters import letters
 from streamrl.records import Fate, JournalEntry, PolicyVersion, Rollout
-from streamrl.replay.letters import letters
-from streamrl.stream.codec import to_event
-from streamrl.stream.journal import entries
-from streamrl.stream.log import Log, Message, read
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, pull
 from tests.chaos import verdict as chaos
 from tests.chaos.verdict import Verdict, Where
-from tests.rubbish import is_rubbish
 from tests.soak import known
+from tests.support.rubbish import is_rubbish
 
 
 @dataclass
@@ -121,7 +120,7 @@ def is_too_long(message: Message, run: RunFile) -> bool:
     """Is this rollout longer than the model takes? The buffer puts it aside."""
     record = to_event(message, ("rollout",)).record
     assert isinstance(record, Rollout)
-    return total_tokens(record) > run.model.max_seq_len
+    return record.total_tokens > run.model.max_seq_len
 
 
 def look_at_weights(log: Log, run: RunFile, found: Soaked) -> None:

@@ -20,7 +20,7 @@ from streamrl.weights.manifest import (
     plain,
     to_bytes,
 )
-from tests.waiting import patience
+from tests.support.waiting import patience
 
 # SHA-256 of "abc", FIPS 180-2
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,1 @@
+"""What a run is: its run file, its settings, and what they stand for."""

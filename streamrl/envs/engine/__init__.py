@@ -1,0 +1,1 @@
+"""How a rollout is made of an env and a policy."""

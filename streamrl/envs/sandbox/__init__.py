@@ -1,0 +1,1 @@
+"""Where code and text that nobody has read are run."""

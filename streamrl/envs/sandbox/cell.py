@@ -1,0 +1,206 @@
+"""The inside of the sandbox (`sandbox.py`): a process that is confined first and only then given
+text that nobody has read.
+
+    python -I -S -B -c START DIRECTORY ROLE MEMORY_BYTES CPU_S ALLOW_READING
+
+It is asked, and answers, by lines of JSON. A `program` runs the source that it is given and then
+says what its functions return; it never sees a test. An `examiner` runs the tests, whose names are
+the program's: each value and each result of a call is asked for, and comes as plain data, so
+nothing of the program's process but plain data takes part in a verdict. What either of them prints
+goes to the error output.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib
+import json
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from streamrl.envs.sandbox import limits
+
+START = "import sys; sys.path.insert(0, sys.argv[1]); from streamrl.envs.sandbox import cell; del sys.path[0]; cell.main(*sys.argv[2:])"
+MARK = "\0"  # key of an object that stands for what JSON has no word for
+FILE = "program.py"
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "bytes": bytes,
+}
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def main(role: str, memory_bytes: str, cpu_s: str, allow_reading: str) -> None:
+    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    try:
+        limits.confine(int(memory_bytes), int(cpu_s), (), allow_reading == "True")
+    except OSError as error:
+        say({"unconfined": str(error)})
+        return
+    say({"ready": True})
+    {"program": serve, "examiner": examine}[role](asked, say)
+
+
+def serve(asked: TextIO, say: Say) -> None:
+    """Run the source, then answer what is asked of its names."""
+    source = json.loads(asked.readline())["source"]
+    # for tracebacks
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    names: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
+    try:
+        exec(compile(source, FILE, "exec"), names)
+    except Exception as error:
+        show(error)
+        sys.exit(1)
+    say({"ran": True})
+    for line in asked:
+        say(answered(json.loads(line), names))
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+
+
+def answered(question: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    """The value of a name, or of a call, or what was raised instead."""
+    try:
+        found = names[question["name"]]
+        if "arguments" in question:
+            arguments, keywords = unpacked(question["arguments"])
+            return {"value": packed(found(*arguments, **keywords))}
+        return {"callable": True} if callable(found) else {"value": packed(found)}
+    except Exception as error:
+        show(error)
+        return {"raised": type(error).__name__, "message": str(error)[:1000]}
+
+
+def show(error: Exception) -> None:
+    """The traceback, without the lines of this file."""
+    inside = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
+    ]
+    lines = (
+        ["Traceback (most recent call last):\n", *traceback.format_list(inside)] if inside else []
+    )
+    print("".join([*lines, *traceback.format_exception_only(error)]), end="", file=sys.stderr)
+
+
+def examine(asked: TextIO, say: Say) -> None:
+    """Run each test, and say which of them raised nothing."""
+
+    def ask(question: dict[str, Any]) -> Any:
+        say({"ask": question})
+        answer = json.loads(asked.readline())
+        if "raised" in answer:
+            raise raised(str(answer["raised"]))(answer["message"])
+        return (
+            Function(question["name"], ask) if "callable" in answer else unpacked(answer["value"])
+        )
+
+    for index, test in enumerate(json.loads(asked.readline())["tests"]):
+        passed = False
+        with contextlib.suppress(BaseException):
+            tree = ast.parse(test)
+            exec(
+                compile(tree, f"test {index}", "exec"),
+                {name: module(name, tree) or ask({"name": name}) for name in free(tree)},
+            )
+            passed = True
+        say({"test": index, "passed": passed})
+
+
+def raised(name: str) -> type[Exception]:
+    """Python's exception of that name; RuntimeError where it has none."""
+    kind = getattr(builtins, name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
+
+
+class Function:
+    """A function of the program, called from a test."""
+
+    def __init__(self, name: str, ask: Callable[[dict[str, Any]], Any]) -> None:
+        self.__name__ = name
+        self._ask = ask
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._ask({"name": self.__name__, "arguments": packed([list(arguments), keywords])})
+
+
+def free(tree: ast.AST) -> Iterator[str]:
+    """Names that a test uses and neither makes nor has from Python."""
+    made: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            made.add(node.id)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler
+        ):
+            made.add(node.name or "")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            made |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    used = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return (name for name in used if name not in made and not hasattr(builtins, name))
+
+
+def module(name: str, tree: ast.AST) -> Any:
+    """Python's module of that name, where the test takes something from it without importing it;
+    otherwise None.
+    """
+    bases = {
+        node.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    return (
+        importlib.import_module(name) if name in bases and name in sys.stdlib_module_names else None
+    )
+
+
+def packed(value: Any) -> Any:
+    """Plain data as JSON. The type decides, exactly: an object that only behaves like a number is
+    none. Raises TypeError.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [packed(item) for item in value]
+    if kind is dict:
+        return {MARK: "dict", "items": [[packed(key), packed(item)] for key, item in value.items()]}
+    if kind in (tuple, set, frozenset):
+        return {MARK: kind.__name__, "items": [packed(item) for item in value]}
+    if kind is bytes:
+        return {MARK: "bytes", "items": list(value)}
+    if kind is complex:
+        return {MARK: "complex", "items": [value.real, value.imag]}
+    raise TypeError(f"{kind.__name__} is not plain data, so it cannot be compared")
+
+
+def unpacked(data: Any) -> Any:
+    """What `packed` has packed."""
+    if isinstance(data, list):
+        return [unpacked(item) for item in data]
+    if isinstance(data, dict):
+        items = unpacked(data["items"])
+        return complex(*items) if data[MARK] == "complex" else MAKERS[data[MARK]](items)
+    return data

@@ -1,0 +1,211 @@
+"""Runs Python that nobody has read, in a process of its own that can compute and nothing else
+(`limits.py`, `cell.py`).
+
+It has no network, starts and signals no process, writes no file and reads none but Python's own,
+and its time, memory and output are limited. Tests run in a second such process, which asks the
+program's for the results of calls: what a test expects never enters the process of the program, and
+only plain data leaves it. Where the kernel has no seccomp or no Landlock nothing is run. A hole in
+the kernel itself is not held off: for that, run the env in a virtual machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from streamrl.envs.sandbox import cell
+from streamrl.envs.sandbox.limits import NoSandbox
+
+OUTPUT_BYTES = 65_536  # more than so much said is the end
+ANSWER_BYTES = 1 << 20  # of one result of a call
+START_S = 60.0  # for a process that is to be confined; no part of what the program has
+MIB = 1 << 20
+End = Literal["ok", "error", "time", "memory", "output"]
+
+
+class Outcome(NamedTuple):
+    """How it went."""
+
+    end: End  # why it ended
+    passed: list[bool]  # of each test
+    output: str  # what it printed, errors too
+
+
+async def run(
+    program: str,
+    tests: Sequence[str] = (),
+    timeout_s: float = 5.0,
+    memory_mib: int = 256,
+    allow_reading: bool = False,
+) -> Outcome:
+    """Run the program, then each test with its names; one that raises nothing passes. All together
+    have `timeout_s`.
+
+    A test calls functions of the program with plain data and is given plain data: numbers, text,
+    bytes, None, and lists, tuples, sets and dicts of them. Raises NoSandbox where a process cannot
+    be confined.
+    """
+    passed = [False] * len(tests)
+    roles = ("program", "examiner") if tests else ("program",)
+    async with contextlib.AsyncExitStack() as stack:
+        arguments = (str(memory_mib * MIB), str(int(timeout_s) + 1), str(allow_reading))
+        cells = await asyncio.gather(
+            *[stack.enter_async_context(_started(role, *arguments)) for role in roles]
+        )
+        output = asyncio.create_task(_output(cells[0]))
+        stack.push_async_callback(_cancelled, output)
+        late = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                ran = await _answer(cells[0], {"source": program}) is not None
+                if ran and tests:
+                    await _examined(cells[0], cells[1], tests, passed)
+                _end_input(cells[0])
+                said = await output
+                code = await cells[0].wait()
+        except TimeoutError:
+            late = True
+            _kill(cells[0])
+            said = await output
+            code = await cells[0].wait()
+    return Outcome(
+        "time" if late else _ended(code, said),
+        passed,
+        said[:OUTPUT_BYTES].decode("utf-8", "replace").strip(),
+    )
+
+
+@asynccontextmanager
+async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
+    """A confined process, which ends with the block. Raises NoSandbox."""
+    line = [
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        cell.START,
+        str(Path(cell.__file__).parents[3]),
+        role,
+        *arguments,
+    ]
+    environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *line,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        cwd="/",
+        env=environment,
+        start_new_session=True,
+        limit=ANSWER_BYTES,
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    try:
+        async with asyncio.timeout(START_S):
+            ready = await process.stdout.readline()
+            if not ready:
+                raise NoSandbox(
+                    f"there is no sandbox on this machine: {' '.join((await process.stderr.read()).decode().split())[-300:]}"
+                )
+        if "unconfined" in (said := json.loads(ready)):
+            raise NoSandbox(f"there is no sandbox on this machine: {said['unconfined']}")
+        yield process
+    finally:
+        _kill(process)
+        _end_input(process)
+        # what is left in a pipe: asyncio does not see the end before
+        for stream in (process.stdout, process.stderr):
+            with contextlib.suppress(ValueError):
+                await stream.read()
+        await process.wait()
+
+
+async def _examined(
+    program: Process, examiner: Process, tests: Sequence[str], passed: list[bool]
+) -> None:
+    """Ask the program what the tests want to know; note in `passed` how each went."""
+    said = await _answer(examiner, {"tests": list(tests)})
+    while said is not None:
+        heard: dict[str, Any] = json.loads(said)
+        if "ask" in heard:
+            answer = await _answer(program, heard["ask"])
+            said = await _sent(
+                examiner,
+                answer or b'{"raised": "RuntimeError", "message": "the program has ended"}\n',
+            )
+        else:
+            passed[heard["test"]] = heard["passed"]
+            if heard["test"] == len(tests) - 1:
+                return
+            said = await _line(examiner)
+
+
+async def _answer(process: Process, question: dict[str, Any]) -> bytes | None:
+    return await _sent(process, json.dumps(question).encode() + b"\n")
+
+
+async def _sent(process: Process, line: bytes) -> bytes | None:
+    """The line that follows on this one; None where it has ended, or says too much."""
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(line)
+        await process.stdin.drain()
+    return await _line(process)
+
+
+async def _line(process: Process) -> bytes | None:
+    assert process.stdout is not None
+    try:
+        return await process.stdout.readline() or None
+    except ValueError:  # longer than ANSWER_BYTES
+        _kill(process)
+        return None
+
+
+async def _output(process: Process) -> bytes:
+    """All that it prints; when that is too much, the process is ended."""
+    assert process.stderr is not None
+    said = bytearray()
+    while chunk := await process.stderr.read(OUTPUT_BYTES):
+        said += chunk
+        if len(said) > OUTPUT_BYTES:
+            _kill(process)
+            break
+    return bytes(said)
+
+
+def _kill(process: Process) -> None:
+    """Not by the process's own method: that may take the exit code away from whoever waits for it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end_input(process: Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+async def _cancelled(task: asyncio.Task[bytes]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _ended(code: int, said: bytes) -> End:
+    if len(said) > OUTPUT_BYTES:
+        return "output"
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "time"
+    if code:
+        return "memory" if b"MemoryError" in said else "error"
+    return "ok"

@@ -1,0 +1,1 @@
+"""Evaluator: policy versions in, results of held-out problems out."""

@@ -1,0 +1,163 @@
+"""Evaluator: policy versions in, how many held-out problems each solves out. Every n-th version of
+the lead learner, in order.
+
+A version whose evaluation is interrupted is evaluated again from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+from streamrl.config.run_file import RunFile
+from streamrl.envs.held_out import mark_of
+from streamrl.errors import ConfigError, WeightError
+from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
+from streamrl.evaluator.schedule import due, missed
+from streamrl.inference.vllm_host import VLLM, Host
+from streamrl.inference.vllm_server import check
+from streamrl.log.codec import to_event
+from streamrl.log.instrumented import ready, show
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Reader
+from streamrl.processor.processor import starts
+from streamrl.records import PolicyVersion
+from streamrl.weights.store import Store
+
+logger = logging.getLogger(__name__)
+
+CONSUMES = ("policy-versions",)
+PRODUCES = ("evals", "metrics")
+
+PART = "evaluator"
+POLL_S = 0.1
+REPORT_S = 2.0
+SHOWN = 5  # versions in one line of the log
+
+
+def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    """Evaluate until `stop` is set. Raises InferenceError when vLLM cannot be started or ends by
+    itself.
+    """
+    if not run.eval.interval:
+        raise ConfigError(
+            "the run file asks for no evaluation: give eval.envs, and eval.every above 0"
+        )
+    check(run.inference)
+    # first: it fences an earlier instance; only now its results are final
+    writer = log.writer(PART, "evals")
+    host, meter = Host(run, PART, sum(run.inference.sizes.values()), stop), Meter(log, PART)
+    examiner = Examiner(run, PART, host, writer, meter, stop)
+    show(log, VLLM, host.vllm_metrics)
+    try:
+        examiner.prepare(list(run.eval.envs), {})
+        _check_unseen(examiner, log)
+        asyncio.run(_live(examiner, log))
+    except Stopped:
+        pass
+    finally:
+        stop.set()  # a start under way ends now
+        host.stop()
+        meter.close()
+        writer.close()
+
+
+async def _live(examiner: Examiner, log: Log) -> None:
+    async with examiner.open():
+        await examiner.until_stopped(_follow(examiner, log))
+
+
+async def _follow(examiner: Examiner, log: Log) -> None:
+    """The loop: hear of versions, evaluate the next that is due."""
+    run, announced = examiner.run, dict[int, PolicyVersion]()
+    store, every = Store(f"{run.store}/{run.learner.name}"), run.eval.interval
+    done = _done(run, log)
+    reader = log.reader(starts(log, ["policy-versions"]))
+    logger.info(
+        "evaluates %s every %d versions of learner %r",
+        ", ".join(run.eval.envs),
+        every,
+        run.learner.name,
+    )
+    reporting = asyncio.create_task(_report(examiner, announced))
+    ready(log)
+    try:
+        while True:
+            _hear(reader, announced, run.learner.name)
+            if due(announced, every, done, announced) is None:
+                await asyncio.sleep(POLL_S)
+                continue
+            stored = dict.fromkeys(await asyncio.to_thread(store.versions))
+            if gone := missed(announced, every, done, stored):
+                shown = f"{', '.join(map(str, gone[:SHOWN]))}{f' and {len(gone) - SHOWN} more' if len(gone) > SHOWN else ''}"
+                logger.warning(
+                    "not evaluated, as the weights are deleted: version %s; raise weights.keep_versions or eval.every",
+                    shown,
+                )
+                done |= dict.fromkeys(gone)
+            if (version := due(announced, every, done, stored)) is not None:
+                await _evaluate(examiner, announced[version])
+                done[version] = None
+    finally:
+        reporting.cancel()
+        reader.close()
+
+
+async def _evaluate(examiner: Examiner, version: PolicyVersion) -> None:
+    try:
+        for found in await examiner.examine(version):
+            shown = ", ".join(
+                f"pass@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in found.pass_at
+            )
+            logger.info(
+                "version %d, %s: %s in %.1f s", version.version, found.name, shown, found.seconds
+            )
+    except WeightError as error:  # deleted just now, or not what was announced
+        logger.warning("version %d is not evaluated: %s", version.version, error)
+
+
+async def _report(examiner: Examiner, announced: dict[int, PolicyVersion]) -> None:
+    """Signs of life: how far behind the newest version it is."""
+    while True:
+        if announced and examiner.version >= 0:
+            examiner.meter.publish(
+                {"evals/behind_versions": float(max(announced) - examiner.version)}
+            )
+        else:
+            examiner.meter.publish({"evals/behind_versions": float(len(announced))})
+        await asyncio.sleep(REPORT_S)
+
+
+def _hear(reader: Reader, announced: dict[int, PolicyVersion], learner: str) -> None:
+    for message in reader.poll(512, 0):
+        record = to_event(message, ("policy-version",)).record
+        if isinstance(record, PolicyVersion) and record.learner == learner:
+            known = announced.get(record.version)
+            if known is None or record.lineage >= known.lineage:
+                announced[record.version] = record
+
+
+def _done(run: RunFile, log: Log) -> dict[int, None]:
+    """Versions that all evaluations of the run file have been made of."""
+    made: dict[int, dict[str, None]] = {}
+    for found in recorded(log):
+        if found.learner == run.learner.name:
+            made.setdefault(found.version, {})[found.name] = None
+    return {
+        version: None for version, names in made.items() if run.eval.envs.keys() <= names.keys()
+    }
+
+
+def _check_unseen(examiner: Examiner, log: Log) -> None:
+    """Training poses none of these problems; but it may have, before the run file had this
+    evaluation.
+    """
+    for exam in examiner.exams:
+        seen = posed(log, exam.environment)
+        for held in exam.problems if seen else ():
+            if mark_of(held.problem) in seen:
+                ways = "choose another seed for it, or leave it to `streamrl eval`, which takes other problems"
+                raise ConfigError(
+                    f"eval.envs.{exam.name}: problem {held.number} was posed in training before the run file had this evaluation; {ways}"
+                )

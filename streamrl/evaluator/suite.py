@@ -1,0 +1,197 @@
+"""An evaluation: held-out problems, answers to them by one policy version alone, and what they come
+to.
+
+The server says which version sampled each token. An answer that is not of the version that is asked
+for, from its first token to its last, counts for none and is asked for again; so is one that
+failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+
+from streamrl.config import run_file
+from streamrl.config.goals import reaches
+from streamrl.config.run_file import EvalEnv, RunFile
+from streamrl.envs.api import make_reward
+from streamrl.envs.engine.runner import Game, Sampler
+from streamrl.envs.engine.transcript import Task
+from streamrl.envs.held_out import Held, exam, make_env
+from streamrl.evaluator.estimates import mean_of_problems, over_problems
+from streamrl.inference.client import SamplingFailed
+from streamrl.records import Evaluation, PassAt, PolicyVersion, Rollout
+
+ROUNDS = 3  # in which answers are asked for, before a problem has fewer
+
+
+@dataclass(frozen=True)
+class Exam:
+    """An evaluation of the run file, ready to be taken."""
+
+    name: str
+    environment: str  # of the run
+    own: EvalEnv
+    problems: Sequence[Held]
+    game: Game
+
+    async def close(self) -> None:
+        for judge in (self.game.env, *self.game.rewards.values()):
+            if close := getattr(judge, "close", None):  # whoever has a process of its own
+                await close()
+
+
+class Answers(NamedTuple):
+    """What a version said to one problem."""
+
+    rollouts: list[Rollout]  # all of that version, and judged
+    repeated: int  # answers that were thrown away
+
+
+def make_exam(
+    run: RunFile, name: str, sampler: Sampler, but: frozenset[bytes] = frozenset()
+) -> Exam:
+    """Evaluation `name` of the run, without the problems in `but`. Raises ConfigError."""
+    own = run.eval.envs[name]
+    source = own.env or name
+    env = make_env(run, name)
+    given = run.envs[source].rewards
+    rewards = {
+        label: make_reward(reward.kind, reward.params, f"envs.{source}.rewards.{label}")
+        for label, reward in given.items()
+    }
+    return Exam(
+        name,
+        source,
+        own,
+        exam(run, name, env, but),
+        Game(env, sampling(run.envs[source], own), sampler, rewards),
+    )
+
+
+def sampling(env: run_file.Env, own: EvalEnv) -> run_file.Env:
+    """The env's settings with the evaluation's own sampling parameters."""
+    given = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "max_tokens")
+        if (value := getattr(own, name)) is not None
+    }
+    # the likeliest token is what is left of the distribution; a temperature of 0 has no logprobs
+    if own.temperature == 0:
+        given |= {"temperature": 1.0, "top_k": 1}
+    return env.model_copy(update=given)
+
+
+async def take(
+    exam: Exam, version: int, room: AbstractAsyncContextManager[object]
+) -> list[Answers]:
+    """Answers to all its problems, in their order. `room`: entered for each problem, so that not
+    all are in flight at once.
+    """
+
+    async def one(held: Held) -> Answers:
+        async with room:
+            return await answer(exam, held, version)
+
+    return await asyncio.gather(*[one(held) for held in exam.problems])
+
+
+async def answer(exam: Exam, held: Held, version: int) -> Answers:
+    """As many answers to one problem as are wanted, or fewer after ROUNDS rounds."""
+    task = Task(exam.name, held.number, "evaluator", held.problem)
+    good, repeated = list[Rollout](), 0
+    for _ in range(ROUNDS):
+        missing = exam.own.samples - len(good)
+        if not missing:
+            break
+        try:
+            found = await exam.game.play(task, missing)
+        except SamplingFailed:
+            repeated += missing
+            continue
+        kept = [rollout for rollout in found if is_of(rollout, version)]
+        good, repeated = good + kept, repeated + len(found) - len(kept)
+    return Answers(
+        [_named(rollout, exam.name, version, index) for index, rollout in enumerate(good)], repeated
+    )
+
+
+def is_of(rollout: Rollout, version: int) -> bool:
+    """Was every token of it sampled by that version?"""
+    return (
+        not (rollout.failure or rollout.misaligned)
+        and rollout.policy_version == rollout.newest_policy_version == version
+    )
+
+
+def passes(rollout: Rollout, own: EvalEnv) -> bool:
+    """Is it right?"""
+    return reaches(
+        rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward, own.pass_at
+    )
+
+
+def judged(
+    exam: Exam, version: PolicyVersion, answers: Sequence[Answers], time_s: float, seconds: float
+) -> Evaluation:
+    """What the answers come to."""
+    own, settings = exam.own, exam.game.settings
+    samples = np.array([len(a.rollouts) for a in answers], np.int32)
+    passed = np.array(
+        [sum(passes(rollout, own) for rollout in a.rollouts) for a in answers], np.int32
+    )
+    rewards = np.array([rollout.reward for a in answers for rollout in a.rollouts], np.float32)
+    mean = mean_of_problems(samples, rewards)
+    return Evaluation(
+        name=exam.name,
+        environment=exam.environment,
+        learner=version.learner,
+        version=version.version,
+        sha256=version.sha256,
+        problems=np.array([held.number for held in exam.problems], np.int64),
+        samples=samples,
+        passed=passed,
+        rewards=rewards,
+        pass_at=[_pass_at(samples, passed, k) for k in sorted(set(own.k))],
+        reward_mean=mean.value,
+        reward_low=mean.low,
+        reward_high=mean.high,
+        truncated=sum(rollout.truncated for a in answers for rollout in a.rollouts),
+        repeated=sum(a.repeated for a in answers),
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        max_tokens=settings.max_tokens,
+        seed=own.seed,
+        time_s=time_s,
+        seconds=seconds,
+    )
+
+
+def metrics(found: Evaluation) -> Mapping[str, float]:
+    """By the names of metrics.py."""
+    values = {f"evals/{found.name}/pass@{p.k}": p.value for p in found.pass_at}
+    return {
+        **values,
+        f"evals/{found.name}/reward": found.reward_mean,
+        f"evals/{found.name}/repeated": float(found.repeated),
+    }
+
+
+def _pass_at(samples: np.ndarray, passed: np.ndarray, k: int) -> PassAt:
+    interval, problems = over_problems(samples, passed, k)
+    return PassAt(
+        k=k, problems=problems, value=interval.value, low=interval.low, high=interval.high
+    )
+
+
+def _named(rollout: Rollout, name: str, version: int, index: int) -> Rollout:
+    """Under a name that no other version's, and no repeated one, has."""
+    group = f"{name}-v{version}-{rollout.problem_id}"
+    return structs.replace(rollout, group_id=group, rollout_uid=f"{group}-{index}")

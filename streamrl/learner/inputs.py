@@ -1,0 +1,216 @@
+"""What a learner reads: batches, in order, each with its scores where a pool makes them, and what
+it has announced itself. No JAX here: replay and fork read the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from typing import NamedTuple, TypeVar
+
+from streamrl.batcher.parts import Joiner
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Log, Message, read
+from streamrl.records import Batch, BatchPart, PolicyVersion, Scores
+from streamrl.scorer.pieces import Collected
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+POLL_S = 0.05
+SAY_AFTER_S = 10.0  # nobody waits silently
+
+
+class Taken(NamedTuple):
+    """What a step is made of, and where to read on behind it."""
+
+    batch: Batch
+    offset: int  # next record of `batches`
+    scores: Scores | None = None  # logprobs under the reference, where a pool computes them
+    scores_offset: int = 0  # first record of `scores` that a later step may need
+
+
+def following(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken | None]:
+    """What there is to train on from these offsets on, as it comes; None for every look that finds
+    nothing new. It has no end.
+    """
+    coming = coming_batches(log, offset)
+    return (
+        in_order(coming, coming_scores(log, scores_offset))
+        if pooled
+        else (found and Taken(*found) for found in coming)
+    )
+
+
+def again(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken]:
+    """The same, but only what is there now."""
+    there = recorded(log, offset)
+    taken = (
+        in_order(there, recorded_scores(log, scores_offset))
+        if pooled
+        else (Taken(*found) for found in there)
+    )
+    return (found for found in taken if found is not None)
+
+
+def in_order(
+    batches: Iterable[tuple[Batch, int] | None], scores: Iterator[tuple[Scores, int] | None]
+) -> Iterator[Taken | None]:
+    """Each batch when its scores have come, in the order of the batches, whatever order the workers
+    of the pool have finished in. Until then None.
+    """
+    collected = Collected()
+    for found in batches:
+        if found is None:
+            yield None
+            continue
+        batch, offset = found
+        while not collected.has(batch.number):
+            try:
+                scored = next(scores)
+            except StopIteration:
+                return
+            if scored is None:
+                yield None
+            else:
+                collected.add(*scored)
+        yield Taken(batch, offset, collected.take(batch.number), collected.needed_from)
+
+
+def until(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
+    """What is found before `stop` is set."""
+    while not stop.is_set():
+        if (one := next(found)) is not None:
+            yield one
+
+
+def announcements(log: Log, learner: str) -> dict[int, str]:
+    """What a learner has announced: version -> sha256 of its newest lineage."""
+    return {
+        version: record.sha256
+        for version, record in newest_lineages(versions(log, learner)).items()
+    }
+
+
+def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersion]:
+    """Of several announcements of one version, the one that is valid."""
+    found = dict[int, PolicyVersion]()
+    for record in announced:
+        known = found.get(record.version)
+        if known is None or record.lineage >= known.lineage:
+            found[record.version] = record
+    return found
+
+
+def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
+    """Its announcements, in order."""
+    for message in read(log, "policy-versions", 0, log.start("policy-versions", 0)):
+        record = to_event(message, ("policy-version",)).record
+        if isinstance(record, PolicyVersion) and record.learner == learner:
+            yield record
+
+
+def announcement(
+    log: Log, learner: str, version: int, stop: threading.Event
+) -> PolicyVersion | None:
+    """That of a version, in its newest lineage, waited for; None when `stop` is set before."""
+    if (known := newest_lineages(versions(log, learner)).get(version)) is not None:
+        return known
+    reader = log.reader({("policy-versions", 0): log.start("policy-versions", 0)})
+    try:
+        while not stop.is_set():
+            for message in reader.poll(500, POLL_S):
+                record = to_event(message, ("policy-version",)).record
+                if isinstance(record, PolicyVersion) and (record.learner, record.version) == (
+                    learner,
+                    version,
+                ):
+                    return record
+    finally:
+        reader.close()
+
+
+def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch, int]]:
+    """Batches from an offset on, as they come, each with the offset behind it."""
+    return until(stop, coming_batches(log, start))
+
+
+def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
+    """The same without an end: None for every look that completes none."""
+    reader, joiner = log.reader({("batches", 0): max(start, log.start("batches", 0))}), Joiner()
+    with closing(reader):
+        while True:
+            complete = [
+                (batch, m.offset + 1)
+                for m in reader.poll(1, POLL_S)
+                if (batch := _joined(joiner, m)) is not None
+            ]
+            yield complete[0] if complete else None  # of one message there is at most one
+
+
+def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
+    """As `batches`, but only those that are there now."""
+    joiner = Joiner()
+    for message in read(log, "batches", 0, max(start, log.start("batches", 0))):
+        if (batch := _joined(joiner, message)) is not None:
+            yield batch, message.offset + 1
+
+
+def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
+    """Records of `scores` from an offset on, as they come, each with its offset; None for every
+    look that finds none. After a while it is said.
+    """
+    reader = log.reader({("scores", 0): max(start, log.start("scores", 0))})
+    with closing(reader):
+        asked = time.monotonic()
+        while True:
+            there = [
+                (scores, message.offset)
+                for message in reader.poll(1, POLL_S)
+                if (scores := _scores(message)) is not None
+            ]
+            yield there[0] if there else None
+            if there:
+                asked = time.monotonic()
+            elif time.monotonic() - asked >= SAY_AFTER_S:
+                logger.warning(
+                    "the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?",
+                    SAY_AFTER_S,
+                )
+                asked = time.monotonic()
+
+
+def recorded_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
+    """Those that are there now."""
+    for message in read(log, "scores", 0, max(start, log.start("scores", 0))):
+        if (scores := _scores(message)) is not None:
+            yield scores, message.offset
+
+
+def _scores(message: Message) -> Scores | None:
+    record = to_event(message, ("scores",)).record
+    if isinstance(record, Scores):
+        return record
+    logger.warning(
+        "scores@%d is passed over, because it cannot be read: %s", message.offset, record
+    )
+    return None
+
+
+def _joined(joiner: Joiner, message: Message) -> Batch | None:
+    """The batch that a message completes. What cannot be read is passed over: a batch that is lost
+    by it is missed at the next number.
+    """
+    record = to_event(message, ("batch", "batch-part")).record
+    if isinstance(record, Batch | BatchPart):
+        try:
+            return joiner.add(record)
+        except ValueError as error:
+            record = error
+    logger.warning(
+        "batches@%d is passed over, because it cannot be read: %s", message.offset, record
+    )
+    return None

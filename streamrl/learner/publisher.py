@@ -1,0 +1,320 @@
+"""The policy in training, and what is made known of it. Version k + 1 is written, hashed and
+announced while the next batch is trained.
+
+What the next step takes away is taken first: the weights into memory of their own, the probe, and
+the optimiser's state where a checkpoint is due. That is done in the learner's own thread, as its
+processes come to it together. The rest is done in one other thread of the first process, in order,
+and at most one version behind: the next one waits for it. What fails there is raised in the
+learner's own thread: at the next look for a batch, or at the next version.
+
+A crash in between means that the batch is trained again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self, TypeVar
+
+from streamrl.errors import WeightError
+from streamrl.learner import checkpoints
+from streamrl.learner.background import Beside
+from streamrl.learner.checkpoints import Position
+from streamrl.learner.inputs import Taken
+from streamrl.learner.recompute import differs
+from streamrl.learner.reference import reference_of
+from streamrl.learner.trainer import Snapshot, Training, Written, checkpoint_directory
+from streamrl.log.codec import to_message
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Output, Writer
+from streamrl.records import PolicyVersion, Probe
+from streamrl.weights.store import Store, every_nth
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class Version:
+    """One on its way. Its fields are filled in as it goes; what it is handed to next reads them."""
+
+    batch: int | None  # that it was trained on
+    snapshot: Snapshot
+    known: PolicyVersion | None = None  # it was announced before
+    probe: Probe | None = None
+    written: Written | None = None
+    # s, by stage
+    spent: dict[str, float] = field(
+        default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0}
+    )
+
+    @property
+    def number(self) -> int:
+        return self.snapshot.position.version
+
+    @property
+    def news(self) -> bool:
+        """Is it to be announced? Not where it came out as it was announced before, and lies in the
+        same place.
+        """
+        stored = self.written and self.written.stored
+        return stored is not None and (
+            self.known is None or (self.known.sha256, self.known.uri) != (stored.sha256, stored.uri)
+        )
+
+
+@dataclass
+class Trainee:
+    """To be used in a `with`: its end waits for the version under way, and closes writer and meter.
+    With no `writer` another process of this learner does all but the training.
+    """
+
+    learner: str
+    policy: Training
+    announced: dict[int, PolicyVersion]  # the newest lineage of each version
+    writer: Writer | None
+    meter: Meter | None = None
+
+    def __post_init__(self) -> None:
+        self.store = Store(f"{self.policy.run.store}/{self.learner}")
+        self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
+        self._beside = Beside()
+        self._saved = -1  # version of the newest checkpoint
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, cause: type[BaseException] | None, *_: object) -> None:
+        self._beside.close()
+        try:
+            if cause is None:
+                self._beside.check()
+        finally:
+            for mine in (self.writer, self.meter):
+                if mine is not None:
+                    mine.close()
+
+    def train(self, taken: Taken, idle_s: float) -> None:
+        """One step, after a wait of `idle_s`, and its version. Raises what the version before has
+        failed of.
+        """
+        if not self.policy.due(taken.batch):
+            return
+        measured, batch = self.policy.step(taken), taken.batch
+        if len(batch.uids):
+            age = batch.number - batch.oldest_versions
+            measured |= {"batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
+        self.publish(batch.number, {**measured, "idle_s": idle_s})
+
+    def publish(
+        self,
+        batch: int | None,
+        measured: Mapping[str, float] | None = None,
+        checkpoint: bool | None = None,
+    ) -> Version:
+        """Have the policy, trained on `batch`, announced. A version that is announced already is
+        left alone where it comes out the same.
+
+        Returns as soon as training may go on. `measured`: published with what it took, once that is
+        known. `checkpoint`: whether one is written; by default, when `learner.checkpoint_every`
+        says so. Raises what the version before has failed of.
+        """
+        times = [time.monotonic()]
+        self.settle()
+        times.append(time.monotonic())
+        policy = self.policy
+        version = Version(batch, policy.snapshot(), self.announced.get(policy.version))
+        times.append(time.monotonic())
+        self._later(partial(self._write, version))
+        version.probe = policy.probe()  # beside the writing
+        times.append(time.monotonic())
+        self._later(partial(self._announce, version))
+        if checkpoint is None:
+            checkpoint = batch is None or policy.version % policy.run.learner.checkpoint_every == 0
+        if checkpoint:
+            self._save_state()
+        times.append(time.monotonic())
+        names = ("publish_wait_s", "export_s", "probe_s", "checkpoint_s")
+        stood = {
+            "publish_s": times[-1] - times[0],
+            **{
+                name: end - start for name, start, end in zip(names, times, times[1:], strict=False)
+            },
+        }
+        if checkpoint:
+            self._later(partial(self._complete, version))
+        self._later(partial(self._measure, version, stood, measured, time.time()))
+        return version
+
+    def begin(self, found: Position | None) -> None:
+        """Announce what training begins with, where that is news: the initial model, or a
+        checkpoint (`found`) that the announcements disagree with.
+
+        The newest version that is announced is written to the store again where it is gone from
+        there.
+        """
+        if self.writer is not None:
+            self.store.clear()
+        if found is None:
+            self.publish(None)  # version 0 is the initial model, announced before training
+        else:
+            self._saved = found.version
+            known = self.announced[found.version]
+            if found.version < max(self.announced) and known.sha256 == found.sha256:
+                return
+            self.publish(known.batch, checkpoint=False)
+        self.settle()
+
+    def leave(self) -> None:
+        """At a clean end: write a checkpoint of the newest version, so that the next life trains on
+        nothing again.
+
+        The processes of a learner come to it together.
+        """
+        self.settle()
+        if self._saved == self.policy.version:
+            return
+        version = Version(None, self.policy.snapshot())
+        self._save_state()
+        self._later(partial(self._complete, version))
+        self.settle()
+
+    def _save_state(self) -> None:
+        self.policy.save_state(self.checkpoints)
+        self._saved = self.policy.version
+
+    def settle(self) -> None:
+        """Wait for the version under way. Raises what it has failed of."""
+        self._beside.settle()
+
+    def watched(self, coming: Iterator[T]) -> Iterator[T]:
+        """What comes, as long as nothing has failed meanwhile. Raises what the version under way
+        has failed of.
+        """
+        for found in coming:
+            self._beside.check()
+            yield found
+
+    # ---- beside the next step --------------------------------------------------------------------
+
+    def _later(self, work: Callable[[], None]) -> None:
+        if self.writer is not None:
+            self._beside.do(work)
+
+    def _write(self, version: Version) -> None:
+        """Put the version into the store, unless it came out as it was announced before, and still
+        lies there if it is the newest.
+        """
+        known = version.known
+        if known is not None:
+            sha256 = version.snapshot.sha256()
+            if sha256 == known.sha256:
+                logger.info(
+                    "version %d: trained again, %s as announced", version.number, sha256[:12]
+                )
+                if version.number < max(self.announced) or self.store.holds(known):
+                    return
+                logger.warning(
+                    "version %d is not in the weight store any more: it is written again",
+                    version.number,
+                )
+            elif self.policy.run.learner.on_divergence == "stop":
+                raise differs(self.learner, version.number, sha256, known.sha256)
+            else:
+                said = "version %d came out as %s, but %s was announced: it is announced again, as lineage %d"
+                logger.warning(
+                    said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1
+                )
+        version.written = version.snapshot.write(self.store)
+
+    def _announce(self, version: Version) -> None:
+        """The version exists, and with it the batches up to its own are dealt with."""
+        started, run, snapshot, position = (
+            time.monotonic(),
+            self.policy.run,
+            version.snapshot,
+            version.snapshot.position,
+        )
+        if version.news:
+            assert self.writer is not None and version.written is not None
+            known = version.known
+            record = PolicyVersion(
+                learner=self.learner,
+                version=version.number,
+                batch=version.batch,
+                probe=version.probe,
+                vocab_size=snapshot.vocab_size,
+                skipped=snapshot.skipped,
+                time_s=time.time(),
+                lineage=0 if known is None else known.lineage + 1,
+                replaces="" if known is None else known.sha256,
+                **version.written.stored._asdict(),
+            )
+            self.writer.commit([to_message(Output("policy-versions", self.learner, record))])
+            self.announced[version.number] = record
+            logger.info(
+                "version %d: %s%s",
+                version.number,
+                record.sha256[:12],
+                ", nothing was trained on its batch" if record.skipped else "",
+            )
+        newest = max(self.announced)
+        if version.number == newest:
+            places = {
+                ("batches", 0): position.offset,
+                **({("scores", 0): position.scores} if run.learner.pooled else {}),
+            }
+            assert self.writer is not None
+            self.writer.mark(places)
+            self._prune(newest)
+        version.spent["announce_s"] = time.monotonic() - started
+
+    def _prune(self, newest: int) -> None:
+        """Best effort: what is left is pruned with the next version."""
+        try:
+            self.store.prune(
+                newest, self.policy.run.weights.keep_versions, but=self._awaited(newest)
+            )
+        except WeightError as error:
+            logger.warning("old versions stay in the weight store: %s", error)
+
+    def _complete(self, version: Version) -> None:
+        """Its state is written: with the hash that it is announced as, that is a checkpoint."""
+        started = time.monotonic()
+        position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
+        checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
+        version.spent["checkpoint_s"] = time.monotonic() - started
+
+    def _measure(
+        self,
+        version: Version,
+        stood: Mapping[str, float],
+        measured: Mapping[str, float] | None,
+        time_s: float,
+    ) -> None:
+        """What it took is known. `stood`: what of it training stood still for, until `time_s`."""
+        written = (
+            {"export_s": version.written.export_s, "hash_s": version.written.hash_s}
+            if version.written
+            else {}
+        )
+        for name, seconds in (*stood.items(), *written.items()):
+            version.spent[name] = version.spent.get(name, 0.0) + seconds
+        if self.meter is not None and measured is not None:
+            values = {
+                f"learner/{name}": value for name, value in {**measured, **version.spent}.items()
+            }
+            self.meter.publish(values, step=version.batch, time_s=time_s)
+
+    def _awaited(self, version: int) -> set[int]:
+        """Versions that others still have to find: the scorers, which make version 0 themselves,
+        and the evaluator.
+        """
+        run = self.policy.run
+        reference = reference_of(run, version) if run.learner.pooled else 0
+        return ({reference} if reference else set[int]()) | every_nth(
+            version, run.weights.keep_versions, run.eval.interval
+        )

@@ -1,0 +1,309 @@
+"""Training as a fold over batches: (policy and optimiser, batch) to (policy and optimiser). Batch k
+is trained at version k and gives version k + 1.
+
+The process announces what comes of it, a replay compares it with what was announced, a fork goes on
+from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from levanter.trainer_state import TrainerState
+
+from streamrl.batcher.packing import RlExample, by_row, expand, rollouts_of
+from streamrl.config.run_file import RunFile
+from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
+from streamrl.learner import checkpoints, model
+from streamrl.learner.checkpoints import Position
+from streamrl.learner.distributed import first, first_then_others
+from streamrl.learner.initial import origin
+from streamrl.learner.inputs import Taken
+from streamrl.learner.masking import masked
+from streamrl.learner.mesh import deterministic
+from streamrl.learner.reference import Reference, fixed, reference_of, trainable_ids
+from streamrl.learner.update import Updater
+from streamrl.records import Batch, Probe, Scores, token_dtype
+from streamrl.weights import export
+from streamrl.weights.manifest import describe
+from streamrl.weights.store import Store, Stored, version_name
+
+logger = logging.getLogger(__name__)
+
+
+class Start(NamedTuple):
+    """A checkpoint to go on from."""
+
+    directory: Path  # of checkpoints
+    position: Position
+
+
+class Written(NamedTuple):
+    """Weights in the store."""
+
+    stored: Stored
+    export_s: float  # from memory to files
+    hash_s: float  # until they stand in the store, with their manifest
+
+
+class Snapshot(NamedTuple):
+    """The weights of a version on their own: what is made of them no longer depends on the
+    training, which may go on.
+    """
+
+    position: Position  # its sha256 is not known yet
+    origin: Path  # as of `Training`
+    tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
+    vocab_size: int  # token ids that can be trained on are below it
+    skipped: bool  # nothing was trained on the batch before it
+
+    def save(self, directory: Path) -> None:
+        """A directory that starts a server. Raises OSError."""
+        export.save(self.tensors, self.origin, directory)
+
+    def sha256(self) -> str:
+        """What the version is announced as."""
+        with tempfile.TemporaryDirectory() as directory:
+            self.save(Path(directory))
+            return describe(Path(directory)).sha256
+
+    def write(self, store: Store) -> Written:
+        """Put the version into the store. Raises WeightError."""
+        started, exported = time.monotonic(), 0.0
+
+        def save(directory: Path) -> None:
+            nonlocal exported
+            self.save(directory)
+            exported = time.monotonic()
+
+        stored = store.put(self.position.version, save, export.size_bytes(self.tensors))
+        return Written(stored, exported - started, time.monotonic() - exported)
+
+
+def checkpoint_directory(run: RunFile, learner: str) -> Path:
+    """A learner's own."""
+    return run.directory / "checkpoints" / learner
+
+
+def inherited(run: RunFile) -> Start | None:
+    """What a fork begins with: a policy of its parent's, with its optimiser. None for a run that is
+    no fork. Raises CheckpointError.
+    """
+    if run.fork is None:
+        return None
+    found = checkpoints.latest(run.directory / "start", run.fork.version)
+    if found is None or found.version != run.fork.version:
+        where = f"version {run.fork.version} of {run.fork.run}, and its checkpoint in {run.directory / 'start'} is gone"
+        raise CheckpointError(f"run {run.run} begins with {where}; fork again, under another name")
+    return Start(run.directory / "start", found)
+
+
+@contextmanager
+def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
+    """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained
+    while the block lasts.
+
+    Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
+    """
+    deterministic()
+    directory, updater = (
+        first_then_others(lambda: origin(run)),
+        Updater(run.learner, run.batcher.rows),
+    )
+    with updater.training():
+        state = updater.initial_state(model.load(directory, run.model.max_seq_len))
+        policy = Training(run, directory, updater, state, Position(0, 0, ""))
+        if start := start or inherited(run):
+            policy.load(start)
+        policy.refer(start)
+        yield policy
+
+
+@dataclass
+class Training:
+    """The policy in training, as it stands after the batches so far."""
+
+    run: RunFile
+    origin: Path  # directory of the initial model: tokenizer and settings are exported from it
+    updater: Updater
+    state: TrainerState[Any]
+    position: Position  # sha256 is empty until the weights have been exported
+    vocab_size: int = field(init=False)  # token ids that can be trained on are below it
+    # ids that the tokenizer knows are below it; the embedding may be padded
+    tokenizer_ids: int = field(init=False)
+    skipped: bool = False  # nothing was trained in the last step
+    _skipped_in_a_row: int = 0
+    reference: Reference | None = field(init=False)  # None where the learner does not ask it itself
+
+    def __post_init__(self) -> None:
+        self.tokenizer_ids = min(
+            len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size
+        )
+        self.vocab_size = trainable_ids(self.run, self.state.model.Vocab.size)
+        asks = self.run.learner.refers and not self.run.learner.pooled
+        self.reference = Reference(self.run, self.tokenizer_ids) if asks else None
+
+    @property
+    def version(self) -> int:
+        return self.position.version
+
+    def due(self, batch: Batch) -> bool:
+        """False for a batch that has been trained on already: it lies in the log twice."""
+        if batch.number < self.version:
+            logger.warning(
+                "batch %d is passed over: it comes again at version %d", batch.number, self.version
+            )
+        return batch.number >= self.version
+
+    def step(self, taken: Taken) -> dict[str, float]:
+        """Train on one batch. Returns what was measured.
+
+        Sequences that cannot be trained on are masked. Where the batch as a whole cannot be, or the
+        step is not finite, nothing is trained, and the next version has the weights of this one.
+        Raises TrainingDiverged after `learner.max_skipped_steps` of these in a row, InputGone when
+        batches are missing before this one.
+        """
+        batch = taken.batch
+        if batch.number != self.version:
+            missing = f"batches are missing before offset {taken.offset}, or the checkpoint is of another run; go on under a new run name"
+            raise InputGone(f"batch {batch.number} came at version {self.version}: {missing}")
+        self.refer()
+        try:
+            batch, masks = masked(batch, self.vocab_size)
+            example = (
+                scored(self.run, batch, taken.scores) if self.run.learner.pooled else expand(batch)
+            )
+        except ValueError as error:
+            logger.warning("nothing is trained on batch %d: %s", batch.number, error)
+            measured = {"skipped": 1.0}
+        else:
+            self.state, measured = self.updater.step(
+                self.state, self.reference and self.reference.model, example, rollouts_of(batch)
+            )
+            measured["masked_sequences"] = float(masks)
+        self.skipped = bool(measured["skipped"])
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped else 0
+        if self._skipped_in_a_row > self.run.learner.max_skipped_steps:
+            hint = "lower learner.learning_rate, or look at the batches; then go on with --resume"
+            steps = f"in {self._skipped_in_a_row} steps in a row, up to batch {batch.number}"
+            raise TrainingDiverged(f"nothing could be trained on {steps}; {hint}")
+        self.position = Position(batch.number + 1, taken.offset, "", taken.scores_offset)
+        return measured
+
+    def refer(self, start: Start | None = None) -> None:
+        """Have the reference of the next batch in memory. It may be the policy as it is now;
+        `start`: a checkpoint that may hold an earlier one.
+        """
+        if self.reference is None or (wanted := self.reference.lacks(self.version)) is None:
+            return
+        if (directory := fixed(self.run, wanted)) is not None:
+            self.reference.load(wanted, directory)
+        elif wanted == self.version:
+            # and loaded, as a scorer does: what is in memory may have its head tied
+            with tempfile.TemporaryDirectory() as exported:
+                self.snapshot().save(Path(exported))
+                self.reference.load(wanted, Path(exported))
+        else:
+            held = (
+                checkpoints.path_of(start.directory, self.version) / held_name(wanted)
+                if start
+                else None
+            )
+            if held is None or not held.is_dir():
+                kept = f"checkpoint {self.version} holds no reference of version {wanted}: it was made under another learner.reference"
+                raise ConfigError(
+                    f"{kept}; set that, or begin at a version that learner.reference.every divides"
+                )
+            self.reference.load(wanted, held)
+
+    def snapshot(self) -> Snapshot:
+        """The weights as they are now. The processes of a learner come to it together."""
+        return Snapshot(
+            self.position,
+            self.origin,
+            export.state_dict(self.state.model),
+            self.vocab_size,
+            self.skipped,
+        )
+
+    def sha256(self) -> str:
+        """What the weights are announced as."""
+        self.position = self.position._replace(sha256=self.snapshot().sha256())
+        return self.position.sha256
+
+    def load(self, start: Start) -> None:
+        """Go on from a checkpoint. Raises CheckpointError."""
+        self.state, self.position = (
+            checkpoints.load(start.directory, start.position, self.state),
+            start.position,
+        )
+
+    def save(self, directory: Path, keep: int) -> None:
+        """Write a checkpoint, once the hash of the weights is known. Raises CheckpointError."""
+        assert self.position.sha256, "exported first"
+        checkpoints.save(directory, self.state, self.position, keep, self._add_reference)
+
+    def save_state(self, directory: Path) -> None:
+        """Write all of a checkpoint but the position that makes it one. Raises CheckpointError."""
+        checkpoints.write(directory, self.state, self.version, self._add_reference)
+
+    def _add_reference(self, directory: Path) -> None:
+        """To a checkpoint: the reference of its next batch, if that is an earlier version, whose
+        weights may be gone from the store by then.
+        """
+        if (
+            self.reference is not None
+            and 0 < (version := reference_of(self.run, self.version)) < self.version
+        ):
+            assert self.reference.version == version, "the batch before had the same"
+            tensors = export.state_dict(self.reference.model)
+            if first():
+                export.save(tensors, self.origin, directory / held_name(version))
+
+    def probe(self) -> Probe:
+        """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's
+        logprobs of them.
+        """
+        count = min(
+            self.run.learner.probe_tokens,
+            self.run.model.max_seq_len,
+            self.run.inference.max_model_len - 1,
+        )
+        tokens = (
+            np.random.default_rng(self.version)
+            .integers(0, self.tokenizer_ids, count)
+            .astype(token_dtype(self.tokenizer_ids))
+        )
+        return Probe(
+            tokens=tokens,
+            logprobs=self.updater.logprobs(self.state.model, model.single(tokens))[0, :-1],
+        )
+
+
+def held_name(version: int) -> str:
+    """Of a reference in a checkpoint."""
+    return f"reference-{version_name(version)}"
+
+
+def scored(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
+    """The batch with the logprobs that the pool computed. Raises ValueError for scores of another
+    batch.
+    """
+    assert scores is not None, "read with its scores"
+    # learner.reference has been changed since
+    if scores.reference != (wanted := reference_of(run, batch.number)):
+        logger.warning(
+            "batch %d was scored under version %d, and is measured from it; wanted is now %d",
+            batch.number,
+            scores.reference,
+            wanted,
+        )
+    return expand(batch)._replace(reference_logprobs=by_row(batch, scores.logprobs))

@@ -1,0 +1,100 @@
+"""Messages as the columns of a Parquet file, and back. `value` is the record as it lay in the log,
+and the truth.
+
+Rollouts have it decoded beside it, so that an ordinary query finds what it asks for; nothing is
+ever read back from those columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Message, TopicPartition
+from streamrl.records import Rollout
+
+RAW = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", "UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
+        pa.field("value", pa.binary()),  # null: a tombstone
+    ]
+)
+DECODED = pa.schema(
+    [  # of rollouts; all null where a record cannot be read
+        ("environment", pa.string()),
+        ("problem_id", pa.string()),
+        ("group_id", pa.string()),
+        ("rollout_uid", pa.string()),
+        ("producer", pa.string()),
+        ("reward", pa.float64()),
+        ("rewards", pa.map_(pa.string(), pa.float64())),
+        ("temperature", pa.float64()),
+        ("policy_version", pa.int64()),
+        ("newest_policy_version", pa.int64()),
+        ("truncated", pa.bool_()),
+        ("failure", pa.string()),
+        ("sampled_tokens", pa.int64()),
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("message", pa.string())]))),
+    ]
+)
+
+
+def schema_of(topic: str) -> pa.Schema:
+    return pa.schema([*RAW, *DECODED]) if _is_decoded(topic) else RAW
+
+
+def table_of(topic: str, messages: Sequence[Message]) -> pa.Table:
+    columns: dict[str, list[Any]] = {
+        "offset": [m.offset for m in messages],
+        "timestamp": [round(m.timestamp_s * 1000) for m in messages],
+        "key": [m.key for m in messages],
+        "headers": [
+            [{"name": name, "value": value} for name, value in m.headers] for m in messages
+        ],
+        "value": [m.value for m in messages],
+    }
+    if _is_decoded(topic):
+        rows = [_decoded(message) for message in messages]
+        columns |= {name: [row.get(name) for row in rows] for name in DECODED.names}
+    return pa.table(columns, schema=schema_of(topic))
+
+
+def messages_of(where: TopicPartition, table: pa.Table) -> Iterator[Message]:
+    """The messages again, of the columns of `RAW`."""
+    columns = (table[name].to_pylist() for name in ("offset", "key", "headers", "value"))
+    times_ms = table["timestamp"].cast(pa.int64()).to_pylist()
+    for offset, key, headers, value, time_ms in zip(*columns, times_ms, strict=True):
+        yield Message(
+            where[0],
+            key,
+            value,
+            tuple((h["name"], h["value"]) for h in headers),
+            where[1],
+            offset,
+            time_ms / 1000,
+        )
+
+
+def _is_decoded(topic: str) -> bool:
+    return topic.startswith("rollouts.")
+
+
+def _decoded(message: Message) -> dict[str, Any]:
+    """Nothing of what cannot be read."""
+    rollout = to_event(message, ("rollout",)).record
+    if not isinstance(rollout, Rollout):
+        return {}
+    made: dict[str, Any] = {
+        "rewards": list(rollout.rewards.items()),
+        "sampled_tokens": sum(
+            len(turn.logprobs) for turn in rollout.turns if turn.logprobs is not None
+        ),
+        "messages": [{"role": turn.role, "message": turn.message} for turn in rollout.turns],
+    }
+    return {name: made[name] if name in made else getattr(rollout, name) for name in DECODED.names}

@@ -1,0 +1,136 @@
+"""A transactional writer that commits again when a transaction has failed: for parts whose outputs
+cannot be computed again.
+
+After a failed transaction nobody knows at once whether it was committed. A new producer of the same
+identity (`Log.writer`) ends what the old one left open; after that the topic that is the part's
+memory (its journal, or the learner's announcements) tells. The last message of every transaction
+goes there.
+
+A fence has two causes: another process has taken the identity, or the broker has ended a
+transaction that stood still for longer than its time-out (a suspended machine). Only the former
+leaves a record in the memory that this process has not written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from streamrl.errors import AccessDenied, BrokerError, Fenced, TopicMissing, TransactionFailed
+from streamrl.log.protocol import Log, Message, Positions, Writer, read
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 300.0
+PAUSE_S = 0.2  # between two attempts
+RIVAL_S = 3.0  # for the first record of another process with this identity to show
+
+
+class RetryingWriter:
+    """Use it like the `Log.writer` that it opens. `memory` has one partition.
+
+    A transaction that fails is looked for and committed again until `patience_s` is over or `stop`
+    is set; then its error is raised. With a patience of 0 nothing is retried, and only a fence is
+    explained.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        identity: str,
+        memory: str,
+        patience_s: float = PATIENCE_S,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self._log, self._identity, self._memory = log, identity, memory
+        self._patience_s = patience_s
+        self._stop = stop or threading.Event()
+        self._writer: Writer | None = log.writer(identity, memory)
+        # records of this identity from here on are this writer's, or a rival's
+        self._since = log.end(memory, 0)
+
+    def commit(self, messages: Sequence[Message]) -> int:
+        """Commit all messages once. The last one must be for `memory`.
+
+        Raises `Fenced` when another process has written as this identity, and the error of the
+        first attempt when no attempt has succeeded in time.
+        """
+        if not messages or messages[-1].topic != self._memory:
+            raise ValueError(
+                f"{self._identity}: the last message of a transaction is not for {self._memory}"
+            )
+        try:
+            offset = self._opened().commit(messages)
+        except (TransactionFailed, Fenced) as error:
+            offset = self._commit_again(messages, error)
+        self._since = offset + 1
+        return offset
+
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.mark(positions, wait) if self._writer is not None else False
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _opened(self) -> Writer:
+        if self._writer is None:
+            self._writer = self._log.writer(self._identity, self._memory)
+        return self._writer
+
+    def _commit_again(self, messages: Sequence[Message], first: TransactionFailed | Fenced) -> int:
+        deadline, error = time.monotonic() + self._patience_s, first
+        while True:
+            if isinstance(error, Fenced):
+                self._check_rival(messages, error)
+                error = TransactionFailed(
+                    f"{self._identity}: the broker has ended a transaction of this process, which stood still for too long; start again"
+                )
+                first = error if isinstance(first, Fenced) else first
+            if time.monotonic() >= deadline or self._stop.is_set():
+                raise first
+            logger.warning(
+                "%s; looking whether it was committed, and committing it again if not", error
+            )
+            try:
+                self.close()
+                writer = self._opened()
+                if (offset := self._committed(messages)) >= 0:
+                    return offset
+                return writer.commit(messages)
+            except (TopicMissing, AccessDenied):
+                raise
+            except (TransactionFailed, Fenced) as failed:
+                error = failed
+            except BrokerError as failed:  # no broker answers, or a transaction is not decided yet
+                error = TransactionFailed(str(failed))
+            self._stop.wait(PAUSE_S)
+
+    def _check_rival(self, messages: Sequence[Message], fenced: Fenced) -> None:
+        """Raise `fenced` when another process has written as this identity since the last commit."""
+        deadline = time.monotonic() + RIVAL_S
+        while time.monotonic() < deadline:
+            try:
+                if self._committed(messages) >= 0:
+                    return
+            except BrokerError:
+                return  # the next attempt looks again
+            time.sleep(0.05)
+
+    def _committed(self, messages: Sequence[Message]) -> int:
+        """Offset of the last message of this transaction if it was committed, otherwise -1. Raises
+        `Fenced` for a rival's record.
+        """
+        own = {message.value for message in messages if message.topic == self._memory}
+        last, offset = messages[-1], -1
+        for message in read(self._log, self._memory, 0, self._since):
+            if message.key == last.key and message.value not in own:
+                raise Fenced(
+                    f"{self._identity}: another process with this identity has taken over; stop one of the two"
+                )
+            if message.key == last.key and message.value == last.value:
+                offset = message.offset
+        return offset

@@ -1,0 +1,447 @@
+"""A run on the screen: a live picture where there is a terminal, otherwise a line every few
+seconds. Both show a `Frame`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from streamrl.config.run_file import RunFile
+from streamrl.errors import escaped
+from streamrl.log.topics import env_part
+from streamrl.monitoring.run_view import (
+    SILENT_S,
+    View,
+    arrival_rate,
+    expired_share,
+    latest,
+    recent_rewards,
+    total,
+    troubles,
+    waiting,
+)
+
+LINE_EVERY_S = 5.0
+FRESH_S = 5.0  # a rate that is older is not shown
+REWARD_BATCHES = 20  # the reward shown is a mean over so many, where the run has no target
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_BATCHES = 2_000
+EVENTS_SHOWN = 4
+PARTS_SHOWN = 12
+# of an env's rollouts: fewer that failed or were put aside are not worth a line
+LEAST_TROUBLES = 0.01
+DASH = "–"
+STATE_STYLES = {
+    "running": "green",
+    "ready": "green",
+    "starting": "yellow",
+    "swapping": "cyan",
+    "silent": "yellow",
+    "back-off": "yellow",
+    "error": "bold red",
+}
+
+
+@dataclass(frozen=True)
+class PartLine:
+    """A part as the display shows it."""
+
+    name: str
+    state: str  # running, back-off, silent
+    for_s: float = 0.0  # how long it has been so
+    restarts: int = 0
+    note: str = ""  # what it said last
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Everything that one picture shows."""
+
+    run: RunFile
+    seen: View
+    time_s: float
+    parts: Sequence[PartLine] = ()
+
+
+class Display(Protocol):
+    def show(self, frame: Frame) -> None: ...
+
+    def say(self, line: str) -> None:
+        """Something happened that a person should know."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_display() -> Display:
+    console = Console()
+    return (
+        LiveDisplay(console)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PlainDisplay()
+    )
+
+
+class PlainDisplay:
+    """Lines on stdout, for logs and CI."""
+
+    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
+        self._every_s, self._shown_s = every_s, 0.0
+
+    def show(self, frame: Frame) -> None:
+        if frame.time_s - self._shown_s >= self._every_s:
+            self._shown_s = frame.time_s
+            self.say(line(frame))
+
+    def say(self, line: str) -> None:
+        print(time.strftime("%H:%M:%S"), escaped(line), flush=True)
+
+    def close(self) -> None: ...
+
+
+class LiveDisplay:
+    """One picture that stays in place; the last of it is left on the screen."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._frame: Frame | None = None
+        self._live = Live(
+            console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False
+        )
+        self._live.start()
+
+    def show(self, frame: Frame) -> None:
+        self._frame = frame
+        self._draw()
+
+    def say(self, line: str) -> None:
+        self._events.append(f"{time.strftime('%H:%M:%S')} {escaped(line)}")
+        self._draw()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        self._live.update(
+            picture(self._frame, list(self._events), self._live.console.width)
+            if self._frame
+            else Group(*map(Text, self._events))
+        )
+
+
+# ---- a line --------------------------------------------------------------------------------------
+
+
+def line(frame: Frame) -> str:
+    """The frame in one line: what it waits for, or how it goes."""
+    run, seen = frame.run, frame.seen
+    notes = {part.name: part.note for part in frame.parts}
+    waits = waiting(run, seen, frame.time_s, notes)
+    wrong = troubles(seen, LEAST_TROUBLES)
+    if seen.batch < 0 and waits:
+        return " | ".join([waits, *wrong])
+    rewards = "  ".join(f"{env} {_number(_reward(frame, env), '.3f')}" for env in run.envs)
+    pieces = [
+        f"step {_step(frame)}",
+        f"reward {rewards}",
+        f"{_number(sum(filter(None, (_rate(frame, env) for env in run.envs))), ',.0f')} rollouts/s",
+        f"buffered {sum(_buffered(frame, env) for env in run.envs):,.0f} tokens",
+        f"age {_number(latest(seen, 'batcher/batch_age_mean'), '.2f')}",
+        f"mixed {_percent(latest(seen, 'batcher/mixed_versions_frac'))}",
+        f"expired {_percent(_expired(frame))}",
+        " ".join(f"{name} v{server.version}" for name, server in sorted(seen.servers.items())),
+        f"{clock(left_s(frame))} left"
+        if left_s(frame) is not None
+        else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far",
+    ]
+    pieces += [evaluated(seen)] if seen.evals else []
+    restarts = {part.name: part.restarts for part in frame.parts if part.restarts}
+    pieces += (
+        [f"restarts: {', '.join(f'{name} {n}' for name, n in restarts.items())}"]
+        if restarts
+        else []
+    )
+    return " | ".join([*pieces, *wrong, *([waits] if waits else [])])
+
+
+def evaluated(seen: View) -> str:
+    """The newest evaluations, by the smallest k of each."""
+    newest = [by_version[max(by_version)] for _, by_version in sorted(seen.evals.items())]
+    shown = [
+        f"{e.name} pass@{e.pass_at[0].k} {e.pass_at[0].value:.3f} (v{e.version})"
+        for e in newest
+        if e.pass_at
+    ]
+    return f"eval {', '.join(shown)}"
+
+
+# ---- a picture -----------------------------------------------------------------------------------
+
+
+def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> RenderableType:
+    """The frame for a terminal of `width` columns: the most important at the top, where a low one
+    still shows it.
+    """
+    rows: list[RenderableType] = [
+        headline(frame),
+        Text(),
+        envs_table(frame, spark_width=min(max(width - 78, 8), 40)),
+    ]
+    if frame.seen.evals:
+        rows += [Text(), Text(escaped(evaluated(frame.seen)), style="cyan")]
+    if waits := waiting(
+        frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}
+    ):
+        rows += [Text(), Text(escaped(f"⧖ {waits}"), style="yellow")]
+    rows += [
+        Text(f"⚠ {wrong}", style="yellow", overflow="ellipsis", no_wrap=True)
+        for wrong in troubles(frame.seen, LEAST_TROUBLES)
+    ]
+    if frame.seen.servers:
+        rows += [Text(), servers_table(frame)]
+    if frame.parts:
+        rows += [Text(), parts_table(frame)]
+    if events:
+        rows += [
+            Text(),
+            *(Text(event, style="dim", overflow="ellipsis", no_wrap=True) for event in events),
+        ]
+    return Panel(
+        Group(*rows),
+        title=f"[bold]streamrl[/] · [cyan]{frame.run.run}[/]",
+        title_align="left",
+        border_style="bright_black",
+        padding=(1, 2),
+    )
+
+
+def headline(frame: Frame) -> RenderableType:
+    """Step, time, and how far the target is."""
+    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 2, 0, 0))
+    shown = [
+        ("step", _step(frame)),
+        ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")),
+    ]
+    shown += [
+        ("mixed", _percent(latest(seen, "batcher/mixed_versions_frac"))),
+        ("expired", _percent(_expired(frame))),
+    ]
+    shown.append(
+        ("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH)
+    )
+    shown += [("time left", clock(left_s(frame)))] if left_s(frame) is not None else []
+    facts.add_row(
+        *(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown)
+    )
+    target = run.orchestrator.target
+    if target is None:
+        return facts
+    reward, goal = _reward(frame, target.env), Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(
+        total=max(target.reward, 1e-9),
+        completed=max(0.0, reward or 0.0),
+        width=40,
+        style="grey23",
+        complete_style="cyan",
+        finished_style="green",
+    )
+    goal.add_row(
+        Text.assemble(("target ", "bright_black"), (f"{target.env} {target.reward:g}", "bold")),
+        bar,
+        Text(_number(reward, ".3f"), style="bold cyan"),
+    )
+    return Group(facts, goal)
+
+
+def envs_table(frame: Frame, spark_width: int) -> Table:
+    rows: list[list[Text | str]] = []
+    for env in frame.run.envs:
+        demand = frame.seen.demand.get(env)
+        rows.append(
+            [
+                Text(env, style="cyan"),
+                Text(_number(_reward(frame, env), ".3f"), style="bold"),
+                Text(
+                    sparkline(recent_rewards(frame.seen, env, SPARK_BATCHES), spark_width),
+                    style="green",
+                ),
+                _number(_rate(frame, env), ",.1f"),
+                f"{_buffered(frame, env):,.0f}",
+                _number(latest(frame.seen, f"batches/{env}/age/mean"), ".2f"),
+                _percent(expired_share(frame.seen, env)),
+                f"{demand.wanted_tokens:,}" if demand else DASH,
+            ]
+        )
+    return _table(
+        ("env", ">reward", "", ">rollouts/s", ">tokens", ">age", ">expired", "wanted"), rows
+    )
+
+
+def servers_table(frame: Frame) -> Table:
+    """With their pools, where there are several."""
+    rows: list[list[Text | str]] = []
+    pooled = len(frame.run.inference.sizes) > 1
+    for name, server in sorted(frame.seen.servers.items()):
+        state = "silent" if frame.time_s - server.heartbeat_s > SILENT_S else server.state
+        version = Text(f"v{server.version}" if server.version >= 0 else DASH, style="bold")
+        probe = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH
+        where = [quoted(server.pool)] if pooled else []
+        rows.append(
+            [
+                quoted(name, "cyan"),
+                *where,
+                _state(state),
+                version,
+                str(server.in_flight),
+                probe,
+                quoted(server.error, "red"),
+            ]
+        )
+    return _table(
+        (
+            "server",
+            *(["pool"] if pooled else []),
+            "state",
+            ">policy",
+            ">in flight",
+            ">logprobs off by",
+            "",
+        ),
+        rows,
+    )
+
+
+def parts_table(frame: Frame) -> Table:
+    """Where there are many, those that are well are only counted."""
+    ailing = [part for part in frame.parts if part.restarts or part.state != "running"]
+    parts = frame.parts if len(frame.parts) <= PARTS_SHOWN else ailing[:PARTS_SHOWN]
+    rows: list[list[Text | str]] = []
+    for part in parts:
+        restarts = Text(str(part.restarts), style="yellow" if part.restarts else "bright_black")
+        rows.append(
+            [
+                Text(part.name, style="cyan"),
+                _state(part.state),
+                clock(part.for_s),
+                restarts,
+                quoted(part.note, "bright_black"),
+            ]
+        )
+    if others := len(frame.parts) - len(parts):
+        rows.append([Text(f"{others} others", style="cyan"), _state("running"), "", "", ""])
+    return _table(("part", "state", ">for", ">restarts", "last said"), rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
+    """Bare columns as wide as what is in them (`>`: to the right); the last one has what is left,
+    and is cut there.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", expand=True)
+    for name in names[:-1]:
+        table.add_column(
+            name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True
+        )
+    table.add_column(names[-1], ratio=1, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def quoted(text: str, style: str = "") -> Text:
+    """What others have written, as it stands: no markup of rich's, nothing that a terminal obeys."""
+    return Text(escaped(text), style=style)
+
+
+def _state(state: str) -> Text:
+    return Text(f"● {state}", style=STATE_STYLES.get(state, ""))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """`values` as a curve of at most `width` blocks, each the mean of its share of them; from 0, or
+    the lowest, to 1, or the highest.
+    """
+    if not values:
+        return ""
+    width = min(width, len(values))
+    cuts = [i * len(values) // width for i in range(width + 1)]
+    means = [fmean(values[a:b]) for a, b in pairwise(cuts)]
+    low, high = min(0.0, *means), max(1.0, *means)
+    return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def clock(seconds: float | None) -> str:
+    """75 -> 1:15; an hour and more as 1:00:00."""
+    if seconds is None or not math.isfinite(seconds):  # a record may say so
+        return DASH
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def left_s(frame: Frame) -> float | None:
+    """Seconds until the run's time is up; None where it has no limit."""
+    limit_s, ready_s = frame.run.orchestrator.max_wall_s, frame.seen.ready_s
+    return (
+        None
+        if not limit_s
+        else limit_s - (frame.time_s - (frame.time_s if ready_s is None else ready_s))
+    )
+
+
+def _step(frame: Frame) -> str:
+    most = frame.run.orchestrator.max_steps
+    return f"{max(frame.seen.version, 0)}{f'/{most}' if most else ''}"
+
+
+def _reward(frame: Frame, env: str) -> float | None:
+    target = frame.run.orchestrator.target
+    rewards = recent_rewards(frame.seen, env, target.batches if target else REWARD_BATCHES)
+    return fmean(rewards) if rewards else None
+
+
+def _rate(frame: Frame, env: str) -> float | None:
+    """Rollouts a second of all replicas of the env; of one from outside, those that the buffer
+    reads.
+    """
+    if not frame.run.envs[env].replicas:
+        return arrival_rate(frame.seen, env, frame.time_s)
+    sources = [env_part(env, i) for i in range(frame.run.envs[env].replicas)]
+    return total(frame.seen, "env/rollouts_per_s", sources, frame.time_s - FRESH_S)
+
+
+def _buffered(frame: Frame, env: str) -> float:
+    """Tokens of the env held by the buffer and the batcher."""
+    return sum(
+        latest(frame.seen, f"{name}/{env}") or 0.0
+        for name in ("buffer/window_tokens", "batcher/held_tokens")
+    )
+
+
+def _expired(frame: Frame) -> float | None:
+    ended = sum(fates.total() for fates in frame.seen.fates.values())
+    return sum(fates["expired"] for fates in frame.seen.fates.values()) / ended if ended else None
+
+
+def _number(value: float | None, form: str) -> str:
+    return DASH if value is None else format(value, form)
+
+
+def _percent(share: float | None) -> str:
+    return DASH if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,323 @@
+"""What a part says of itself over HTTP: `/livez`, `/readyz`, `/metrics`. One server for all parts,
+in a thread beside them; it only reads.
+
+What there is to say comes from the part's log (`log/instrumented.py`). The metrics are those of the
+topic `metrics`, by the names of `metric_names.py`, each with its run and its part as labels. Where
+a part listens is noted beside the runs, for Prometheus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Generator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import AF_INET6, gethostname
+from typing import NamedTuple, cast
+from urllib.parse import urlsplit
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from streamrl.config.run_file import RunFile, is_loopback
+from streamrl.errors import InferenceError, PortTaken
+from streamrl.log.instrumented import Watched
+from streamrl.log.protocol import Log
+from streamrl.monitoring.metric_names import Measure, exposed, measure
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 5.0  # between two questions to the broker
+REQUEST_S = 10.0  # for a client to say what it wants
+# for the thread that asks the broker, when the part ends: it may be the broker that is gone, and
+# then a part leaves at once
+LEAVE_S = 0.5
+# beside the runs: a file a part, where `file_sd_configs` finds them (it takes one * in a path, at
+# its end)
+TARGETS = ".targets"
+SLOW = ("learner", "scorer")  # parts whose loop turns once a batch
+TEXT = "text/plain; charset=utf-8"
+
+
+class Address(NamedTuple):
+    """Where a part listens; 0: any free port."""
+
+    host: str
+    port: int
+
+
+class Asked(NamedTuple):
+    """What the command line of one part says instead of the run file; None: nothing."""
+
+    host: str | None = None
+    port: int | None = None
+
+
+ANYWHERE = Asked()
+
+
+class Page(NamedTuple):
+    status: int
+    body: bytes
+    content_type: str = TEXT
+
+
+@contextlib.contextmanager
+def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generator[Log]:
+    """The log that `part` is to use, and the server for as long as the block lasts. Raises
+    PortTaken.
+    """
+    if not run.metrics.serve:
+        yield log
+        return
+    watched = Watched(log, part)
+    pages = Pages(run.run, watched, limit_s(run, part))
+    server, over = listen(place(run, at), pages), threading.Event()
+    file = note_of(run, part)
+    threads = [
+        threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
+        threading.Thread(
+            target=_look,
+            args=(watched, over, file, run.run, server.address),
+            name="lag",
+            daemon=True,
+        ),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield watched
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+        threads[1].join(LEAVE_S)
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def place(run: RunFile, at: Asked) -> Address:
+    return Address(
+        run.metrics.host if at.host is None else at.host,
+        run.metrics.port if at.port is None else at.port,
+    )
+
+
+def note_of(run: RunFile, part: str) -> Path:
+    """The file that says where the part listens."""
+    return run.directory.parent / TARGETS / f"{run.run}.{part}.json"
+
+
+def limit_s(run: RunFile, part: str) -> float:
+    """A part whose loop has not turned for so long is not alive."""
+    return run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s
+
+
+def forget(run: RunFile) -> None:
+    """Take away what parts of the run have noted: those that were killed could not. One that lives
+    notes it again.
+    """
+    for file in (run.directory.parent / TARGETS).glob(f"{run.run}.*.json"):
+        file.unlink(missing_ok=True)
+
+
+def _look(watched: Watched, over: threading.Event, file: Path, run: str, address: Address) -> None:
+    """Ask the broker for the ends of the inputs, now and then; soon again while that is what
+    readiness waits for. And keep the note.
+    """
+    pages, said = -1, False
+    while not over.is_set():
+        if pages != len(watched.pages) or not file.exists():
+            first, pages = pages < 0, len(watched.pages)
+            _note(file, run, address, watched, logging.INFO if first else logging.DEBUG)
+        if watched.is_ready and not said:  # before that, what a part says is why it cannot begin
+            said = True
+            logger.info("%s: http://%s:%d/metrics, /livez, /readyz", watched.part, *address)
+        watched.look()
+        over.wait(LOOK_S if not watched.unready() else LOOK_S / 10)
+
+
+def _note(file: Path, run: str, address: Address, watched: Watched, level: int) -> None:
+    """Tell Prometheus where this part is. A directory that cannot be written is no reason not to
+    work: then somebody has chosen the port.
+    """
+    host = gethostname() if address.host in ("0.0.0.0", "::") else address.host
+    target = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
+    labels = {"run": run, "part": watched.part}
+    entries: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
+    for path in watched.pages:
+        entries.append(
+            {
+                "targets": [target],
+                "labels": {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path},
+            }
+        )
+    part = file.with_suffix(".part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(entries, indent=1))
+        part.replace(file)
+    except OSError as error:
+        logger.log(
+            level,
+            "%s cannot be written (%s): Prometheus has to be told of %s",
+            file,
+            error.strerror,
+            target,
+        )
+
+
+# ---- the pages -----------------------------------------------------------------------------------
+
+
+class Pages:
+    """What is shown at each path."""
+
+    def __init__(self, run: str, watched: Watched, within_s: float) -> None:
+        self._watched, self._within_s = watched, within_s
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(Families(run, watched))
+        ProcessCollector(registry=self._registry)
+
+    def at(self, path: str) -> Page:
+        match path:
+            case "/livez":
+                return self.live()
+            case "/readyz":
+                lacks = self._watched.unready()
+                return (
+                    Page(503, "".join(f"{self._watched.part}: {lack}\n" for lack in lacks).encode())
+                    if lacks
+                    else Page(200, b"ready\n")
+                )
+            case "/metrics":
+                return Page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+            case _ if path in self._watched.pages:
+                try:
+                    return Page(200, self._watched.pages[path](), CONTENT_TYPE_LATEST)
+                except InferenceError as error:
+                    return Page(503, f"{error}\n".encode())
+            case _:
+                there = ", ".join(("/livez", "/readyz", "/metrics", *self._watched.pages))
+                return Page(404, f"nothing at {path}; there are {there}\n".encode())
+
+    def live(self) -> Page:
+        """Does its loop turn?"""
+        if (since_s := self._watched.since_turn_s) <= self._within_s:
+            return Page(200, b"alive\n")
+        return Page(
+            503,
+            f"{self._watched.part}: its loop last turned {since_s:.0f} s ago, the limit is {self._within_s:.0f} s\n".encode(),
+        )
+
+
+class Families:
+    """The newest value of every metric, as prometheus_client collects them."""
+
+    def __init__(self, run: str, watched: Watched) -> None:
+        self._run, self._watched = run, watched
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        return iter(())
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for (source, name), value in self._values().items():
+            known = measure(name)
+            labels, of = (known[0].labels, known[1]) if known else ((), ())
+            family = known[0].prometheus if known else exposed(name)
+            if family not in families:
+                kind = (
+                    CounterMetricFamily
+                    if known and known[0].kind == "counter"
+                    else GaugeMetricFamily
+                )
+                families[family] = kind(
+                    family, _help(known[0]) if known else name, labels=("run", "part", *labels)
+                )
+            families[family].add_metric([self._run, source, *of], value)
+        return iter(families.values())
+
+    def _values(self) -> dict[tuple[str, str], float]:
+        """(source, name) -> value: of steps, of reports, of the log."""
+        watched, values = self._watched, dict(self._watched.steps)
+        for source, report in (*watched.reports.items(), (watched.part, watched.own())):
+            values |= {(source, name): value for name, value in report.items()}
+        return values
+
+
+def _help(known: Measure) -> str:
+    return f"{known.name} ({known.unit}): {known.meaning}"
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: Address, pages: Pages) -> None:
+        self.pages = pages
+        if ":" in address.host:
+            self.address_family = AF_INET6
+        super().__init__((address.host, address.port), Handler)
+
+    @property
+    def address(self) -> Address:
+        return Address(str(self.server_address[0]), int(self.server_address[1]))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET, and nothing that changes anything."""
+
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "streamrl", ""
+    timeout = REQUEST_S
+
+    def do_GET(self) -> None:
+        server = cast(Server, self.server)
+        if self._may_ask(server.address.host):
+            page = server.pages.at(urlsplit(self.path).path)
+        else:
+            page = Page(400, b"it is by another name that this address is asked\n")
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(page.body)
+
+    do_HEAD = do_GET
+
+    def _may_ask(self, bound: str) -> bool:
+        """On loopback only by a name of loopback: a web page elsewhere may have its own name point
+        here (DNS rebinding).
+        """
+        asked = self.headers.get("Host")
+        if asked is None or not is_loopback(bound):
+            return True
+        return is_loopback((urlsplit(f"//{asked}").hostname or "") if asked.isprintable() else "")
+
+    def log_message(self, format: str, *args: object) -> None:
+        logger.debug(format, *args)
+
+
+def listen(address: Address, pages: Pages) -> Server:
+    """Raises PortTaken."""
+    try:
+        return Server(address, pages)
+    except OSError as error:
+        where = (
+            f"metrics cannot be shown at {address.host}:{address.port} ({error.strerror or error})"
+        )
+        raise PortTaken(
+            f"{where}; choose another --metrics-port (0: any free one) or --metrics-host"
+        ) from None

@@ -1,0 +1,153 @@
+"""The reward curve: reward per env against step and against time, with the policy versions, as one
+PNG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from streamrl.config.run_file import RunFile
+
+SMOOTH_BATCHES = 20
+DRAWN = 5_000  # points of a curve, and versions of the rug: the picture is narrower than that
+COLORS = ("#1f6feb", "#e36209", "#1a7f37", "#8250df", "#bf3989", "#0a7ea4")
+INK, FAINT = "#24292f", "#d0d7de"
+
+
+class Curve(NamedTuple):
+    """Mean rewards of one env, batch by batch."""
+
+    steps: Sequence[int]
+    seconds: Sequence[float]  # since the first server was ready
+    rewards: Sequence[float]
+
+
+def draw(
+    run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float], path: Path
+) -> None:
+    """Write the picture. `versions`: version -> seconds since the first server was ready."""
+    # not pyplot: no display is asked for, nothing global is changed
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    for index, env in enumerate(run.envs):
+        curve = curves.get(env, Curve([], [], []))
+        color = COLORS[index % len(COLORS)]
+        drawn = spread(len(curve.rewards))
+        smooth = trailing_mean(curve.rewards, SMOOTH_BATCHES)[drawn]
+        rewards = np.asarray(curve.rewards, np.float64)[drawn]
+        for axes, every in ((by_step, curve.steps), (by_time, curve.seconds)):
+            x = np.asarray(every, np.float64)[drawn]
+            axes.scatter(x, rewards, s=7, color=color, alpha=0.28, linewidths=0)
+            axes.plot(x, smooth, color=color, linewidth=2.2, label=env, solid_capstyle="round")
+    _versions(by_step, {version: float(version) for version in versions})
+    _versions(by_time, versions)
+    target = run.orchestrator.target
+    for axes, label in (
+        (by_step, "step (batch)"),
+        (by_time, "seconds since the first server was ready"),
+    ):
+        axes.set_xlabel(label, color=INK)
+        axes.set_xlim(left=0)
+        axes.grid(axis="y", color=FAINT, linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=INK, length=3)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        for side in ("left", "bottom"):
+            axes.spines[side].set_color(FAINT)
+        if target is not None:
+            axes.axhline(target.reward, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    if target is not None:
+        by_step.annotate(
+            f"target {target.reward:g}",
+            (0.01, target.reward),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
+    by_step.set_ylabel(f"reward (line: mean of {SMOOTH_BATCHES} batches)", color=INK)
+    figure.legend(
+        *by_step.get_legend_handles_labels(),
+        loc="outside upper right",
+        ncols=len(run.envs),
+        frameon=False,
+        labelcolor=INK,
+    )
+    figure.suptitle(
+        f"{run.run}: reward per env", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK
+    )
+    figure.savefig(path)
+
+
+def _versions(axes: object, at: Mapping[int, float]) -> None:
+    """A rug of policy versions along the top, some of them named."""
+    import matplotlib.axes
+
+    assert isinstance(axes, matplotlib.axes.Axes)
+    if not at:
+        return
+    transform = axes.get_xaxis_transform()
+    axes.vlines(
+        np.array(list(at.values()))[spread(len(at))],
+        1.0,
+        1.02,
+        transform=transform,
+        color=INK,
+        alpha=0.35,
+        linewidth=0.6,
+        clip_on=False,
+    )
+    for version in named(max(at)):
+        if version in at:
+            axes.vlines(
+                [at[version]],
+                1.0,
+                1.035,
+                transform=transform,
+                color=INK,
+                linewidth=1.0,
+                clip_on=False,
+            )
+            axes.annotate(
+                f"policy v{version}" if version == 0 else f"v{version}",
+                (at[version], 1.045),
+                xycoords=transform,
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=INK,
+            )
+
+
+def spread(count: int, most: int = DRAWN) -> np.ndarray:
+    """Which of `count` points in a row are drawn: at most `most`, at equal distances, the last one
+    among them. (m,) int64, ascending.
+    """
+    every = max(1, -(-count // most))
+    return np.arange(count - 1, -1, -every)[::-1]
+
+
+def named(newest: int, most: int = 7) -> list[int]:
+    """Round version numbers from 0 to `newest`, `most` of them or fewer."""
+    for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000):
+        if newest // step < most:
+            return list(range(0, newest + 1, step))
+    return [0, newest]
+
+
+def trailing_mean(values: Sequence[float], width: int) -> np.ndarray:
+    """Mean of each value and the `width - 1` before it, fewer at the start. (n,) to (n,) float64."""
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - width, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)

@@ -1,0 +1,132 @@
+"""The sinks of a run at work: in a thread of their own, as a server that does not answer must not
+keep the orchestrator from its parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from streamrl.config import run_file
+from streamrl.config.plugins import import_path
+from streamrl.errors import ConfigError
+from streamrl.monitoring.sinks.base import Entry, Make, Place, Sink
+from streamrl.monitoring.sinks.curve import Curves
+from streamrl.records import Metric
+
+logger = logging.getLogger(__name__)
+
+SHIPPED = {
+    "console": "Console",
+    "jsonl": "JsonLines",
+    "tensorboard": "TensorBoard",
+    "wandb": "WandB",
+    "mlflow": "MLflow",
+}
+"""Name in the run file, which is that of the file -> class."""
+# packages, each an extra of its sink's name
+NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+LEAVE_S = 30.0  # for sinks to write what they were given, at the end
+
+Named = tuple[str, Sink]
+
+
+@contextlib.contextmanager
+def running(place: Place) -> Iterator[Sinks]:
+    """The sinks of the run file, until the end of the block. Raises ConfigError for one that cannot
+    be had as it is wanted.
+    """
+    sinks = Sinks(
+        [(sink.kind, opened(place, sink)) for sink in place.run.orchestrator.sinks],
+        f"learner-{place.run.learner.name}",
+    )
+    try:
+        yield sinks
+    finally:
+        sinks.close()
+
+
+def check(settings: Iterable[run_file.Sink]) -> None:
+    """Can they be had? Before anything is started. Raises ConfigError."""
+    for sink in settings:
+        _make(sink.kind)
+
+
+def opened(place: Place, sink: run_file.Sink) -> Sink:
+    """Raises ConfigError, whatever it is that does not work: nobody wants to find out after a day
+    that nothing was kept.
+    """
+    try:
+        return _make(sink.kind)(place, **sink.params)
+    except ConfigError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(
+            f"orchestrator.sinks: {sink.kind} cannot be opened: {told}; change its params, or leave it out"
+        ) from None
+
+
+def _make(kind: str) -> Make:
+    if kind not in SHIPPED:
+        return import_path(kind, "orchestrator.sinks", SHIPPED)
+    try:
+        return getattr(importlib.import_module(f"streamrl.monitoring.sinks.{kind}"), SHIPPED[kind])
+    except ImportError as error:
+        needs = f"the package {NEEDS.get(kind, kind)} ({error}): pip install 'streamrl[{kind}]'"
+        raise ConfigError(f"orchestrator.sinks: {kind} needs {needs}, or leave it out") from None
+
+
+class Sinks:
+    """Takes records in, in the order of the topic, and hands them on. One that fails is left out
+    from then on; it says so, and the run goes on.
+    """
+
+    def __init__(self, sinks: Sequence[Named], lead: str) -> None:
+        self._sinks, self._curves = list(sinks), Curves(lead)
+        self._queue: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="sinks", daemon=True)
+        self._thread.start()
+
+    def take(self, records: Iterable[tuple[int, Metric]]) -> None:
+        """(offset, record)."""
+        if entries := [self._curves.entry(offset, metric) for offset, metric in records]:
+            self._queue.put(entries)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(LEAVE_S)
+        if self._thread.is_alive():
+            logger.warning(
+                "sinks have not taken everything within %.0f s; the next session of the run hands it to them again",
+                LEAVE_S,
+            )
+
+    def _work(self) -> None:
+        while (entries := self._queue.get()) is not None:
+            self._sinks = [
+                named
+                for named in self._sinks
+                if self._done(named, lambda sink, given=entries: sink.take(given))
+            ]
+        for named in self._sinks:
+            self._done(named, lambda sink: sink.close())
+
+    def _done(self, named: Named, call: Callable[[Sink], None]) -> bool:
+        try:
+            call(named[1])
+        except Exception as error:
+            again = "the next session of the run hands it what it lacks"
+            logger.error(
+                "sink %s is left out from now on: %s: %s; %s",
+                named[0],
+                type(error).__name__,
+                " ".join(str(error).split())[:300],
+                again,
+            )
+            return False
+        return True

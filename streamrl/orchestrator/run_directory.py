@@ -1,0 +1,199 @@
+"""What a run leaves behind: `runs/<run>/` with the run file as resolved, logs, report and reward
+curve. One orchestrator at a time has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from socket import gethostname
+from typing import IO
+
+import yaml
+
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile, recorded
+from streamrl.errors import ConfigError, StreamrlError
+from streamrl.local_kafka import broker
+from streamrl.orchestrator.resuming import refusals
+
+RUN_FILE = "run.yaml"
+ARCHIVE = "archive"
+LOCK = ".lock"
+
+
+def find(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "runs") -> RunFile:
+    """The run that a command line names: the path of a run file, or the name of a run in `runs/`.
+    Raises ConfigError.
+    """
+    path = Path(name)
+    if not path.is_file() and (known := Path(runs_dir) / name / RUN_FILE).is_file():
+        path = known
+    elif not path.exists() and not path.suffix and os.sep not in name:
+        others = ", ".join(names(runs_dir)) or "none"
+        raise ConfigError(
+            f"{name}: neither a run file nor a run in {runs_dir}/ (there: {others}); give for instance deploy/runs/quickstart.yaml"
+        )
+    run = run_file.load(path, overrides)
+    inside = path.absolute().parent
+    # a run that has been moved is where its file is
+    if path.name == RUN_FILE and inside.name == run.run:
+        run = run.model_copy(update={"runs_dir": str(inside.parent)})
+    return run
+
+
+def names(runs_dir: str = "runs") -> list[str]:
+    """Runs that have been started."""
+    return sorted(path.parent.name for path in Path(runs_dir).glob(f"*/{RUN_FILE}"))
+
+
+def with_env(env: str, runs_dir: str = "runs") -> str:
+    """The run that has an env of that name or kind. Raises ConfigError where it is none, or more
+    than one.
+    """
+    runs = {name: find(name, runs_dir=runs_dir) for name in names(runs_dir)}
+    found = [
+        name
+        for name, run in runs.items()
+        if any(env in (own, settings.kind) for own, settings in run.envs.items())
+    ]
+    if len(found) != 1:
+        which = ", ".join(found) or "no run"
+        raise ConfigError(
+            f"{env}: {which} in {runs_dir}/ has an env of that name or kind; name the run: streamrl env RUN {env}"
+        )
+    return found[0]
+
+
+@contextlib.contextmanager
+def take(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Path]:
+    """The run's directory, made or taken over, for as long as the block lasts.
+
+    Raises StreamrlError when it is in use, when there is a run in it and neither `resume` nor
+    `fresh` was said, or none to resume.
+    """
+    directory = run.directory
+    if resume and fresh:
+        raise ConfigError(
+            "--resume and --fresh exclude each other: go on with the run, or archive it and begin anew"
+        )
+    if fresh and run.fork:
+        raise ConfigError(
+            f"run {run.run!r} is a fork of {run.fork.run!r} and cannot begin anew; fork that one again, under another name"
+        )
+    if (directory / RUN_FILE).exists() and not (resume or fresh):
+        raise StreamrlError(
+            f"run {run.run!r} exists in {directory}; go on with it (--resume), or archive it and begin anew (--fresh)"
+        )
+    if resume and not directory.exists():
+        raise StreamrlError(
+            f"there is no run {run.run!r} in {directory} to go on with; start it without --resume"
+        )
+    with contextlib.ExitStack() as held:
+        if fresh and directory.exists():
+            held.enter_context(_lock(directory))
+            if at := broker.find(broker.home_of(run)):
+                raise StreamrlError(
+                    f"a broker is running on {directory} (pid {at.process.pid}); stop it before the run is archived"
+                )
+            archive(directory)
+        held.enter_context(_lock(directory))
+        if resume and (directory / RUN_FILE).exists():
+            before = recorded(
+                yaml.safe_load((directory / RUN_FILE).read_text()), str(directory / RUN_FILE)
+            )
+            if problem := next(refusals(before, run), ""):
+                raise ConfigError(problem)
+        write_run_file(run)
+        yield directory
+
+
+def archive(directory: Path) -> Path:
+    """Move a run, its Kafka data included, to `archive/<run>-<time>` beside it."""
+    to = directory.parent / ARCHIVE / f"{directory.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    to.parent.mkdir(parents=True, exist_ok=True)
+    return directory.rename(to)
+
+
+def write_run_file(run: RunFile) -> Path:
+    """The run file with every default in it, from which all parts are started; readable by its
+    owner only. No secret is in it.
+    """
+    path = run.directory / RUN_FILE
+    part = path.with_suffix(".part")
+    part.touch(0o600)
+    part.write_text(
+        yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    )
+    return part.replace(path)
+
+
+def stop(run: RunFile, limit_s: float = 120.0) -> int:
+    """Ask the process that has the run to end it, and wait until it has. Returns its id;
+    StreamrlError when there is none, or it takes long.
+    """
+    with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
+        owner, host = _owner(file)
+        deadline = time.monotonic() + limit_s
+        if owner and _is_held(file):
+            if host and host != gethostname():  # there, the number is another process's
+                raise StreamrlError(
+                    f"run {run.run!r} is run by process {owner} of host {host or 'unknown'}, and this is {gethostname()}; stop it there"
+                )
+            os.kill(owner, signal.SIGTERM)
+            while _is_held(file):
+                if time.monotonic() > deadline:
+                    raise StreamrlError(
+                        f"process {owner} has not ended run {run.run!r} within {limit_s:.0f} s; see {run.directory / 'logs'}"
+                    )
+                time.sleep(0.1)
+            return owner
+    raise StreamrlError(
+        f"nothing runs {run.run!r} in {run.directory}; parts that were started by hand are stopped where they were started"
+    )
+
+
+def in_use(run: RunFile) -> bool:
+    """Does somebody run it?"""
+    with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
+        return _is_held(file)
+    return False
+
+
+def _owner(file: IO[str]) -> tuple[int, str]:
+    """The process that has the run, and the host it runs on."""
+    owner, _, host = file.read().strip().partition(" ")
+    return int(owner or 0), host
+
+
+def _is_held(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+@contextlib.contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    """Held by the process, so gone with it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner, host = _owner(file)
+            raise StreamrlError(
+                f"the run in {directory} is in use by process {owner} of {host}; stop that one first (Ctrl-C, or `kill` it)"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} {gethostname()}")
+        file.flush()
+        yield

@@ -1,0 +1,1 @@
+"""Exactly once: poll, decode, step, and one transaction of outputs and journal."""

@@ -1,0 +1,1 @@
+"""A recorded run: replay, audit, forks, exports, dead letters."""

@@ -1,0 +1,330 @@
+"""Where every rollout of a run ended, from its topics alone: published = the sum of the fates + in
+flight, exact, by env and policy version.
+
+A fate belongs to one record of `rollouts.<env>`, by partition and offset. A record without one is
+in flight if its part still holds it, or has not read it yet; otherwise it is lost. Where retention
+has deleted the record or the fate, neither can be said: such rollouts are counted as gone, beside
+the sum. Memory is a few bytes a rollout: tables by offset, no records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from streamrl.learner.inputs import newest_lineages
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Event, Log, Message, read
+from streamrl.processor.processor import Part, restore
+from streamrl.processor.snapshots import held_events
+from streamrl.recordings.progress import Report, silent
+from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, ScoredGroup
+
+KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
+EVERY = 1_000  # records between two reports
+NAMED = 20  # problems listed; all are counted
+
+Where = tuple[str, int]  # env, partition
+
+
+@dataclass
+class Ledger:
+    """One partition of rollouts: what is known of each offset."""
+
+    start: int  # retention has deleted what lies below
+    exists: np.ndarray  # (end,) bool
+    versions: np.ndarray  # (end,) int32: policy version of the oldest token; -1 unreadable
+    fates: np.ndarray  # (end,) uint8: how many fates point here
+    kind: np.ndarray  # (end,) int8: index into KINDS of the last one; -1 none
+    batch: np.ndarray  # (end,) int32: batched into; -1
+    held: np.ndarray  # (end,) bool: a part still has it
+    # (end,) bool: published before the oldest fate that retention has left, so its own may be
+    # deleted
+    early: np.ndarray
+
+    @classmethod
+    def empty(cls, start: int, end: int) -> Ledger:
+        return cls(
+            start,
+            np.zeros(end, bool),
+            np.full(end, -1, np.int32),
+            np.zeros(end, np.uint8),
+            np.full(end, -1, np.int8),
+            np.full(end, -1, np.int32),
+            np.zeros(end, bool),
+            np.zeros(end, bool),
+        )
+
+
+@dataclass
+class Audit:
+    """The account of a run. `problems` names what does not balance; `unexplained` counts it."""
+
+    counts: dict[tuple[str, int], Counter[str]] = field(
+        default_factory=dict[tuple[str, int], Counter[str]]
+    )  # (env, policy version) -> fate -> rollouts
+    ages: Counter[int] = field(default_factory=Counter[int])  # age at training, in versions
+    trained: int = 0  # batched, and the lead learner has announced the version
+    batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
+    # version -> batch it was trained on
+    made: dict[int, int] = field(default_factory=dict[int, int])
+    # batch -> version of the oldest token -> rollouts
+    made_by: dict[int, Counter[int]] = field(default_factory=dict[int, Counter[int]])
+    lineages: int = 0  # announcements of versions that were computed again with another result
+    skipped: int = 0  # versions whose batch nothing was trained on
+    lost: int = 0  # no fate, and nobody has it
+    twice: int = 0  # more than one fate
+    astray: int = 0  # fates that point at no record
+    # retention has deleted the rollout, or the fate of one that nobody holds; not part of
+    # `published`
+    gone: int = 0
+    problems: list[str] = field(default_factory=list[str])
+
+    @property
+    def published(self) -> int:
+        return sum(self.total(name) for name in (*KINDS, "in flight", "lost"))
+
+    @property
+    def balanced(self) -> bool:
+        return self.lost == self.twice == self.astray == 0
+
+    def total(self, name: str) -> int:
+        return sum(counts[name] for counts in self.counts.values())
+
+    def add(self, problem: str) -> None:
+        if len(self.problems) < NAMED:
+            self.problems.append(problem)
+
+
+@dataclass
+class Reading:
+    """Reads topics from end to end, and says how much of all of them is done."""
+
+    log: Log
+    report: Report
+    bounds: dict[tuple[str, int], tuple[int, int]]  # (topic, partition) -> (start, end)
+    done: int = 0  # offsets
+
+    @classmethod
+    def of(cls, log: Log, topics: list[str], report: Report) -> Reading:
+        reading = cls(log, report, {})
+        reading.add(topics)
+        return reading
+
+    def add(self, topics: list[str]) -> None:
+        """These too, as far as they go by now."""
+        there = self.log.topics()
+        self.bounds |= {
+            (t, p): (self.log.start(t, p), self.log.end(t, p))
+            for t in topics
+            for p in range(there.get(t, 0))
+        }
+
+    @property
+    def total(self) -> int:
+        return sum(end - start for start, end in self.bounds.values())
+
+    def events(self, topic: str, schemas: tuple[str, ...]) -> Iterator[Event]:
+        return (to_event(message, schemas) for message in self.messages(topic))
+
+    def messages(self, topic: str) -> Iterator[Message]:
+        """All of one topic, partition by partition."""
+        for (name, partition), (start, end) in self.bounds.items():
+            if name != topic:
+                continue
+            for index, message in enumerate(read(self.log, topic, partition, start, end)):
+                if index % EVERY == 0:
+                    self.report(self.done + message.offset - start, self.total)
+                yield message
+            self.done += end - start
+
+
+def audit(
+    log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Report = silent
+) -> Audit:
+    """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher:
+    what they hold is in flight.
+    """
+    rollouts = [f"rollouts.{env}" for env in envs]
+    reading = Reading.of(log, rollouts, progress)
+    ledgers = {
+        (t.partition(".")[2], p): Ledger.empty(start, end)
+        for (t, p), (start, end) in reading.bounds.items()
+        if t in rollouts
+    }
+    result = Audit()
+    fates_from_s = oldest_s(log, "fates")
+    for message in chain.from_iterable(reading.messages(topic) for topic in rollouts):
+        record = to_event(message, ("rollout",)).record
+        ledger = ledgers[message.topic.partition(".")[2], message.partition]
+        ledger.exists[message.offset] = True
+        ledger.versions[message.offset] = (
+            record.policy_version if isinstance(record, Rollout) else -1
+        )
+        ledger.early[message.offset] = message.timestamp_s < fates_from_s
+    for part in parts:
+        mark_held(log, ledgers, part)
+    # only now: what was held, in a run that goes on, is held still or has its fate by then
+    reading.add(["policy-versions", "fates", "batches"])
+    versions = [event.record for event in reading.events("policy-versions", ("policy-version",))]
+    announced = {
+        r.version: r.batch
+        for r in versions
+        if isinstance(r, PolicyVersion) and r.learner == learner
+    }
+    # of envs that were taken out of the run
+    left_out = {topic for topic in log.topics() if topic.startswith("rollouts.")} - set(rollouts)
+    for event in reading.events("fates", ("fate",)):
+        if (
+            isinstance(event.record, Fate)
+            and f"rollouts.{event.record.environment}" not in left_out
+        ):
+            enter(result, ledgers, event.record, log)
+    for event in reading.events("batches", ("batch", "batch-part")):
+        if isinstance(event.record, Batch):
+            result.batches[event.record.number] = len(set(event.record.uids))
+        elif isinstance(event.record, BatchPart):
+            result.batches.setdefault(event.record.number, 0)
+    valid = newest_lineages(
+        r for r in versions if isinstance(r, PolicyVersion) and r.learner == learner
+    )
+    result.lineages = sum(r.lineage for r in valid.values())
+    result.skipped = sum(r.skipped for r in valid.values())
+    # a fork has inherited others
+    result.made = {
+        version: batch for version, batch in announced.items() if batch in result.batches
+    }
+    for where, ledger in ledgers.items():
+        close(result, log, where, ledger, max(announced, default=-1))
+    progress(reading.total, reading.total)
+    return result
+
+
+def oldest_s(log: Log, topic: str) -> float:
+    """Time of the oldest record that retention has left of a topic, in seconds since the epoch;
+    -inf where it has deleted none.
+    """
+    found = -math.inf
+    for partition in range(log.topics().get(topic, 0)):
+        if start := log.start(topic, partition):
+            first = next(read(log, topic, partition, start), None)
+            found = max(found, math.inf if first is None else first.timestamp_s)
+    return found
+
+
+def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> None:
+    """Note a fate at each record it belongs to; those of rollouts that have come since the rollouts
+    were read are not of this account.
+    """
+    ledger = ledgers.get((fate.environment, fate.partition))
+    for index, offset in enumerate(fate.offsets.tolist()):
+        if ledger is not None and len(ledger.exists) <= offset < log.end(
+            f"rollouts.{fate.environment}", fate.partition
+        ):
+            continue
+        if ledger is not None and 0 <= offset < ledger.start:
+            result.gone += 1
+            continue
+        if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
+            result.astray += 1
+            result.add(
+                f"fate {fate.fate} of {named(fate, index)} points at rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies"
+            )
+            continue
+        ledger.fates[offset] += 1
+        ledger.kind[offset], ledger.batch[offset] = (
+            KINDS.index(fate.fate),
+            -1 if fate.batch is None else fate.batch,
+        )
+        if ledger.fates[offset] == 2:
+            result.twice += 1
+            result.add(
+                f"{named(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset} has a second fate: {fate.fate}"
+            )
+
+
+def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> None:
+    """What a part holds, and what it has not read yet, is in flight."""
+    fold, _ = restore(log, part)
+    unread: Iterator[Event] = (
+        event
+        for topic, schemas in part.inputs.items()
+        if topic.startswith(("rollouts.", "groups."))
+        for p in range(log.topics().get(topic, 0))
+        for event in events(
+            log, topic, p, schemas, fold.positions.get((topic, p), log.start(topic, p))
+        )
+    )
+    for event in chain(held_events(fold.state), unread):
+        env = event.topic.partition(".")[2]
+        if isinstance(event.record, ScoredGroup):
+            held, offsets = ledgers[env, event.record.partition].held, event.record.offsets
+            # what has come since the rollouts were read is not of this account
+            held[offsets[offsets < len(held)]] = True
+        elif event.topic.startswith("rollouts.") and event.offset < len(
+            ledgers[env, event.partition].held
+        ):
+            ledgers[env, event.partition].held[event.offset] = True
+
+
+def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int) -> None:
+    """Count one partition, and name what nobody accounts for."""
+    env, partition = where
+    without = ledger.exists & (ledger.fates == 0)
+    gone = without & ~ledger.held & ledger.early
+    lost = without & ~ledger.held & ~gone
+    result.gone += int(gone.sum())
+    states = {name: ledger.exists & (ledger.kind == i) for i, name in enumerate(KINDS)} | {
+        "in flight": without & ledger.held,
+        "lost": lost,
+    }
+    for name, mask in states.items():
+        for version, count in zip(
+            *np.unique(ledger.versions[mask], return_counts=True), strict=True
+        ):
+            result.counts.setdefault((env, int(version)), Counter())[name] += int(count)
+    batched = states["batched"]
+    result.ages.update((ledger.batch[batched] - ledger.versions[batched]).tolist())
+    pairs, counts = np.unique(
+        np.stack([ledger.batch[batched], ledger.versions[batched]]), axis=1, return_counts=True
+    )
+    for (batch, version), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+        result.made_by.setdefault(batch, Counter())[version] += count
+    result.trained += int((batched & (ledger.batch < announced)).sum())
+    result.lost += int(lost.sum())
+    for offset in np.flatnonzero(lost)[:NAMED].tolist():
+        event = next(
+            events(log, f"rollouts.{env}", partition, ("rollout",), offset, offset + 1), None
+        )
+        uid = (
+            event.record.rollout_uid
+            if event and isinstance(event.record, Rollout)
+            else "an unreadable record"
+        )
+        result.add(
+            f"{uid} at rollouts.{env}[{partition}]@{offset} has no fate, and no part holds it"
+        )
+
+
+def events(
+    log: Log,
+    topic: str,
+    partition: int,
+    schemas: tuple[str, ...],
+    start: int | None = None,
+    end: int | None = None,
+) -> Iterator[Event]:
+    for message in read(
+        log, topic, partition, log.start(topic, partition) if start is None else start, end
+    ):
+        yield to_event(message, schemas)
+
+
+def named(fate: Fate, index: int) -> str:
+    return fate.uids[index] if index < len(fate.uids) else "an unreadable rollout"

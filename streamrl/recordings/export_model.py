@@ -1,0 +1,95 @@
+"""`streamrl export-model`: a policy version of a run as a directory that plain transformers and
+plain vLLM load.
+
+What the store still has is copied and verified; what it has no more is computed again from the
+recorded batches, and comes out as announced.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from streamrl.config.run_file import RunFile
+from streamrl.errors import ConfigError, ExportError, WeightError
+from streamrl.learner.inputs import newest_lineages, versions
+from streamrl.log.protocol import Log
+from streamrl.recordings.progress import Report, shown, silent
+from streamrl.weights.manifest import MANIFEST
+from streamrl.weights.store import pull
+
+
+class Model(NamedTuple):
+    """What was written."""
+
+    version: int
+    sha256: str  # as announced
+    size_bytes: int
+    from_store: bool  # False: computed again
+
+
+def show_export_model(
+    run: RunFile, log: Log, version: int | None, directory: Path, console: Console
+) -> None:
+    """Write it and say what it is."""
+    with shown(f"computing version {version}", Console(stderr=True)) as progress:
+        made = export_model(run, log, version, directory, progress)
+    how = "from the store" if made.from_store else "computed again from the recorded batches"
+    console.print(
+        f"version {made.version} of {run.run}, {how}, sha256 {made.sha256} as announced",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"{made.size_bytes / 1e6:,.1f} MB in {directory}", highlight=False, soft_wrap=True
+    )
+
+
+def export_model(
+    run: RunFile, log: Log, version: int | None, directory: Path, progress: Report = silent
+) -> Model:
+    """Write the lead's `version` (None: the newest) to `directory`, which appears when it is
+    complete.
+
+    Raises ExportError when there is something already, ConfigError for a version that is not
+    announced, ModelError when it does not come out again.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ExportError(
+            f"{directory} exists and is not an empty directory; give another one, or remove it"
+        )
+    announced = newest_lineages(versions(log, run.learner.name))
+    newest = max(announced, default=-1)
+    if newest < 0:
+        raise ConfigError(f"run {run.run} has announced no version yet")
+    wanted = announced.get(newest if version is None else version)
+    if wanted is None:
+        raise ConfigError(
+            f"--version {version}: that version of {run.learner.name} is not announced in run {run.run}; the newest is {newest}"
+        )
+    temporary = directory.absolute().with_name(f".{directory.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that died here
+    try:
+        try:
+            pull(wanted, run.store, temporary)
+            (temporary / MANIFEST).unlink()
+            from_store = True
+        except WeightError:  # no longer there, or not what was announced
+            _compute(run, log, wanted.version, temporary, progress)
+            from_store = False
+        if directory.exists():
+            directory.rmdir()
+        temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Model(wanted.version, wanted.sha256, wanted.size_bytes, from_store)
+
+
+def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: Report) -> None:
+    from streamrl.learner.recompute import recomputed  # JAX, and only now
+
+    with recomputed(run, log, version, progress) as policy:
+        policy.snapshot().save(directory)

@@ -1,0 +1,128 @@
+"""What a fork at version k has of its parent's rollouts, and in which order: decided from journals
+and batches alone. Pure.
+
+It has the groups that no batch before k was trained on and that batch k may still take, as far as
+versions up to k sampled them: what later ones sampled belongs to the parent's own history. Among
+them are those that the parent's batcher held when it made batch k. They come first, and all of them
+before the version is heard: the first batch is then chosen from the same groups as the parent's
+was, whatever the new settings make of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from streamrl.batcher import batch_builder
+from streamrl.batcher import process as batcher
+from streamrl.batcher.batch_builder import Config, State
+from streamrl.batcher.parts import Joiner
+from streamrl.buffer.staleness import fresh
+from streamrl.log.protocol import Event, Output
+from streamrl.records import Batch, BatchPart, Rollout, ScoredGroup
+
+Group = tuple[str, str]  # env, group id
+
+
+@dataclass
+class Census:
+    """Every group that was recorded: what decides whether a fork has it. Some hundred bytes a
+    group.
+    """
+
+    producers: dict[Group, str] = field(default_factory=dict[Group, str])
+    # version of the newest token
+    newest: dict[Group, int] = field(default_factory=dict[Group, int])
+    # version of the oldest token, of the rollout where that is newest
+    youngest: dict[Group, int] = field(default_factory=dict[Group, int])
+    # in a batch that the fork shares with its parent
+    trained: dict[Group, None] = field(default_factory=dict[Group, None])
+
+    def count(self, rollout: Rollout) -> None:
+        group = rollout.environment, rollout.group_id
+        self.producers.setdefault(group, rollout.producer)
+        self.newest[group] = max(self.newest.get(group, -1), rollout.newest_policy_version)
+        if not rollout.failure:
+            self.youngest[group] = max(self.youngest.get(group, -1), rollout.policy_version)
+
+    def train(self, batch: Batch) -> None:
+        self.trained.update(
+            dict.fromkeys(
+                zip(
+                    (batch.environments[i] for i in batch.group_environments),
+                    batch.group_ids,
+                    strict=True,
+                )
+            )
+        )
+
+    def inherited(self, version: int, max_age: int) -> dict[Group, None]:
+        """The groups that a fork at `version` has, under its own `max_age`."""
+        return {
+            group: None
+            for group, youngest in self.youngest.items()
+            if group not in self.trained
+            and self.newest[group] <= version
+            and fresh(version, youngest, max_age)
+        }
+
+
+@dataclass
+class Cut:
+    """The parent's batcher as it stood when it made batch `number`, or as far as it had come. To be
+    folded over its journal by `step`.
+    """
+
+    number: int
+    batch: Batch | None = None
+    version: int = -1  # the newest it had heard
+    balance: dict[str, float] = field(default_factory=dict[str, float])
+    held: list[Group] = field(default_factory=list[Group])  # in the order it held them
+
+    def step(
+        self, config: Config, state: State, events: Iterable[Event], time_s: float
+    ) -> tuple[State, list[Output]]:
+        """The batcher's step, one event at a time, up to the one with which it makes the batch."""
+        for event in events:
+            if self.batch is not None:
+                break
+            state, _ = batcher.step(config, state, [event], time_s, before=self.number)
+            fold = batch_builder.Fold(config, state, time_s)
+            if state.next_batch == self.number and fold.due():
+                self.note(state)
+                fold.build()
+                joiner = Joiner()
+                self.batch = next(
+                    filter(
+                        None,
+                        (
+                            joiner.add(o.record)
+                            for o in fold.outputs
+                            if isinstance(o.record, Batch | BatchPart)
+                        ),
+                    ),
+                    None,
+                )
+        return state, []
+
+    def note(self, state: State) -> None:
+        """Before the batch is made: it takes its groups out."""
+        self.version, self.balance = state.version, dict(state.balance)
+        held = (
+            held.event.record
+            for of_env in state.pools.values()
+            for held in (*of_env.groups, *of_env.ahead)
+        )
+        self.held = [
+            (record.environment, record.group_id)
+            for record in held
+            if isinstance(record, ScoredGroup)
+        ]
+
+
+def next_problem(replicas_at: Collection[int], replica: int, replicas: int) -> int:
+    """The first problem that replica `replica` of `replicas` is to pose: behind all that the
+    parent's replicas have posed, and its own turn.
+    """
+    behind = max(replicas_at, default=0)
+    return behind + (replica - behind) % replicas

@@ -1,0 +1,55 @@
+"""What `streamrl export` and `streamrl import` print, and the directory that an import gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from streamrl.config.run_file import RunFile
+from streamrl.errors import ConfigError
+from streamrl.local_kafka.broker import cluster, reach
+from streamrl.log.parquet import FileLog
+from streamrl.log.protocol import Log
+from streamrl.orchestrator.run_directory import RUN_FILE, take
+from streamrl.recordings.archive import export, restore, run_of
+from streamrl.recordings.progress import shown
+
+
+def show_export(run: RunFile, log: Log, directory: Path, console: Console) -> None:
+    with shown("export", Console(stderr=True)) as progress:
+        files = export(log, run, directory, progress)
+    console.print(f"{in_words(files)} in {directory}", highlight=False, soft_wrap=True)
+
+
+def show_import(directory: Path, name: str, console: Console) -> None:
+    """Make a run of an export: its directory in runs/, its topics on the cluster of STREAMRL_KAFKA
+    or a local broker of its own.
+    """
+    files = FileLog(directory)
+    run = run_of(files, name or files.manifest.run)
+    if not cluster(run):
+        # a local broker is alone
+        run = run.model_copy(update={"topics": run.topics.model_copy(update={"replicas": 1})})
+    file = run.directory / RUN_FILE
+    if file.exists():
+        raise ConfigError(
+            f"there is a run {run.run!r} in {run.directory}; take another name with --as"
+        )
+    with take(run), shown("import", Console(stderr=True)) as progress:
+        try:
+            with reach(run, make=True) as kafka:
+                restore(files, run, kafka, progress)
+        except BaseException:
+            file.unlink()  # the name is free again
+            raise
+    console.print(
+        f"run {run.run}: {in_words(files)}, every record at its old offset",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def in_words(files: FileLog) -> str:
+    partitions = [p for there in files.manifest.topics.values() for p in there]
+    return f"{len(files.topics())} topics, {sum(p.count for p in partitions):,} records, {files.size_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,339 @@
+"""Conversations played to their end by a policy with a script: whose tokens are whose, and every
+way that one can be cut short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamrl.buffer.advantages import rloo
+from streamrl.buffer.groups import score
+from streamrl.config import run_file
+from streamrl.envs.api import Answer, Earned, Message, Problem, make_reward
+from streamrl.envs.engine.runner import Game
+from streamrl.envs.engine.transcript import Task
+from streamrl.envs.engine.turns import Late, turn
+from streamrl.errors import ConfigError
+from streamrl.inference.client import SamplingFailed, TimedOut
+from streamrl.log.codec import decode, encode
+from streamrl.records import Rollout
+from tests.envs.talking import END, Scripted
+from tests.support.build import rollout_event
+from tests.support.waiting import patience
+
+PROBLEM = Problem([{"role": "user", "content": "q"}], "yes", {"level": "easy"})
+
+
+class Asking:
+    """Replies `more` until it hears yes. A turn earns the length of what was said, the end 1 for
+    yes.
+    """
+
+    def __init__(self, reply: Any = None) -> None:
+        self.replied, self.answers = reply, list[Answer]()
+
+    def problem(self, index: int) -> Problem:
+        return PROBLEM
+
+    def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | None:
+        if self.replied is not None:
+            return self.replied()
+        return (
+            None
+            if messages[-1]["content"] == problem.answer
+            else [{"role": "tool", "content": "more"}]
+        )
+
+    def rewards(self, problem: Problem, answer: Answer) -> Earned:
+        self.answers.append(answer)
+        return Earned(
+            {"right": float(answer.text == problem.answer)},
+            [{"length": len(said.text)} for said in answer.said],
+        )
+
+
+def play(
+    sampler: Scripted,
+    env: Any = None,
+    n: int = 1,
+    rewards: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> list[Rollout]:
+    settings = {"max_tokens": 9, "reward_weights": {"length": 0.125}, **settings}
+    game = Game(env or Asking(), run_file.Env(**settings), sampler, rewards or {})
+    made = asyncio.run(game.play(Task("talk", 7, "talk-0", PROBLEM), n))
+    assert all(encode(decode("rollout/1", encode(rollout))) == encode(rollout) for rollout in made)
+    return made
+
+
+def ids(text: str) -> list[int]:
+    return [*map(ord, text), END]
+
+
+def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
+    sampler = Scripted("no", "maybe", "yes")
+    one, _ = play(sampler, n=2)
+    assert [
+        (turn.role, turn.message, turn.logprobs is not None, turn.fork) for turn in one.turns
+    ] == [
+        ("user", "q", False, False),
+        ("assistant", "no", True, False),
+        ("tool", "more", False, False),
+        ("assistant", "maybe", True, False),
+        ("tool", "more", False, False),
+        ("assistant", "yes", True, False),
+    ]
+    whole = np.concatenate([turn.tokens for turn in one.turns if turn.tokens is not None]).tolist()
+    last = sampler.prompts[-1]
+    # what the policy saw last is what the rollout says, sampled tokens in it as they were sampled
+    assert whole[: len(last)] == last
+    assert sampler.lasts == ["", *["s"] * 4]  # each turn asks for the server of the one before
+    assert one.turns[2].tokens is not None and one.turns[2].tokens.tolist() == [*ids("more"), 1]
+    assert (one.policy_version, one.newest_policy_version, one.truncated, one.failure) == (
+        2,
+        4,
+        False,
+        "",
+    )
+    record = score([rollout_event(0, one)], rloo)
+    assert (
+        record.loss_mask is not None
+        and record.loss_mask.sum() == len("no") + len("maybe") + len("yes") + 3
+    )
+    assert record.tokens[record.loss_mask > 0].tolist() == [
+        t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]
+    ]
+
+
+def test_rewards_of_turns_are_weighted_and_credited_to_what_was_said_before_them():
+    (made,) = play(Scripted("no", "yes"))
+    assert made.rewards == {"right": 1.0, "length": 5.0} and made.reward == 1 + 5 / 8
+    assert [(turn.reward, turn.rewards) for turn in made.turns if turn.logprobs is not None] == [
+        (0.25, {"length": 2}),
+        (0.375, {"length": 3}),
+    ]
+    record = score([rollout_event(0, made)], lambda rewards: rewards)
+    # 3 tokens of the first turn, then the tool's, then 4
+    assert record.token_advantages is not None
+    assert record.token_advantages.tolist() == [1.625] * 3 + [0] * 6 + [1.375] * 4
+
+
+def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_once():
+    sampler = Scripted("no", "maybe", "yes", rewrites=True)
+    (made,) = play(sampler)
+    assert [turn.fork for turn in made.turns] == [False, False, True, False, True, False]
+    assert [
+        turn.tokens.tolist() for turn in made.turns if turn.fork and turn.tokens is not None
+    ] == sampler.prompts[1:]
+    record = score([rollout_event(0, made)], rloo)
+    assert record.uids == ["talk-7-0"] * 3 and record.loss_mask is not None
+    assert record.tokens[record.loss_mask > 0].tolist() == [
+        t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]
+    ]
+
+
+def broken() -> None:
+    raise KeyError("no such tool")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "env", "settings", "limit", "said"),
+    [
+        (Scripted("no", "maybe and more"), Asking(), {}, "length", 2),
+        (Scripted("no", "no", "no"), Asking(), {"max_turns": 2}, "turns", 2),
+        (Scripted("no", "no", context=10), Asking(), {}, "context", 1),
+        (Scripted("no", TimedOut("3 attempts failed")), Asking(), {}, "time", 1),
+        (Scripted("no", 3600.0), Asking(), {"rollout_timeout_s": patience(1.0)}, "time", 1),
+        (Scripted("no"), Asking(broken), {}, "tool-error", 1),
+        (Scripted("no"), Asking(lambda: {"role": "tool"}), {}, "tool-error", 1),
+    ],
+    ids=["length", "turns", "context", "no answer", "time", "tool error", "no messages"],
+)
+def test_a_limit_ends_a_rollout_truncated_with_what_was_said(
+    sampler: Scripted, env: Asking, settings: dict[str, Any], limit: str, said: int
+):
+    (made,) = play(sampler, env, **settings)
+    assert (
+        made.truncated
+        and made.metadata["truncation"] == limit
+        and made.metadata["level"] == "easy"
+        and not made.failure
+    )
+    assert sum(turn.logprobs is not None for turn in made.turns) == said == len(env.answers[0].said)
+    assert not env.answers[0].finished and env.answers[0].truncation == limit
+
+
+def test_a_tool_that_hangs_is_left_behind():
+    go_on, env, ended = (
+        threading.Event(),
+        Asking(lambda: ended.append(go_on.wait(patience(60)))),
+        list[bool](),
+    )
+    (made,) = play(Scripted("no"), env, env_timeout_s=1.0)
+    assert (
+        made.truncated
+        and made.metadata["truncation"] == env.answers[0].truncation == "tool-time"
+        and not made.failure
+    )
+    assert not ended
+    go_on.set()
+
+
+def test_a_server_that_fails_in_mid_conversation_is_a_failed_rollout_of_its_own():
+    class Failing(Scripted):
+        """Fails the second turn of the first rollout only."""
+
+        failed = False
+
+        async def sample(self, messages: list[Message], n: int, *more: Any) -> list[Any]:
+            if len(messages) > 1 and not self.failed:
+                self.failed = True
+                raise SamplingFailed("s: engine gone")
+            return await super().sample(messages, n, *more)
+
+    made = play(Failing("no", "yes"), n=3)
+    assert sorted(rollout.failure for rollout in made) == ["", "", "s: engine gone"] and {
+        r.group_id for r in made
+    } == {"talk-7"}
+
+
+def test_a_first_turn_that_cannot_be_had_fails_the_group():
+    with pytest.raises(SamplingFailed, match="engine gone"):
+        play(Scripted(SamplingFailed("engine gone")), n=3)
+
+
+def test_a_reply_may_be_a_coroutine_and_a_hanging_one_stalls_nobody():
+    class Slow(Asking):
+        async def reply(
+            self, problem: Problem, messages: Sequence[Message]
+        ) -> Sequence[Message] | None:  # type: ignore[override]
+            await everybody.wait()
+            return super().reply(problem, messages)
+
+    # one by one nobody would come through
+    everybody, both = asyncio.Barrier(20), threading.Barrier(2)
+    made = play(Scripted("no", "yes"), Slow(), n=20)
+    assert len(made) == 20 and not any(rollout.truncated for rollout in made)
+    made = play(Scripted("no", "yes"), Asking(lambda: both.wait() and None), n=20)
+    assert len(made) == 20 and not any(rollout.truncated for rollout in made)
+
+
+def test_functions_of_the_run_file_add_their_rewards_the_later_seeing_the_earlier():
+    async def brief(problem: Problem, answer: Answer, earned: Mapping[str, float]) -> Earned:
+        return Earned(tokens=[{"brief": [-1.0] * len(said.tokens)} for said in answer.said])
+
+    def product(problem: Problem, answer: Answer, earned: Mapping[str, float]) -> float:
+        return earned["right"] * earned["length"] + earned["brief"]
+
+    weights = {"right": 0.0, "length": 0.0, "brief": 0.125, "product": 1.0}
+    (made,) = play(
+        Scripted("no", "yes"), rewards={"brief": brief, "product": product}, reward_weights=weights
+    )
+    assert made.rewards == {"right": 1.0, "length": 5.0, "brief": -7.0, "product": -2.0}
+    assert made.reward == -7 / 8 - 2
+    assert [t.token_rewards.tolist() for t in made.turns if t.token_rewards is not None] == [
+        [-0.125] * 3,
+        [-0.125] * 4,
+    ]
+    for function, says in (
+        (lambda *_: {"right": 1.0}, "two reward functions give 'right'"),
+        (lambda *_: float("nan"), "not finite"),
+    ):
+        (made,) = play(Scripted("yes"), rewards={"odd": function})
+        assert says in made.failure
+
+
+def test_rewards_that_take_too_long_fail_the_rollout():
+    async def forever(*_: object) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    (made,) = play(Scripted("yes"), rewards={"slow": forever}, env_timeout_s=0.2)
+    assert "reward 'slow' took longer than 0.2 s" in made.failure
+
+
+def test_a_composed_reward_by_import_path(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "class Brief:\n    def __init__(self, most: int): self.most = most\n"
+        "    def __call__(self, problem, answer, earned): return earned['right'] * (len(answer.text) <= self.most)\n"
+        "def fixed(problem, answer, earned): return 1.0\nnumber = 3\n"
+    )
+    composed = make_reward(f"{file}:Brief", {"most": 3}, "envs.x.rewards.brief")
+    (made,) = play(Scripted("no", "yes"), rewards={"brief": composed})
+    assert made.rewards["brief"] == 1.0
+    assert make_reward(f"{file}:fixed", {}, "w")(PROBLEM, Answer("", True), {}) == 1.0
+    for kind, params, says in (
+        (
+            "math-verfy",
+            {},
+            "reward 'math-verfy' not found; shipped are math-verify; did you mean 'math-verify'",
+        ),
+        (f"{file}:Brief", {"mot": 3}, "takes no 'mot'; did you mean 'most'"),
+        (f"{file}:fixed", {"most": 3}, "is a function and takes none"),
+        (f"{file}:number", {}, "is no function"),
+        (f"{file}:nothing", {}, "is no function"),
+    ):
+        with pytest.raises(ConfigError, match=f"^envs.x.rewards.brief.*{says}"):
+            make_reward(kind, params, "envs.x.rewards.brief")
+
+
+class Slow:
+    """Its reward is a plain function that takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def problem(self, index: int) -> Problem:
+        return Problem([])
+
+    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+        time.sleep(self.seconds)
+        return {"done": 1.0}
+
+
+async def test_a_plain_reward_that_is_late_fails_and_the_event_loop_goes_on_meanwhile():
+    game, ticks = Game(Slow(1.0), run_file.Env(env_timeout_s=0.3), None), 0  # type: ignore[arg-type]  # nothing is sampled
+    judging = asyncio.create_task(
+        game.valued(game.env.rewards, Problem([]), Answer("", True), what="its rewards")
+    )  # type: ignore[union-attr]
+    while not judging.done():
+        await asyncio.sleep(0.01)
+        ticks += 1
+    with pytest.raises(Late, match="its rewards took longer than 0.3 s"):
+        await judging
+    assert ticks >= 3
+
+
+async def test_time_in_the_queue_for_a_thread_or_a_process_does_not_count():
+    """Nine rewards, one after the other, take longer than one of them may: none of them is late."""
+    limit_s = patience(0.4)
+
+    class Queued(Slow):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.free = asyncio.Semaphore(1)
+
+        async def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+            async with turn(self.free):
+                await asyncio.sleep(limit_s / 4)
+            return {"done": 1.0}
+
+    for env in (Slow(limit_s / 4), Queued()):
+        game = Game(env, run_file.Env(env_timeout_s=limit_s), None, threads=asyncio.Semaphore(1))  # type: ignore[arg-type]
+        started = time.monotonic()
+        found = await asyncio.gather(
+            *[
+                game.valued(env.rewards, Problem([]), Answer("", True), what="its rewards")
+                for _ in range(9)
+            ]
+        )
+        assert found == [{"done": 1.0}] * 9 and time.monotonic() - started > limit_s

@@ -1,0 +1,58 @@
+"""Where a rendered conversation goes on behind what was said: by hand, and on a real BPE tokenizer
+with templates that keep and that rewrite.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from streamrl.inference.prefix import behind
+from tests.support.bpe import TEMPLATE, THINKS, bpe, letters
+
+END = 9
+
+
+@pytest.mark.parametrize(
+    ("history", "rendered", "place"),
+    [
+        ([1, 2, END], [1, 2, END, 7, 8], 3),  # the same tokens
+        ([1, 2, 3, END], [1, 5, END, 7, 8], 3),  # other tokens up to the end of the answer
+        ([1, END, 2, 3, END], [1, END, 5, END, 7], 4),  # the second end
+        ([1, END, 2, END], [1, END, 5], None),  # fewer ends
+        ([1, 2, END], [1, 2, END], None),  # nothing follows
+        ([1, 2, END], [], None),
+    ],
+)
+def test_the_place_by_hand(history: list[int], rendered: list[int], place: int | None):
+    assert behind(history, rendered) == place
+
+
+def test_an_answer_in_other_tokens_keeps_them_and_what_follows_is_the_templates():
+    tokenizer = bpe(TEMPLATE)
+    talk = [{"role": "user", "content": "hello world"}]
+    prompt = tokenizer.apply_chat_template(talk, add_generation_prompt=True)
+    for answer in ("hello hello", "caf\u00e9 \u20ac"):
+        history = [*prompt, *letters(tokenizer, answer), tokenizer.eos_token_id]
+        more = [*talk, {"role": "assistant", "content": answer}, {"role": "tool", "content": "two"}]
+        rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
+        place = behind(history, rendered)
+        assert place is not None and tokenizer.decode(rendered[:place]) == tokenizer.decode(history)
+        assert answer != "hello hello" or rendered[:place] != history
+        assert tokenizer.decode(rendered[place:]) == "\n<|tool|>two<eos>\n<|assistant|>"
+
+
+def test_a_template_that_rewrites_history_is_known_by_its_text():
+    tokenizer = bpe(THINKS)
+    talk = [{"role": "user", "content": "hello"}]
+    history = [
+        *tokenizer.apply_chat_template(talk, add_generation_prompt=True),
+        *tokenizer.encode("two plus two! four<eos>"),
+    ]
+    more = [
+        *talk,
+        {"role": "assistant", "content": "two plus two! four"},
+        {"role": "user", "content": "hello"},
+    ]
+    rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
+    place = behind(history, rendered)
+    assert place is not None and tokenizer.decode(rendered[:place]) != tokenizer.decode(history)

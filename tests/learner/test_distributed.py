@@ -1,0 +1,261 @@
+"""One learner as two JAX processes on a real broker: started by hand as a user does, stopped, and
+gone on with.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+
+from streamrl.batcher.assemble import Division, assemble
+from streamrl.cli import cli
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.learner import checkpoints, distributed
+from streamrl.learner.inputs import again
+from streamrl.learner.trainer import training
+from streamrl.log import topics
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import Output, read
+from streamrl.records import Batch, Metric, PolicyVersion
+from streamrl.weights.export import WEIGHTS, state_dict
+from streamrl.weights.store import pull
+from tests.support.build import group
+from tests.support.waiting import patience
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = patience(300.0)
+ALL = ["--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
+# of weights after four steps: Adam's first steps are as large for a small gradient as for a large
+# one
+TOLERANCE = 1e-4
+
+
+def run_of(directory: Path, name: str) -> RunFile:
+    tiny = {"layers": 1, "hidden": 16, "head_dim": 8, "seed": 1}
+    batcher = {
+        "total_token_budget": 48,
+        "max_seq_len": 16,
+        "row_count": 4,
+        "processes": 2,
+        "balance": "flops",
+    }
+    return run_file.parse(
+        {
+            "run": name,
+            "runs_dir": str(directory),
+            "envs": {"copy": {}},
+            "buffer": {"group_size": 2, "max_age": 0},
+            "batcher": batcher,
+            "model": {"max_seq_len": 16, "tiny": tiny},
+            "learner": {"checkpoint_every": 2, "probe_tokens": 8, "loss": "grpo"},
+        }
+    )
+
+
+def batch(number: int) -> Batch:
+    """Three rollouts for each of two processes, in tokens 10 to 15 of a model of 16."""
+    groups = [
+        group(
+            "copy", f"g{number}-{i}", sizes=(2 - i, 3, 1 + i), prompt=2 + number % 2, version=number
+        )
+        for i in range(2)
+    ]
+    made = assemble(groups, number, number, 4, 16, Division(2, "flops", 16))
+    assert made is not None
+    return made
+
+
+class Learner:
+    """Its two processes."""
+
+    def __init__(self, run: RunFile, broker: str, logs: Path) -> None:
+        path = logs / "run.yaml"
+        path.write_text(yaml.safe_dump(run.model_dump(mode="json")))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "STREAMRL_KAFKA": broker}
+        command = [
+            sys.executable,
+            "-m",
+            "streamrl.cli",
+            "learner",
+            str(path),
+            "--coordinator",
+            coordinator,
+            "--processes",
+            "2",
+            "--process",
+        ]
+        self.logs = [logs / f"process-{i}.log" for i in range(2)]
+        self.processes = list[subprocess.Popen[bytes]]()
+        for i, log in enumerate(self.logs):
+            with log.open("ab") as output:
+                self.processes.append(
+                    subprocess.Popen(
+                        [*command, str(i)], cwd=ROOT, env=environment, stdout=output, stderr=output
+                    )
+                )
+
+    def said(self) -> str:
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.logs
+        )
+
+
+@contextmanager
+def learning(run: RunFile, broker: str, logs: Path) -> Iterator[Learner]:
+    learner = Learner(run, broker, logs)
+    try:
+        yield learner
+    finally:
+        for process in learner.processes:
+            process.kill()
+            process.wait()
+
+
+def versions(log: KafkaLog) -> list[PolicyVersion]:
+    events = (
+        to_event(message, ("policy-version",))
+        for message in read(log, "policy-versions", 0, log.start("policy-versions", 0))
+    )
+    return [event.record for event in events if isinstance(event.record, PolicyVersion)]
+
+
+def until_version(learner: Learner, log: KafkaLog, version: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while max((found.version for found in versions(log)), default=-1) < version:
+        assert all(process.poll() is None for process in learner.processes), learner.said()
+        assert time.monotonic() < deadline, learner.said()
+        time.sleep(0.2)
+
+
+def publish(log: KafkaLog, number: int) -> None:
+    writer = log.plain_writer()
+    writer.send(to_message(Output("batches", str(number), batch(number))))
+    writer.flush(PATIENCE_S)
+    writer.close()
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Path):
+    """The second life is asked to end by one of them alone. Its weights are those of one process,
+    but for the order of sums.
+    """
+    run, kafka = run_of(tmp_path / "runs", run_name), {"bootstrap.servers": broker}
+    run.directory.mkdir(parents=True)
+    topics.apply(run, kafka)
+    log = KafkaLog(kafka, run.run)
+    for number in range(3):
+        publish(log, number)
+    with learning(run, broker, tmp_path) as learner:
+        until_version(learner, log, 3)
+        for process in learner.processes:
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(PATIENCE_S) for process in learner.processes] == [0, 0], learner.said()
+    assert checkpoints.versions(run.directory / "checkpoints" / "lead") == [0, 2]
+
+    publish(log, 3)
+    with learning(run, broker, tmp_path) as learner:
+        until_version(learner, log, 4)
+        learner.processes[1].send_signal(signal.SIGTERM)
+        assert [process.wait(PATIENCE_S) for process in learner.processes] == [0, 0], learner.said()
+    announced = versions(log)
+    # version 3 came out again, the same
+    assert [(found.version, found.batch) for found in announced] == [
+        (0, None),
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+    ]
+    assert "version 3: trained again" in learner.said()
+    assert checkpoints.versions(run.directory / "checkpoints" / "lead") == [2, 4]
+
+    measured = [
+        to_event(m, ("metric",)).record for m in read(log, "metrics", 0, log.start("metrics", 0))
+    ]
+    # the log's own are of no step
+    steps = [
+        record.step for record in measured if isinstance(record, Metric) and record.step is not None
+    ]
+    assert steps == [0, 1, 2, 2, 3]  # one process measures
+
+    alone = run.model_copy(update={"runs_dir": str(tmp_path / "alone")})
+    alone.directory.mkdir(parents=True)
+    with training(alone) as policy:
+        for taken in again(log, False, 0, 0):
+            policy.step(taken)
+            if policy.version == 4:
+                break
+        ours = state_dict(policy.state.model)
+    log.close()
+    theirs = load_file(pull(announced[4], run.store, tmp_path / "copy") / WEIGHTS)
+    worst = max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours)
+    print(f"two processes: weights at most {worst:.1e} from those of one, after four steps")
+    assert ours.keys() == theirs.keys() and worst <= TOLERANCE
+
+
+def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: pytest.MonkeyPatch):
+    """Two processes in two threads. One sees the batches later, the other is to stop once it has
+    the third: neither has it.
+    """
+    meeting, said = threading.Barrier(2, timeout=PATIENCE_S), [np.zeros(2, bool)] * 2
+    here = threading.local()
+
+    def gather(mine: np.ndarray) -> np.ndarray:
+        said[here.process] = mine
+        meeting.wait()
+        everyone = np.stack(said)
+        meeting.wait()
+        return everyone
+
+    monkeypatch.setattr(distributed, "process_allgather", gather)
+    stop, had = threading.Event(), [list[int](), list[int]()]
+
+    def found(process: int) -> Iterator[int | None]:
+        for number in (10, 11, 12):
+            yield from [None] * (3 * process)
+            if process == 0 and number == 12:
+                stop.set()
+            yield number
+
+    def work(process: int) -> None:
+        here.process = process
+        had[process] += distributed.agreed(
+            found(process), stop if process == 0 else threading.Event()
+        )
+
+    other = threading.Thread(target=work, args=(1,))
+    other.start()
+    work(0)
+    other.join(PATIENCE_S)
+    assert had == [[10, 11], [10, 11]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--process", "0"], ["--coordinator", "127.0.0.1:1", "--processes", "2"], [*ALL[:-1], "2"]],
+)
+def test_a_place_is_said_as_a_whole(options: list[str]):
+    result = CliRunner().invoke(cli, ["learner", "quickstart", *options])
+    assert (
+        result.exit_code == 2
+        and "--coordinator, --processes and --process belong together" in result.output
+    )

@@ -1,0 +1,235 @@
+"""What goes on beside the next step, stopped where it matters: nothing here depends on how fast
+anything is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamrl.config.run_file import RunFile, changed
+from streamrl.errors import CheckpointError, Fenced, WeightError
+from streamrl.learner import checkpoints
+from streamrl.learner.inputs import Taken
+from streamrl.learner.publisher import Trainee
+from streamrl.learner.trainer import Training, training
+from streamrl.log.memory import MemoryLog
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Message, Positions, Writer
+from streamrl.weights.store import Store, Stored, pull
+from tests.learner.test_process import PATIENCE_S, a_log, batch, metrics, run_of, versions
+
+
+class Gate:
+    """What comes to it waits until it is open."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __call__(self) -> None:
+        assert self._open.wait(PATIENCE_S)
+
+
+class GatedStore(Store):
+    def __init__(self, root: str, gate: Gate) -> None:
+        super().__init__(root)
+        self._gate = gate
+
+    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> Stored:
+        self._gate()
+        return super().put(version, write, size_bytes)
+
+
+class FullStore(Store):
+    """For version 1."""
+
+    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> Stored:
+        if version == 1:
+            raise WeightError("the weight store is full: v000001")
+        return super().put(version, write, size_bytes)
+
+
+class GatedWriter:
+    def __init__(self, writer: Writer, gate: Gate) -> None:
+        self._writer, self._gate = writer, gate
+
+    def commit(self, messages: Sequence[Message]) -> int:
+        self._gate()
+        return self._writer.commit(messages)
+
+    def mark(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.mark(positions, wait)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def run(tiny: Path, tmp_path: Path) -> RunFile:
+    return changed(
+        run_of(tmp_path, tiny),
+        ["learner.checkpoint_every=1", "learner.keep_checkpoints=9", "weights.keep_versions=9"],
+    )
+
+
+@pytest.fixture
+def policy(run: RunFile) -> Iterator[Training]:
+    with training(run) as made:
+        yield made
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return a_log()
+
+
+def made(policy: Training, log: MemoryLog, writer: Writer | None = None) -> Trainee:
+    return Trainee(
+        "lead", policy, {}, writer or log.writer("learner-lead"), Meter(log, "learner-lead")
+    )
+
+
+def taken(number: int) -> Taken:
+    return Taken(batch(number), number + 1)
+
+
+def until_it_fails(trainee: Trainee) -> None:
+    """Look for batches, of which there are none."""
+
+    def nothing() -> Iterator[None]:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            yield None
+            time.sleep(0.01)
+
+    for _ in trainee.watched(nothing()):
+        pass
+
+
+def test_what_is_announced_is_the_policy_before_the_next_step(
+    policy: Training, log: MemoryLog, run: RunFile, tmp_path: Path
+):
+    gate = Gate()
+    with made(policy, log) as trainee:
+        trainee.store = GatedStore(f"{run.store}/lead", gate)
+        policy.step(taken(0))
+        wanted, probe = policy.sha256(), policy.probe()
+        trainee.publish(0)
+        policy.step(taken(1))  # it takes the memory of the one before for its own
+        assert policy.version == 2 and versions(log) == []
+        gate.open()
+        trainee.settle()
+    (record,) = versions(log)
+    assert (record.version, record.batch, record.sha256) == (
+        1,
+        0,
+        wanted,
+    ) and policy.sha256() != wanted
+    assert record.probe is not None and record.probe.logprobs.tobytes() == probe.logprobs.tobytes()
+    assert np.array_equal(record.probe.tokens, probe.tokens) and record.vocab_size == 16
+    pull(record, run.store, tmp_path / "copy")
+    assert log.committed("learner-lead") == {("batches", 0): 1}  # batch 1 is not dealt with
+
+
+def test_at_its_end_all_is_announced_in_order(policy: Training, log: MemoryLog, run: RunFile):
+    with made(policy, log) as trainee:
+        for number in range(3):
+            trainee.train(taken(number), idle_s=0.5)
+    assert [(record.version, record.batch) for record in versions(log)] == [(1, 0), (2, 1), (3, 2)]
+    assert [(metric.step, metric.values["learner/idle_s"]) for metric in metrics(log)] == [
+        (0, 0.5),
+        (1, 0.5),
+        (2, 0.5),
+    ]
+    assert all(
+        metric.values["learner/publish_wait_s"] <= metric.values["learner/publish_s"]
+        for metric in metrics(log)
+    )
+    assert log.committed("learner-lead") == {("batches", 0): 3}
+    found = [checkpoints.latest(trainee.checkpoints, version) for version in (1, 2, 3)]
+    assert found == [
+        checkpoints.Position(record.version, record.version, record.sha256)
+        for record in versions(log)
+    ]
+
+
+def test_a_state_is_no_checkpoint_before_its_version_is_announced(policy: Training, log: MemoryLog):
+    gate = Gate()
+    with made(policy, log, GatedWriter(log.writer("learner-lead"), gate)) as trainee:
+        trainee.train(taken(0), idle_s=0.0)
+        assert checkpoints.versions(trainee.checkpoints) == [] and metrics(log) == []
+        gate.open()
+        trainee.settle()
+        assert (
+            checkpoints.versions(trainee.checkpoints) == [1]
+            and metrics(log)[0].values["learner/checkpoint_s"] > 0
+        )
+
+
+def test_what_fails_is_raised_while_there_is_nothing_to_train_on(policy: Training, log: MemoryLog):
+    with (
+        pytest.raises(
+            Fenced, match="^learner-lead: another process with this identity has taken over"
+        ),
+        made(policy, log) as trainee,
+    ):
+        log.writer("learner-lead")
+        trainee.train(taken(0), idle_s=0.0)
+        until_it_fails(trainee)
+    assert (
+        versions(log) == []
+        and metrics(log) == []
+        and checkpoints.versions(trainee.checkpoints) == []
+    )
+
+
+def test_what_fails_is_raised_at_the_next_version(policy: Training, log: MemoryLog):
+    """And nothing comes of that one."""
+    with (
+        pytest.raises(WeightError, match="^the weight store is full: v000001$"),
+        made(policy, log) as trainee,
+    ):
+        trainee.store = FullStore(trainee.store.root)
+        trainee.train(taken(0), idle_s=0.0)
+        trainee.train(taken(1), idle_s=0.0)
+    assert (
+        versions(log) == []
+        and trainee.store.versions() == []
+        and checkpoints.versions(trainee.checkpoints) == []
+    )
+
+
+def test_what_fails_is_raised_at_the_end(policy: Training, log: MemoryLog):
+    with pytest.raises(WeightError, match="is full: v000001$"), made(policy, log) as trainee:
+        trainee.store = FullStore(trainee.store.root)
+        trainee.train(taken(0), idle_s=0.0)
+
+
+def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(
+    policy: Training, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
+    def full(directory: Path) -> None:
+        raise CheckpointError("no space left")
+
+    monkeypatch.setattr(policy, "save_state", full)
+    with pytest.raises(CheckpointError, match="^no space left$"), made(policy, log) as trainee:
+        trainee.train(taken(0), idle_s=0.0)
+    assert [record.version for record in versions(log)] == [1] and checkpoints.versions(
+        trainee.checkpoints
+    ) == []
+
+
+def test_a_process_that_does_not_write_announces_nothing(policy: Training, log: MemoryLog):
+    trainee = made(policy, log)
+    trainee.writer = None
+    with trainee:
+        trainee.train(taken(0), idle_s=0.0)
+        trainee.settle()
+    assert versions(log) == [] and metrics(log) == [] and trainee.store.versions() == []

@@ -1,0 +1,370 @@
+"""Who may do what: the rules by hand, and a broker that keeps them, over TLS, each role with its
+own password.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from streamrl.config.run_file import RunFile, parse
+from streamrl.errors import AccessDenied, BrokerUnreachable, ConfigError
+from streamrl.log import acls, topics
+from streamrl.log.acls import Rule
+from streamrl.log.kafka import KafkaLog, KafkaWriter
+from streamrl.log.protocol import Message
+from streamrl.processor.processor import partitions
+from tests.support.secure import Secure, make_certificates
+from tests.support.waiting import until
+
+ENVS = {"a": {"replicas": 2}, "out": {"replicas": 0}}
+DEAD = "dead-letters"
+# by hand, from the picture in docs/architecture.md: what each reads, what it writes, and what it
+# does both to; all else is refused
+PARTS = {
+    "env-a": ("demand servers", "rollouts.a metrics", "journal.env-a-0 journal.env-a-1"),
+    "env-out": ("demand servers", "rollouts.out metrics", ""),
+    "buffer": (
+        "rollouts.a rollouts.out policy-versions",
+        f"groups.a groups.out fates metrics {DEAD}.rollouts.a {DEAD}.rollouts.out {DEAD}.policy-versions",
+        "journal.buffer",
+    ),
+    "batcher": (
+        "groups.a groups.out policy-versions",
+        f"batches demand fates metrics {DEAD}.groups.a {DEAD}.groups.out {DEAD}.policy-versions",
+        "journal.batcher",
+    ),
+    "scorer": ("batches policy-versions", "metrics", "scores"),
+    "learner": ("batches scores", "metrics", "policy-versions"),
+    "inference": ("policy-versions", "servers metrics", ""),
+    "evaluator": ("policy-versions rollouts.a rollouts.out", "metrics", "evals"),
+}
+ALLOWED = {
+    role: {
+        topic: what
+        for names, what in zip(lists, ("r", "w", "rw"), strict=True)
+        for topic in names.split()
+    }
+    for role, lists in PARTS.items()
+}
+
+
+def run_file(name: str = "r") -> RunFile:
+    return parse({"run": name, "envs": ENVS})
+
+
+# ---- the rules -----------------------------------------------------------------------------------
+
+
+def letters(operations: Any) -> str:
+    return "".join(letter for letter, name in (("r", "READ"), ("w", "WRITE")) if name in operations)
+
+
+def test_every_role_has_the_topics_of_its_part_and_no_others():
+    rules = acls.rules(run_file())
+    for role, wanted in ALLOWED.items():
+        found = {
+            rule.name: letters(rule.operations) for rule in rules[role] if rule.resource == "topic"
+        }
+        assert found == {f"r.{topic}": what for topic, what in wanted.items()}, role
+
+
+def test_every_role_is_itself_and_nobody_else():
+    names = {
+        role: {str(rule) for rule in allowed if rule.resource != "topic"}
+        for role, allowed in acls.rules(run_file()).items()
+    }
+    reader = str(Rule("group", "r.reader", ("DESCRIBE",)))
+    assert names["buffer"] == {
+        reader,
+        str(Rule("transactional-id", "r.buffer", ("WRITE",))),
+        str(Rule("group", "r.buffer", ("READ",))),
+    }
+    assert names["env-a"] == {
+        reader,
+        *(str(Rule("transactional-id", f"r.env-a-{i}", ("WRITE",))) for i in (0, 1)),
+    }
+    assert names["env-out"] == {reader, str(Rule("transactional-id", "r.out-outside", ("WRITE",)))}
+    assert names["inference"] == {reader}
+    writes = {str(Rule("transactional-id", f"r.scorer-{i}", ("WRITE",))) for i in (0, 1)}
+    commits = {str(Rule("group", f"r.scorer-{i}", ("READ",))) for i in (0, 1)}
+    assert names["scorer"] == {
+        reader,
+        *writes,
+        *commits,
+        str(Rule("group", "r.learner-lead", ("DESCRIBE",))),
+    }
+
+
+def test_nothing_reaches_beyond_the_run():
+    for role, allowed in acls.rules(run_file()).items():
+        for rule in allowed:
+            assert rule.name.startswith("r.") and not (
+                rule.prefixed and role not in ("learner", "orchestrator", "auditor", "operator")
+            ), (role, rule)
+
+
+def test_in_words():
+    assert "User:r.learner  READ,WRITE topic r.policy-versions" in acls.in_words(run_file())
+    assert "User:r.operator  ALL        topic r.*" in acls.in_words(run_file())
+
+
+# ---- on a broker that keeps them -----------------------------------------------------------------
+
+
+class People(NamedTuple):
+    """A run on the broker, and its users."""
+
+    secure: Secure
+    run: RunFile
+
+    def settings(self, role: str) -> dict[str, Any]:
+        return self.secure.client(acls.user(self.run, role), f"password of {role}")
+
+    def log(self, role: str) -> KafkaLog:
+        return KafkaLog(self.settings(role), self.run.run)
+
+    def refused(self, role: str, what: str) -> str:
+        """The pattern of the one line that says so."""
+        return (
+            re.escape(
+                f"user '{self.run.run}.{role}' may not {what} on {self.secure.address}; `streamrl topics acls RUN.yaml` lists"
+            )
+            + r"[^\n]*$"
+        )
+
+
+@pytest.fixture(scope="module")
+def people(secure: Secure) -> People:
+    made = People(secure, run_file(f"t{uuid.uuid4().hex[:10]}"))
+    secure.add_users(
+        {acls.user(made.run, role): f"password of {role}" for role in acls.rules(made.run)}
+    )
+    assert acls.apply(made.run, secure.admin) == acls.in_words(made.run)
+    topics.apply(made.run, made.settings("operator"))
+    return made
+
+
+def write(people: People, role: str, identity: str, *names: str) -> int:
+    writer: KafkaWriter = people.log(role).writer(identity)
+    try:
+        return writer.commit([Message(name, b"key", b"value") for name in names])
+    finally:
+        writer.close()
+
+
+def mark(people: People, role: str, identity: str, position: tuple[str, int]) -> None:
+    writer = people.log(role).writer(identity)
+    try:
+        writer.mark({position: 0})
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("role", ALLOWED)
+def test_the_broker_allows_each_role_what_its_part_does_and_nothing_else(people: People, role: str):
+    """The broker's own answer, for every topic of the run."""
+    planned, admin = (
+        [topic.name for topic in topics.plan(people.run)],
+        AdminClient(people.settings(role)),
+    )
+    futures = admin.describe_topics(TopicCollection(planned), include_authorized_operations=True)
+    found: dict[str, str] = {}
+    for name, future in futures.items():
+        if future.exception() is None:
+            allowed = {operation.name for operation in future.result().authorized_operations}
+            assert allowed <= {"READ", "WRITE", "DESCRIBE"}, f"{role} may {allowed} {name}"
+            found[name.removeprefix(f"{people.run.run}.")] = letters(allowed)
+    assert {name: what for name, what in found.items() if what} == ALLOWED[role]
+
+
+def test_an_env_does_its_work(people: People):
+    log = people.log("env-a")
+    assert write(people, "env-a", "env-a-0", "rollouts.a", "journal.env-a-0") == 0
+    plain = log.plain_writer()
+    plain.send(Message("metrics", b"env-a-0", b"value"))
+    plain.flush()
+    plain.close()
+    reader = log.reader(
+        {(topic, 0): log.start(topic, 0) for topic in ("demand", "servers", "journal.env-a-0")}
+    )
+    assert [message.topic for message in until(lambda: reader.poll(10, 0.1))] == ["journal.env-a-0"]
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "topic", ["batches", "policy-versions", "rollouts.out", "groups.a", "config"]
+)
+def test_an_env_cannot_read_what_is_not_its_business(people: People, topic: str):
+    log, refused = (
+        people.log("env-a"),
+        people.refused("env-a", f"read topic {people.run.run}.{topic}"),
+    )
+    with pytest.raises(AccessDenied, match=refused):
+        log.reader({(topic, 0): 0})
+    with pytest.raises(AccessDenied, match=refused):
+        log.end(topic, 0)
+    with pytest.raises(AccessDenied, match=refused):
+        partitions(log, topic)
+
+
+@pytest.mark.parametrize("topic", ["rollouts.a", "metrics"])
+def test_it_cannot_read_what_it_may_write(people: People, topic: str):
+    reader = people.log("env-a").reader({(topic, 0): 0})
+    with pytest.raises(
+        AccessDenied, match=people.refused("env-a", f"read topic {people.run.run}.{topic}")
+    ):
+        until(lambda: reader.poll(10, 0.1))
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "batches",
+        "policy-versions",
+        "rollouts.out",
+        "demand",
+        "servers",
+        "journal.buffer",
+        "dead-letters.rollouts.a",
+    ],
+)
+def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
+    """Not in a transaction either, next to what is its own; and then nothing of that is written."""
+    refused, before = (
+        people.refused("env-a", f"write to topic {people.run.run}.{topic}"),
+        people.log("auditor").end("rollouts.a", 0),
+    )
+    with pytest.raises(AccessDenied, match=refused):
+        write(people, "env-a", "env-a-1", "rollouts.a", topic)
+    plain = people.log("env-a").plain_writer()
+    with pytest.raises(AccessDenied, match=refused):
+        plain.send(Message(topic, b"key", b"value"))
+        plain.flush()
+    log = people.log("auditor")
+    assert log.end(topic, 0) == 0
+    reader = log.reader({("rollouts.a", 0): before})
+    assert [message for _ in range(5) for message in reader.poll(10, 0.1)] == []
+    reader.close()
+
+
+def test_nobody_can_be_somebody_else(people: People):
+    with pytest.raises(
+        AccessDenied,
+        match=people.refused("env-a", f"write as transactional id {people.run.run}.buffer"),
+    ):
+        people.log("env-a").writer("buffer")
+    with pytest.raises(
+        AccessDenied,
+        match=people.refused("env-a", f"mark positions as group {people.run.run}.env-a-0"),
+    ):
+        mark(people, "env-a", "env-a-0", ("servers", 0))
+    assert write(people, "learner", "learner-another", "policy-versions") == 0
+    mark(people, "learner", "learner-another", ("batches", 0))
+
+
+def test_the_inference_agent_announces_nothing(people: People):
+    plain = people.log("inference").plain_writer()
+    with pytest.raises(
+        AccessDenied,
+        match=people.refused("inference", f"write to topic {people.run.run}.policy-versions"),
+    ):
+        plain.send(Message("policy-versions", b"key", b"value"))
+        plain.flush()
+
+
+def test_topics_and_rules_are_the_operators(people: People):
+    with pytest.raises(
+        AccessDenied, match=people.refused("env-a", "make, describe or change topics")
+    ):
+        topics.apply(people.run, people.settings("env-a"))
+    with pytest.raises(AccessDenied, match=people.refused("operator", "change access rules")):
+        acls.apply(people.run, people.settings("operator"))
+    with pytest.raises(
+        AccessDenied, match=people.refused("auditor", f"write to topic {people.run.run}.config")
+    ):
+        write(people, "operator", "operator", "config")
+        plain = people.log("auditor").plain_writer()
+        plain.send(Message("config", b"key", b"value"))
+        plain.flush()
+
+
+def test_an_operator_has_nothing_to_say_in_another_run(people: People):
+    with pytest.raises(AccessDenied, match="may not make, describe or change topics"):
+        topics.apply(run_file(f"{people.run.run}-b"), people.settings("operator"))
+
+
+# ---- the door ------------------------------------------------------------------------------------
+
+
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long one tries is another matter."""
+    monkeypatch.setattr("streamrl.log.kafka.CALL_TIMEOUT_S", 0.7)
+    monkeypatch.setattr("streamrl.log.kafka.Admin.seen.__defaults__", (0.5,))
+
+
+def test_a_wrong_password_a_false_certificate_and_no_tls_do_not_get_in(
+    people: People, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    good, false = people.settings("buffer"), make_certificates(tmp_path, ())
+    quickly(monkeypatch)
+    for settings, error, says in (
+        (
+            {**good, "sasl.password": "wrong-hunter2"},
+            AccessDenied,
+            "invalid credentials.*see `kafka` in the run file",
+        ),
+        ({**good, "sasl.username": "nobody"}, AccessDenied, "invalid credentials"),
+        (
+            {**good, "ssl.ca.location": str(false / "ca.pem")},
+            AccessDenied,
+            "certificate verify failed",
+        ),
+        (
+            {"bootstrap.servers": people.secure.address},
+            BrokerUnreachable,
+            "no Kafka broker answers",
+        ),
+        (
+            {**good, "security.protocol": "SASL_PLAINTEXT"},
+            BrokerUnreachable,
+            "no Kafka broker answers",
+        ),
+        (
+            {**good, "ssl.ca.location": "/nowhere/ca.pem"},
+            ConfigError,
+            "librdkafka does not take these settings: .*ssl.ca.location",
+        ),
+        (
+            {**good, "sasl.passwort": "wrong-hunter2"},
+            ConfigError,
+            'No such configuration property: "sasl.passwort"',
+        ),
+    ):
+        with pytest.raises(error, match=says) as caught:
+            KafkaLog(settings, people.run.run).topics()
+        assert "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_administrators_door_wants_a_certificate(
+    people: People, monkeypatch: pytest.MonkeyPatch
+):
+    quickly(monkeypatch)
+    without = {
+        name: value
+        for name, value in people.secure.admin.items()
+        if name not in ("ssl.key.location", "ssl.certificate.location")
+    }
+    with pytest.raises((AccessDenied, BrokerUnreachable)):
+        KafkaLog(without, people.run.run).topics()
+
+
+def test_a_broker_without_an_authorizer_says_so(broker: str):
+    with pytest.raises(ConfigError, match="has no authorizer: everybody may do everything"):
+        acls.apply(run_file(), {"bootstrap.servers": broker})

@@ -1,0 +1,101 @@
+"""What is Kafka's alone: marks that take no memory, errors without a topic, limits that follow
+bytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from streamrl.errors import AccessDenied, TransactionFailed
+from streamrl.log.kafka import MAX_UNANSWERED, KafkaLog
+from streamrl.log.protocol import Message
+from tests.support.mock_cluster import mock_cluster
+from tests.support.waiting import until
+
+
+def test_marks_that_are_not_answered_yet_do_not_pile_up():
+    """A part marks its positions once a second for as long as it runs: 10^6 marks are 12 days."""
+    with mock_cluster(["r.in"]) as address:
+        writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
+        until(lambda: writer.mark({("in", 0): 0}))
+        sent = 0
+        for offset in range(2_000):
+            sent += writer.mark({("in", 0): offset}, wait=False)
+            assert writer._unanswered <= MAX_UNANSWERED and not writer._answers
+        assert sent >= MAX_UNANSWERED
+        until(lambda: writer.mark({("in", 0): 2_000}))
+        assert writer._unanswered == 0 and writer._group.poll(0.0) is None
+        writer.close()
+
+
+class SlowProducer:
+    """A broker behind it takes so many bytes a second."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s, self._bytes, self._reports = bytes_per_s, 0, list[Any]()
+
+    def begin_transaction(self) -> None: ...
+
+    def produce(
+        self, topic: str, value: bytes, key: bytes, partition: int, on_delivery: Any, **_: object
+    ) -> None:
+        self._bytes += len(value)
+        self._reports.append(on_delivery)
+
+    def commit_transaction(self, limit_s: float) -> None:
+        if self._bytes / self._bytes_per_s > limit_s:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "still to be sent"))
+        self._reports[-1](None, SimpleNamespace(offset=lambda: len(self._reports) - 1))
+
+    def purge(self) -> None: ...
+
+
+def test_the_limit_of_a_transaction_follows_its_bytes():
+    """A batch of 150 MB at 25 MB/s goes through; at 1 MB/s it is given up, as a small one is that
+    the broker does not take.
+    """
+    with mock_cluster(["r.out"]) as address:
+        writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
+        part = Message("out", b"k", bytes(3_750_000))
+        for bytes_per_s, messages, goes_through in (
+            (25e6, [part] * 40, True),
+            (1e6, [part] * 40, False),
+            (1e6, [part], False),
+        ):
+            writer._producer = SlowProducer(bytes_per_s)
+            with (
+                nullcontext()
+                if goes_through
+                else pytest.raises(TransactionFailed, match="still to be sent")
+            ):
+                assert writer.commit(messages) == 39
+        writer.close()
+
+
+def test_positions_that_cannot_be_marked_are_a_warning_and_no_end(caplog: pytest.LogCaptureFixture):
+    with mock_cluster([]) as address:
+        writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
+        assert not writer.mark({("nowhere", 0): 1})
+        assert "a: its positions are not shown to lag tools for now" in caplog.text
+        writer.close()
+
+
+def test_a_reader_whose_group_is_refused_says_so():
+    """Such an error has no topic, as it is of none."""
+    with mock_cluster(["r.in"]) as address:
+        reader = KafkaLog({"bootstrap.servers": address}, "r").reader({("in", 0): 0}, whole=False)
+        refused = SimpleNamespace(
+            topic=lambda: None,
+            partition=int,
+            offset=int,
+            error=lambda: KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED),
+        )
+        reader.close()
+        reader._consumer = SimpleNamespace(consume=lambda *_: [refused])
+        with pytest.raises(AccessDenied, match="use group r.reader"):
+            reader.poll(1, 0.0)

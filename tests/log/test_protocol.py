@@ -1,0 +1,46 @@
+"""Reading up to an end that is known (`log/protocol.py`): it comes to one, whatever the log does
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from streamrl.errors import BrokerUnreachable
+from streamrl.log import protocol as protocol
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message, read
+from streamrl.processor.journal import Tape
+from streamrl.records import Slice
+
+
+class Vanishing(MemoryLog):
+    """It says that more lies in it than a reader ever gets, as a broker that goes while it is read."""
+
+    def end(self, topic: str, partition: int) -> int:
+        return super().end(topic, partition) + 5
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Vanishing:
+    monkeypatch.setattr(protocol, "STALLED_S", 0.1)
+    made = Vanishing({"in": 1})
+    made.plain_writer().send(Message("in", b"k", b"v"))
+    return made
+
+
+def test_a_read_gives_up_when_nothing_comes(log: Vanishing):
+    messages = read(log, "in", 0, 0)
+    assert next(messages).value == b"v"
+    with pytest.raises(
+        BrokerUnreachable,
+        match=r"^in\[0\]: nothing has come for 0 s at offset 1 of 6; is the broker up\?",
+    ):
+        next(messages)
+
+
+def test_a_journal_is_folded_again_up_to_where_nothing_comes(log: Vanishing):
+    with pytest.raises(BrokerUnreachable, match="at offset 1 of 4"):
+        Tape(log, {"in": ("rollout",)}).messages(
+            Slice(topic="in", partition=0, start=0, end=4, count=4)
+        )

@@ -1,0 +1,133 @@
+"""A restart reads what the part holds and what it took since its last snapshot: counted here, timed
+in bench/restart.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.config import run_file
+from streamrl.log.codec import to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message, Output
+from streamrl.processor.journal import SKIP_RECORDS, stretches
+from streamrl.processor.processor import Fold, Part, restore, turn
+from streamrl.processor.snapshots import freeze
+from tests.support.build import group, rollout, version_event
+from tests.support.data_path import TOPICS
+
+RUN = run_file.parse(
+    {
+        "run": "window",
+        "envs": {"copy": {"fraction": 1.0}},
+        "buffer": {"group_size": 2, "max_age": 2},
+        "batcher": {"total_token_budget": 80, "max_seq_len": 10},
+        "model": {"max_seq_len": 10},
+    }
+)
+SNAPSHOT_EVENTS, TURN_EVENTS = 500, 64
+
+
+def sent(record: Any) -> Message:
+    return to_message(
+        Output(
+            f"{'rollouts' if hasattr(record, 'rollout_uid') else 'groups'}.copy",
+            record.group_id,
+            record,
+        )
+    )
+
+
+def announced(version: int) -> Message:
+    return to_message(Output("policy-versions", "lead", version_event(version).record))
+
+
+def live(part: Part[Any, Any], messages: Sequence[Message]) -> tuple[MemoryLog, Fold[Any, Any]]:
+    """The part after it has taken these messages, in their order."""
+    log = MemoryLog(TOPICS)
+    writer, fold = log.writer(part.name), Fold(part.initial())
+    for start in range(0, len(messages), TURN_EVENTS):
+        piece = messages[start : start + TURN_EVENTS]
+        taken = [
+            message._replace(partition=0, offset=offset)
+            for message, offset in zip(piece, log.append(piece, marker=True), strict=True)
+        ]
+        turn(part, fold, taken, 1.0, writer.commit)
+    return log, fold
+
+
+def part_and_past(room: str) -> tuple[Part[Any, Any], list[Message], int]:
+    """A part, some 6,000 records that are over and 300 that it holds, and how many it holds."""
+    if room == "buffer":  # a straggler from the very beginning, 3,000 whole groups, 299 halves
+        past = [rollout("copy", f"g{i // 2}", i % 2) for i in range(6000)]
+        records = [
+            rollout("copy", "first", 0),
+            *past,
+            *(rollout("copy", f"open{i}", 0) for i in range(299)),
+        ]
+        return buffer.part(RUN), [announced(0), *map(sent, records)], 300
+    past = [
+        m
+        for version in range(700)
+        for m in (
+            announced(version),
+            *(sent(group(name=f"g{version}-{i}", version=version)) for i in range(8)),
+        )
+    ]
+    return (
+        batcher.part(RUN),
+        [*past, *(sent(group(name=f"held{i}", version=699)) for i in range(300))],
+        300,
+    )
+
+
+@pytest.mark.parametrize("room", ["buffer", "batcher"])
+def test_a_restart_reads_no_more_than_the_window(room: str):
+    made, messages, held = part_and_past(room)
+    part = replace(made, snapshot_events=SNAPSHOT_EVENTS)
+    log, fold = live(part, messages)
+    steps = 0
+
+    def step(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return made.step(*arguments)
+
+    again, records_read = restore(log, replace(part, step=step))
+    assert freeze(again.state) == freeze(fold.state)
+    assert len(messages) > 6000 and held <= records_read <= held + SNAPSHOT_EVENTS + 2 * TURN_EVENTS
+    assert steps <= SNAPSHOT_EVENTS // TURN_EVENTS + 2
+
+
+def test_a_snapshot_counts_from_the_moment_it_is_written():
+    """A part that dies before the entry that names its snapshot does not take another one at its
+    next turn, and again, and again.
+    """
+    part = replace(buffer.part(RUN), snapshot_events=10)
+    # one turn, which ends with a snapshot
+    log, fold = live(part, [announced(0), *(sent(rollout("copy", f"g{i}", 0)) for i in range(40))])
+    again, _ = restore(log, part)
+    assert (
+        again.events_since_snapshot == fold.events_since_snapshot == 0
+        and again.snapshot_offset == fold.snapshot_offset == 0
+    )
+
+
+def test_long_gaps_are_not_read():
+    far = SKIP_RECORDS + 1
+    assert [list(s) for s in stretches([1, 2, far + 2, far + 3, 3 * far])] == [
+        [
+            1,
+            2,
+        ],
+        [far + 2, far + 3],
+        [3 * far],
+    ]
+    assert [list(s) for s in stretches([5])] == [[5]]
+    assert [list(s) for s in stretches([0, SKIP_RECORDS])] == [[0, SKIP_RECORDS]]

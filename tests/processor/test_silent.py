@@ -1,0 +1,98 @@
+"""A broker that is there and does not answer, which librdkafka waits for without end: a part goes
+on, and can leave. Processes, on a real broker.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamrl.local_kafka import broker
+from streamrl.local_kafka.broker import Broker
+from streamrl.log.kafka import MAX_UNANSWERED
+from tests.support.kafka import make_topics
+from tests.support.waiting import patience
+
+PATIENCE_S = patience(120.0)
+LEAVES_S = patience(30.0)  # librdkafka lets a client go after 45 s
+PART = """
+import logging
+import sys
+
+from streamrl.errors import BrokerUnreachable
+from streamrl.log.kafka import KafkaLog
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+
+
+def opened(name):
+    while True:  # a new broker may take its time
+        try:
+            return log.writer(name)
+        except BrokerUnreachable:
+            pass
+
+
+log = KafkaLog({"bootstrap.servers": sys.argv[1]}, "silent")
+new, old, asking = opened("new"), opened("old"), opened("asking")  # nobody has told the first who coordinates its group
+for writer in (old, asking):
+    while not writer.mark({("in", 0): 0}):
+        pass
+print("begun", flush=True)
+sys.stdin.readline()
+for offset in range(1, 100):
+    new.mark({("in", 0): offset}, wait=False)
+    old.mark({("in", 0): offset}, wait=False)
+print(asking.mark({("in", 0): 1}), old._unanswered, flush=True)
+del asking
+new.close()
+old.close()
+"""
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[Broker]:
+    started = broker.start(tmp_path / "kafka")
+    try:
+        yield started
+    finally:
+        started.process.resume()
+        started.stop()
+
+
+def test_a_process_whose_marks_nobody_answers_says_so_goes_on_and_leaves_when_it_ends(
+    kafka: Broker,
+):
+    make_topics(kafka.address, {"silent.in": 1})
+    said = list[str]()
+    with subprocess.Popen(
+        [sys.executable, "-c", PART, kafka.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as part:
+        assert part.stdin is not None and part.stdout is not None
+        impatience = threading.Timer(PATIENCE_S, part.kill)
+        impatience.start()
+        try:
+            for line in part.stdout:
+                said.append(line)
+                if line == "begun\n":
+                    break
+            kafka.process.suspend()
+            print(file=part.stdin, flush=True)
+            said += part.stdout
+            assert part.wait(LEAVES_S) == 0, said
+        finally:
+            impatience.cancel()
+            part.kill()
+    warning, answer = said[-2:]
+    assert warning.startswith(
+        f"asking: its positions are not shown to lag tools for now: no Kafka broker answers at {kafka.address}"
+    ), said
+    assert answer == f"False {MAX_UNANSWERED}\n", said

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+from io import StringIO
+
+import msgpack
+import numpy as np
+import pytest
+from rich.console import Console
+
+from streamrl.errors import ConfigError, Fenced
+from streamrl.log.codec import encode, to_message
+from streamrl.log.dead_letters import PREFIX
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Message, Output, read
+from streamrl.recordings import dead_letters
+from streamrl.recordings.audit import audit
+from streamrl.recordings.dead_letters import faults, fields, find, in_words, kind_of, retry, table
+from streamrl.recordings.show_dead_letters import hex_lines, put_back, show_letter, show_list
+from streamrl.records import PolicyVersion
+from tests.support.build import rollout
+from tests.support.data_path import RUN, TOPICS, announce, parts, play, running, wait_until_heard
+from tests.support.waiting import patience, until
+
+
+def send(log: MemoryLog, *messages: Message) -> None:
+    writer = log.plain_writer()
+    for message in messages:
+        writer.send(message)
+
+
+def ahead(group: str, version: int = 12) -> list[Message]:
+    """A whole group from a version that nobody has announced: good, but too early."""
+    return [
+        to_message(Output("rollouts.copy", group, rollout("copy", group, i, version)))
+        for i in range(2)
+    ]
+
+
+@pytest.fixture
+def recording() -> MemoryLog:
+    """A run with five records that were put aside."""
+    log = MemoryLog(TOPICS)
+    send(log, Message("rollouts.copy", b"x", b"\xc1", (("schema", b"rollout/1"),)), *ahead("early"))
+    send(
+        log,
+        Message("rollouts.add", b"x", b"\xc1", (("schema", b"demand/1"),)),
+        Message("rollouts.add", b"x", None),
+    )
+    play(log)
+    return log
+
+
+def printed(show: object, *arguments: object) -> str:
+    out = StringIO()
+    show(*arguments, Console(file=out, width=200))  # type: ignore[operator]
+    return out.getvalue()
+
+
+def test_they_are_counted_by_topic_and_kind_of_cause(recording: MemoryLog):
+    rows = table(recording)
+    assert {place: (row.letters, row.retried) for place, row in rows.items()} == {
+        ("rollouts.add", "schema header is …, expected rollout"): (1, 0),
+        ("rollouts.add", "the record is empty"): (1, 0),
+        ("rollouts.copy", next(cause for topic, cause in rows if "malformed" in cause)): (1, 0),
+        ("rollouts.copy", "policy version … is further ahead than …: nobody has announced it"): (
+            2,
+            0,
+        ),
+    }
+    row = rows["rollouts.copy", "policy version … is further ahead than …: nobody has announced it"]
+    assert (str(row.first), str(row.last)) == ("rollouts.copy[0]@1", "rollouts.copy[0]@2")
+    shown = printed(show_list, recording)
+    assert "the record is empty" in shown and "[0]@2 20" in shown and "5 letters" in shown
+
+
+def test_nothing_put_aside_is_said():
+    assert printed(show_list, MemoryLog(TOPICS)) == "nothing was put aside\n"
+
+
+def test_causes_of_one_kind():
+    assert (
+        kind_of("rollout 'g0-1': a reward is not finite")
+        == kind_of("rollout 'it\"s': a reward is not finite")
+        == "rollout …: a reward is not finite"
+    )
+    assert kind_of("temperature 1.5 of 3") == "temperature … of …"
+    fixed = "rollout: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1: it isn't the policy's"
+    assert kind_of(fixed) == fixed.replace("'<f8'", "…")
+
+
+def test_causes_in_the_words_of_other_languages():
+    assert in_words(
+        "rollout: Expected `numpy.ndarray`, got `array` - at `$.turns[...].tokens`"
+    ) == ("rollout: expected an array (extension type 1), got array, at turns[...].tokens")
+    assert (
+        in_words("rollout: Object missing required field `producer`")
+        == "rollout: the field producer is missing"
+    )
+
+
+def test_the_list_is_legible_on_a_narrow_terminal():
+    log = MemoryLog(TOPICS)
+    send(
+        log,
+        *(
+            Message(
+                "rollouts.copy", b"g", msgpack.packb({"reward": "x"}), (("schema", b"rollout/1"),)
+            )
+            for _ in range(2)
+        ),
+    )
+    play(log, 1)
+    out = StringIO()
+    show_list(log, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert (
+        lines[0].startswith("rollouts.copy  2 letters  first [0]@0 2")
+        and max(map(len, lines)) <= 80
+    )
+    assert lines[2].startswith("    rollout: ")
+
+
+def test_arrays_that_cannot_be_read_are_named_by_their_fields():
+    wide = msgpack.ExtType(1, msgpack.packb(["<f8", [1]]) + bytes(8))
+    long = msgpack.ExtType(1, msgpack.packb(["<u2", [9]]) + bytes(2))
+    record = {
+        "turns": [
+            {"tokens": long},
+            {
+                "tokens": msgpack.ExtType(1, msgpack.packb(["<u2", [1]]) + bytes(2)),
+                "logprobs": wide,
+            },
+        ]
+    }
+    assert list(faults(msgpack.packb(record))) == [
+        "turns[0].tokens: array claims shape [9] of uint16 (18 bytes) but carries 2 bytes",
+        "turns[1].logprobs: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1",
+    ]
+    assert list(faults(b"\xc1")) == []
+
+
+def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_balances(
+    recording: MemoryLog,
+):
+    with running(recording):
+        for version in range(4, 13):
+            announce(recording, version)
+        wait_until_heard(recording)
+        assert retry(
+            recording, ["rollouts.copy"], lambda letter: "further ahead" in letter.cause
+        ) == {"rollouts.copy": 2}
+        wait_for_group(recording, "early")
+    result = audit(recording, list(RUN.envs), "lead", parts())
+    assert result.balanced and result.problems == []
+    assert result.counts["copy", 12]["invalid"] == 2  # the old offsets keep their fate
+    # the new ones have another
+    assert result.counts["copy", 12]["in flight"] + result.counts["copy", 12]["batched"] == 2
+
+
+def wait_for_group(log: MemoryLog, name: str) -> None:
+    reader = log.reader({("groups.copy", 0): 0})
+    until(
+        lambda: any(message.key == name.encode() for message in reader.poll(100, 0.02)),
+        otherwise=f"group {name}",
+    )
+
+
+def test_each_is_put_back_once_for_ever(recording: MemoryLog):
+    end = recording.end("rollouts.copy", 0)
+    assert retry(recording, ["rollouts.copy"], lambda letter: True) == {"rollouts.copy": 3}
+    assert retry(recording, ["rollouts.copy"], lambda letter: True) == {}
+    assert [(m.key, m.value) for m in read(recording, "rollouts.copy", 0, end)] == [
+        (m.key, m.value) for m in read(recording, "rollouts.copy", 0, 0, 3)
+    ]
+    assert sum(row.retried for row in table(recording).values()) == 3
+
+
+def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
+    """Whoever may write letters of an env's rollouts would write policy versions through the
+    operator who puts them back.
+    """
+    forged = PolicyVersion(
+        learner="lead", version=1_000_000, uri="s3://mine", size_bytes=1, sha256="0", time_s=1.0
+    )
+    message = to_message(Output("policy-versions", "lead", forged))
+    errors = {
+        "topic": b"policy-versions",
+        "partition": b"0",
+        "offset": b"0",
+        "exception.message": b"too early",
+    }
+    headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
+    before, known = (
+        recording.end("policy-versions", 0),
+        sum(row.letters for row in table(recording).values()),
+    )
+    send(recording, message._replace(topic="dead-letters.rollouts.copy", headers=headers))
+    assert sum(row.letters for row in table(recording).values()) == known
+    assert retry(recording, ["rollouts.copy"], lambda letter: "too early" in letter.cause) == {}
+    assert recording.end("policy-versions", 0) == before
+
+
+def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
+    retry(recording, ["rollouts.add"], lambda letter: letter.cause == "the record is empty")
+    reader = recording.reader(
+        {("dead-letters.rollouts.add", 0): recording.end("dead-letters.rollouts.add", 0)}
+    )
+    with running(recording):
+        assert reader.poll(1, patience(30))
+    row = table(recording)["rollouts.add", "the record is empty"]
+    assert (row.letters, row.retried) == (2, 1) and row.last.offset > row.first.offset
+    assert audit(recording, list(RUN.envs), "lead", parts()).balanced
+
+
+def test_a_retry_that_dies_half_way_is_finished_by_the_next(
+    recording: MemoryLog, monkeypatch: pytest.MonkeyPatch
+):
+    class Dead(Exception): ...
+
+    class Dying:
+        """Dies in its second transaction."""
+
+        def __init__(self) -> None:
+            self.writer, self.left = real("dead-letters"), 1
+
+        def commit(self, messages: list[Message]) -> int:
+            self.left -= 1
+            if self.left < 0:
+                raise Dead
+            return self.writer.commit(messages)
+
+        def close(self) -> None: ...
+
+    real, end = recording.writer, recording.end("rollouts.copy", 0)
+    monkeypatch.setattr(dead_letters, "CHUNK_LETTERS", 1)
+    monkeypatch.setattr(recording, "writer", lambda identity: Dying())
+    with pytest.raises(Dead):
+        retry(recording, ["rollouts.copy"], lambda letter: True)
+    monkeypatch.setattr(recording, "writer", real)
+    assert retry(recording, ["rollouts.copy"], lambda letter: True) == {"rollouts.copy": 2}
+    assert [m.value for m in read(recording, "rollouts.copy", 0, end)] == [
+        m.value for m in read(recording, "rollouts.copy", 0, 0, 3)
+    ]
+
+
+def test_of_two_at_the_same_time_one_is_fenced(recording: MemoryLog):
+    def other_starts_meanwhile(letter: object) -> bool:
+        recording.writer("dead-letters")
+        return True
+
+    end = recording.end("rollouts.copy", 0)
+    with pytest.raises(Fenced):
+        retry(recording, ["rollouts.copy"], other_starts_meanwhile)
+    assert recording.end("rollouts.copy", 0) == end
+
+
+def test_one_or_those_of_a_cause(recording: MemoryLog):
+    assert "1 records put back to rollouts.copy" in printed(
+        put_back, recording, "rollouts.copy[0]@1", ""
+    )
+    assert "nothing to put back" in printed(put_back, recording, "rollouts.copy[0]@1", "")
+    assert "1 records put back to rollouts.add" in printed(
+        put_back, recording, None, "schema header is …"
+    )
+    assert "1 records put back to rollouts.copy" in printed(
+        put_back, recording, None, "further ahead"
+    )
+
+
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        ("rollouts.cpy", "there is no such topic with letters"),
+        ("rollouts.copy[0]@x", "write it as rollouts.copy-digits"),
+        ("no[0]@1", "there is no such"),
+    ],
+)
+def test_what_does_not_exist_is_said(recording: MemoryLog, which: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        put_back(recording, which, "", Console(file=StringIO()))
+
+
+def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):
+    shown = printed(show_letter, recording, "rollouts.copy[0]@1")
+    assert (
+        "policy version 12 is further ahead than" in shown
+        and "header   schema: b'rollout/1'" in shown
+    )
+    assert (
+        "group_id: 'early'" in shown
+        and "rollout_uid: 'early-0'" in shown
+        and "00000000  8" in shown
+    )
+    retry(recording, ["rollouts.copy"], lambda letter: True)
+    assert "put back since" in printed(show_letter, recording, "rollouts.copy[0]@1")
+    assert "no value" in printed(show_letter, recording, "rollouts.add[0]@1")
+    with pytest.raises(ConfigError, match="this record was not put aside"):
+        find(recording, "rollouts.copy[0]@9")
+
+
+def test_a_terminal_survives_what_is_shown():
+    log = MemoryLog(TOPICS)
+    value = msgpack.packb({"\x1b[2J": "[bold]\x1b[31m", "rewards": 1})
+    send(
+        log, Message("rollouts.copy", b"\x1b", value, (("schema", b"rollout/1"), ("x", b"\x1b[1m")))
+    )
+    play(log, 1)
+    shown = printed(show_letter, log, "rollouts.copy[0]@0")
+    assert "\x1b" not in shown and "\\x1b[2J: '[bold]\\x1b[31m'" in shown
+
+
+def test_fields_as_far_as_they_go():
+    good = encode(rollout())
+    assert dict(fields(good))["group_id"] == "'g0'"
+    cut = list(fields(good[:40]))
+    assert (
+        cut[0] == ("environment", "'copy'")
+        and cut[-1][0] == ""
+        and "cannot be read from byte" in cut[-1][1]
+    )
+    assert list(fields(b"\xc1"))[-1][1].startswith("cannot be read from byte 0 on")
+    assert list(fields(b"\x81\xa1a\x01\x02")) == [("a", "1"), ("", "1 more bytes behind the map")]
+    assert "cannot be read" in list(fields(b"\x81\xa1a" + b"\x91" * 100_000))[-1][1]
+    assert "cannot be read" in list(fields(b"\x81\xa1a\xdd\xff\xff\xff\xff"))[-1][1]
+    array = msgpack.ExtType(1, msgpack.packb(["<f4", [9]]) + np.zeros(2, np.float32).tobytes())
+    assert (
+        "array that cannot be read: array claims shape [9]"
+        in dict(fields(msgpack.packb({"a": array})))["a"]
+    )
+
+
+def test_bytes_as_hex():
+    assert list(hex_lines(b"streamrl is a log\n")) == [
+        "00000000  73 74 72 65 61 6d 72 6c 20 69 73 20 61 20 6c 6f  streamrl is a lo",
+        "00000010  67 0a                                            g.",
+    ]

@@ -1,0 +1,145 @@
+"""Small records for tests, with the fields that matter as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamrl.log.protocol import Event
+from streamrl.records import (
+    Evaluation,
+    InferenceMetadata,
+    PassAt,
+    PolicyVersion,
+    Rollout,
+    ScoredGroup,
+    Turn,
+)
+
+
+def tokens(*ids: int) -> np.ndarray:
+    return np.array(ids, np.uint16)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def turns(
+    prompt: Sequence[int] = (1, 2),
+    response: Sequence[int] = (3, 4, 5),
+    logprob: float = -0.5,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> list[Turn]:
+    how = InferenceMetadata(server="inference-0", temperature=temperature, top_p=top_p)
+    asked = Turn(message="12=", role="user", tokens=tokens(*prompt))
+    return [
+        asked,
+        Turn(
+            message="12",
+            role="assistant",
+            tokens=tokens(*response),
+            logprobs=np.full(len(response), logprob, np.float32),
+            inference_metadata=how,
+        ),
+    ]
+
+
+def rollout(
+    env: str = "copy",
+    group: str = "g0",
+    sample: int = 0,
+    version: int = 0,
+    newest: int | None = None,
+    reward: float = 0.0,
+    failure: str = "",
+    **fields: object,
+) -> Rollout:
+    made = {
+        "environment": env,
+        "problem_id": group,
+        "rollout_uid": f"{group}-{sample}",
+        "group_id": group,
+        "producer": f"{env}-0",
+        "policy_version": version,
+        "newest_policy_version": version if newest is None else newest,
+        "reward": reward,
+        "rewards": {"exact": reward},
+        "turns": [] if failure else turns(),
+        "failure": failure,
+    }
+    return Rollout(**{**made, **fields})
+
+
+def rollout_event(offset: int, record: Rollout, partition: int = 0) -> Event:
+    return Event(f"rollouts.{record.environment}", partition, offset, record.group_id, record)
+
+
+def version_event(version: int, learner: str = "lead", vocab_size: int = 0) -> Event:
+    batch = version - 1 if version else None
+    record = PolicyVersion(
+        learner=learner,
+        version=version,
+        batch=batch,
+        uri="file:///nowhere",
+        size_bytes=1,
+        sha256="00",
+        vocab_size=vocab_size,
+    )
+    return Event("policy-versions", 0, version, learner, record)
+
+
+def group(
+    env: str = "copy",
+    name: str = "g0",
+    sizes: Sequence[int] = (3, 3),
+    prompt: int = 2,
+    version: int = 0,
+    newest: int | None = None,
+    reward: float = 0.0,
+) -> ScoredGroup:
+    """A group of rollouts with `sizes` sampled tokens each, behind a prompt of `prompt` tokens."""
+    n, total = len(sizes), sum(sizes)
+    return ScoredGroup(
+        environment=env,
+        group_id=name,
+        problem_id=name,
+        producer=f"{env}-0",
+        partition=0,
+        offsets=np.arange(n, dtype=np.int64),
+        uids=[f"{name}-{i}" for i in range(n)],
+        prompt=np.arange(1, prompt + 1, dtype=np.uint16),
+        lengths=np.array(sizes, np.int32),
+        tokens=np.arange(10, 10 + total, dtype=np.uint16),
+        policy_logprobs=np.full(total, -0.5, np.float32),
+        advantages=np.linspace(-1, 1, n, dtype=np.float32),
+        rewards=np.full(n, reward, np.float32),
+        temperatures=np.ones(n, np.float32),
+        oldest_versions=np.full(n, version, np.int32),
+        newest_versions=np.full(n, version if newest is None else newest, np.int32),
+    )
+
+
+def group_event(offset: int, record: ScoredGroup) -> Event:
+    return Event(f"groups.{record.environment}", 0, offset, record.group_id, record)
+
+
+def evaluation(name: str = "held", version: int = 40, learner: str = "lead") -> Evaluation:
+    """Two problems of two and one answers, one of them right."""
+    return Evaluation(
+        name=name,
+        environment="copy",
+        learner=learner,
+        version=version,
+        sha256="00",
+        problems=np.array([0, 3], np.int64),
+        samples=np.array([2, 1], np.int32),
+        passed=np.array([1, 0], np.int32),
+        rewards=floats(1.0, 0.5, 0.0),
+        pass_at=[PassAt(k=1, problems=2, value=0.25, low=0.0625, high=0.75)],
+        reward_mean=0.375,
+        reward_low=0.125,
+        reward_high=0.625,
+    )

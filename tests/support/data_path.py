@@ -1,0 +1,142 @@
+"""A small data path for tests: the real buffer and batcher in threads over any log, fed with
+rollouts and versions by the test.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.config import run_file
+from streamrl.config.run_file import RunFile
+from streamrl.log.codec import to_event, to_message
+from streamrl.log.protocol import Log, Output, read
+from streamrl.processor.processor import Part
+from streamrl.records import Batch, PolicyVersion, Record
+from tests.support.build import rollout
+from tests.support.waiting import patience, until
+
+RUN = run_file.parse(
+    {
+        "run": "small",
+        "envs": {"copy": {"fraction": 0.5}, "add": {"fraction": 0.5}},
+        "buffer": {"group_size": 2, "min_group_size": 2, "max_age": 2},
+        "batcher": {"total_token_budget": 80, "max_seq_len": 10, "lookahead": 1},
+        "model": {"max_seq_len": 10},
+    }
+)
+TOPICS = {
+    **dict.fromkeys(
+        (
+            "policy-versions",
+            "batches",
+            "demand",
+            "fates",
+            "metrics",
+            "journal.buffer",
+            "journal.batcher",
+            "dead-letters.batches",
+        ),
+        1,
+    ),
+    **{
+        f"{kind}.{env}": 1
+        for env in RUN.envs
+        for kind in ("rollouts", "groups", "dead-letters.rollouts", "dead-letters.groups")
+    },
+}
+
+
+def parts(run: RunFile = RUN) -> list[Part[Any, Any]]:
+    return [buffer.part(run), batcher.part(run)]
+
+
+@contextmanager
+def running(log: Log, run: RunFile = RUN) -> Iterator[None]:
+    """Buffer and batcher at work."""
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=main, args=(run, log, stop)) for main in (buffer.main, batcher.main)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(patience(20))
+
+
+def publish(log: Log, *outputs: Output) -> None:
+    writer = log.plain_writer()
+    for output in outputs:
+        writer.send(to_message(output))
+    writer.flush()
+    writer.close()
+
+
+def announce(log: Log, version: int) -> None:
+    publish(
+        log,
+        Output(
+            "policy-versions",
+            "lead",
+            PolicyVersion(
+                learner="lead",
+                version=version,
+                uri="",
+                size_bytes=0,
+                sha256="",
+                batch=version - 1 if version else None,
+            ),
+        ),
+    )
+
+
+def send_groups(log: Log, env: str, numbers: range, version: int, size: int = 2) -> None:
+    records = [
+        rollout(env, f"{env}-{g}", i, version, reward=(g * 7 + i * 3) % 5 / 4)
+        for g in numbers
+        for i in range(size)
+    ]
+    publish(log, *(Output(f"rollouts.{env}", record.group_id, record) for record in records))
+
+
+def found(log: Log, topic: str, schema: str) -> list[Record]:
+    events = (to_event(message, (schema,)) for message in read(log, topic, 0, 0))
+    return [event.record for event in events if isinstance(event.record, Record)]
+
+
+def wait_for_batches(log: Log, count: int, timeout_s: float = 60.0) -> list[Batch]:
+    def batches() -> list[Batch] | None:
+        come = [record for record in found(log, "batches", "batch") if isinstance(record, Batch)]
+        return come if len(come) >= count else None
+
+    return until(batches, timeout_s, f"{count} batches") or []
+
+
+def wait_until_heard(log: Log, timeout_s: float = 60.0) -> None:
+    """Until the buffer has read all policy versions."""
+    where = ("policy-versions", 0)
+    until(
+        lambda: log.committed("buffer").get(where, 0) >= log.end(*where),
+        timeout_s,
+        "the buffer has not heard of the version",
+    )
+
+
+def play(log: Log, batches: int = 4, run: RunFile = RUN) -> list[Batch]:
+    """A short run: a little more is produced than is trained on."""
+    with running(log, run):
+        made: list[Batch] = []
+        for version in range(batches):
+            announce(log, version)
+            for env in run.envs:
+                send_groups(log, env, range(version * 5, version * 5 + 5), version)
+            made = wait_for_batches(log, version + 1)
+        return made
