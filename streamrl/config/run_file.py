@@ -710,6 +710,12 @@ class RunFile(Section):
             if env.pool not in self.inference.sizes:
                 yield f"envs.{name}.pool: inference.pools has no {env.pool!r}; {_meant(env.pool, self.inference.sizes)}"
 
+    @property
+    def max_samples(self) -> int:
+        """The most answers to one prompt that a part of the run asks a server for."""
+        groups = [self.buffer_of(name).group_size for name in self.envs]
+        return max([1, *groups, *(env.samples for env in self.eval.envs.values())])
+
     def buffer_of(self, env: str) -> Buffer:
         """The rules of the buffer for an env: its own, and for the rest those of all."""
         return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))

@@ -126,7 +126,12 @@ class Host:
         if self._engine is not None:
             return self._engine.swap(directory, version)
         self._process = vllm_server.start(
-            self._run.inference, directory, self._log_path, self._stop, self._index
+            self._run.inference,
+            directory,
+            self._log_path,
+            self._stop,
+            self._index,
+            self._run.max_samples,
         )
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")

@@ -99,10 +99,15 @@ class Process:
 
 
 def start(
-    settings: Inference, model: Path, log_path: Path, stop: threading.Event, index: int = 0
+    settings: Inference,
+    model: Path,
+    log_path: Path,
+    stop: threading.Event,
+    index: int = 0,
+    max_samples: int = 0,
 ) -> Process:
     """Start vLLM on the model directory and wait until it is healthy (a minute or so) or `stop` is
-    set.
+    set. `max_samples`: as for `environment`.
 
     Raises ModelError (not a model directory), PortTaken, InferenceError (no vLLM, or it did not
     come up: the last line of its log).
@@ -118,7 +123,8 @@ def start(
     )
     line = command(settings, installation, model, host, port, index)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    process = Process(line, environment(settings, installation, keys), log_path, url, keys.agent)
+    variables = environment(settings, installation, keys, max_samples=max_samples)
+    process = Process(line, variables, log_path, url, keys.agent)
     logger.info(
         "starting vLLM on %s (%s), log in %s",
         process.url,
@@ -201,9 +207,13 @@ def environment(
     keys: Keys,
     base: Mapping[str, str] = os.environ,
     cores: int | None = None,
+    max_samples: int = 0,
 ) -> dict[str, str]:
     """Variables of the server's process; what is set in `base` already wins where it is a matter of
     taste. Nobody's credentials are among them.
+
+    `max_samples`: the answers that one request may ask for, if that is more than the server works
+    on at a time.
     """
     given = handed_on(base)
     needed = {
@@ -214,6 +224,7 @@ def environment(
     }
     needed |= {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
     needed |= {"STREAMRL_AGENT_KEY": keys.agent, "STREAMRL_API_KEY": keys.sampler}
+    needed |= {"STREAMRL_MAX_SAMPLES": str(max(max_samples, settings.max_num_seqs))}
     needed |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(INSIDE), base.get("PYTHONPATH"))))}
     if installation.cuda:
         return {**given, **needed}

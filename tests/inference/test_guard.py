@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streamrl.inference.inside_vllm.streamrl_guard import Clock, Guard
+from streamrl.inference.inside_vllm.streamrl_guard import (
+    MAX_BODY_BYTES,
+    Clock,
+    Guard,
+    objection,
+)
 
 AGENT, SAMPLER = b"key-of-the-agent", b"key-of-the-run"
 SAMPLING = [
@@ -39,17 +46,27 @@ TRICKS = [
 ]
 
 
-async def ask(path: str, *keys: bytes, kind: str = "http") -> list[Any]:
+async def ask(path: str, *keys: bytes, kind: str = "http", pieces: Sequence[bytes] = ()) -> Any:
     """What is sent back; "through" when the server behind the guard was asked. The keys are sent as
-    they stand, as Authorization.
+    they stand, as Authorization. `pieces`: the body, as it arrives.
     """
     sent: list[Any] = []
+    left = list(pieces) or [b""]
 
     async def behind(scope: Any, receive: Any, send: Any) -> None:
+        if pieces:
+            assert (await receive())["body"] == b"".join(pieces)
+            assert await receive() == {"type": "http.disconnect"}
         sent.append("through")
 
     async def receive() -> Any:
-        raise AssertionError("nothing of the request is read before it is known who sends it")
+        assert (
+            any(key in (b"Bearer " + AGENT, b"Bearer " + SAMPLER) for key in keys)
+            or not (os.environ["STREAMRL_API_KEY"])
+        ), "nothing of the request is read before it is known who sends it"
+        if not left:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -72,6 +89,7 @@ async def lets(path: str, *keys: bytes) -> bool:
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMRL_AGENT_KEY", AGENT.decode())
     monkeypatch.setenv("STREAMRL_API_KEY", SAMPLER.decode())
+    monkeypatch.setenv("STREAMRL_MAX_SAMPLES", "8")
 
 
 @pytest.mark.parametrize("path", [*SAMPLING, *CONTROL, *TRICKS])
@@ -124,6 +142,67 @@ def test_without_an_agents_key_it_does_not_start(monkeypatch: pytest.MonkeyPatch
         Guard(None)  # type: ignore[arg-type]
 
 
+def user(*content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}]}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": [{"role": "user", "content": "1="}, {"role": "assistant", "content": None}]},
+        user({"type": "text", "text": "1="}, "2="),
+        {"prompt": "1=", "n": 8},
+        {"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9], "n": 8},
+        {"prompt": ["1=", "2="], "n": 4},
+        {"token_ids": [1], "sampling_params": {"n": 8, "max_tokens": 10**9}, "features": None},
+    ],
+)
+def test_what_envs_ask_for_is_answered(body: dict[str, Any]):
+    assert objection(json.dumps(body).encode(), 8) == ""
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ({"n": 9}, "9 answers in one request; at most 8 are given"),
+        ({"n": "9"}, "n is not a whole number"),
+        ({"n": 9.0}, "n is not a whole number"),
+        ({"best_of": 9}, "9 answers"),
+        ({"sampling_params": {"n": 9}}, "9 answers"),
+        ({"prompt": ["1="] * 3, "n": 3}, "9 answers"),
+        ({"prompt": [[1]] * 9}, "9 answers"),
+        (user({"type": "text", "text": "see"}, IMAGE), "this server takes text only"),
+        (user({"type": "text", "text": "see", "uuid": "1", **IMAGE}), "this server takes text"),
+        (user({"audio_url": "http://inside/"}), "this server takes text only"),
+        ({"content_parts": [IMAGE]}, "content_parts: this server takes text and tokens only"),
+        ({"features": {"mm_hashes": {}}}, "features: this server"),
+        ({"prompt_embeds": "gASV"}, "prompt_embeds: this server"),
+        ([], "the request is not a JSON object"),
+    ],
+)
+def test_what_nobody_but_an_attacker_asks_for_is_refused(body: Any, said: str):
+    assert said in objection(json.dumps(body).encode(), 8)
+
+
+def test_what_is_too_large_or_no_json_is_refused():
+    assert "has more than" in objection(b" " * (MAX_BODY_BYTES + 1), 8)
+    assert objection(b"[" * 100_000, 8) == objection(b"n=9", 8) == "the request is not JSON"
+
+
+async def test_limits_are_for_those_who_sample_and_a_body_arrives_as_it_was_sent():
+    within, beyond = [b'{"n', b'": 8}'], [b'{"n": 9}']
+    for path in ("/inference/v1/generate", "/v1/chat/completions/render"):
+        assert await ask(path, b"Bearer " + SAMPLER, pieces=within) == ["through"]
+        assert (await ask(path, b"Bearer " + SAMPLER, pieces=beyond))[0]["status"] == 400
+        assert await ask(path, b"Bearer " + AGENT) == ["through"]
+    endless = [b" " * (1 << 20)] * 40
+    assert (await ask("/v1/completions", b"Bearer " + SAMPLER, pieces=endless))[0]["status"] == 400
+
+
 def test_the_clock_says_what_the_time_went_to():
     clock = Clock(10.0)
     clock.turn(12.0, asked=1)  # idle for 2
@@ -154,7 +233,11 @@ async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
             "headers": [(b"authorization", b"Bearer " + key)],
             "app": SimpleNamespace(state=state),
         }
-        await guard(scope, None, send)  # type: ignore[arg-type]
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await guard(scope, receive, send)
         return sent
 
     async def paused(**how: Any) -> None:

@@ -4,6 +4,7 @@ the server's time goes to.
 - Whatever controls the server (pause it, load weights from a path, call a method of its workers, abort others' requests) is for its agent alone,
   which has made up a key for this one server. vLLM would do it for whoever reaches the port, with or without a key of its own.
 - Sampling, and what goes with it, is for whoever sends the run's API key; for everybody when the run has none. It gives no control.
+- A request to sample is text of a bounded size, for a bounded number of answers (`objection`). How long an answer gets is bounded by vLLM's context.
 - `/health` says yes or no to everybody.
 - `PAUSE` stops vLLM for its agent as soon as no step is under way. (vLLM's own then sleeps for 20 ms, so that clients have what was sampled.)
 - `CLOCK` answers its agent how long somebody has waited for tokens, how long it was paused, and how long nobody asked (`Clock`).
@@ -39,6 +40,10 @@ SAMPLING = {
     ),
     *("/inference/v1/generate", "/tokenize", "/detokenize", "/metrics"),
 }
+MAX_BODY_BYTES = 16 << 20  # a million tokens as JSON have about 7 MiB
+# of a part of a message; with any other key vLLM would fetch a URL, or decode what is no text
+TEXT_KEYS = {"type", "text", "refusal", "thinking"}
+NOT_TEXT = {"content_parts", "features", "prompt_embeds"}  # of a request
 ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"}
 PAUSE, RESUME, CLOCK = "/streamrl/pause", "/resume", "/streamrl/clock"
 REFUSED = {
@@ -81,6 +86,7 @@ class Guard:
             os.environ["STREAMRL_AGENT_KEY"],
             os.environ.get("STREAMRL_API_KEY", ""),
         )
+        self._max_samples = int(os.environ["STREAMRL_MAX_SAMPLES"])
         self._clock = Clock(time.monotonic())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -97,6 +103,12 @@ class Guard:
                 self._clock.turn(time.monotonic())
                 await _answer(send, 200, self._clock.spent)
                 return
+            if scope["type"] == "http" and not agents and path not in OPEN:
+                body = await _body(receive)
+                if said := objection(body, self._max_samples):
+                    await _answer(send, 400, {"error": {"message": said, "code": 400}})
+                    return
+                receive = _again(body, receive)
             with self._counted(path, agents):
                 if agents and path == PAUSE:
                     await _pause(scope["app"].state.engine_client)
@@ -124,6 +136,76 @@ class Guard:
         if path in OPEN or _has(sent, self._agent):
             return True
         return path in SAMPLING and (not self._sampler or _has(sent, self._sampler))
+
+
+def objection(body: bytes, max_samples: int) -> str:
+    """Why a server must not be asked this by an env; empty when nothing speaks against it."""
+    if len(body) > MAX_BODY_BYTES:
+        return f"the request has more than {MAX_BODY_BYTES} bytes"
+    if not body:
+        return ""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return "the request is not JSON"
+    if not isinstance(asked, dict):
+        return "the request is not a JSON object"
+    if named := [name for name in NOT_TEXT if asked.get(name)]:
+        return f"{named[0]}: this server takes text and tokens only"
+    if not _is_text(asked.get("messages")):
+        return "messages: this server takes text only, and fetches nothing"
+    prompts = asked.get("prompt")
+    several = isinstance(prompts, list) and any(isinstance(one, (str, list)) for one in prompts)
+    count = len(prompts) if several else 1
+    sampling = asked.get("sampling_params")
+    for where in (asked, sampling if isinstance(sampling, dict) else {}):
+        for name in ("n", "best_of"):
+            answers = where.get(name)
+            if answers is not None and not isinstance(answers, int):
+                return f"{name} is not a whole number"
+            if count * (answers or 1) > max_samples:
+                return (
+                    f"{count * (answers or 1)} answers in one request; at most {max_samples} are given"
+                    " (the largest group_size of the run, or inference.max_num_seqs)"
+                )
+    return ""
+
+
+def _is_text(messages: Any) -> bool:
+    """Does no message have a part that is fetched from somewhere, or is no text?"""
+    if not isinstance(messages, list):
+        return True
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and not all(
+            isinstance(part, str) or (isinstance(part, dict) and set(part) <= TEXT_KEYS)
+            for part in content
+        ):
+            return False
+    return True
+
+
+async def _body(receive: Receive) -> bytes:
+    """The body of a request, or somewhat more than the limit of one that is too large."""
+    body = bytearray()
+    while len(body) <= MAX_BODY_BYTES:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    return bytes(body)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What gives the body that has been read once more, and then whatever comes behind it."""
+    left = [body]
+
+    async def received() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return received
 
 
 async def _pause(engine: Any) -> None:
