@@ -131,14 +131,14 @@ class Composed:
         return [event.record for event in events if isinstance(event.record, Record)]
 
     def written(self) -> set[str]:
-        """Where services have written below their working directories, but for /tmp and the run's
-        directory: those are volumes in Kubernetes.
+        """Where services have written below their working directories, but for /tmp, the run's
+        directory and the weights: those are volumes in Kubernetes.
         """
         return {
             path.name
             for home in (self.directory / "containers").iterdir()
             for path in home.iterdir()
-        } - {"runs"}
+        } - {"runs", "weights"}
 
     def said(self) -> str:
         logs = sorted(self.directory.glob("*.log"))

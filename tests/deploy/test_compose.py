@@ -96,6 +96,21 @@ def test_services_wait_for_what_they_need_and_say_how_they_are(everything: dict[
     assert everything["topics"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
 
 
+def test_the_learner_alone_may_write_the_weights(everything: dict[str, Any]):
+    how = {
+        name: {volume.split(":")[0]: volume for volume in service["volumes"]}
+        for name, service in everything.items()
+    }
+    writers = {
+        name for name, volumes in how.items() if not volumes.get("weights", ":ro").endswith(":ro")
+    }
+    assert writers == {"learner", "learner-gpu"}
+    readers = {name for name, volumes in how.items() if volumes.get("weights", "").endswith(":ro")}
+    assert readers == {"inference", "inference-gpu", "scorer", "evaluator"}
+    assert {name for name in how if "runs" in how[name]} == writers | {"orchestrator"}
+    assert config.load(ROOT / "deploy/runs/compose.yaml").store == "weights/compose"
+
+
 def test_only_who_asks_or_is_a_server_has_the_key_and_only_a_gpu_service_wants_a_gpu(
     everything: dict[str, Any],
 ):
@@ -294,5 +309,5 @@ def test_the_loop_turns_with_the_learner_and_the_server_of_the_cpu_profile(tmp_p
         run.until(lambda: version() >= 5, "version 5", FIRST_SERVER_S)
         run.until(lambda: all(map(run.healthy, run.processes)), "health of all parts")
         ends_well(run)
-        stored = run.directory / "volumes" / "runs" / run.run.run / "weights"
+        stored = run.directory / "volumes" / "weights" / run.run.run
         assert any(stored.iterdir()), "the volume holds the versions"
