@@ -108,7 +108,7 @@ def test_the_learner_alone_may_write_the_weights(everything: dict[str, Any]):
     readers = {name for name, volumes in how.items() if volumes.get("weights", "").endswith(":ro")}
     assert readers == {"inference", "inference-gpu", "scorer", "evaluator"}
     assert {name for name in how if "runs" in how[name]} == writers | {"orchestrator"}
-    assert config.load(ROOT / "deploy/runs/compose.yaml").store == "weights/compose"
+    assert run_file.load(ROOT / "deploy/runs/compose.yaml").store == "weights/compose"
 
 
 def test_only_who_asks_or_is_a_server_has_the_key_and_only_a_gpu_service_wants_a_gpu(

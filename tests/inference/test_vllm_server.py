@@ -84,7 +84,7 @@ def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: py
     )
     assert given["STREAMRL_AGENT_KEY"] == "the agent's" and given["STREAMRL_API_KEY"] == "hunter2"
     assert given["STREAMRL_MAX_SAMPLES"] == str(settings.max_num_seqs)
-    more = server.environment(settings, GPU, NONE, {}, max_samples=1_000)
+    more = vllm_server.environment(settings, GPU, NONE, {}, max_samples=1_000)
     assert more["STREAMRL_MAX_SAMPLES"] == "1000"
     assert "VLLM_API_KEY" not in given, "vLLM's own check knows one key only, and guards less"
     assert given["PYTHONPATH"] == f"{vllm_server.INSIDE}{os.pathsep}/mine"
