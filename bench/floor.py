@@ -18,7 +18,7 @@ from streamrl.buffer import process as buffer
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import digest, to_event, to_message
 from streamrl.log.protocol import Message, Output
-from streamrl.processor.processor import Part
+from streamrl.processor.processor import Processor
 from streamrl.records import Batch, BatchPart, PolicyVersion, Record
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ CHUNK_GROUPS = 16
 class Stage:
     """A part without a loop: messages in, messages out, its time noted by what it was spent on."""
 
-    def __init__(self, part: Part[Any, Any], spent: Counter[str]) -> None:
+    def __init__(self, part: Processor[Any, Any], spent: Counter[str]) -> None:
         self.part, self.state, self.spent = part, part.initial(), spent
 
     def turn(self, messages: list[Message]) -> list[Message]:

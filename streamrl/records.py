@@ -464,7 +464,7 @@ class JournalEntry(Record, frozen=True, kw_only=True):
     """One turn of a part's loop: what it took, in order, and when; enough to run it again.
 
     Where `removed` is not None the part took no records: at its start it brought its state in line
-    with its configuration (`Part.reconcile`), and with what retention had deleted: of each (topic,
+    with its configuration (`Processor.reconcile`), and with what retention had deleted: of each (topic,
     partition, offset) everything below the offset.
     """
 

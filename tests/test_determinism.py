@@ -34,7 +34,7 @@ import numpy as np
 import pytest
 
 from streamrl.log.codec import digest
-from streamrl.processor.processor import Part, apply
+from streamrl.processor.processor import Processor, decode_and_step
 from streamrl.processor.snapshots import freeze
 from tests.support.inputs import busy, log_of, real_parts, schedule_of
 from tests.support.waiting import patience
@@ -44,7 +44,7 @@ ROOTS = [
     (f"streamrl.{room}.process", name)
     for room in ("buffer", "batcher")
     for name in ("step", "paused")
-] + [("streamrl.processor.processor", "apply")]
+] + [("streamrl.processor.processor", "decode_and_step")]
 
 # ---- by its sources ------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ def test_what_a_step_may_reach_is_on_the_list():
         "def step(a, b): return sorted([a, b], key=id)",
         "def step(a, b): return hash(a)",
         # through the package, to its clock
-        "from streamrl.processor.processor import run\ndef step(): return run",
+        "from streamrl.processor.processor import run_processor\ndef step(): return run_processor",
     ],
 )
 def test_a_source_that_reaches_further_is_found(source: str):
@@ -304,7 +304,7 @@ def generator_state() -> bytes:
     return f"{kind} {rest}".encode() + keys.tobytes()
 
 
-def watched_fold(part: Part[Any, Any], seed: int) -> tuple[list[str], bytes]:
+def watched_fold(part: Processor[Any, Any], seed: int) -> tuple[list[str], bytes]:
     """Everything that can come, through `apply` and `paused`. Returns what was called and must not
     be, and a digest of all outputs and the state.
     """
@@ -314,7 +314,7 @@ def watched_fold(part: Part[Any, Any], seed: int) -> tuple[list[str], bytes]:
     return run_through(log, part, seed)
 
 
-def run_through(log: Any, part: Part[Any, Any], seed: int) -> tuple[list[str], bytes]:
+def run_through(log: Any, part: Processor[Any, Any], seed: int) -> tuple[list[str], bytes]:
     state, positions, called, total = (
         part.initial(),
         dict[Any, int](),
@@ -328,7 +328,9 @@ def run_through(log: Any, part: Part[Any, Any], seed: int) -> tuple[list[str], b
             more, positions[where] = log.take(where, positions.get(where, 0), count)
             messages += more
         with watching() as offences:
-            state, outputs, metrics = apply(part, part.config, state, messages, float(number))
+            state, outputs, metrics = decode_and_step(
+                part, part.config, state, messages, float(number)
+            )
             part.paused(part.config, state)
         called += offences
         total.update(digest([*outputs, *metrics]) + freeze(state))
@@ -381,7 +383,7 @@ def test_a_step_that_does_is_found(what: str):
 # ---- by comparing --------------------------------------------------------------------------------
 
 
-def by_set(part: Part[Any, Any]) -> Part[Any, Any]:
+def by_set(part: Processor[Any, Any]) -> Processor[Any, Any]:
     """The part with its outputs in the order of a set."""
 
     def step(*arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from streamrl.batcher.selection import REST
 from streamrl.config.run_file import Fork, RunFile
 from streamrl.log.protocol import Event, Log, Output, Positions
 from streamrl.processor import processor
-from streamrl.processor.processor import Part, Report
+from streamrl.processor.processor import Processor, Report
 from streamrl.records import PolicyVersion, ScoredGroup
 
 CONSUMES = ("groups", "policy-versions")
@@ -120,7 +120,7 @@ def curriculum(run: RunFile) -> Rules:
     )
 
 
-def part(run: RunFile) -> Part[Config, State]:
+def part(run: RunFile) -> Processor[Config, State]:
     """Raises ConfigError for a balance that nobody knows."""
     cost_named(run.batcher.balance)
     granting = {
@@ -168,7 +168,7 @@ def part(run: RunFile) -> Part[Config, State]:
         **{f"groups.{env}": ("scored-group",) for env in run.envs},
         "policy-versions": ("policy-version",),
     }
-    return Part(
+    return Processor(
         "batcher",
         inputs,
         config,
@@ -185,4 +185,4 @@ def part(run: RunFile) -> Part[Config, State]:
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    processor.run(log, part(run), stop)
+    processor.run_processor(log, part(run), stop)

@@ -15,7 +15,7 @@ from streamrl.buffer.staleness import FUTURE_VERSIONS, furthest
 from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
 from streamrl.log.protocol import Event, Log, Output, Positions
 from streamrl.processor import processor
-from streamrl.processor.processor import Part, Report
+from streamrl.processor.processor import Processor, Report
 from streamrl.records import PolicyVersion, Rollout
 
 CONSUMES = ("rollouts", "policy-versions")
@@ -209,7 +209,7 @@ def own_of(rules: Buffer) -> OwnRules:
     )
 
 
-def part(run: RunFile) -> Part[Config, State]:
+def part(run: RunFile) -> Processor[Config, State]:
     """The buffer of all envs of the run."""
     rules = run.buffer
     config = Config(
@@ -238,7 +238,7 @@ def part(run: RunFile) -> Part[Config, State]:
         **{f"rollouts.{env}": ("rollout",) for env in run.envs},
         "policy-versions": ("policy-version",),
     }
-    return Part(
+    return Processor(
         "buffer",
         inputs,
         config,
@@ -256,4 +256,4 @@ def part(run: RunFile) -> Part[Config, State]:
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    processor.run(log, part(run), stop)
+    processor.run_processor(log, part(run), stop)

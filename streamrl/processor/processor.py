@@ -52,9 +52,9 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 # more in one transaction are not faster: its outputs leave the processor's cache
-TURN_MESSAGES = 512
+MAX_POLL_RECORDS = 512
 # what is in a transaction is to be written within seconds, whatever the size of a rollout
-TURN_BYTES = 32_000_000
+MAX_POLL_BYTES = 32_000_000
 # of them at a time: half a megabyte of rollouts, which are still in that cache when they are folded
 # in
 PIECE_MESSAGES = 64
@@ -76,7 +76,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part(Generic[C, S]):
+class Processor(Generic[C, S]):
     """A part as the loop sees it. `step`, `paused`, `due` and `report` are pure: no clock, no
     randomness, no files.
     """
@@ -123,7 +123,7 @@ class Part(Generic[C, S]):
 
 
 @dataclass
-class Fold(Generic[C, S]):
+class ProcessorState(Generic[C, S]):
     """Where a part is: its state after entry `sequence`, the next offset of every input, and the
     configuration last recorded.
     """
@@ -140,8 +140,8 @@ class Fold(Generic[C, S]):
     metrics: list[Message] = field(default_factory=list[Message])
 
 
-def run(
-    log: Log, part: Part[C, S], stop: threading.Event, clock: Callable[[], float] = time.time
+def run_processor(
+    log: Log, part: Processor[C, S], stop: threading.Event, clock: Callable[[], float] = time.time
 ) -> None:
     """Be that part until `stop` is set."""
     started = time.monotonic()
@@ -179,7 +179,9 @@ def run(
                 tally.elapsed_s >= REPORT_S and part.due(part.config, fold.state, clock())
             ):
                 before = time.monotonic()
-                done = turn(part, fold, ready_in(reader, first), clock(), writer.commit)
+                done = process_batch(
+                    part, fold, drain_available(reader, first), clock(), writer.commit
+                )
                 for message in done.metrics:
                     meter.send(message)
                 for sentence in breaker.count(done.taken, done.letters, clock()):
@@ -194,7 +196,9 @@ def run(
                 )
                 tally, marked = (
                     Tally(),
-                    mark(writer, {where: fold.positions[where] for where in begin}, marked),
+                    commit_positions(
+                        writer, {where: fold.positions[where] for where in begin}, marked
+                    ),
                 )
             # also where a clock was set back
             if (
@@ -206,7 +210,7 @@ def run(
                     logger.warning("%s: %s", part.name, sentence)
         if fold.unsaved_since_s is not None:
             save_if_possible(part, fold, reader, begin, writer.commit)
-        mark(writer, {where: fold.positions[where] for where in begin}, marked)
+        commit_positions(writer, {where: fold.positions[where] for where in begin}, marked)
     finally:
         reader.close()
         writer.close()
@@ -214,8 +218,8 @@ def run(
 
 
 def save(
-    part: Part[C, S],
-    fold: Fold[C, S],
+    part: Processor[C, S],
+    fold: ProcessorState[C, S],
     reader: Reader,
     inputs: Iterable[TopicPartition],
     commit: Callable[[Sequence[Message]], int],
@@ -232,8 +236,8 @@ def save(
 
 
 def save_if_possible(
-    part: Part[C, S],
-    fold: Fold[C, S],
+    part: Processor[C, S],
+    fold: ProcessorState[C, S],
     reader: Reader,
     inputs: Iterable[TopicPartition],
     commit: Callable[[Sequence[Message]], int],
@@ -247,13 +251,13 @@ def save_if_possible(
         )
 
 
-def saved(fold: Fold[Any, Any], offset: int, state_bytes: int) -> None:
+def saved(fold: ProcessorState[Any, Any], offset: int, state_bytes: int) -> None:
     """Note that a snapshot of the state as it is lies at this offset of the journal."""
     fold.snapshot_offset, fold.snapshot_bytes = offset, state_bytes
     fold.events_since_snapshot, fold.unsaved_since_s = 0, None
 
 
-def move_behind(fold: Fold[Any, Any], removed: Positions) -> None:
+def move_behind(fold: ProcessorState[Any, Any], removed: Positions) -> None:
     """What retention has deleted is not read any more."""
     fold.positions.update(
         {
@@ -264,7 +268,7 @@ def move_behind(fold: Fold[Any, Any], removed: Positions) -> None:
     )
 
 
-def at_risk(log: Log, fold: Fold[Any, Any]) -> list[str]:
+def at_risk(log: Log, fold: ProcessorState[Any, Any]) -> list[str]:
     """What the part holds although retention has deleted it: it can be used, but no restart can
     read it again.
     """
@@ -283,8 +287,8 @@ def at_risk(log: Log, fold: Fold[Any, Any]) -> list[str]:
 
 def reconcile(
     log: Log,
-    part: Part[C, S],
-    fold: Fold[C, S],
+    part: Processor[C, S],
+    fold: ProcessorState[C, S],
     begin: Positions,
     time_s: float,
     commit: Callable[[Sequence[Message]], int],
@@ -331,7 +335,7 @@ def reconcile(
     return [f"{what}; it goes on without them (topics.on_removed: expire)"] if what else []
 
 
-class Turned(NamedTuple):
+class BatchResult(NamedTuple):
     """What a turn leaves to the loop."""
 
     metrics: list[Message]  # they stay outside the transaction
@@ -340,17 +344,19 @@ class Turned(NamedTuple):
     failed: list[Fate]  # of rollouts that their env could not finish
 
 
-def mark(writer: Writer, positions: Positions, marked: Positions) -> dict[TopicPartition, int]:
+def commit_positions(
+    writer: Writer, positions: Positions, marked: Positions
+) -> dict[TopicPartition, int]:
     """Mark the positions that are not marked yet. Returns those that are marked now."""
     moved = {where: offset for where, offset in positions.items() if marked.get(where) != offset}
     return dict(positions) if writer.mark(moved, wait=False) else dict(marked)
 
 
-def ready_in(reader: Reader, messages: list[Message]) -> Iterator[Message]:
+def drain_available(reader: Reader, messages: list[Message]) -> Iterator[Message]:
     """These messages and those that lie ready behind them, as many as a turn takes; the next are
     fetched when the ones before are folded in.
     """
-    left, left_bytes = TURN_MESSAGES, TURN_BYTES
+    left, left_bytes = MAX_POLL_RECORDS, MAX_POLL_BYTES
     while messages:
         yield from messages
         left -= len(messages)
@@ -358,16 +364,16 @@ def ready_in(reader: Reader, messages: list[Message]) -> Iterator[Message]:
         messages = reader.poll(min(PIECE_MESSAGES, left), 0.0) if left and left_bytes > 0 else []
 
 
-def turn(
-    part: Part[C, S],
-    fold: Fold[C, S],
+def process_batch(
+    part: Processor[C, S],
+    fold: ProcessorState[C, S],
     messages: Iterable[Message],
     time_s: float,
     commit: Callable[[Sequence[Message]], int],
-) -> Turned:
+) -> BatchResult:
     """One turn: fold the messages in and commit what comes of it."""
     slices, taken = list[Slice](), Counter[str]()
-    fold.state, outputs, metrics = apply(
+    fold.state, outputs, metrics = decode_and_step(
         part, part.config, fold.state, noted(messages, fold.positions, slices), time_s
     )
     for piece in slices:
@@ -383,7 +389,7 @@ def turn(
         commit,
         with_snapshot=fold.events_since_snapshot >= due_events,
     )
-    return Turned(
+    return BatchResult(
         metrics,
         [
             letter
@@ -396,8 +402,8 @@ def turn(
 
 
 def write_entry(
-    part: Part[C, S],
-    fold: Fold[C, S],
+    part: Processor[C, S],
+    fold: ProcessorState[C, S],
     time_s: float,
     slices: list[Slice],
     outputs: Sequence[Message],
@@ -436,8 +442,8 @@ def write_entry(
         saved(fold, offset - len(snapshots), sum(len(record.state) for record in snapshots))
 
 
-def apply(
-    part: Part[C, S], config: C, state: S, messages: Iterable[Message], time_s: float
+def decode_and_step(
+    part: Processor[C, S], config: C, state: S, messages: Iterable[Message], time_s: float
 ) -> tuple[S, list[Message], list[Message]]:
     """`step` over what can be read; what cannot be read is put aside. Returns (state, outputs,
     metrics).
@@ -463,7 +469,7 @@ def apply(
     return state, [m for m in made if m.topic != METRICS], [m for m in made if m.topic == METRICS]
 
 
-def snapshot(fold: Fold[Any, Any], positions: Positions) -> list[Snapshot]:
+def snapshot(fold: ProcessorState[Any, Any], positions: Positions) -> list[Snapshot]:
     """The state after this turn, in as many records as it needs."""
     data = freeze(fold.state)
     pieces = [data[i : i + SNAPSHOT_BYTES] for i in range(0, len(data), SNAPSHOT_BYTES)]
@@ -501,18 +507,18 @@ def whole_snapshots(
                 )
 
 
-def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
+def restore(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int]:
     """The part where it was: its last snapshot, the records that holds, and the entries since,
     outputs thrown away. Also the records read.
 
     A record that the snapshot holds and retention has deleted is an event without a record, for
-    `Part.reconcile`. Raises InputGone where the entries since the snapshot cannot be folded again
+    `Processor.reconcile`. Raises InputGone where the entries since the snapshot cannot be folded again
     for that reason.
     """
     topic = f"journal.{part.name}"
     last, fold, tape = (
         newest(log, topic, JournalEntry),
-        Fold(part.initial()),
+        ProcessorState(part.initial()),
         Tape(log, part.schemas_of),
     )
     if last is None:
@@ -555,7 +561,7 @@ def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
         if isinstance(record, Snapshot):
             unnamed = offset, record.sequence, len(record.state)
             continue
-        outputs = refold(part, fold, record, tape)
+        outputs = replay_entry(part, fold, record, tape)
         if digest(outputs) != record.digest:
             differ = f"{len(outputs)} outputs that differ from the {record.output_count} recorded"
             raise StreamrlError(
@@ -567,7 +573,9 @@ def restore(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int]:
     return fold, tape.records_read
 
 
-def begin_at(fold: Fold[C, S], part: Part[C, S], offset: int, record: Snapshot, tape: Tape) -> None:
+def begin_at(
+    fold: ProcessorState[C, S], part: Processor[C, S], offset: int, record: Snapshot, tape: Tape
+) -> None:
     """Let the fold be where it was at this snapshot, which lies at `offset` of the journal."""
     fold.state = thaw(record.state, type(fold.state), tape.fetch)
     fold.sequence = record.sequence
@@ -596,7 +604,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def beginning(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int, Tape]:
+def beginning(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int, Tape]:
     """From where the journal can be folded again to its end: a fold, the offset of the first entry
     behind it, and what reads the inputs.
 
@@ -604,7 +612,11 @@ def beginning(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int, Tape]:
     they are all there. Raises InputGone where there is none.
     """
     topic = f"journal.{part.name}"
-    fold, tape, start = Fold[C, S](part.initial()), Tape(log, part.schemas_of), log.start(topic, 0)
+    fold, tape, start = (
+        ProcessorState[C, S](part.initial()),
+        Tape(log, part.schemas_of),
+        log.start(topic, 0),
+    )
     there = log.topics()
     begin = log.starts(
         [(name, p) for name, count in there.items() if name in part.inputs for p in range(count)]
@@ -635,7 +647,9 @@ def beginning(log: Log, part: Part[C, S]) -> tuple[Fold[C, S], int, Tape]:
     return fold, offset, tape
 
 
-def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) -> list[Message]:
+def replay_entry(
+    part: Processor[C, S], fold: ProcessorState[C, S], entry: JournalEntry, tape: Tape
+) -> list[Message]:
     """Run one entry again. Returns the outputs it gives now, to be compared with those recorded."""
     if entry.sequence != fold.sequence + 1:
         raise StreamrlError(
@@ -646,7 +660,7 @@ def refold(part: Part[C, S], fold: Fold[C, S], entry: JournalEntry, tape: Tape) 
     assert fold.config is not None, "the first entry carries the configuration"
     messages = [message for piece in entry.slices for message in tape.messages(piece)]
     if entry.removed is None:
-        fold.state, outputs, fold.metrics = apply(
+        fold.state, outputs, fold.metrics = decode_and_step(
             part, fold.config, fold.state, messages, entry.time_s
         )
     else:
@@ -690,7 +704,7 @@ def to_json(config: Any) -> str:
     return msgspec.json.encode(config).decode()
 
 
-def from_json(text: str, part: Part[C, S]) -> C:
+def from_json(text: str, part: Processor[C, S]) -> C:
     """The configuration that a journal recorded. Raises StreamrlError where it names code that the
     user's run file does not.
     """
@@ -724,7 +738,7 @@ class Tally:
         )
 
 
-def gauges(part: Part[C, S], state: S, tally: Tally, time_s: float) -> dict[str, float]:
+def gauges(part: Processor[C, S], state: S, tally: Tally, time_s: float) -> dict[str, float]:
     """The part's own gauges and the loop's; its warnings go to the log."""
     report, elapsed_s = part.report(part.config, state, time_s), tally.elapsed_s
     for warning in report.warnings:

@@ -21,7 +21,7 @@ import numpy as np
 from streamrl.learner.inputs import newest_lineages
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Event, Log, Message, read
-from streamrl.processor.processor import Part, restore
+from streamrl.processor.processor import Processor, restore
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.progress import Report, silent
 from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, ScoredGroup
@@ -146,7 +146,11 @@ class Reading:
 
 
 def audit(
-    log: Log, envs: list[str], learner: str, parts: list[Part[Any, Any]], progress: Report = silent
+    log: Log,
+    envs: list[str],
+    learner: str,
+    parts: list[Processor[Any, Any]],
+    progress: Report = silent,
 ) -> Audit:
     """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher:
     what they hold is in flight.
@@ -249,7 +253,7 @@ def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> 
             )
 
 
-def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Part[Any, Any]) -> None:
+def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Processor[Any, Any]) -> None:
     """What a part holds, and what it has not read yet, is in flight."""
     fold, _ = restore(log, part)
     unread: Iterator[Event] = (

@@ -15,7 +15,7 @@ import numpy as np
 from streamrl.log.codec import DecodeError, decode, digest
 from streamrl.log.protocol import Log, Message, read
 from streamrl.processor.journal import entries
-from streamrl.processor.processor import Fold, Part, beginning, refold
+from streamrl.processor.processor import Processor, ProcessorState, beginning, replay_entry
 from streamrl.recordings.progress import Report, silent
 from streamrl.records import JournalEntry, Record
 
@@ -87,10 +87,10 @@ class Recorded:
 
 def replay(
     log: Log,
-    part: Part[C, S],
-    stop_at: Callable[[Fold[C, S]], bool] = lambda fold: False,
+    part: Processor[C, S],
+    stop_at: Callable[[ProcessorState[C, S]], bool] = lambda fold: False,
     progress: Report = silent,
-) -> tuple[Replayed, Fold[C, S]]:
+) -> tuple[Replayed, ProcessorState[C, S]]:
     """Fold the part's journal from its first entry, or from the first snapshot whose inputs are
     still there, and compare.
 
@@ -106,7 +106,7 @@ def replay(
         progress(offset, end)
         if not isinstance(entry, JournalEntry) or entry.sequence <= fold.sequence:
             continue
-        outputs = refold(part, fold, entry, tape)
+        outputs = replay_entry(part, fold, entry, tape)
         result.entries, result.events = result.entries + 1, tape.records_read
         result.difference = compare(part.name, entry, outputs, recorded, result.identical)
         if result.difference or stop_at(fold):

@@ -33,7 +33,14 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Event, Log, Message, Output, TopicPartition, portions, read
 from streamrl.orchestrator.run_directory import write_run_file
 from streamrl.processor.journal import Tape, entries, is_gone, newest
-from streamrl.processor.processor import Fold, Part, beginning, refold, starts, turn
+from streamrl.processor.processor import (
+    Processor,
+    ProcessorState,
+    beginning,
+    process_batch,
+    replay_entry,
+    starts,
+)
 from streamrl.recordings.inheritance import Census, Cut, Group, next_problem
 from streamrl.recordings.progress import Report, shown
 from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup, Visit
@@ -264,7 +271,7 @@ def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
         raise InputGone(f"{before}: fork without --rollouts, or at a later version")
     for _, entry in entries(old, f"journal.{part.name}", start):
         if isinstance(entry, JournalEntry) and entry.sequence > fold.sequence and cut.batch is None:
-            refold(part, fold, entry, tape)
+            replay_entry(part, fold, entry, tape)
     tape.close()
     if cut.batch is None:
         cut.note(fold.state)
@@ -378,7 +385,7 @@ def first_batch(new: Log, run: RunFile, order: Sequence[Message], cut: Cut, time
 
 def _feed(
     log: Log,
-    part: Part[Any, Any],
+    part: Processor[Any, Any],
     messages: Sequence[Message],
     positions: Mapping[TopicPartition, int],
     time_s: float,
@@ -387,9 +394,9 @@ def _feed(
     at the start.
     """
     writer, meter = log.writer(part.name), log.plain_writer()
-    fold = Fold(part.initial(), positions=dict(positions))
+    fold = ProcessorState(part.initial(), positions=dict(positions))
     for some in portions(messages):
-        for metric in turn(part, fold, some, time_s, writer.commit).metrics:
+        for metric in process_batch(part, fold, some, time_s, writer.commit).metrics:
             meter.send(metric)
     meter.flush()
     meter.close()

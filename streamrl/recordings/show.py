@@ -14,7 +14,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
-from streamrl.processor.processor import Part
+from streamrl.processor.processor import Processor
 from streamrl.recordings.audit import KINDS, Audit, audit
 from streamrl.recordings.compare import Replayed, replay
 from streamrl.recordings.progress import shown
@@ -22,7 +22,7 @@ from streamrl.recordings.progress import shown
 COLUMNS = (*KINDS, "in flight", "lost")
 
 
-def parts_of(run: RunFile) -> dict[str, Part[Any, Any]]:
+def parts_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
     """The parts whose journals are the schedule of a run."""
     return {part.name: part for part in (buffer.part(run), batcher.part(run))}
 

@@ -33,7 +33,7 @@ from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Output, read
-from streamrl.processor.processor import Fold, restore, turn
+from streamrl.processor.processor import ProcessorState, process_batch, restore
 from streamrl.processor.snapshots import freeze
 from streamrl.recordings.compare import replay
 from streamrl.records import Batch, Demand, Metric
@@ -329,14 +329,14 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
         messages += [
             to_message(Output(f"groups.{env}", made.group_id, made)) for env, made in groups
         ]
-    writer, fold, states = log.writer(part.name), Fold(part.initial()), list[bytes]()
+    writer, fold, states = log.writer(part.name), ProcessorState(part.initial()), list[bytes]()
     for start in range(0, len(messages), turn_events):
         piece = messages[start : start + turn_events]
         taken = [
             message._replace(partition=0, offset=offset)
             for message, offset in zip(piece, log.append(piece, marker=True), strict=True)
         ]
-        turn(part, fold, taken, 1.0, writer.commit)
+        process_batch(part, fold, taken, 1.0, writer.commit)
         states.append(freeze(fold.state))
     return log, states
 

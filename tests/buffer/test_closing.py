@@ -264,7 +264,7 @@ def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_
     log, stop = MemoryLog(TOPICS), threading.Event()
     announce(log, 0)
     send_groups(log, "copy", range(2), 0, size=4)
-    thread = threading.Thread(target=processor.run, args=(log, part, stop))
+    thread = threading.Thread(target=processor.run_processor, args=(log, part, stop))
     thread.start()
     try:
         until(lambda: len(found(log, "groups.copy", "scored-group")) == 2)

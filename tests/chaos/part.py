@@ -34,7 +34,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, name: str) -> None:
     """Be that part."""
     if name in REAL:
         part: Any = REAL[name](run)
-        processor.run(log, replace(part, snapshot_events=SNAPSHOT_EVENTS), stop)
+        processor.run_processor(log, replace(part, snapshot_events=SNAPSHOT_EVENTS), stop)
     elif name == "learner":
         learner.main(run, log, stop)
     else:

@@ -20,7 +20,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Output, read
 from streamrl.orchestrator.resuming import refusals
 from streamrl.orchestrator.run_directory import take
-from streamrl.processor.processor import reconcile, restore, starts, turn
+from streamrl.processor.processor import process_batch, reconcile, restore, starts
 from streamrl.records import Batch
 from tests.support.build import group
 from tests.support.data_path import RUN, TOPICS, announce, parts, play, publish, send_groups
@@ -201,7 +201,7 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
             for (topic, partition), start in positions.items()
             for message in read(log, topic, partition, start)
         ]
-        turn(part, fold, messages, time.time(), commit)
+        process_batch(part, fold, messages, time.time(), commit)
     return written
 
 

@@ -17,7 +17,7 @@ from streamrl.log import memory
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, read
-from streamrl.processor.processor import Part, restore, starts, turn
+from streamrl.processor.processor import Processor, process_batch, restore, starts
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.dead_letters import letters
@@ -86,7 +86,7 @@ def good(run: RunFile, version: int) -> list[Message]:
     ]
 
 
-def take_all(log: MemoryLog, part: Part[Any, Any], time_s: float) -> None:
+def take_all(log: MemoryLog, part: Processor[Any, Any], time_s: float) -> None:
     """One life of a part: it takes all there is, and ends."""
     writer = log.writer(part.name)
     fold, _ = restore(log, part)
@@ -95,7 +95,7 @@ def take_all(log: MemoryLog, part: Part[Any, Any], time_s: float) -> None:
     for _ in range(10_000):
         reader.pause(part.paused(part.config, fold.state))
         messages = reader.poll(64, 0.0)
-        turn(part, fold, messages, time_s, writer.commit)
+        process_batch(part, fold, messages, time_s, writer.commit)
         if not messages:
             return
     raise AssertionError(f"{part.name} does not come to an end")
@@ -144,7 +144,10 @@ def memory_mib(what: str) -> float:
 
 
 def judged(
-    run: RunFile, log: MemoryLog, parts: Sequence[Part[Any, Any]], places: Sequence[tuple[str, int]]
+    run: RunFile,
+    log: MemoryLog,
+    parts: Sequence[Processor[Any, Any]],
+    places: Sequence[tuple[str, int]],
 ) -> Outcome:
     fates: dict[tuple[str, int], list[str]] = {}
     for message in read(log, "fates", 0, 0):

@@ -12,7 +12,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message
 from streamrl.processor import processor
 from streamrl.processor.circuit_breaker import Breaker
-from streamrl.processor.processor import restore, run
+from streamrl.processor.processor import restore, run_processor
 from tests.processor.test_processor import TOPICS, number, part
 from tests.support.waiting import patience, until
 
@@ -77,7 +77,7 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(
     log, stop, now = MemoryLog(TOPICS), threading.Event(), [1000.0]
     source = log.plain_writer()
     me = replace(part(), max_invalid_frac=0.5)
-    thread = threading.Thread(target=run, args=(log, me, stop, lambda: now[0]))
+    thread = threading.Thread(target=run_processor, args=(log, me, stop, lambda: now[0]))
     with caplog.at_level(logging.WARNING):
         thread.start()
         for message in rubbish(12):

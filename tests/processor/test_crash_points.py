@@ -23,7 +23,7 @@ from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, TopicPartition
-from streamrl.processor.processor import Fold, Part, restore, turn
+from streamrl.processor.processor import Processor, ProcessorState, process_batch, restore
 from streamrl.processor.snapshots import freeze
 from streamrl.records import Batch, Fate
 from tests.support.inputs import (
@@ -67,8 +67,8 @@ orders = some.randoms(use_true_random=False)
 
 
 def live(
-    log: MemoryLog, part: Part[Any, Any], schedule: Schedule, die_at: int = -1
-) -> tuple[Fold[Any, Any], int]:
+    log: MemoryLog, part: Processor[Any, Any], schedule: Schedule, die_at: int = -1
+) -> tuple[ProcessorState[Any, Any], int]:
     """One life, from its start to the end of the schedule; dies at operation `die_at`. Returns
     where it is and how many operations it took.
     """
@@ -102,7 +102,7 @@ def live(
             more, positions[where] = log.take(where, positions.get(where, 0), count)
             messages += more
         alive()
-        turn(me, fold, messages, 100.0 + number, commit)
+        process_batch(me, fold, messages, 100.0 + number, commit)
     return fold, next(operations)
 
 
@@ -126,7 +126,7 @@ def check(
     messages: Sequence[Message],
     sizes: Sequence[int],
     order: Any,
-    parts: Sequence[Part[Any, Any]],
+    parts: Sequence[Processor[Any, Any]],
     points: Points,
 ) -> int:
     """Kill each part at the points chosen, all others undisturbed. Returns how often somebody was
@@ -156,7 +156,7 @@ def check(
     return killed
 
 
-def dies(log: MemoryLog, part: Part[Any, Any], schedule: Schedule, at: int) -> bool:
+def dies(log: MemoryLog, part: Processor[Any, Any], schedule: Schedule, at: int) -> bool:
     try:
         live(log, part, schedule, at)
     except Killed:

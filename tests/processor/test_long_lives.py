@@ -24,7 +24,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, read
 from streamrl.processor import processor
 from streamrl.processor.journal import entries
-from streamrl.processor.processor import Part, restore
+from streamrl.processor.processor import Processor, restore
 from streamrl.processor.snapshots import freeze
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
@@ -42,7 +42,7 @@ def journal(log: MemoryLog, name: str, kind: type[Any]) -> list[Any]:
     return [record for _, record in entries(log, f"journal.{name}") if isinstance(record, kind)]
 
 
-def taken(log: MemoryLog, part: Part[Any, Any]) -> bool:
+def taken(log: MemoryLog, part: Processor[Any, Any]) -> bool:
     """Has the part taken everything that lies in its inputs? Each message of these tests is plain,
     so no marker lies behind the last.
     """
@@ -58,17 +58,18 @@ def taken(log: MemoryLog, part: Part[Any, Any]) -> bool:
 
 def live(
     log: MemoryLog,
-    part: Part[Any, Any],
+    part: Processor[Any, Any],
     until: Callable[[], bool] | None = None,
     clock: Callable[[], float] = lambda: 1.0,
 ) -> None:
     """One life of a part, which is told to stop when it has taken all there is."""
     life.live(
-        lambda stop: processor.run(log, part, stop, clock), until or (lambda: taken(log, part))
+        lambda stop: processor.run_processor(log, part, stop, clock),
+        until or (lambda: taken(log, part)),
     )
 
 
-def killed(log: MemoryLog, part: Part[Any, Any]) -> None:
+def killed(log: MemoryLog, part: Processor[Any, Any]) -> None:
     """One life that ends without a word."""
 
     class Killed(Exception):
@@ -80,7 +81,7 @@ def killed(log: MemoryLog, part: Part[Any, Any]) -> None:
         return part.paused(config, state)
 
     with pytest.raises(Killed):
-        processor.run(log, replace(part, paused=die), threading.Event(), lambda: 1.0)
+        processor.run_processor(log, replace(part, paused=die), threading.Event(), lambda: 1.0)
 
 
 def expire_everything(log: MemoryLog) -> None:
@@ -98,7 +99,7 @@ def run_of(*envs: str, **settings: Any) -> RunFile:
     )
 
 
-def chain(run: RunFile = RUN) -> tuple[MemoryLog, Part[Any, Any], Part[Any, Any]]:
+def chain(run: RunFile = RUN) -> tuple[MemoryLog, Processor[Any, Any], Processor[Any, Any]]:
     """Half groups and whole ones of two envs, taken by a buffer that was told to stop and a batcher
     of which a batch was too large.
     """
@@ -127,7 +128,7 @@ def test_a_part_that_was_told_to_stop_starts_again_when_retention_has_deleted_al
         InputGone,
         match=r"buffer: retention has deleted .* rollouts.add\[0\] below offset 6.*topics.on_removed=expire",
     ):
-        processor.run(log, part, threading.Event())
+        processor.run_processor(log, part, threading.Event())
     live(log, half, until=lambda: len(found(log, "fates", "fate")) == 4)
     fates = [
         (fate.fate, fate.environment, fate.offsets.tolist())
@@ -155,7 +156,7 @@ def test_a_part_that_was_killed_before_is_told_which_way_is_left():
         InputGone,
         match=r"buffer: .*after its last snapshot: rollouts.add\[0\] from offset 0, .*streamrl fork",
     ):
-        processor.run(log, part, threading.Event())
+        processor.run_processor(log, part, threading.Event())
 
 
 def test_a_snapshot_that_no_entry_names_yet_is_used_where_what_lies_before_it_is_deleted():
@@ -304,13 +305,13 @@ def test_a_large_state_is_written_in_proportion_to_what_comes_in():
     )
 
 
-def killed_in_pieces(log: MemoryLog, part: Part[Any, Any]) -> None:
+def killed_in_pieces(log: MemoryLog, part: Processor[Any, Any]) -> None:
     """The part takes all there is, in turns of twenty, and ends without a word."""
     fold, _ = restore(log, part)
     writer = log.writer(part.name)
     reader = log.reader({(topic, 0): fold.positions.get((topic, 0), 0) for topic in part.inputs})
     while messages := reader.poll(20, 0):
-        processor.turn(part, fold, messages, 1.0, writer.commit)
+        processor.process_batch(part, fold, messages, 1.0, writer.commit)
 
 
 def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(

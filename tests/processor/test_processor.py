@@ -17,15 +17,15 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, Output, read
 from streamrl.processor import processor
 from streamrl.processor.processor import (
+    MAX_POLL_RECORDS,
     PIECE_MESSAGES,
-    TURN_MESSAGES,
-    Fold,
-    Part,
-    ready_in,
+    Processor,
+    ProcessorState,
+    drain_available,
+    process_batch,
     restore,
-    run,
+    run_processor,
     starts,
-    turn,
 )
 from streamrl.processor.snapshots import freeze
 from streamrl.records import Demand, EnvProgress, JournalEntry, Metric, Snapshot
@@ -68,8 +68,8 @@ def step(
     return state, outputs
 
 
-def part(config: Config | None = None, snapshot_events: int = 4) -> Part[Config, State]:
-    return Part(
+def part(config: Config | None = None, snapshot_events: int = 4) -> Processor[Config, State]:
+    return Processor(
         "adder",
         {"a": ("env-progress",), "b": ("env-progress",)},
         config or Config(),
@@ -118,8 +118,8 @@ def live(
     log: MemoryLog,
     cuts: Sequence[int],
     die_at: int | None = None,
-    each: Part[Config, State] | None = None,
-) -> Fold[Config, State]:
+    each: Processor[Config, State] | None = None,
+) -> ProcessorState[Config, State]:
     """One life: restore, then turns of the given sizes until the inputs are drained; dies before or
     after the commit number `die_at // 2`.
     """
@@ -141,7 +141,7 @@ def live(
         messages = reader.poll(size, 0)
         if not messages:
             return fold
-        turn(me, fold, messages, 1.0, commit)
+        process_batch(me, fold, messages, 1.0, commit)
     raise AssertionError
 
 
@@ -177,14 +177,14 @@ def test_a_turn_is_one_transaction_with_its_journal_entry():
     assert log.committed("adder") == {}
 
 
-@pytest.mark.parametrize(("lying", "taken"), [(70, 70), (2 * TURN_MESSAGES, TURN_MESSAGES)])
+@pytest.mark.parametrize(("lying", "taken"), [(70, 70), (2 * MAX_POLL_RECORDS, MAX_POLL_RECORDS)])
 def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
     log = MemoryLog({"a": 1})
     source = log.plain_writer()
     for i in range(lying):
         source.send(number("a", i))
     reader, folded, ahead = log.reader({("a", 0): 0}), 0, list[int]()
-    for message in ready_in(reader, reader.poll(PIECE_MESSAGES, 0)):
+    for message in drain_available(reader, reader.poll(PIECE_MESSAGES, 0)):
         ahead.append(reader.position("a", 0) - message.offset)  # fetched, and not folded in yet
         folded += 1
     assert folded == taken == reader.position("a", 0) and max(ahead) == PIECE_MESSAGES
@@ -193,12 +193,12 @@ def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
 def test_a_turn_is_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch):
     log = MemoryLog({"a": 1})
     source = log.plain_writer()
-    for i in range(2 * TURN_MESSAGES):
+    for i in range(2 * MAX_POLL_RECORDS):
         source.send(number("a", i))
     sizes = [len(message.value or b"") for message in read(log, "a", 0, 0)]
-    monkeypatch.setattr(processor, "TURN_BYTES", sum(sizes[: 3 * PIECE_MESSAGES]))
+    monkeypatch.setattr(processor, "MAX_POLL_BYTES", sum(sizes[: 3 * PIECE_MESSAGES]))
     reader = log.reader({("a", 0): 0})
-    assert len(list(ready_in(reader, reader.poll(PIECE_MESSAGES, 0)))) == 3 * PIECE_MESSAGES
+    assert len(list(drain_available(reader, reader.poll(PIECE_MESSAGES, 0)))) == 3 * PIECE_MESSAGES
 
 
 @pytest.mark.parametrize("cuts", [[1], [3], [7, 1, 2]])
@@ -227,7 +227,7 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
         # behind the second commit; the turns of this life publish no metrics at all
         live(log, [6], die_at=3, each=me)
     assert log.end("metrics", 0) == 0
-    life.live(lambda stop: run(log, me, stop), lambda: log.end("metrics", 0) >= 2)
+    life.live(lambda stop: run_processor(log, me, stop), lambda: log.end("metrics", 0) >= 2)
     found = [
         record
         for m in read(log, "metrics", 0, 0)
@@ -273,7 +273,7 @@ def test_code_that_gives_other_outputs_is_found_at_restart():
     with pytest.raises(
         StreamrlError, match=r"adder: entry 0 gives 0 outputs that differ from the 1 recorded"
     ):
-        restore(log, Part("adder", part().inputs, Config(), State, wrong))
+        restore(log, Processor("adder", part().inputs, Config(), State, wrong))
 
 
 def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
@@ -294,7 +294,7 @@ def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
 
 def test_run_follows_its_inputs_until_it_is_told_to_stop():
     log, stop = filled(2), threading.Event()
-    thread = threading.Thread(target=run, args=(log, part(), stop))
+    thread = threading.Thread(target=run_processor, args=(log, part(), stop))
     thread.start()
     log.writer("source").commit([number("a", 40), number("b", 2)])
     reader = log.reader({("sums", 0): 0})

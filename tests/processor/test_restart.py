@@ -17,7 +17,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.processor.journal import SKIP_RECORDS, stretches
-from streamrl.processor.processor import Fold, Part, restore, turn
+from streamrl.processor.processor import Processor, ProcessorState, process_batch, restore
 from streamrl.processor.snapshots import freeze
 from tests.support.build import group, rollout, version_event
 from tests.support.data_path import TOPICS
@@ -48,21 +48,23 @@ def announced(version: int) -> Message:
     return to_message(Output("policy-versions", "lead", version_event(version).record))
 
 
-def live(part: Part[Any, Any], messages: Sequence[Message]) -> tuple[MemoryLog, Fold[Any, Any]]:
+def live(
+    part: Processor[Any, Any], messages: Sequence[Message]
+) -> tuple[MemoryLog, ProcessorState[Any, Any]]:
     """The part after it has taken these messages, in their order."""
     log = MemoryLog(TOPICS)
-    writer, fold = log.writer(part.name), Fold(part.initial())
+    writer, fold = log.writer(part.name), ProcessorState(part.initial())
     for start in range(0, len(messages), TURN_EVENTS):
         piece = messages[start : start + TURN_EVENTS]
         taken = [
             message._replace(partition=0, offset=offset)
             for message, offset in zip(piece, log.append(piece, marker=True), strict=True)
         ]
-        turn(part, fold, taken, 1.0, writer.commit)
+        process_batch(part, fold, taken, 1.0, writer.commit)
     return log, fold
 
 
-def part_and_past(room: str) -> tuple[Part[Any, Any], list[Message], int]:
+def part_and_past(room: str) -> tuple[Processor[Any, Any], list[Message], int]:
     """A part, some 6,000 records that are over and 300 that it holds, and how many it holds."""
     if room == "buffer":  # a straggler from the very beginning, 3,000 whole groups, 299 halves
         past = [rollout("copy", f"g{i // 2}", i % 2) for i in range(6000)]

@@ -36,12 +36,12 @@ def test_it_replays_and_balances_and_restores(recording: MemoryLog):
         fold, _ = processor.restore(recording, part)
         writer, copy = (
             recording.writer(part.name),
-            processor.Fold(fold.state, part.config, fold.sequence, dict(fold.positions)),
+            processor.ProcessorState(fold.state, part.config, fold.sequence, dict(fold.positions)),
         )
         # a snapshot now, which holds chunked records by their offsets
         copy.events_since_snapshot = part.snapshot_events
-        processor.turn(part, copy, [], 1.0, writer.commit)
-        processor.turn(part, copy, [], 2.0, writer.commit)
+        processor.process_batch(part, copy, [], 1.0, writer.commit)
+        processor.process_batch(part, copy, [], 2.0, writer.commit)
         again, _ = processor.restore(recording, part)
         assert again.snapshot_offset > 0 and freeze(again.state) == freeze(copy.state)
 

@@ -53,7 +53,7 @@ def messages(log: Log) -> list[Message]:
     ]
 
 
-def replays(log: Log, parts: dict[str, processor.Part]) -> tuple[int, int]:
+def replays(log: Log, parts: dict[str, processor.Processor]) -> tuple[int, int]:
     results = {name: replay(log, part)[0] for name, part in parts.items()}
     assert [result.difference for result in results.values()] == ["", ""]
     return results["buffer"].identical["groups"], results["batcher"].identical["batches"]

@@ -20,7 +20,7 @@ from streamrl.log.codec import encode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.processor.journal import newest
-from streamrl.processor.processor import Fold, turn
+from streamrl.processor.processor import ProcessorState, process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.fork import Forked, child, transplant
@@ -122,7 +122,7 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
     rng, log = random.Random(seed), MemoryLog(PARTITIONED)
     parts = [buffer.part(run), batcher.part(run)]
     folds = [
-        Fold(
+        ProcessorState(
             part.initial(),
             positions={(t, p): 0 for t in part.inputs for p in range(log.topics()[t])},
         )
@@ -157,7 +157,7 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
             i = which % 2
             readers[i].pause(parts[i].paused(parts[i].config, folds[i].state))
             if messages := readers[i].poll(rng.randint(1, 9), 0):
-                turn(parts[i], folds[i], messages, 0.0, writers[i].commit)
+                process_batch(parts[i], folds[i], messages, 0.0, writers[i].commit)
     return log
 
 

@@ -1,5 +1,5 @@
 """A month of a run in less than an hour: `make month`. The real loop of buffer and batcher
-(`processor.run`) over a log in memory, a simulated clock, a million batches.
+(`run_processor`) over a log in memory, a simulated clock, a million batches.
 
 What retention would delete is deleted, journals too once they are counted. By tenths of the run:
 memory of the process, processor time a batch, bytes of the journals, size of the snapshots, and
@@ -32,7 +32,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.processor import processor
 from streamrl.processor.journal import newest
-from streamrl.processor.processor import Part, restore
+from streamrl.processor.processor import Processor, restore
 from streamrl.processor.snapshots import freeze
 from streamrl.records import JournalEntry, PolicyVersion
 from tests.support.build import rollout
@@ -151,16 +151,16 @@ def inputs(run: RunFile, first: int) -> Iterator[Message]:
 
 @contextmanager
 def living(
-    log: Retained, parts: Sequence[Part[Any, Any]], clock: Any
+    log: Retained, parts: Sequence[Processor[Any, Any]], clock: Any
 ) -> Iterator[list[BaseException]]:
     """The parts, each in a thread, until the end of the block; then told to stop. What ended one is
     in the list.
     """
     stop, errors = threading.Event(), list[BaseException]()
 
-    def live(part: Part[Any, Any]) -> None:
+    def live(part: Processor[Any, Any]) -> None:
         try:
-            processor.run(log, part, stop, clock)
+            processor.run_processor(log, part, stop, clock)
         except BaseException as error:
             errors.append(error)
 
@@ -175,7 +175,7 @@ def living(
             thread.join(patience(60))
 
 
-def watched(part: Part[Any, Any], states: dict[str, Any]) -> Part[Any, Any]:
+def watched(part: Processor[Any, Any], states: dict[str, Any]) -> Processor[Any, Any]:
     """The part, which leaves its state in `states`."""
 
     def step(*arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Output, read
-from streamrl.processor.processor import Part
+from streamrl.processor.processor import Processor
 from streamrl.records import Batch, PolicyVersion, Record
 from tests.support.build import rollout
 from tests.support.waiting import patience, until
@@ -51,7 +51,7 @@ TOPICS = {
 }
 
 
-def parts(run: RunFile = RUN) -> list[Part[Any, Any]]:
+def parts(run: RunFile = RUN) -> list[Processor[Any, Any]]:
     return [buffer.part(run), batcher.part(run)]
 
 

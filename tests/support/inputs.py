@@ -15,7 +15,7 @@ from streamrl.config import run_file
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, TopicPartition
-from streamrl.processor.processor import Part
+from streamrl.processor.processor import Processor
 from streamrl.records import PolicyVersion
 from tests.support.build import rollout
 from tests.support.data_path import TOPICS
@@ -126,7 +126,9 @@ def log_of(messages: Sequence[Message]) -> MemoryLog:
     return log
 
 
-def schedule_of(log: MemoryLog, part: Part[Any, Any], sizes: Sequence[int], order: Any) -> Schedule:
+def schedule_of(
+    log: MemoryLog, part: Processor[Any, Any], sizes: Sequence[int], order: Any
+) -> Schedule:
     """Turns that take everything there is, from one partition or another as `order` has it."""
     left = {
         (t, p): len(log.take((t, p), 0, 10**6)[0])
@@ -147,7 +149,7 @@ def schedule_of(log: MemoryLog, part: Part[Any, Any], sizes: Sequence[int], orde
     raise AssertionError
 
 
-def real_parts(snapshot_events: int) -> list[Part[Any, Any]]:
+def real_parts(snapshot_events: int) -> list[Processor[Any, Any]]:
     return [
         replace(made, snapshot_events=snapshot_events)
         for made in (buffer.part(RUN), batcher.part(RUN))
