@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from bench.work import Shape, Source
 from streamrl.batcher import process as batcher
-from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
 from streamrl.buffer import process as buffer
 from streamrl.config.run_file import RunFile
+from streamrl.learner.examples import expand
 from streamrl.log.codec import digest, to_event, to_message
 from streamrl.log.protocol import Message, Output
 from streamrl.processor.processor import Processor

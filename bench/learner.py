@@ -27,10 +27,10 @@ from bench.measure import RESULTS, quantile, spread, write
 from bench.plain_levanter import Plain, Rows, Settings
 from bench.work import scored_group
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.packing import RlExample, expand
 from streamrl.batcher.parts import split
 from streamrl.config.run_file import RunFile, parse
 from streamrl.learner import model
+from streamrl.learner.examples import RlExample, expand
 from streamrl.learner.inputs import Taken, following, until
 from streamrl.learner.normalization import over_tokens
 from streamrl.learner.publisher import Trainee

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from bench.work import Shape, Source, age_ms
-from streamrl.batcher.packing import expand
 from streamrl.batcher.parts import Joiner
 from streamrl.config.run_file import RunFile
 from streamrl.envs.flow_control import Counter, Credit
+from streamrl.learner.examples import expand
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, Output, Writer

@@ -268,7 +268,7 @@ class Batch(Record, frozen=True, kw_only=True):
     `policy_logprobs`, `loss_mask`, `token_advantages` cut by `lengths` (one a sequence; a rollout
     that forked has several, under the same uid). Sequence i belongs to group `groups[i]` and lies
     in row `rows[i]`, behind those of that row that come before it in the arrays.
-    `batcher/packing.py:expand` makes the fixed, dense RlExample of it.
+    `learner/examples.py:expand` makes the fixed, dense RlExample of it.
     """
 
     number: int

@@ -25,8 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
+from streamrl.learner.examples import RlExample
 from streamrl.learner.families import FAMILIES, Unsupported, in_words_of_four, levanter_config
 from streamrl.weights.manifest import CONFIG
 

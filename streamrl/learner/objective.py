@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from haliax import NamedArray
 from levanter.metrics import Metric, ReductionType
 
-from streamrl.batcher.packing import RlExample
 from streamrl.config.run_file import Learner
 from streamrl.learner import segments
 from streamrl.learner.corrections import correct, effective_sample_size, sample_sums
+from streamrl.learner.examples import RlExample
 from streamrl.learner.losses import (
     Clip,
     Divergence,

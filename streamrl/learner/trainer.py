@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from levanter.trainer_state import TrainerState
 
-from streamrl.batcher.packing import RlExample, by_row, expand, rollouts_of
 from streamrl.config.run_file import RunFile
 from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
 from streamrl.learner import checkpoints, model
 from streamrl.learner.checkpoints import Position
 from streamrl.learner.distributed import first, first_then_others
+from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
 from streamrl.learner.initial import origin
 from streamrl.learner.inputs import Taken
 from streamrl.learner.masking import masked
@@ -186,7 +186,7 @@ class Training:
             measured = {"skipped": 1.0}
         else:
             self.state, measured = self.updater.step(
-                self.state, self.reference and self.reference.model, example, rollouts_of(batch)
+                self.state, self.reference and self.reference.model, example, rollout_numbers(batch)
             )
             measured["masked_sequences"] = float(masks)
         self.skipped = bool(measured["skipped"])
@@ -306,4 +306,4 @@ def scored(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
             scores.reference,
             wanted,
         )
-    return expand(batch)._replace(reference_logprobs=by_row(batch, scores.logprobs))
+    return expand(batch)._replace(reference_logprobs=to_dense(batch, scores.logprobs))

@@ -22,8 +22,8 @@ from levanter.tracker import Tracker
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
-from streamrl.batcher.packing import RlExample, blank
 from streamrl.config.run_file import Learner
+from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.losses import AVERAGE_OF
 from streamrl.learner.mesh import spread, trainer_config
 from streamrl.learner.model import predict
@@ -271,7 +271,7 @@ def arranged(example: RlExample, order: np.ndarray) -> RlExample:
     """With its rows in that order, and padding where it says so."""
     if np.array_equal(order, np.arange(len(example.input_ids))):
         return example
-    padding = blank(1, example.input_ids.shape[1])  # behind the others, where -1 finds it
+    padding = empty_example(1, example.input_ids.shape[1])  # behind the others, where -1 finds it
     return RlExample(*(np.concatenate(pair)[order] for pair in zip(example, padding, strict=True)))
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamrl.batcher.packing import by_token, expand
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
+from streamrl.learner.examples import expand, to_ragged
 from streamrl.learner.initial import origin
 from streamrl.learner.inputs import announcement, batches, recorded_scores
 from streamrl.learner.masking import masked
@@ -137,7 +137,7 @@ def score(updater: Updater, reference: Reference, batch: Batch) -> Scored:
     except ValueError as error:
         logger.warning("nothing is scored: %s", error)
         return Scored(np.zeros(len(batch.tokens), np.float32), 0)
-    found = by_token(known, updater.scores(reference.model, expand(known)))
+    found = to_ragged(known, updater.scores(reference.model, expand(known)))
     finite = np.isfinite(found)
     if len(found) and not finite.any():
         raise ModelError(

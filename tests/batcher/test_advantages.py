@@ -9,10 +9,10 @@ from msgspec import structs
 from streamrl.batcher import process
 from streamrl.batcher.advantages import STAGE_OF, STAGES, normalized, stage_named, staged
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.packing import expand
 from streamrl.buffer.advantages import ADVANTAGES, advantage_named
 from streamrl.config import run_file
 from streamrl.errors import ConfigError
+from streamrl.learner.examples import expand
 from streamrl.records import Batch
 from tests.batcher.test_process import CONFIG, arrivals, fold
 from tests.support.build import floats, group, version_event

@@ -17,9 +17,9 @@ from msgspec import structs
 from safetensors.numpy import save_file
 
 from streamrl.batcher.assemble import Division, assemble
-from streamrl.batcher.packing import RlExample, expand
 from streamrl.config.run_file import Learner
 from streamrl.learner import model
+from streamrl.learner.examples import RlExample, expand
 from streamrl.learner.update import Updater
 from tests.learner.examples import Segment, example
 from tests.support.build import group

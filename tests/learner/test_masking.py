@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.packing import expand
+from streamrl.learner.examples import expand
 from streamrl.learner.masking import masked
 from streamrl.records import Batch
 from tests.support.build import floats, group

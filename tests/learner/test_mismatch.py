@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.batcher.packing import RlExample
 from streamrl.config.run_file import Learner
+from streamrl.learner.examples import RlExample
 from streamrl.learner.objective import objective
 from tests.learner.test_objective import IDS, average, predictions
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from streamrl.batcher.packing import RlExample
 from streamrl.errors import ModelError
 from streamrl.learner import model
+from streamrl.learner.examples import RlExample
 from streamrl.learner.mesh import on_mesh
 from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT

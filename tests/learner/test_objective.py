@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.batcher.packing import RlExample, blank
 from streamrl.config.run_file import Learner
+from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.losses import AVERAGE_OF, LOSSES
 from streamrl.learner.model import Predictions
 from streamrl.learner.normalization import AVERAGES, numbers_of
@@ -149,7 +149,7 @@ def split(
             RlExample(
                 *(
                     np.where(here[:, None], a, b)
-                    for a, b in zip(taken, blank(rows, ROW), strict=True)
+                    for a, b in zip(taken, empty_example(rows, ROW), strict=True)
                 )
             ),
             weights * here[:, None],

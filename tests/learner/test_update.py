@@ -11,10 +11,10 @@ import pytest
 from jax import monitoring
 from safetensors.numpy import load_file
 
-from streamrl.batcher.packing import RlExample
 from streamrl.config.run_file import Learner
 from streamrl.errors import ConfigError
 from streamrl.learner import model
+from streamrl.learner.examples import RlExample
 from streamrl.learner.update import Updater, arranged, normalized, order
 from streamrl.weights import export
 from tests.learner import plain_llama

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from streamrl.batcher import process as batcher
-from streamrl.batcher.packing import expand
 from streamrl.buffer import process as buffer
 from streamrl.buffer.advantages import grpo
 from streamrl.config import run_file
 from streamrl.config.run_file import Fork, RunFile, changed
 from streamrl.errors import ConfigError, StreamrlError
+from streamrl.learner.examples import expand
 from streamrl.log.codec import encode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamrl.batcher.packing import by_token, expand
 from streamrl.config.run_file import RunFile, changed, parse
 from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import model
 from streamrl.learner import process as learner
+from streamrl.learner.examples import expand, to_ragged
 from streamrl.learner.inputs import announcements
 from streamrl.learner.recompute import recomputed, retrained
 from streamrl.learner.update import Updater
@@ -191,7 +191,7 @@ def test_the_scores_are_the_learners_own_logprobs_bit_for_bit(made: Made):
     with updater.training():
         first = model.load(Path(run.model.path), run.model.max_seq_len)
         for record in [s for s in scores(log) if s.reference == 0]:
-            own = by_token(
+            own = to_ragged(
                 batch(record.number), updater.scores(first, expand(batch(record.number)))
             )
             assert (

@@ -9,7 +9,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from streamrl.batcher.packing import RlExample
+from streamrl.learner.examples import RlExample
 from streamrl.learner.mesh import on_mesh
 from streamrl.learner.model import load, predict
 

@@ -1,0 +1,172 @@
+"""RlExample is what the learner trains on: the ragged arrays of a Batch, laid out densely in rows.
+
+This file knows nothing of JAX. The scorer uses it too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from streamrl.records import Batch
+
+
+class RlExample(NamedTuple):
+    """Dense arrays of shape (rows, max_seq_len), which is the same for every batch of a run.
+
+    Position i of `loss_mask`, `advantages`, `policy_logprobs` and `reference_logprobs` is about the
+    prediction of token i + 1.
+    """
+
+    input_ids: np.ndarray  # int32; 0 where padded
+    loss_mask: np.ndarray  # float32: 1 where token i + 1 was sampled
+    segment_ids: np.ndarray  # int32: 0 is padding, 1.. are the sequences of the row
+    position_ids: np.ndarray  # int32: restarts at 0 in each segment
+    advantages: np.ndarray  # float32; 0 outside the mask
+    policy_logprobs: np.ndarray  # float32; 0 outside the mask
+    reference_logprobs: np.ndarray  # float32; 0 until the learner or a scorer fills them in
+    temperatures: np.ndarray  # float32: of the segment; 1 where padded
+
+
+def empty_example(row_count: int, max_seq_len: int) -> RlExample:
+    """An example that is all padding.
+
+    Its arrays are parts of one piece of memory, which is large enough for the kernel's huge pages:
+    touching eight small pieces takes ten times as long.
+    """
+    memory = np.zeros((len(RlExample._fields), row_count, max_seq_len), np.float32)
+    arrays: dict[str, np.ndarray] = dict(zip(RlExample._fields, memory, strict=True))
+    for name in ("input_ids", "segment_ids", "position_ids"):
+        arrays[name] = arrays[name].view(np.int32)
+    arrays["temperatures"][:] = 1
+    return RlExample(**arrays)
+
+
+def expand(batch: Batch) -> RlExample:
+    """The dense arrays of a batch.
+
+    The model reads token i to predict token i + 1, so what is known of a token stands one position
+    before it. The first token of a sequence has no predictor and cannot train. In the example of
+    docs/design/logprobs.md, with seven prompt tokens and one sampled token, the loss mask is
+    [0, 0, 0, 0, 0, 0, 1, 0].
+    """
+    dense = empty_example(batch.row_count, batch.max_seq_len)
+    flat = RlExample(*(array.reshape(-1) for array in dense))
+
+    prompts = split_ragged(batch.prompts, batch.prompt_lengths)
+    completions = split_ragged(batch.tokens, batch.lengths)
+    policy_logprobs = split_ragged(batch.policy_logprobs, batch.lengths)
+    masks = None
+    if batch.loss_mask is not None:
+        masks = split_ragged(batch.loss_mask, batch.lengths)
+    token_advantages = None
+    if batch.token_advantages is not None:
+        token_advantages = split_ragged(batch.token_advantages, batch.lengths)
+
+    # the next free cell of each row, and the sequences that the row has so far
+    free = [row * batch.max_seq_len for row in range(batch.row_count)]
+    segments = [0] * batch.row_count
+    positions = np.arange(batch.max_seq_len, dtype=np.int32)
+    per_sequence = zip(
+        batch.rows.tolist(),
+        batch.groups.tolist(),
+        batch.advantages.tolist(),
+        batch.temperatures.tolist(),
+        strict=True,
+    )
+    for i, (row, group, advantage, temperature) in enumerate(per_sequence):
+        prompt = prompts[group]
+        start = free[row]
+        first = start + len(prompt)
+        end = first + len(completions[i])
+        free[row] = end
+        segments[row] += 1
+        flat.input_ids[start:first] = prompt
+        flat.input_ids[first:end] = completions[i]
+        flat.segment_ids[start:end] = segments[row]
+        flat.position_ids[start:end] = positions[: end - start]
+        if temperature != 1:  # it is 1 from the start
+            flat.temperatures[start:end] = temperature
+        # without a prompt, the first token of the completion has no predictor
+        skip = 0 if len(prompt) else 1
+        predicting = slice(first - 1 + skip, end - 1)
+        flat.loss_mask[predicting] = 1 if masks is None else masks[i][skip:]
+        if token_advantages is None:
+            flat.advantages[predicting] = advantage
+        else:
+            flat.advantages[predicting] = token_advantages[i][skip:]
+        flat.policy_logprobs[predicting] = policy_logprobs[i][skip:]
+    if masks is not None:
+        flat.advantages[:] *= flat.loss_mask
+        flat.policy_logprobs[:] *= flat.loss_mask
+    return dense
+
+
+def rollout_numbers(batch: Batch) -> np.ndarray | None:
+    """The number of the rollout at each position: (row_count, max_seq_len) int32, counted from 1, 0
+    where padded. None where no rollout has forked, as `segment_ids` says the same then.
+
+    A rollout that forked has several sequences under one uid, and they may lie in several rows.
+    """
+    numbers = {uid: number for number, uid in enumerate(dict.fromkeys(batch.uids), 1)}
+    if len(numbers) == len(batch.uids):
+        return None
+    found = np.zeros((batch.row_count, batch.max_seq_len), np.int32)
+    free = [0] * batch.row_count
+    sizes = batch.prompt_lengths[batch.groups] + batch.lengths
+    for uid, row, size in zip(batch.uids, batch.rows.tolist(), sizes.tolist(), strict=True):
+        found[row, free[row] : free[row] + size] = numbers[uid]
+        free[row] += size
+    return found
+
+
+def target_positions(batch: Batch) -> np.ndarray:
+    """The position, in the flattened dense arrays, that is about each token of `batch.tokens`: (sum
+    of lengths,) int64. It is -1 for a first token, which has no predictor.
+    """
+    free = [row * batch.max_seq_len for row in range(batch.row_count)]  # the next cell of each row
+    positions = [np.empty(0, np.int64)]
+    per_sequence = zip(
+        batch.rows.tolist(),
+        batch.prompt_lengths[batch.groups].tolist(),
+        batch.lengths.tolist(),
+        strict=True,
+    )
+    for row, prompt_length, length in per_sequence:
+        first = free[row] + prompt_length
+        free[row] = first + length
+        positions.append(np.arange(first - 1, first - 1 + length))
+        if not prompt_length:
+            positions[-1][:1] = -1
+    return np.concatenate(positions)
+
+
+def to_ragged(batch: Batch, dense: np.ndarray) -> np.ndarray:
+    """The values of a dense array that are about the tokens of the batch, in the order of
+    `batch.tokens`. A first token gets 0.
+
+    `dense`: (row_count, max_seq_len) float32. Returns (sum of lengths,) float32.
+    """
+    positions = target_positions(batch)
+    return np.where(positions < 0, np.float32(0), dense.reshape(-1)[positions])
+
+
+def to_dense(batch: Batch, values: np.ndarray) -> np.ndarray:
+    """The inverse of `to_ragged`: the dense array with these values at its tokens, and 0 elsewhere.
+
+    `values`: (sum of lengths,) float32. Returns (row_count, max_seq_len) float32. Raises ValueError
+    where there are not as many values as tokens.
+    """
+    positions = target_positions(batch)
+    if values.shape != positions.shape:
+        raise ValueError(f"batch {batch.number} has {len(positions)} tokens, not {values.size}")
+    dense = np.zeros(batch.row_count * batch.max_seq_len, np.float32)
+    dense[positions[positions >= 0]] = values[positions >= 0]
+    return dense.reshape(batch.row_count, batch.max_seq_len)
+
+
+def split_ragged(array: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Views of the consecutive parts of `array` that have these lengths."""
+    ends = np.cumsum(lengths).tolist()
+    return [array[end - n : end] for n, end in zip(lengths.tolist(), ends, strict=True)]
