@@ -35,7 +35,7 @@ import pytest
 
 from streamrl.log.codec import digest
 from streamrl.processor.processor import Processor, decode_and_step
-from streamrl.processor.snapshots import freeze
+from streamrl.processor.snapshots import serialize_state
 from tests.support.inputs import busy, log_of, real_parts, schedule_of
 from tests.support.waiting import patience
 
@@ -333,7 +333,7 @@ def run_through(log: Any, part: Processor[Any, Any], seed: int) -> tuple[list[st
             )
             part.paused(part.config, state)
         called += offences
-        total.update(digest([*outputs, *metrics]) + freeze(state))
+        total.update(digest([*outputs, *metrics]) + serialize_state(state))
         writer.commit(outputs)
     return called, total.digest()
 

@@ -34,7 +34,7 @@ from streamrl.log.instrumented import ready
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Message, Output, TopicPartition, Undecodable, read
 from streamrl.log.retrying import RetryingWriter
-from streamrl.processor.journal import newest
+from streamrl.processor.journal import last_record
 from streamrl.processor.processor import starts
 from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 
@@ -301,7 +301,7 @@ def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
         if (
             name == f"journal.env-{env}"
             and replica.isdecimal()
-            and (progress := newest(log, topic, EnvProgress))
+            and (progress := last_record(log, topic, EnvProgress))
         ):
             yield progress
 

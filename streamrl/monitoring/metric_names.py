@@ -79,7 +79,7 @@ MEASURES = (
     Measure(
         "worker/left_alone_s/{topic}",
         "s",
-        "for which the topic is not read, as it sent mostly rubbish",
+        "for which the topic is not read, as it carried mostly invalid records",
     ),
     # ---- buffer
     Measure("buffer/version", "version", "newest policy version that it has heard of"),

@@ -1,12 +1,13 @@
-"""A source that sends mostly rubbish is left alone for a while: what it wrote stays in the log,
-unread, and the other sources go on.
+"""Pauses a topic that carries mostly invalid records. The records stay in the log, unread, and the
+other topics are read on.
 
-Counted by topic over `WINDOW_RECORDS` in a row: when more than `max_frac` of them were put aside,
-the topic is not read for `PAUSE_S`; then it gets another window's chance. So the damage is bounded,
-a source that has been mended is taken up again by itself, and good records between bad ones come
-through. Outside the fold on purpose: which records were taken when is what the journal says, so a
-replay and a restart take the same ones whatever was decided here; a restarted part begins with
-clean counts.
+The breaker counts each topic's records in windows of `WINDOW_RECORDS`. If more than `max_frac` of a
+window were dead-lettered, the topic is not read for `PAUSE_S`; then the next window decides anew.
+This bounds the damage of a broken producer, a producer that has been repaired is read again without
+anybody's help, and valid records between invalid ones come through.
+
+The breaker is no part of the state. The journal says which records were taken and when, so a replay
+and a restart take the same ones whatever was decided here. After a restart the counts begin at 0.
 """
 
 from __future__ import annotations
@@ -23,71 +24,80 @@ PAUSE_S = 30.0
 
 
 @dataclass
-class Source:
-    """What is known of one topic."""
+class TopicHealth:
+    """The counts of one topic."""
 
-    taken: int = 0  # records of this window
-    invalid: int = 0
-    cause: str = ""  # of the last that was put aside
-    frac: float = 0.0  # invalid, of the last whole window
-    since_s: float = -math.inf  # when it was last left alone
+    taken: int = 0  # records of the current window
+    invalid: int = 0  # of them, those that were dead-lettered
+    last_cause: str = ""  # of the last dead letter
+    invalid_frac: float = 0.0  # of the last complete window
+    paused_at_s: float = -math.inf  # when its last pause began
 
 
 @dataclass
-class Breaker:
-    """Which topics to leave alone. A `max_frac` of 1 never trips."""
+class CircuitBreaker:
+    """Decides which topics are paused. It never pauses one if `max_frac` is 1."""
 
     max_frac: float
     window_records: int = WINDOW_RECORDS
     pause_s: float = PAUSE_S
-    sources: dict[str, Source] = field(default_factory=dict[str, Source])
+    topics: dict[str, TopicHealth] = field(default_factory=dict[str, TopicHealth])
 
     def count(self, taken: Iterable[str], letters: Iterable[Letter], time_s: float) -> list[str]:
-        """Note the topics of the records taken, and what was put aside of them. Returns a sentence
-        for each topic that is left alone from now on.
+        """Count a batch: the topics of its records, and its dead letters. Returns a warning for
+        each topic whose pause begins now.
         """
         for topic, records in Counter(taken).items():
-            self.sources.setdefault(topic, Source()).taken += records
+            self.topics.setdefault(topic, TopicHealth()).taken += records
         for letter in letters:
-            source = self.sources[letter.topic]
-            source.invalid, source.cause = source.invalid + 1, letter.cause
+            health = self.topics[letter.topic]
+            health.invalid += 1
+            health.last_cause = letter.cause
+        warnings: list[str] = []
+        for topic, health in self.topics.items():
+            if health.taken >= self.window_records:
+                warnings += self.end_window(topic, health, time_s)
+        return warnings
+
+    def end_window(self, topic: str, health: TopicHealth, time_s: float) -> list[str]:
+        """Begin the topic's next window, and a pause if too much of this one was invalid. Returns
+        the warning that says so, if any.
+        """
+        taken = health.taken
+        invalid = health.invalid
+        health.taken = 0
+        health.invalid = 0
+        health.invalid_frac = invalid / taken
+        if health.invalid_frac <= self.max_frac:
+            return []
+        health.paused_at_s = time_s
         return [
-            sentence
-            for topic, source in self.sources.items()
-            if (sentence := self.judge(topic, source, time_s))
+            f"{topic} sends invalid records and is not read for {self.pause_s:.0f} s: "
+            f"{invalid:,} of its last {taken:,} records could not be used, "
+            f"more than {self.max_frac:.0%}, the last because: {health.last_cause}; "
+            "see `streamrl dead-letters list RUN`"
         ]
 
-    def judge(self, topic: str, source: Source, time_s: float) -> str:
-        """At the end of a window: what to say if the topic is left alone, otherwise nothing."""
-        if source.taken < self.window_records:
-            return ""
-        invalid, of, source.frac = source.invalid, source.taken, source.invalid / source.taken
-        source.taken = source.invalid = 0
-        if source.frac <= self.max_frac:
-            return ""
-        source.since_s = time_s
-        share = f"{invalid:,} of its last {of:,} records could not be used, more than {self.max_frac:.0%}, the last because: {source.cause}"
-        return f"{topic} sends rubbish and is not read for {self.pause_s:.0f} s: {share}; see `streamrl dead-letters list RUN`"
-
-    def left_alone(self, time_s: float) -> frozenset[str]:
-        """Topics to take nothing from for now."""
+    def paused_topics(self, time_s: float) -> frozenset[str]:
         return frozenset(
-            topic for topic, source in self.sources.items() if self.left_s(source, time_s)
+            topic
+            for topic, health in self.topics.items()
+            if self.remaining_pause_s(health, time_s) > 0
         )
 
-    def left_s(self, source: Source, time_s: float) -> float:
-        """How long it is left alone yet; not at all once the clock stands before the beginning: one
-        that was set back an hour makes no hour of it.
+    def remaining_pause_s(self, health: TopicHealth, time_s: float) -> float:
+        """Seconds until the topic is read again. 0 if the clock has been set back to before the
+        pause began.
         """
-        return max(source.since_s + self.pause_s - time_s, 0.0) if time_s >= source.since_s else 0.0
+        if time_s < health.paused_at_s:
+            return 0.0
+        return max(health.paused_at_s + self.pause_s - time_s, 0.0)
 
     def gauges(self, time_s: float) -> dict[str, float]:
-        """Of topics of which something was put aside in their last window: the share, and how long
-        they are left alone yet.
-        """
+        """The metrics of each topic that had invalid records in its last complete window."""
         values: dict[str, float] = {}
-        for topic, source in self.sources.items():
-            if source.frac:
-                values[f"worker/invalid_frac/{topic}"] = source.frac
-                values[f"worker/left_alone_s/{topic}"] = self.left_s(source, time_s)
+        for topic, health in self.topics.items():
+            if health.invalid_frac:
+                values[f"worker/invalid_frac/{topic}"] = health.invalid_frac
+                values[f"worker/left_alone_s/{topic}"] = self.remaining_pause_s(health, time_s)
         return values

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from streamrl.errors import InputGone
 from streamrl.log.codec import decode, to_event
 from streamrl.log.protocol import Event, Log, Message, Progress, Reader, TopicPartition, read
-from streamrl.processor.snapshots import Reference
+from streamrl.processor.snapshots import RecordRef
 from streamrl.records import Record, Slice
 
 R = TypeVar("R", bound=Record)
@@ -27,7 +27,7 @@ NOTHING_LEFT = 2**63 - 1
 SKIP_RECORDS = 2_000
 
 
-def noted(
+def record_slices(
     messages: Iterable[Message], positions: dict[TopicPartition, int], slices: list[Slice]
 ) -> Iterator[Message]:
     """The messages, whose order is noted in `slices` as they are taken, run-length encoded. Moves
@@ -56,7 +56,7 @@ def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, Record]
         yield message.offset, decode(dict(message.headers)["schema"], message.value or b"")
 
 
-def newest(log: Log, topic: str, kind: type[R]) -> R | None:
+def last_record(log: Log, topic: str, kind: type[R]) -> R | None:
     """The last record of that kind in a journal, found from the end; None when there is none."""
     end, tail, found = log.end(topic, 0), TAIL, None
     while found is None and end > 0:
@@ -69,7 +69,7 @@ def newest(log: Log, topic: str, kind: type[R]) -> R | None:
 
 
 @dataclass
-class Tape:
+class SliceReader:
     """Reads slices of inputs again, in the order asked, each partition forward only."""
 
     log: Log
@@ -79,11 +79,11 @@ class Tape:
         default_factory=dict[Any, Any]
     )
 
-    def messages(self, part: Slice) -> list[Message]:
+    def read_slice(self, part: Slice) -> list[Message]:
         """Those of a slice, as they lie in the log. Raises InputGone when they are not all there
         any more.
         """
-        messages = list(self._between((part.topic, part.partition), part.start, part.end - 1))
+        messages = list(self._read_range((part.topic, part.partition), part.start, part.end - 1))
         if len(messages) != part.count:
             where = f"{part.topic}[{part.partition}] {part.start} to {part.end}"
             raise InputGone(
@@ -91,11 +91,11 @@ class Tape:
             )
         return messages
 
-    def fetch(self, references: Collection[Reference]) -> dict[Reference, Event]:
+    def read_records(self, references: Collection[RecordRef]) -> dict[RecordRef, Event]:
         """Single records, wherever they lie. One that retention has deleted comes as an event
         without a record.
         """
-        found: dict[Reference, Event] = {}
+        found: dict[RecordRef, Event] = {}
         begin = first_offsets(self.log, {(topic, partition) for topic, partition, _ in references})
         for topic, partition, offset in references:
             if offset < begin[topic, partition]:
@@ -106,9 +106,9 @@ class Tape:
                 for topic, partition, offset in references
                 if (topic, partition) == where and offset >= begin[where]
             )
-            for offsets in stretches(there):
+            for offsets in split_at_gaps(there):
                 wanted = set(offsets)
-                for message in self._between(where, offsets[0], offsets[-1]):
+                for message in self._read_range(where, offsets[0], offsets[-1]):
                     if message.offset in wanted:
                         found[*where, message.offset] = to_event(message, self.schemas_of(where[0]))
             if there:
@@ -126,7 +126,7 @@ class Tape:
     def _close(self, where: TopicPartition) -> None:
         self._open.pop(where)[0].close()
 
-    def _between(self, where: TopicPartition, start: int, last: int) -> Iterator[Message]:
+    def _read_range(self, where: TopicPartition, start: int, last: int) -> Iterator[Message]:
         """Messages with start <= offset <= last, where `last` is that of a message."""
         if where not in self._open:
             self._open[where] = (
@@ -167,7 +167,7 @@ def is_gone(start: int, begin: int) -> bool:
     return start < begin - 1
 
 
-def stretches(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
+def split_at_gaps(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
     """Ascending offsets, cut where more than SKIP_RECORDS lie between two of them."""
     if not offsets:
         return

@@ -41,10 +41,17 @@ from streamrl.log.protocol import (
     Writer,
 )
 from streamrl.log.retrying import RetryingWriter
-from streamrl.processor.circuit_breaker import Breaker
-from streamrl.processor.journal import Tape, entries, first_offsets, is_gone, newest, noted
+from streamrl.processor.circuit_breaker import CircuitBreaker
+from streamrl.processor.journal import (
+    SliceReader,
+    entries,
+    first_offsets,
+    is_gone,
+    last_record,
+    record_slices,
+)
 from streamrl.processor.notices import Notices, failures
-from streamrl.processor.snapshots import freeze, held_events, references, thaw
+from streamrl.processor.snapshots import deserialize_state, held_events, references, serialize_state
 from streamrl.records import Fate, JournalEntry, Record, Slice, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -107,7 +114,7 @@ class Processor(Generic[C, S]):
     expires_removed: bool = False
     # MODULE:NAME that a configuration in its journal may have: those of the user's own run file
     imports: frozenset[str] = frozenset()
-    # of a topic's records: beyond it the topic is left alone for a while (`breaker.py`); never part
+    # of a topic's records: beyond it the topic is not read for a while (`circuit_breaker.py`); never part
     # of the fold
     max_invalid_frac: float = 1.0
 
@@ -164,7 +171,7 @@ def run_processor(
         fold.sequence,
         records_read,
     )
-    tally, breaker, notices = Tally(), Breaker(part.max_invalid_frac), Notices()
+    tally, breaker, notices = Tally(), CircuitBreaker(part.max_invalid_frac), Notices()
     # Its last life may have ended before it could mark them; and a part that may not says so before
     # it is ready.
     marked = dict(positions) if writer.mark(positions) else {}
@@ -173,7 +180,7 @@ def run_processor(
     ready(log)
     try:
         while not stop.is_set():
-            reader.pause(part.paused(part.config, fold.state) | breaker.left_alone(clock()))
+            reader.pause(part.paused(part.config, fold.state) | breaker.paused_topics(clock()))
             first = reader.poll(PIECE_MESSAGES, POLL_S)
             if first or (
                 tally.elapsed_s >= REPORT_S and part.due(part.config, fold.state, clock())
@@ -374,7 +381,7 @@ def process_batch(
     """One turn: fold the messages in and commit what comes of it."""
     slices, taken = list[Slice](), Counter[str]()
     fold.state, outputs, metrics = decode_and_step(
-        part, part.config, fold.state, noted(messages, fold.positions, slices), time_s
+        part, part.config, fold.state, record_slices(messages, fold.positions, slices), time_s
     )
     for piece in slices:
         taken[piece.topic] += piece.count
@@ -471,7 +478,7 @@ def decode_and_step(
 
 def snapshot(fold: ProcessorState[Any, Any], positions: Positions) -> list[Snapshot]:
     """The state after this turn, in as many records as it needs."""
-    data = freeze(fold.state)
+    data = serialize_state(fold.state)
     pieces = [data[i : i + SNAPSHOT_BYTES] for i in range(0, len(data), SNAPSHOT_BYTES)]
     places = [(topic, partition, offset) for (topic, partition), offset in positions.items()]
     make = partial(
@@ -517,9 +524,9 @@ def restore(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int]
     """
     topic = f"journal.{part.name}"
     last, fold, tape = (
-        newest(log, topic, JournalEntry),
+        last_record(log, topic, JournalEntry),
         ProcessorState(part.initial()),
-        Tape(log, part.schemas_of),
+        SliceReader(log, part.schemas_of),
     )
     if last is None:
         return fold, 0
@@ -574,10 +581,14 @@ def restore(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int]
 
 
 def begin_at(
-    fold: ProcessorState[C, S], part: Processor[C, S], offset: int, record: Snapshot, tape: Tape
+    fold: ProcessorState[C, S],
+    part: Processor[C, S],
+    offset: int,
+    record: Snapshot,
+    tape: SliceReader,
 ) -> None:
     """Let the fold be where it was at this snapshot, which lies at `offset` of the journal."""
-    fold.state = thaw(record.state, type(fold.state), tape.fetch)
+    fold.state = deserialize_state(record.state, type(fold.state), tape.read_records)
     fold.sequence = record.sequence
     fold.config = from_json(record.config, part)
     fold.positions = {(topic, partition): start for topic, partition, start in record.positions}
@@ -604,7 +615,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def beginning(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int, Tape]:
+def beginning(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int, SliceReader]:
     """From where the journal can be folded again to its end: a fold, the offset of the first entry
     behind it, and what reads the inputs.
 
@@ -614,7 +625,7 @@ def beginning(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], in
     topic = f"journal.{part.name}"
     fold, tape, start = (
         ProcessorState[C, S](part.initial()),
-        Tape(log, part.schemas_of),
+        SliceReader(log, part.schemas_of),
         log.start(topic, 0),
     )
     there = log.topics()
@@ -648,7 +659,7 @@ def beginning(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], in
 
 
 def replay_entry(
-    part: Processor[C, S], fold: ProcessorState[C, S], entry: JournalEntry, tape: Tape
+    part: Processor[C, S], fold: ProcessorState[C, S], entry: JournalEntry, tape: SliceReader
 ) -> list[Message]:
     """Run one entry again. Returns the outputs it gives now, to be compared with those recorded."""
     if entry.sequence != fold.sequence + 1:
@@ -658,7 +669,7 @@ def replay_entry(
     if entry.config:
         fold.config = from_json(entry.config, part)
     assert fold.config is not None, "the first entry carries the configuration"
-    messages = [message for piece in entry.slices for message in tape.messages(piece)]
+    messages = [message for piece in entry.slices for message in tape.read_slice(piece)]
     if entry.removed is None:
         fold.state, outputs, fold.metrics = decode_and_step(
             part, fold.config, fold.state, messages, entry.time_s

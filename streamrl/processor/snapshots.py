@@ -18,18 +18,18 @@ from streamrl.log.protocol import Event
 
 EVENT = 2  # MessagePack extension type of references
 S = TypeVar("S")
-Reference = tuple[str, int, int]  # topic, partition, offset
-Fetch = Callable[[Collection[Reference]], Mapping[Reference, Event]]
+RecordRef = tuple[str, int, int]  # topic, partition, offset
+ReadRecords = Callable[[Collection[RecordRef]], Mapping[RecordRef, Event]]
 
 
-def freeze(state: Any) -> bytes:
+def serialize_state(state: Any) -> bytes:
     """Bytes of a state; equal states give equal bytes, so their digest tells whether two states are
     the same.
     """
     return msgspec.msgpack.encode(state, enc_hook=_reference)
 
 
-def thaw(data: bytes, state_type: type[S], fetch: Fetch) -> S:
+def deserialize_state(data: bytes, state_type: type[S], fetch: ReadRecords) -> S:
     """The state again. All references are collected first and read in one go, then put in their
     places.
     """
@@ -46,9 +46,9 @@ def thaw(data: bytes, state_type: type[S], fetch: Fetch) -> S:
     )
 
 
-def references(data: bytes) -> set[Reference]:
+def references(data: bytes) -> set[RecordRef]:
     """Where the records lie that a frozen state holds."""
-    wanted = set[Reference]()
+    wanted = set[RecordRef]()
 
     def collect(code: int, body: memoryview) -> Any:
         if code == EVENT:
@@ -82,6 +82,6 @@ def _reference(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} cannot be part of a state")
 
 
-def _read(body: memoryview) -> Reference:
+def _read(body: memoryview) -> RecordRef:
     topic, partition, offset = msgpack.unpackb(body)
     return topic, partition, offset

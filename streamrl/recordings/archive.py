@@ -32,7 +32,7 @@ from streamrl.log.parquet import (
     write_partition,
 )
 from streamrl.log.protocol import Log, Message, TopicPartition, read
-from streamrl.processor.journal import newest
+from streamrl.processor.journal import last_record
 from streamrl.recordings.progress import Report, silent
 from streamrl.records import RunConfig
 
@@ -100,7 +100,7 @@ def as_recorded(log: Log, run: RunFile) -> RunFile:
     """The run file last recorded in the run itself; `run` where there is none that can be read."""
     if "config" not in log.topics():
         return run
-    last = newest(log, "config", RunConfig)
+    last = last_record(log, "config", RunConfig)
     try:
         if last is None:
             return run

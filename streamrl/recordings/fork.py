@@ -32,7 +32,7 @@ from streamrl.log.codec import encode, to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Event, Log, Message, Output, TopicPartition, portions, read
 from streamrl.orchestrator.run_directory import write_run_file
-from streamrl.processor.journal import Tape, entries, is_gone, newest
+from streamrl.processor.journal import SliceReader, entries, is_gone, last_record
 from streamrl.processor.processor import (
     Processor,
     ProcessorState,
@@ -214,7 +214,7 @@ def progress_of(
     posed = {
         record.producer: record.next_problem
         for topic in there
-        if (record := newest(old, topic, EnvProgress))
+        if (record := last_record(old, topic, EnvProgress))
     }
     for name, env in run.envs.items():
         numbers = (
@@ -317,7 +317,7 @@ def schedule(
     parent's buffer took them.
     """
     part = buffer.part(parent)
-    tape, begin = Tape(old, part.schemas_of), starts(old, part.inputs)
+    tape, begin = SliceReader(old, part.schemas_of), starts(old, part.inputs)
     pieces = (
         piece
         for _, entry in entries(old, f"journal.{part.name}")
@@ -329,7 +329,7 @@ def schedule(
         for piece in pieces
         if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0))
     )
-    for message in (message for piece in there for message in tape.messages(piece)):
+    for message in (message for piece in there for message in tape.read_slice(piece)):
         record = to_event(message, part.schemas_of(message.topic)).record
         if isinstance(record, PolicyVersion) and record.learner == parent.learner.name:
             if record.version > version:

@@ -14,7 +14,7 @@ from streamrl.envs.flow_control import Counter, Credit
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output
 from streamrl.log.topics import env_part, journal
-from streamrl.processor.journal import newest
+from streamrl.processor.journal import last_record
 from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout
 from tests.chaos import known
 
@@ -28,7 +28,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
     """Produce what is wanted, until `stop` is set; what is open then is done by the next life."""
     part = env_part(env, 0)
     writer = log.writer(part, journal(part))
-    progress = newest(log, journal(part), EnvProgress) or EnvProgress(
+    progress = last_record(log, journal(part), EnvProgress) or EnvProgress(
         producer=f"{env}-0", next_problem=0
     )
     counter, credit = Counter(progress, 1), Credit(f"{env}-0", 1, GUESS_TOKENS)

@@ -18,7 +18,7 @@ from streamrl.learner.inputs import recorded
 from streamrl.log.codec import encode, to_event
 from streamrl.log.protocol import Event, Log, read
 from streamrl.log.topics import env_part, journal
-from streamrl.processor.journal import newest
+from streamrl.processor.journal import last_record
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.show import parts_of
@@ -93,7 +93,7 @@ def look_at_rollouts(log: Log, run: RunFile, found: Verdict) -> dict[Where, str]
                 continue
             where[env, event.partition, event.offset] = event.record.rollout_uid
             there.setdefault(number_of(event.record.group_id), []).append(event.record.rollout_uid)
-        progress = newest(log, journal(env_part(env, 0)), EnvProgress) or EnvProgress(
+        progress = last_record(log, journal(env_part(env, 0)), EnvProgress) or EnvProgress(
             producer="", next_problem=0
         )
         published = set(range(progress.next_problem)) - set(progress.open_problems)

@@ -10,7 +10,7 @@ from streamrl.errors import BrokerUnreachable
 from streamrl.log import protocol as protocol
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, read
-from streamrl.processor.journal import Tape
+from streamrl.processor.journal import SliceReader
 from streamrl.records import Slice
 
 
@@ -41,6 +41,6 @@ def test_a_read_gives_up_when_nothing_comes(log: Vanishing):
 
 def test_a_journal_is_folded_again_up_to_where_nothing_comes(log: Vanishing):
     with pytest.raises(BrokerUnreachable, match="at offset 1 of 4"):
-        Tape(log, {"in": ("rollout",)}).messages(
+        SliceReader(log, {"in": ("rollout",)}).read_slice(
             Slice(topic="in", partition=0, start=0, end=4, count=4)
         )

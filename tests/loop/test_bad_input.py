@@ -202,7 +202,11 @@ def test_a_source_of_rubbish_is_left_alone_and_the_command_line_shows_and_puts_b
         announce(log, 0)
         send(log, [bad("too far ahead", n, random) for n in range(1500)])
         said = path.with_suffix(".buffer.log")
-        until(lambda: "rollouts.copy sends rubbish and is not read for 30 s" in said.read_text())
+        until(
+            lambda: (
+                "rollouts.copy sends invalid records and is not read for 30 s" in said.read_text()
+            )
+        )
         send(log, [bad("too far ahead", n, random) for n in range(2000, 4000)])
         send(log, good(0, 0))
         # the other env goes on

@@ -11,7 +11,7 @@ from streamrl.log.dead_letters import Letter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message
 from streamrl.processor import processor
-from streamrl.processor.circuit_breaker import Breaker
+from streamrl.processor.circuit_breaker import CircuitBreaker
 from streamrl.processor.processor import restore, run_processor
 from tests.processor.test_processor import TOPICS, number, part
 from tests.support.waiting import patience, until
@@ -22,50 +22,54 @@ def letters(topic: str, count: int, cause: str = "broken") -> list[Letter]:
 
 
 def test_more_than_the_share_of_a_window_trips_and_only_that_topic():
-    limit = Breaker(0.5, window_records=10, pause_s=30)
+    limit = CircuitBreaker(0.5, window_records=10, pause_s=30)
     assert limit.count(["a"] * 6 + ["b"] * 20, letters("a", 6), 100.0) == []  # no whole window yet
     (sentence,) = limit.count(["a"] * 4, letters("a", 0), 101.0)  # 6 of 10
     assert sentence.startswith(
-        "a sends rubbish and is not read for 30 s: 6 of its last 10 records could not be used, more than 50%, the last because: broken"
+        "a sends invalid records and is not read for 30 s: 6 of its last 10 records could not be used, more than 50%, the last because: broken"
     )
     assert (
-        limit.left_alone(101.0) == limit.left_alone(130.9) == {"a"}
-        and limit.left_alone(131.0) == frozenset()
+        limit.paused_topics(101.0) == limit.paused_topics(130.9) == {"a"}
+        and limit.paused_topics(131.0) == frozenset()
     )
     assert limit.gauges(121.0) == {"worker/invalid_frac/a": 0.6, "worker/left_alone_s/a": 10.0}
 
 
 def test_a_clock_that_is_set_back_makes_no_longer_pause():
-    limit = Breaker(0.5, window_records=10, pause_s=30)
+    limit = CircuitBreaker(0.5, window_records=10, pause_s=30)
     limit.count(["a"] * 10, letters("a", 10), 5_000.0)
-    assert limit.left_alone(5_000.0) == {"a"} and limit.left_alone(5_000.0 - 3_600) == frozenset()
+    assert (
+        limit.paused_topics(5_000.0) == {"a"}
+        and limit.paused_topics(5_000.0 - 3_600) == frozenset()
+    )
     assert limit.gauges(5_000.0 - 3_600)["worker/left_alone_s/a"] == 0.0
 
 
 def test_half_is_not_more_than_half():
-    limit = Breaker(0.5, window_records=10)
+    limit = CircuitBreaker(0.5, window_records=10)
     assert (
-        limit.count(["a"] * 10, letters("a", 5), 0.0) == [] and limit.left_alone(0.0) == frozenset()
+        limit.count(["a"] * 10, letters("a", 5), 0.0) == []
+        and limit.paused_topics(0.0) == frozenset()
     )
 
 
 def test_after_the_pause_it_gets_another_windows_chance():
-    limit = Breaker(0.5, window_records=10, pause_s=30)
+    limit = CircuitBreaker(0.5, window_records=10, pause_s=30)
     assert limit.count(["a"] * 10, letters("a", 10), 0.0)
     assert (
         limit.count(["a"] * 9, letters("a", 9), 30.0) == []
-        and limit.left_alone(30.0) == frozenset()
+        and limit.paused_topics(30.0) == frozenset()
     )
-    assert limit.count(["a"], letters("a", 1), 31.0) and limit.left_alone(32.0) == {"a"}
+    assert limit.count(["a"], letters("a", 1), 31.0) and limit.paused_topics(32.0) == {"a"}
     assert limit.count(["a"] * 10, [], 61.0) == [] and limit.gauges(61.0) == {}  # mended
 
 
 def test_a_limit_of_one_never_trips():
-    limit = Breaker(1.0, window_records=10)
+    limit = CircuitBreaker(1.0, window_records=10)
     assert limit.count(["a"] * 10, letters("a", 10), 0.0) == []
 
 
-def rubbish(count: int) -> Sequence[Message]:
+def invalid(count: int) -> Sequence[Message]:
     return [Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)) for _ in range(count)]
 
 
@@ -73,18 +77,20 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """The clock of the part is the test's: time passes when it says so."""
-    monkeypatch.setattr(processor, "Breaker", lambda max_frac: Breaker(max_frac, window_records=10))
+    monkeypatch.setattr(
+        processor, "CircuitBreaker", lambda max_frac: CircuitBreaker(max_frac, window_records=10)
+    )
     log, stop, now = MemoryLog(TOPICS), threading.Event(), [1000.0]
     source = log.plain_writer()
     me = replace(part(), max_invalid_frac=0.5)
     thread = threading.Thread(target=run_processor, args=(log, me, stop, lambda: now[0]))
     with caplog.at_level(logging.WARNING):
         thread.start()
-        for message in rubbish(12):
+        for message in invalid(12):
             source.send(message)
-        until(lambda: "a sends rubbish and is not read for 30 s" in caplog.text)
+        until(lambda: "a sends invalid records and is not read for 30 s" in caplog.text)
         until(lambda: log.committed("adder")["a", 0] == 12)
-        for message in (*rubbish(5), *(number("b", i) for i in range(5))):
+        for message in (*invalid(5), *(number("b", i) for i in range(5))):
             source.send(message)
         until(lambda: log.committed("adder")["b", 0] == 5)
         assert log.committed("adder")["a", 0] == 12

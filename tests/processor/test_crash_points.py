@@ -24,7 +24,7 @@ from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, TopicPartition
 from streamrl.processor.processor import Processor, ProcessorState, process_batch, restore
-from streamrl.processor.snapshots import freeze
+from streamrl.processor.snapshots import serialize_state
 from streamrl.records import Batch, Fate
 from tests.support.inputs import (
     ENVS,
@@ -137,7 +137,7 @@ def check(
     for part in parts:
         schedules.append(schedule_of(undisturbed, part, sizes, order))
         fold, count = live(undisturbed, part, schedules[-1])
-        expected.append(freeze(fold.state))
+        expected.append(serialize_state(fold.state))
         operations.append(count)
     everything = outputs(undisturbed)
     for victim, die_at in ((v, p) for v in range(len(parts)) for p in points(operations[v])):
@@ -148,8 +148,8 @@ def check(
                 # perhaps while it is starting again
                 killed += dies(log, part, schedule, die_at // 2)
             fold, _ = live(log, part, schedule)
-            assert freeze(fold.state) == expected[index], f"{part.name} killed at {die_at}"
-            assert freeze(restore(log, part)[0].state) == expected[index], (
+            assert serialize_state(fold.state) == expected[index], f"{part.name} killed at {die_at}"
+            assert serialize_state(restore(log, part)[0].state) == expected[index], (
                 f"{part.name} after its end"
             )
         assert outputs(log) == everything, f"{parts[victim].name} killed at {die_at}"

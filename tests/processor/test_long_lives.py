@@ -25,7 +25,7 @@ from streamrl.log.protocol import Output, read
 from streamrl.processor import processor
 from streamrl.processor.journal import entries
 from streamrl.processor.processor import Processor, restore
-from streamrl.processor.snapshots import freeze
+from streamrl.processor.snapshots import serialize_state
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.fork import cut_of
@@ -116,13 +116,13 @@ def test_a_part_that_was_told_to_stop_starts_again_when_retention_has_deleted_al
     log, part, _ = chain()
     half = buffer.part(run_of(*BOTH, on_removed="expire"))
     live(log, part)
-    state = freeze(restore(log, part)[0].state)
+    state = serialize_state(restore(log, part)[0].state)
     snapshots = journal(log, "buffer", Snapshot)
     assert len(snapshots) == 1  # at its end, although it has taken far fewer than snapshot_events
     # whole groups, which are over
     log.delete_before({("rollouts.copy", 0): 4, ("rollouts.add", 0): 4})
     fold, read = restore(log, part)
-    assert (freeze(fold.state), read) == (state, 4)
+    assert (serialize_state(fold.state), read) == (state, 4)
     expire_everything(log)
     with pytest.raises(
         InputGone,
@@ -164,10 +164,10 @@ def test_a_snapshot_that_no_entry_names_yet_is_used_where_what_lies_before_it_is
     killed_in_pieces(log, part)  # its only snapshot is that of its last turn
     (snapshot,) = journal(log, "buffer", Snapshot)
     assert journal(log, "buffer", JournalEntry)[-1].snapshot_offset == -1
-    state = freeze(restore(log, part)[0].state)
+    state = serialize_state(restore(log, part)[0].state)
     log.delete_before({("rollouts.copy", 0): 4, ("rollouts.add", 0): 4})
     fold, _ = restore(log, part)
-    assert (freeze(fold.state), fold.sequence) == (state, snapshot.sequence)
+    assert (serialize_state(fold.state), fold.sequence) == (state, snapshot.sequence)
 
 
 def test_a_snapshot_is_written_when_time_has_passed_although_nothing_comes():
@@ -205,7 +205,7 @@ def test_the_batcher_lets_go_of_groups_that_are_deleted_and_goes_on():
     for part in (of_rollouts, of_groups):
         result, fold = replay(log, part)
         assert result.difference == "" and result.begins_at > 0
-        assert freeze(fold.state) == freeze(restore(log, part)[0].state)
+        assert serialize_state(fold.state) == serialize_state(restore(log, part)[0].state)
     assert audit(log, BOTH, RUN.learner.name, [of_rollouts, of_groups]).balanced
 
 
@@ -256,7 +256,7 @@ def test_an_env_is_taken_out_and_another_added_and_what_was_held_of_it_ends():
         live(log, part)
         result, fold = replay(log, part)
         assert result.difference == "" and result.begins_at == 0
-        assert freeze(fold.state) == freeze(restore(log, part)[0].state)
+        assert serialize_state(fold.state) == serialize_state(restore(log, part)[0].state)
     ended = [
         (f.fate, f.offsets.tolist(), f.cause)
         for f in found(log, "fates", "fate")

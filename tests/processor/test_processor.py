@@ -27,7 +27,7 @@ from streamrl.processor.processor import (
     run_processor,
     starts,
 )
-from streamrl.processor.snapshots import freeze
+from streamrl.processor.snapshots import serialize_state
 from streamrl.records import Demand, EnvProgress, JournalEntry, Metric, Snapshot
 from tests.support import life
 from tests.support.waiting import patience
@@ -214,7 +214,7 @@ def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(
         with pytest.raises(Killed):
             live(log, cuts, die_at, each=me)
         fold = live(log, cuts, each=me)
-        assert freeze(fold.state) == freeze(expected.state)
+        assert serialize_state(fold.state) == serialize_state(expected.state)
         assert [d.wanted_tokens for d in sums(log)] == [d.wanted_tokens for d in sums(undisturbed)]
 
 
@@ -258,7 +258,9 @@ def test_settings_may_change_between_two_lives():
         and r.config
     ]
     assert configs == ['{"hold":3}', '{"hold":2}']
-    assert freeze(restore(log, part(Config(hold=2)))[0].state) == freeze(fold.state)
+    assert serialize_state(restore(log, part(Config(hold=2)))[0].state) == serialize_state(
+        fold.state
+    )
 
 
 def test_code_that_gives_other_outputs_is_found_at_restart():

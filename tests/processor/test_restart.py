@@ -16,9 +16,9 @@ from streamrl.config import run_file
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
-from streamrl.processor.journal import SKIP_RECORDS, stretches
+from streamrl.processor.journal import SKIP_RECORDS, split_at_gaps
 from streamrl.processor.processor import Processor, ProcessorState, process_batch, restore
-from streamrl.processor.snapshots import freeze
+from streamrl.processor.snapshots import serialize_state
 from tests.support.build import group, rollout, version_event
 from tests.support.data_path import TOPICS
 
@@ -102,7 +102,7 @@ def test_a_restart_reads_no_more_than_the_window(room: str):
         return made.step(*arguments)
 
     again, records_read = restore(log, replace(part, step=step))
-    assert freeze(again.state) == freeze(fold.state)
+    assert serialize_state(again.state) == serialize_state(fold.state)
     assert len(messages) > 6000 and held <= records_read <= held + SNAPSHOT_EVENTS + 2 * TURN_EVENTS
     assert steps <= SNAPSHOT_EVENTS // TURN_EVENTS + 2
 
@@ -123,7 +123,7 @@ def test_a_snapshot_counts_from_the_moment_it_is_written():
 
 def test_long_gaps_are_not_read():
     far = SKIP_RECORDS + 1
-    assert [list(s) for s in stretches([1, 2, far + 2, far + 3, 3 * far])] == [
+    assert [list(s) for s in split_at_gaps([1, 2, far + 2, far + 3, 3 * far])] == [
         [
             1,
             2,
@@ -131,5 +131,5 @@ def test_long_gaps_are_not_read():
         [far + 2, far + 3],
         [3 * far],
     ]
-    assert [list(s) for s in stretches([5])] == [[5]]
-    assert [list(s) for s in stretches([0, SKIP_RECORDS])] == [[0, SKIP_RECORDS]]
+    assert [list(s) for s in split_at_gaps([5])] == [[5]]
+    assert [list(s) for s in split_at_gaps([0, SKIP_RECORDS])] == [[0, SKIP_RECORDS]]

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from streamrl.log.protocol import Event
-from streamrl.processor.snapshots import Reference, freeze, thaw
+from streamrl.processor.snapshots import RecordRef, deserialize_state, serialize_state
 
 
 class Group(msgspec.Struct):
@@ -26,25 +26,25 @@ def event(offset: int) -> Event:
 
 def test_held_events_are_written_as_where_they_lie_and_read_back():
     state = State(3, {"a": Group([event(5), event(9)], 0.1)}, event(5))
-    asked: list[Reference] = []
+    asked: list[RecordRef] = []
 
-    def fetch(references: Collection[Reference]) -> dict[Reference, Event]:
+    def fetch(references: Collection[RecordRef]) -> dict[RecordRef, Event]:
         asked.extend(sorted(references))
         return {reference: event(reference[2]) for reference in references}
 
-    again = thaw(freeze(state), State, fetch)
+    again = deserialize_state(serialize_state(state), State, fetch)
     assert asked == [("rollouts.copy", 0, 5), ("rollouts.copy", 0, 9)]
     assert (
         [e.offset for e in again.open["a"].members] == [5, 9]
         and again.newest is not None
         and again.newest.offset == 5
     )
-    assert freeze(again) == freeze(state)
+    assert serialize_state(again) == serialize_state(state)
 
 
 def test_a_reference_is_small():
     state = State(0, {"a": Group([event(100_000 + i) for i in range(1000)])})
-    assert len(freeze(state)) < 25_000
+    assert len(serialize_state(state)) < 25_000
 
 
 def test_what_is_no_plain_value_cannot_be_part_of_a_state():
@@ -52,7 +52,7 @@ def test_what_is_no_plain_value_cannot_be_part_of_a_state():
         value: object
 
     try:
-        freeze(Odd(np.zeros(1)))
+        serialize_state(Odd(np.zeros(1)))
     except NotImplementedError as error:
         assert "ndarray" in str(error)
     else:

@@ -13,7 +13,7 @@ from streamrl.log.chunks import is_chunk
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import read
 from streamrl.processor import processor
-from streamrl.processor.snapshots import freeze
+from streamrl.processor.snapshots import serialize_state
 from streamrl.recordings.archive import export
 from tests.recordings.test_archive import account, everything, replays
 from tests.support.data_path import RUN, TOPICS, parts, play
@@ -43,7 +43,9 @@ def test_it_replays_and_balances_and_restores(recording: MemoryLog):
         processor.process_batch(part, copy, [], 1.0, writer.commit)
         processor.process_batch(part, copy, [], 2.0, writer.commit)
         again, _ = processor.restore(recording, part)
-        assert again.snapshot_offset > 0 and freeze(again.state) == freeze(copy.state)
+        assert again.snapshot_offset > 0 and serialize_state(again.state) == serialize_state(
+            copy.state
+        )
 
 
 def test_files_hold_its_messages_as_they_lie_there(recording: MemoryLog, tmp_path: Path):

@@ -19,7 +19,7 @@ from streamrl.learner.examples import expand
 from streamrl.log.codec import encode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.processor.journal import newest
+from streamrl.processor.journal import last_record
 from streamrl.processor.processor import ProcessorState, process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
@@ -251,7 +251,7 @@ def test_what_was_trained_on_or_sampled_later_is_left_behind(parent: MemoryLog):
 
 def test_envs_pose_the_next_problems_and_are_credited_with_the_groups_they_have(parent: MemoryLog):
     made, log = fork(parent)
-    progress = {env: newest(log, f"journal.env-{env}-0", EnvProgress) for env in RUN.envs}
+    progress = {env: last_record(log, f"journal.env-{env}-0", EnvProgress) for env in RUN.envs}
     assert all(
         p is not None and p.next_problem == 40 and p.open_problems == [] for p in progress.values()
     )

@@ -31,9 +31,9 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.processor import processor
-from streamrl.processor.journal import newest
+from streamrl.processor.journal import last_record
 from streamrl.processor.processor import Processor, restore
-from streamrl.processor.snapshots import freeze
+from streamrl.processor.snapshots import serialize_state
 from streamrl.records import JournalEntry, PolicyVersion
 from tests.support.build import rollout
 from tests.support.waiting import patience
@@ -88,7 +88,7 @@ class Retained(MemoryLog):
         for topic in there:
             if (
                 topic.startswith("journal.")
-                and (last := newest(self, topic, JournalEntry))
+                and (last := last_record(self, topic, JournalEntry))
                 and last.snapshot_offset > 0
             ):
                 self.delete_before({(topic, 0): last.snapshot_offset})
@@ -218,8 +218,8 @@ def month(batches: int, envs: int) -> Iterator[Tenth]:
         if errors:
             raise errors[0]
         batch_us = (time.process_time() - began) / (made - before) * 1e6
-        frozen = [freeze(restore(log, part)[0].state) for part in parts]
-        same = frozen == [freeze(at_the_end[part.name]) for part in parts]
+        frozen = [serialize_state(restore(log, part)[0].state) for part in parts]
+        same = frozen == [serialize_state(at_the_end[part.name]) for part in parts]
         snapshot_bytes = sum(map(len, frozen))
         yield Tenth(
             made - before,

@@ -20,7 +20,7 @@ from streamrl.envs.flow_control import Counter, Credit
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output
 from streamrl.log.topics import env_part, journal
-from streamrl.processor.journal import newest
+from streamrl.processor.journal import last_record
 from streamrl.records import Demand, EnvProgress, PolicyVersion
 from tests.chaos.env import tokens_of
 from tests.chaos.known import at_version, rollouts
@@ -42,7 +42,7 @@ class Env:
 
     def __init__(self, log: Log, name: str) -> None:
         self.name, self.journal, producer = name, journal_of(name), f"{name}-0"
-        progress = newest(log, self.journal, EnvProgress) or EnvProgress(
+        progress = last_record(log, self.journal, EnvProgress) or EnvProgress(
             producer=producer, next_problem=0
         )
         self.counter, self.credit = Counter(progress, 1), Credit(producer, 1, known.GROUP_TOKENS)
