@@ -197,7 +197,7 @@ def measure(
     source.send(messages)
     process = Process(role, path, address)
     until(
-        lambda: log.committed(role).get((topic, 0), 0) >= log.end(topic, 0) > 0,
+        lambda: log.committed_offsets(role).get((topic, 0), 0) >= log.end(topic, 0) > 0,
         f"a {role} with its window full",
     )
     source.start()
@@ -205,7 +205,7 @@ def measure(
         for _ in range(kills):
             source.send(messages // 10)  # another distance from the last snapshot
             until(
-                lambda: log.end(topic, 0) - log.committed(role)[topic, 0] < 20,
+                lambda: log.end(topic, 0) - log.committed_offsets(role)[topic, 0] < 20,
                 f"a {role} that keeps up",
             )
             process.kill()

@@ -200,7 +200,7 @@ def train(
             count.add(len(batch.uids))
             announce(batch.number + 1)
             if writer is not None and time.monotonic() - marked_s >= REPORT_S:
-                writer.mark({("batches", 0): message.offset + 1}, wait=False)
+                writer.commit_offsets({("batches", 0): message.offset + 1}, wait=False)
                 marked_s = time.monotonic()
 
 

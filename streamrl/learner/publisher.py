@@ -268,7 +268,7 @@ class Trainee:
                 **({("scores", 0): position.scores} if run.learner.pooled else {}),
             }
             assert self.writer is not None
-            self.writer.mark(places)
+            self.writer.commit_offsets(places)
             self._prune(newest)
         version.spent["announce_s"] = time.monotonic() - started
 

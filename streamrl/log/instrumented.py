@@ -220,15 +220,15 @@ class Watched:
     ) -> WatchedReader:
         return WatchedReader(self, self._log.reader(positions, whole, bounded), positions)
 
-    def writer(self, identity: str, memory: str = "") -> WatchedWriter:
+    def writer(self, identity: str, changelog_topic: str = "") -> WatchedWriter:
         self._writes = True
-        return WatchedWriter(self, self._log.writer(identity, memory))
+        return WatchedWriter(self, self._log.writer(identity, changelog_topic))
 
     def plain_writer(self) -> WatchedPlainWriter:
         return WatchedPlainWriter(self, self._log.plain_writer())
 
-    def committed(self, identity: str) -> dict[TopicPartition, int]:
-        return self._log.committed(identity)
+    def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
+        return self._log.committed_offsets(identity)
 
     def close(self) -> None:
         self._log.close()
@@ -299,8 +299,8 @@ class WatchedWriter:
         self._watched.settled(messages, self._watched.clock() - before)
         return offset
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
-        return self._writer.mark(positions, wait)
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.commit_offsets(positions, wait)
 
     def close(self) -> None:
         self._writer.close()

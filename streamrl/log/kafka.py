@@ -217,10 +217,10 @@ class KafkaLog:
             else reader
         )
 
-    def writer(self, identity: str, memory: str = "") -> KafkaWriter:
+    def writer(self, identity: str, changelog_topic: str = "") -> KafkaWriter:
         writer = KafkaWriter(self._settings, self._prefix, identity)
-        if memory:
-            self._settle(memory)
+        if changelog_topic:
+            self._settle(changelog_topic)
         return writer
 
     def _settle(self, topic: str, limit_s: float = SETTLE_TIMEOUT_S) -> None:
@@ -240,7 +240,7 @@ class KafkaLog:
     def plain_writer(self) -> KafkaPlainWriter:
         return KafkaPlainWriter(self._settings, self._prefix)
 
-    def committed(self, identity: str) -> dict[Where, int]:
+    def committed_offsets(self, identity: str) -> dict[Where, int]:
         consumer = Consumer({**self._settings, **CONSUMER, "group.id": self._prefix + identity})
         try:
             asked = [
@@ -462,7 +462,7 @@ class KafkaWriter:
             self._fail([exception.args[0], *undelivered], {message.topic for message in messages})
         return last[0]
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
         where = [
             TopicPartition(self._prefix + t, p, offset) for (t, p), offset in positions.items()
         ]
@@ -477,7 +477,7 @@ class KafkaWriter:
         except AccessDenied:
             self.close()
             raise denied(
-                self._settings, f"mark positions as group {self._prefix}{self._identity}"
+                self._settings, f"commit offsets of group {self._prefix}{self._identity}"
             ) from None
         except StreamrlError as error:
             logger.warning(

@@ -63,7 +63,7 @@ class MemoryLog:
             else reader
         )
 
-    def writer(self, identity: str, memory: str = "") -> MemoryWriter:
+    def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         with self._lock:
             self._epochs[identity] = self._epochs.get(identity, 0) + 1
             return MemoryWriter(self, identity, self._epochs[identity])
@@ -71,7 +71,7 @@ class MemoryLog:
     def plain_writer(self) -> MemoryPlainWriter:
         return MemoryPlainWriter(self)
 
-    def committed(self, identity: str) -> dict[TopicPartition, int]:
+    def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
         return dict(self._positions.get(identity, {}))
 
     def delete_before(self, starts: Positions) -> None:
@@ -111,7 +111,7 @@ class MemoryLog:
             offsets = self.append(messages, marker=True)
             return offsets[-1] if offsets else -1
 
-    def mark(self, identity: str, positions: Positions) -> None:
+    def commit_offsets(self, identity: str, positions: Positions) -> None:
         with self._lock:
             self._positions.setdefault(identity, {}).update(positions)
 
@@ -193,8 +193,8 @@ class MemoryWriter:
     def commit(self, messages: Sequence[Message]) -> int:
         return self._log.commit(self._identity, self._epoch, messages)
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
-        self._log.mark(self._identity, positions)
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+        self._log.commit_offsets(self._identity, positions)
         return True
 
     def close(self) -> None: ...

@@ -213,13 +213,13 @@ class FileLog:
             else reader
         )
 
-    def writer(self, identity: str, memory: str = "") -> Writer:
+    def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         self._refuse(identity)
 
     def plain_writer(self) -> PlainWriter:
         self._refuse("a part")
 
-    def committed(self, identity: str) -> dict[TopicPartition, int]:
+    def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
         return {}  # a broker's own book-keeping is not exported; journals say the same
 
     def close(self) -> None: ...

@@ -128,15 +128,15 @@ class Writer(Protocol):
         """
         ...
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
-        """Say under this name how far inputs are taken, for whoever looks at lag (`Log.committed`).
-        Nobody goes on by their own: a journal, or a checkpoint, knows better. Whoever begins by
-        somebody else's does more than it has to when it is old, and no harm.
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+        """Commit consumer offsets, for whoever looks at lag (`Log.committed_offsets`). They are
+        advisory: on restart a part resumes from its journal or checkpoint, never from these. A part
+        that starts from the committed offsets of another part may repeat work, but loses nothing.
 
-        Not part of any transaction, and never the end of a part: returns False, with a warning,
-        when the log does not take it for now. Waited for, it raises AccessDenied where this process
-        may not. Not waited for, it may be lost without anybody's noticing; `close` lets what is
-        left arrive, where the log takes it at once.
+        This is not part of any transaction, and never ends a part: it returns False, with a
+        warning, when the log does not take the offsets for now. With `wait` it raises AccessDenied
+        where this process may not commit. Without, a commit may be lost; `close` gives the last one
+        a moment to arrive.
         """
         ...
 
@@ -190,20 +190,20 @@ class Log(Protocol):
         """
         ...
 
-    def writer(self, identity: str, memory: str = "") -> Writer:
+    def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         """The one transactional writer of that name: an earlier one is fenced, and what it left
         open is aborted, before this returns.
 
-        `memory`: the topic, of one partition, from which the next instance learns what the last one
-        did. It is read only when all that is in it is decided; raises BrokerError where that does
-        not happen.
+        `changelog_topic`: the topic, of one partition, from which the next instance learns what the
+        last one did. This returns only once everything in it is committed or aborted, and raises
+        BrokerError where that does not happen.
         """
         ...
 
     def plain_writer(self) -> PlainWriter: ...
 
-    def committed(self, identity: str) -> dict[TopicPartition, int]:
-        """The input positions that the writer of that name has marked last."""
+    def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
+        """The offsets that the writer of that name has committed last."""
         ...
 
     def close(self) -> None: ...

@@ -3,12 +3,12 @@ cannot be computed again.
 
 After a failed transaction nobody knows at once whether it was committed. A new producer of the same
 identity (`Log.writer`) ends what the old one left open; after that the topic that is the part's
-memory (its journal, or the learner's announcements) tells. The last message of every transaction
+changelog (its journal, or the learner's announcements) tells. The last message of every transaction
 goes there.
 
 A fence has two causes: another process has taken the identity, or the broker has ended a
 transaction that stood still for longer than its time-out (a suspended machine). Only the former
-leaves a record in the memory that this process has not written.
+leaves a record in the changelog that this process has not written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RIVAL_S = 3.0  # for the first record of another process with this identity to s
 
 
 class RetryingWriter:
-    """Use it like the `Log.writer` that it opens. `memory` has one partition.
+    """Use it like the `Log.writer` that it opens. `changelog_topic` has one partition.
 
     A transaction that fails is looked for and committed again until `patience_s` is over or `stop`
     is set; then its error is raised. With a patience of 0 nothing is retried, and only a fence is
@@ -40,26 +40,26 @@ class RetryingWriter:
         self,
         log: Log,
         identity: str,
-        memory: str,
+        changelog_topic: str,
         patience_s: float = PATIENCE_S,
         stop: threading.Event | None = None,
     ) -> None:
-        self._log, self._identity, self._memory = log, identity, memory
+        self._log, self._identity, self._changelog_topic = log, identity, changelog_topic
         self._patience_s = patience_s
         self._stop = stop or threading.Event()
-        self._writer: Writer | None = log.writer(identity, memory)
+        self._writer: Writer | None = log.writer(identity, changelog_topic)
         # records of this identity from here on are this writer's, or a rival's
-        self._since = log.end(memory, 0)
+        self._since = log.end(changelog_topic, 0)
 
     def commit(self, messages: Sequence[Message]) -> int:
-        """Commit all messages once. The last one must be for `memory`.
+        """Commit all messages once. The last one must be for `changelog_topic`.
 
         Raises `Fenced` when another process has written as this identity, and the error of the
         first attempt when no attempt has succeeded in time.
         """
-        if not messages or messages[-1].topic != self._memory:
+        if not messages or messages[-1].topic != self._changelog_topic:
             raise ValueError(
-                f"{self._identity}: the last message of a transaction is not for {self._memory}"
+                f"{self._identity}: the last message of a transaction is not for {self._changelog_topic}"
             )
         try:
             offset = self._opened().commit(messages)
@@ -68,8 +68,8 @@ class RetryingWriter:
         self._since = offset + 1
         return offset
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
-        return self._writer.mark(positions, wait) if self._writer is not None else False
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.commit_offsets(positions, wait) if self._writer is not None else False
 
     def close(self) -> None:
         if self._writer is not None:
@@ -78,7 +78,7 @@ class RetryingWriter:
 
     def _opened(self) -> Writer:
         if self._writer is None:
-            self._writer = self._log.writer(self._identity, self._memory)
+            self._writer = self._log.writer(self._identity, self._changelog_topic)
         return self._writer
 
     def _commit_again(self, messages: Sequence[Message], first: TransactionFailed | Fenced) -> int:
@@ -124,9 +124,9 @@ class RetryingWriter:
         """Offset of the last message of this transaction if it was committed, otherwise -1. Raises
         `Fenced` for a rival's record.
         """
-        own = {message.value for message in messages if message.topic == self._memory}
+        own = {message.value for message in messages if message.topic == self._changelog_topic}
         last, offset = messages[-1], -1
-        for message in read(self._log, self._memory, 0, self._since):
+        for message in read(self._log, self._changelog_topic, 0, self._since):
             if message.key == last.key and message.value not in own:
                 raise Fenced(
                     f"{self._identity}: another process with this identity has taken over; stop one of the two"

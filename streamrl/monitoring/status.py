@@ -95,7 +95,7 @@ def lag(log: Log, identity: str) -> int | None:
     """Records between what a part has taken and the end of its inputs; None when it has taken
     nothing yet.
     """
-    positions = log.committed(identity)
+    positions = log.committed_offsets(identity)
     return (
         sum(
             _behind(log, topic, partition, position)

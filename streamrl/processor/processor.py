@@ -174,7 +174,7 @@ def run_processor(
     tally, breaker, notices = Tally(), CircuitBreaker(part.max_invalid_frac), Notices()
     # Its last life may have ended before it could mark them; and a part that may not says so before
     # it is ready.
-    marked = dict(positions) if writer.mark(positions) else {}
+    marked = dict(positions) if writer.commit_offsets(positions) else {}
     for message in fold.metrics:  # its last life may have ended between that transaction and these
         meter.send(message)
     ready(log)
@@ -356,7 +356,7 @@ def commit_positions(
 ) -> dict[TopicPartition, int]:
     """Mark the positions that are not marked yet. Returns those that are marked now."""
     moved = {where: offset for where, offset in positions.items() if marked.get(where) != offset}
-    return dict(positions) if writer.mark(moved, wait=False) else dict(marked)
+    return dict(positions) if writer.commit_offsets(moved, wait=False) else dict(marked)
 
 
 def drain_available(reader: Reader, messages: list[Message]) -> Iterator[Message]:

@@ -71,7 +71,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             writer.commit(
                 [to_message(Output("scores", str(batch.number), piece)) for piece in pieces]
             )
-            writer.mark({("batches", 0): offset})
+            writer.commit_offsets({("batches", 0): offset})
             values = measured(
                 batch, reference.version, begun - idle_since, time.monotonic() - begun
             )
@@ -96,7 +96,7 @@ def check(run: RunFile, worker: int) -> None:
 
 def left(run: RunFile, log: Log) -> tuple[int, Collected]:
     """Where in `batches` the lead learner goes on, and what is scored already from there on."""
-    dealt_with = log.committed(f"learner-{run.learner.name}")
+    dealt_with = log.committed_offsets(f"learner-{run.learner.name}")
     scored = Collected()
     for scores, offset in recorded_scores(log, dealt_with.get(("scores", 0), 0)):
         scored.add(scores, offset)

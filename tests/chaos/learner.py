@@ -68,7 +68,7 @@ def publish(learner: str, writer: Writer, announced: dict[int, str], here: Check
         batch=version - 1 if version else None,
     )
     writer.commit([to_message(Output("policy-versions", learner, record))])
-    writer.mark({("batches", 0): here.offset})
+    writer.commit_offsets({("batches", 0): here.offset})
     announced[version] = weights
 
 

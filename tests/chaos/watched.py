@@ -67,8 +67,8 @@ class WatchedLog(KafkaLog):
         super().__init__(settings, run)
         self._note = note
 
-    def writer(self, identity: str, memory: str = "") -> Writer:
-        writer = super().writer(identity, memory)
+    def writer(self, identity: str, changelog_topic: str = "") -> Writer:
+        writer = super().writer(identity, changelog_topic)
         writer._producer = WatchedProducer(writer._producer, self._note)  # type: ignore[assignment]
         return writer
 
@@ -96,7 +96,7 @@ class WatchedProducer:
 class UntransactedLog(WatchedLog):
     """The control: what a part without transactions would do. The harness must find fault with it."""
 
-    def writer(self, identity: str, memory: str = "") -> Writer:
+    def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         return UntransactedWriter(self._settings, self._prefix, identity, self._note)
 
 
@@ -120,7 +120,7 @@ class UntransactedWriter:
         self._note.committed()
         return last
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
         return True
 
     def close(self) -> None: ...

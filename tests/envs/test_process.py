@@ -425,9 +425,9 @@ class Absent(MemoryLog):
         super().__init__(topics)
         self.fails, self.opened = list(fails), 0
 
-    def writer(self, identity: str, memory: str = "") -> MemoryWriter:
+    def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         self.opened += identity.startswith("env-")
-        made = super().writer(identity, memory)
+        made = super().writer(identity, changelog_topic)
         return AbsentWriter(self, made) if identity.startswith("env-") else made
 
 

@@ -242,7 +242,7 @@ def test_a_batch_in_pieces_is_joined(lived: Lived):
 
 def test_the_place_in_batches_is_committed(lived: Lived):
     pieces = len(split(batch(2), limit_bytes=100))
-    assert lived.log.committed("learner-lead") == {("batches", 0): 2 + pieces}
+    assert lived.log.committed_offsets("learner-lead") == {("batches", 0): 2 + pieces}
 
 
 def test_what_is_announced_can_be_pulled_and_the_oldest_goes(lived: Lived, tmp_path: Path):
@@ -362,9 +362,9 @@ class Away(MemoryLog):
 
     opened = 0
 
-    def writer(self, identity: str, memory: str = "") -> Writer:
+    def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         self.opened += 1
-        made = super().writer(identity, memory)
+        made = super().writer(identity, changelog_topic)
         if self.opened == 1:
             return made
 

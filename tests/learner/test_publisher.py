@@ -65,8 +65,8 @@ class GatedWriter:
         self._gate()
         return self._writer.commit(messages)
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
-        return self._writer.mark(positions, wait)
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+        return self._writer.commit_offsets(positions, wait)
 
     def close(self) -> None: ...
 
@@ -135,7 +135,7 @@ def test_what_is_announced_is_the_policy_before_the_next_step(
     assert record.probe is not None and record.probe.logprobs.tobytes() == probe.logprobs.tobytes()
     assert np.array_equal(record.probe.tokens, probe.tokens) and record.vocab_size == 16
     pull(record, run.store, tmp_path / "copy")
-    assert log.committed("learner-lead") == {("batches", 0): 1}  # batch 1 is not dealt with
+    assert log.committed_offsets("learner-lead") == {("batches", 0): 1}  # batch 1 is not dealt with
 
 
 def test_at_its_end_all_is_announced_in_order(policy: Training, log: MemoryLog, run: RunFile):
@@ -152,7 +152,7 @@ def test_at_its_end_all_is_announced_in_order(policy: Training, log: MemoryLog, 
         metric.values["learner/publish_wait_s"] <= metric.values["learner/publish_s"]
         for metric in metrics(log)
     )
-    assert log.committed("learner-lead") == {("batches", 0): 3}
+    assert log.committed_offsets("learner-lead") == {("batches", 0): 3}
     found = [checkpoints.latest(trainee.checkpoints, version) for version in (1, 2, 3)]
     assert found == [
         checkpoints.Position(record.version, record.version, record.sha256)

@@ -224,8 +224,8 @@ def test_a_second_learner_joins_and_disturbs_nobody(made: Recording, tmp_path: P
     # by its own settings, and at its end
     assert checkpoints.versions(run.directory / "checkpoints" / "second") == [3, 4]
     assert (
-        log.committed("learner-second") == {("batches", 0): BATCHES}
-        and log.committed("learner-lead") == {}
+        log.committed_offsets("learner-second") == {("batches", 0): BATCHES}
+        and log.committed_offsets("learner-lead") == {}
     )
 
 

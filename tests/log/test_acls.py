@@ -161,7 +161,7 @@ def write(people: People, role: str, identity: str, *names: str) -> int:
 def mark(people: People, role: str, identity: str, position: tuple[str, int]) -> None:
     writer = people.log(role).writer(identity)
     try:
-        writer.mark({position: 0})
+        writer.commit_offsets({position: 0})
     finally:
         writer.close()
 
@@ -262,7 +262,7 @@ def test_nobody_can_be_somebody_else(people: People):
         people.log("env-a").writer("buffer")
     with pytest.raises(
         AccessDenied,
-        match=people.refused("env-a", f"mark positions as group {people.run.run}.env-a-0"),
+        match=people.refused("env-a", f"commit offsets of group {people.run.run}.env-a-0"),
     ):
         mark(people, "env-a", "env-a-0", ("servers", 0))
     assert write(people, "learner", "learner-another", "policy-versions") == 0

@@ -48,7 +48,7 @@ class Exported:
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         return self._files().reader(positions, whole, bounded)
 
-    def writer(self, identity: str, memory: str = "") -> MemoryWriter:
+    def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         return self._memory.writer(identity)
 
     def plain_writer(self) -> MemoryPlainWriter:
@@ -154,13 +154,13 @@ def test_one_key_goes_to_one_partition(open_recording: Open):
 
 def test_marked_positions_show(open_log: Open):
     writer = open_log().writer("a")
-    writer.mark({})
-    assert open_log().committed("a") == {}
-    writer.mark({("in", 0): 3, ("in", 1): 0})
-    assert open_log().committed("a") == {("in", 0): 3, ("in", 1): 0}
-    writer.mark({("in", 1): 2}, wait=False)
-    until(lambda: open_log().committed("a") == {("in", 0): 3, ("in", 1): 2})
-    assert open_log().committed("b") == {}
+    writer.commit_offsets({})
+    assert open_log().committed_offsets("a") == {}
+    writer.commit_offsets({("in", 0): 3, ("in", 1): 0})
+    assert open_log().committed_offsets("a") == {("in", 0): 3, ("in", 1): 0}
+    writer.commit_offsets({("in", 1): 2}, wait=False)
+    until(lambda: open_log().committed_offsets("a") == {("in", 0): 3, ("in", 1): 2})
+    assert open_log().committed_offsets("b") == {}
 
 
 def test_a_second_writer_of_the_same_name_fences_the_first(open_log: Open):

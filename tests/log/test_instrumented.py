@@ -43,8 +43,8 @@ def messages(topic: str, count: int, partition: int = 0) -> list[Message]:
 def test_it_is_the_log_that_it_watches(log: Watched, memory: MemoryLog):
     writer = log.writer("a")
     writer.commit(messages("out", 2))
-    writer.mark({("in", 0): 5})
-    assert log.topics() == memory.topics() and log.committed("a") == {("in", 0): 5}
+    writer.commit_offsets({("in", 0): 5})
+    assert log.topics() == memory.topics() and log.committed_offsets("a") == {("in", 0): 5}
     assert (log.start("out", 0), log.end("out", 0), log.ends([("in", 1)])) == (0, 3, {("in", 1): 0})
     assert log.starts([("out", 0)]) == {("out", 0): 0}
     assert len(list(read(log, "out", 0, 0))) == 2

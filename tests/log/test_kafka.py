@@ -22,13 +22,13 @@ def test_marks_that_are_not_answered_yet_do_not_pile_up():
     """A part marks its positions once a second for as long as it runs: 10^6 marks are 12 days."""
     with mock_cluster(["r.in"]) as address:
         writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
-        until(lambda: writer.mark({("in", 0): 0}))
+        until(lambda: writer.commit_offsets({("in", 0): 0}))
         sent = 0
         for offset in range(2_000):
-            sent += writer.mark({("in", 0): offset}, wait=False)
+            sent += writer.commit_offsets({("in", 0): offset}, wait=False)
             assert writer._unanswered <= MAX_UNANSWERED and not writer._answers
         assert sent >= MAX_UNANSWERED
-        until(lambda: writer.mark({("in", 0): 2_000}))
+        until(lambda: writer.commit_offsets({("in", 0): 2_000}))
         assert writer._unanswered == 0 and writer._group.poll(0.0) is None
         writer.close()
 
@@ -80,7 +80,7 @@ def test_the_limit_of_a_transaction_follows_its_bytes():
 def test_positions_that_cannot_be_marked_are_a_warning_and_no_end(caplog: pytest.LogCaptureFixture):
     with mock_cluster([]) as address:
         writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
-        assert not writer.mark({("nowhere", 0): 1})
+        assert not writer.commit_offsets({("nowhere", 0): 1})
         assert "a: its positions are not shown to lag tools for now" in caplog.text
         writer.close()
 

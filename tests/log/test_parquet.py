@@ -105,7 +105,7 @@ def test_it_cannot_be_written_to(tmp_path: Path):
     for write in (lambda: log.writer("buffer"), log.plain_writer):
         with pytest.raises(ExportError, match="streamrl import"):
             write()
-    assert log.committed("buffer") == {}
+    assert log.committed_offsets("buffer") == {}
 
 
 def test_an_offset_below_what_was_kept_is_gone(tmp_path: Path):

@@ -31,7 +31,7 @@ class FailingLog(MemoryLog):
         super().__init__({"out": 1, "journal.a": 1})
         self.fails, self.opened = list(fails), 0
 
-    def writer(self, identity: str, memory: str = "") -> MemoryWriter:
+    def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         self.opened += 1
         if self.opened > 1 and self.fails and self.fails[0] == "unreachable":
             self.fails.pop(0)
@@ -55,7 +55,7 @@ class FailingWriter(MemoryWriter):
             raise TransactionFailed(f"a: transaction failed ({how})")
         return offset
 
-    def mark(self, positions: Positions, wait: bool = True) -> bool:
+    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
         return True
 
 

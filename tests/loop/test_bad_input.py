@@ -185,11 +185,12 @@ def test_ten_thousand_malformed_records_stop_nobody(broker: str, run: tuple[RunF
 def wait_until_taken(log: KafkaLog, timeout_s: float = 30.0) -> None:
     def taken() -> bool:
         return all(
-            log.committed("buffer").get(("rollouts.copy", p), 0) >= log.end("rollouts.copy", p)
+            log.committed_offsets("buffer").get(("rollouts.copy", p), 0)
+            >= log.end("rollouts.copy", p)
             for p in range(2)
         )
 
-    until(taken, timeout_s, lambda: log.committed("buffer"))
+    until(taken, timeout_s, lambda: log.committed_offsets("buffer"))
 
 
 def test_a_source_of_rubbish_is_left_alone_and_the_command_line_shows_and_puts_back(

@@ -161,7 +161,7 @@ def learn(run: Run, server: Stub, command_lines: set[str]) -> None:
             time_s=time.time(),
         )
         writer.commit([to_message(Output("policy-versions", "lead", record))])
-        writer.mark({("batches", 0): version})
+        writer.commit_offsets({("batches", 0): version})
         serve(version)
         while (
             version not in {b.number for b in batches(learner)}

@@ -40,10 +40,10 @@ def test_lag_counts_records_and_not_markers():
         groups.commit([Message("groups.copy", key, b"x", partition=1)])
     assert lag(log, "batcher") is None
     batcher.commit([Message("batches", b"0", b"x")])
-    batcher.mark({("groups.copy", 0): 0, ("groups.copy", 1): 1})
+    batcher.commit_offsets({("groups.copy", 0): 0, ("groups.copy", 1): 1})
     assert lag(log, "batcher") == 2
     batcher.commit([Message("batches", b"1", b"x")])
-    batcher.mark({("groups.copy", 1): 5})
+    batcher.commit_offsets({("groups.copy", 1): 5})
     assert lag(log, "batcher") == 0
 
 

@@ -338,10 +338,14 @@ def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(
         send_groups(log, env, range(7, 9), 0, size=1)
     with running(log, before):
         until(
-            lambda: all(log.committed("batcher").get((f"groups.{env}", 0), 0) >= 2 for env in BOTH)
+            lambda: all(
+                log.committed_offsets("batcher").get((f"groups.{env}", 0), 0) >= 2 for env in BOTH
+            )
         )
         until(
-            lambda: all(log.committed("buffer").get((f"rollouts.{env}", 0), 0) >= 6 for env in BOTH)
+            lambda: all(
+                log.committed_offsets("buffer").get((f"rollouts.{env}", 0), 0) >= 6 for env in BOTH
+            )
         )
     log.delete_before(
         {

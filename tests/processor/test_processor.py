@@ -174,7 +174,7 @@ def test_a_turn_is_one_transaction_with_its_journal_entry():
     second = records[2]
     assert isinstance(second, JournalEntry) and (second.config, second.snapshot_offset) == ("", 0)
     # that is for people to look at, once a second: the entries say it
-    assert log.committed("adder") == {}
+    assert log.committed_offsets("adder") == {}
 
 
 @pytest.mark.parametrize(("lying", "taken"), [(70, 70), (2 * MAX_POLL_RECORDS, MAX_POLL_RECORDS)])

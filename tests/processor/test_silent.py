@@ -41,14 +41,14 @@ def opened(name):
 log = KafkaLog({"bootstrap.servers": sys.argv[1]}, "silent")
 new, old, asking = opened("new"), opened("old"), opened("asking")  # nobody has told the first who coordinates its group
 for writer in (old, asking):
-    while not writer.mark({("in", 0): 0}):
+    while not writer.commit_offsets({("in", 0): 0}):
         pass
 print("begun", flush=True)
 sys.stdin.readline()
 for offset in range(1, 100):
-    new.mark({("in", 0): offset}, wait=False)
-    old.mark({("in", 0): offset}, wait=False)
-print(asking.mark({("in", 0): 1}), old._unanswered, flush=True)
+    new.commit_offsets({("in", 0): offset}, wait=False)
+    old.commit_offsets({("in", 0): offset}, wait=False)
+print(asking.commit_offsets({("in", 0): 1}), old._unanswered, flush=True)
 del asking
 new.close()
 old.close()

@@ -173,11 +173,11 @@ def test_each_batch_is_scored_once_by_its_worker_and_the_place_is_committed(made
         (3, "scorer-1", 3),
         (4, "scorer-0", 3),
     ]
-    assert log.committed("scorer-0") == {("batches", 0): 5} and log.committed("scorer-1") == {
-        ("batches", 0): 4
-    }
+    assert log.committed_offsets("scorer-0") == {("batches", 0): 5} and log.committed_offsets(
+        "scorer-1"
+    ) == {("batches", 0): 4}
     behind_the_last = log.end("scores", 0) - 1  # there is a marker
-    assert log.committed("learner-lead") == {
+    assert log.committed_offsets("learner-lead") == {
         ("batches", 0): BATCHES,
         ("scores", 0): behind_the_last,
     }

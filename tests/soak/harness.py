@@ -263,7 +263,7 @@ class Soak:
 
 def all_read(log: KafkaLog, run: RunFile) -> bool:
     """Has the buffer taken every rollout? Behind the last one lies the marker of its transaction."""
-    done = log.committed("buffer")
+    done = log.committed_offsets("buffer")
     return all(
         log.end(f"rollouts.{env}", p) - done.get((f"rollouts.{env}", p), 0) <= 1
         for env in run.envs

@@ -80,7 +80,7 @@ def publish(run: RunFile, writer: Writer, announced: dict[int, str], here: Check
         **stored._asdict(),
     )
     writer.commit([to_message(Output("policy-versions", run.learner.name, record))])
-    writer.mark({("batches", 0): here.offset})
+    writer.commit_offsets({("batches", 0): here.offset})
     announced[here.version] = stored.sha256
     store.prune(here.version, run.weights.keep_versions)
 

@@ -124,7 +124,7 @@ def wait_until_heard(log: Log, timeout_s: float = 60.0) -> None:
     """Until the buffer has read all policy versions."""
     where = ("policy-versions", 0)
     until(
-        lambda: log.committed("buffer").get(where, 0) >= log.end(*where),
+        lambda: log.committed_offsets("buffer").get(where, 0) >= log.end(*where),
         timeout_s,
         "the buffer has not heard of the version",
     )
