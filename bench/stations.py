@@ -26,7 +26,8 @@ import numpy as np
 from bench.work import Shape, Source, age_ms
 from streamrl.batcher.parts import Joiner
 from streamrl.config.run_file import RunFile
-from streamrl.envs.flow_control import Counter, Credit
+from streamrl.envs.flow_control import OutstandingLimit
+from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.learner.examples import expand
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
@@ -80,9 +81,12 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
     )
     names, source, at_once = list(run.envs), Source(shape), shape.transaction_groups
     credits = {
-        env: Credit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens)) for env in names
+        env: OutstandingLimit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens))
+        for env in names
     }
-    counters = {env: Counter(EnvProgress(producer=f"{env}-0", next_problem=0), 1) for env in names}
+    cursors = {
+        env: ProblemCursor(EnvProgress(producer=f"{env}-0", next_problem=0), 1) for env in names
+    }
     late = {
         env: strew(writer, source, env, shape.stragglers // len(names) // (shape.group - 1))
         for env in names
@@ -110,7 +114,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
                 turn, begun, waiting = turn + 1, 0, 0 if begun else waiting + 1
                 continue
             begun += 1
-            number = counters[env].take()
+            number = cursors[env].next()
             done.setdefault(env, []).append(number)
             credits[env].launched += 1
             outputs += sent(env, delayed(late[env], source.group(env, number, version)))
@@ -118,7 +122,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
         if outputs:
             rollouts = len(outputs)
             outputs += [
-                Output(f"journal.env-{env}-0", f"{env}-0", counters[env].done(numbers))
+                Output(f"journal.env-{env}-0", f"{env}-0", cursors[env].complete(numbers))
                 for env, numbers in done.items()
             ]
             writer.commit([to_message(output) for output in outputs])

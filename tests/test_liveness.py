@@ -20,7 +20,7 @@ from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.envs.flow_control import Credit
+from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Event
 from streamrl.recordings.audit import held_events
@@ -51,10 +51,11 @@ class Chain:
         self.run, self.mishaps, self.random = run, mishaps, random.Random(seed)
         self.buffer, self.batcher = buffer.part(run), batcher.part(run)
         self.state, self.pools = self.buffer.initial(), self.batcher.initial()
-        self.credits: dict[str, list[Credit]] = {}
+        self.credits: dict[str, list[OutstandingLimit]] = {}
         for name, env in run.envs.items():
             self.credits[name] = [
-                Credit(f"{name}-{i}", env.replicas, 10.0) for i in range(min(env.replicas, running))
+                OutstandingLimit(f"{name}-{i}", env.replicas, 10.0)
+                for i in range(min(env.replicas, running))
             ]
         # groups that the batcher has not read
         self.ways: dict[str, deque[Event]] = {name: deque() for name in run.envs}
@@ -84,7 +85,7 @@ class Chain:
         self.sent += 1
         return Event(f"rollouts.{env}", 0, self.sent, str(group), record)
 
-    def launch(self, env: str, credit: Credit) -> None:
+    def launch(self, env: str, credit: OutstandingLimit) -> None:
         """A group, as one transaction has it."""
         credit.launched += 1
         self.numbers[env] += 1
@@ -95,7 +96,7 @@ class Chain:
             self.rollout(env, number, i, credit.producer, version, spoilt) for i in range(size)
         ]
         read = [event for event in events if self.random.random() >= self.mishaps.unread]
-        credit.measured(5.0 * size)
+        credit.record_group(5.0 * size)
         # of one that sends nothing, nobody knows that it was to
         self.fold_buffer(read or events[:1])
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from streamrl.envs.dataset_order import Place
+from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Finite(Env, Protocol):
     pass rate.
     """
 
-    def place(self, index: int) -> Place | None:
+    def dataset_index(self, index: int) -> DatasetIndex | None:
         """Which of its problems number `index` poses, and in which epoch: each once an epoch
         (`epochs.py`). None: it poses none twice.
         """

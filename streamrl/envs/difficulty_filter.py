@@ -1,11 +1,11 @@
-"""Which problems are left out for a while: those that the policy, when it last met them, nearly
-always or nearly never solved.
+"""Online difficulty filtering: problems that the policy nearly always or nearly never solved when
+it last met them are left out for a while.
 
-Their groups would have no advantages, or a few lucky ones (online difficulty filtering:
-arXiv:2504.03380; DAPO, arXiv:2503.14476, does it behind generation). What is known of a problem is
-its visits, which the env's replicas publish with their rollouts to `visits.<env>`, and all of them
-read: that topic is the state. It is compacted, with a key for each visit that may still count, so a
-restart finds them all and no two replicas write one.
+Their groups would have no advantages, or only a few by luck (arXiv:2504.03380; DAPO,
+arXiv:2503.14476, filters after generation instead). What is known of a problem is its visits. The
+replicas of an env publish them with their rollouts to `visits.<env>`, and every replica reads all
+of them, so that topic is the state. It is compacted, and a visit that may still count has a key of
+its own. A restart therefore finds all of those, and no two replicas write the same one.
 """
 
 from __future__ import annotations
@@ -14,82 +14,91 @@ from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import PassRate
-from streamrl.envs.dataset_order import Place
+from streamrl.envs.dataset_order import DatasetIndex
 from streamrl.records import Rollout, Visit
 
 
-def rests(rules: PassRate, visits: Iterable[Visit], epoch: int) -> bool:
-    """Is a problem left out of an epoch, by its visits in earlier ones? One with fewer than
-    `visits` is not.
+def is_filtered(rules: PassRate, visits: Iterable[Visit], epoch: int) -> bool:
+    """Whether a problem is left out of an epoch, judged by its visits in earlier epochs.
 
-    It is, for the `rest_epochs` epochs behind its last visit, when of the rollouts of its last
-    `visits` ones a share outside `low` to `high` passed.
+    It is left out for the `rest_epochs` epochs after its last visit if the pass rate over its last
+    `visits` visits lies outside `low` to `high`. A problem with fewer visits is not left out.
     """
-    last = sorted(
-        (visit for visit in visits if visit.epoch < epoch), key=lambda visit: visit.epoch
-    )[-rules.visits :]
+    earlier = [visit for visit in visits if visit.epoch < epoch]
+    earlier.sort(key=lambda visit: visit.epoch)
+    last = earlier[-rules.visits :]
     if len(last) < rules.visits or epoch - last[-1].epoch > rules.rest_epochs:
         return False
     rate = sum(visit.passed for visit in last) / sum(visit.rollouts for visit in last)
     return not rules.low <= rate <= rules.high
 
 
-def visit_of(
-    rules: PassRate, environment: str, place: Place, rollouts: Sequence[Rollout]
+def to_visit(
+    rules: PassRate, environment: str, index: DatasetIndex, rollouts: Sequence[Rollout]
 ) -> Visit | None:
-    """What a group says of its problem; None when none of its rollouts came to an end that can be
-    judged.
-    """
+    """The visit that a group is to its problem. None if no rollout of it can be judged."""
     judged = [rollout for rollout in rollouts if not (rollout.failure or rollout.misaligned)]
     if not judged:
         return None
-    earned = [
-        rollout.rewards.get(rules.reward, 0.0) if rules.reward else rollout.reward
-        for rollout in judged
-    ]
+    passed = 0
+    for rollout in judged:
+        reward = rollout.rewards.get(rules.reward, 0.0) if rules.reward else rollout.reward
+        passed += reaches(reward, rules.at_least)
     return Visit(
         environment=environment,
-        problem=place.problem,
-        epoch=place.epoch,
-        passed=sum(reaches(reward, rules.at_least) for reward in earned),
+        problem=index.problem,
+        epoch=index.epoch,
+        passed=passed,
         rollouts=len(judged),
         policy_version=max(rollout.newest_policy_version for rollout in judged),
     )
 
 
-class Visits:
-    """What is known of an env's problems: a fold over their visits, in any order. `place`: which
-    problem a number poses, and in which epoch.
+class ProblemStats:
+    """What is known of an env's problems: a fold over their visits, which may come in any order.
+
+    `dataset_index` says which problem a number poses, and in which epoch.
     """
 
-    def __init__(self, rules: PassRate, environment: str, place: Callable[[int], Place]) -> None:
-        self.rules, self.environment, self._place = rules, environment, place
+    def __init__(
+        self,
+        rules: PassRate,
+        environment: str,
+        dataset_index: Callable[[int], DatasetIndex | None],
+    ) -> None:
+        self.rules = rules
+        self.environment = environment
+        self._dataset_index = dataset_index
         self._by_problem: dict[int, dict[int, Visit]] = {}
 
-    def hear(self, visit: Visit) -> None:
-        """A later visit takes the slot of the one that it outdates."""
+    def on_visit(self, visit: Visit) -> None:
+        """Count a visit. It takes the slot of an earlier one that no longer counts."""
         slots = self._by_problem.setdefault(visit.problem, {})
         slot = self._slot(visit)
         if slot not in slots or slots[slot].epoch <= visit.epoch:
             slots[slot] = visit
 
-    def rests(self, number: int) -> bool:
-        """Is the problem of this number left out?"""
-        place = self._place(number)
-        return rests(self.rules, self._by_problem.get(place.problem, {}).values(), place.epoch)
+    def is_filtered(self, number: int) -> bool:
+        """Whether the problem of this number is left out."""
+        index = self._dataset_index(number)
+        if index is None:
+            return False
+        visits = self._by_problem.get(index.problem, {})
+        return is_filtered(self.rules, visits.values(), index.epoch)
 
-    def made(self, number: int, rollouts: Sequence[Rollout]) -> Visit | None:
-        """What a group says of its problem. It is heard like that of other replicas: when it is in
-        the log.
+    def visit_by(self, number: int, rollouts: Sequence[Rollout]) -> Visit | None:
+        """The visit that a group is to its problem. It counts only once it is read from the log,
+        like those of other replicas.
         """
-        return visit_of(self.rules, self.environment, self._place(number), rollouts)
+        index = self._dataset_index(number)
+        return index and to_visit(self.rules, self.environment, index, rollouts)
 
     def key(self, visit: Visit) -> str:
-        """Of its record: compaction keeps the newest visit of each."""
+        """The key of its record. Compaction keeps the newest visit of each key."""
         return f"{visit.problem}-{self._slot(visit)}"
 
     def _slot(self, visit: Visit) -> int:
-        """Between two visits lie at most `rest_epochs` epochs, so that the last `visits` of them
-        have slots of their own.
+        """Two visits that follow each other are at most `rest_epochs` + 1 epochs apart, so the last
+        `visits` of them have slots of their own.
         """
         return visit.epoch % (self.rules.visits * (self.rules.rest_epochs + 1))

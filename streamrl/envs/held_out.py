@@ -1,9 +1,10 @@
 """Problems that are kept for evaluation. Training poses none of them, nor any that says the same
 under another number.
 
-Numbers alone would not do: an env may pose one problem under many (there are a hundred pairs of
-digits; a file is read again each epoch). So a problem is what it says, and the same for an env and
-its evaluation, which may be constructed with another seed or other parameters.
+Comparing numbers would not do. An env may pose one problem under many numbers: there are a hundred
+pairs of digits, and a file is read again each epoch. A problem is therefore known by what it says,
+and has the same fingerprint in an env and in its evaluation, which may be constructed with another
+seed or other parameters.
 """
 
 from __future__ import annotations
@@ -20,56 +21,64 @@ from streamrl.envs.engine.transcript import NoProblem, pose, text_of
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
 
-# numbers for each problem that is wanted; an env that says nothing new for so long has no more
-LOOKED_AT = 200
+# How many numbers are tried for each problem that is wanted. An env that poses nothing new for so
+# long is taken to have no more problems.
+TRIED_PER_PROBLEM = 200
 
 
-class Held(NamedTuple):
-    """A problem that is kept."""
+class HeldOutProblem(NamedTuple):
+    """A problem that is kept for evaluation, and its number."""
 
     number: int
     problem: Problem
 
 
-def mark(text: str) -> bytes:
-    """What stands for all that says this."""
+def text_fingerprint(text: str) -> bytes:
+    """The fingerprint of a problem that is posed as this text."""
     return xxhash.xxh3_128_digest(text.encode("utf-8", "replace"))
 
 
-def mark_of(problem: Problem) -> bytes:
-    """By its messages; by its tokens where it is posed in those."""
-    return (
-        mark_of_tokens(problem.tokens) if len(problem.tokens) else mark(text_of(problem.messages))
-    )
-
-
-def mark_of_tokens(tokens: Sequence[int] | np.ndarray) -> bytes:
+def tokens_fingerprint(tokens: Sequence[int] | np.ndarray) -> bytes:
+    """The fingerprint of a problem that is posed as these token ids."""
     return xxhash.xxh3_128_digest(b"tokens" + np.asarray(tokens, "<u4").tobytes())
 
 
-def marks_of(asked: Turn) -> list[bytes]:
-    """Of the problems that a rollout with this first turn may have been made of."""
-    return [mark(asked.message), *([] if asked.tokens is None else [mark_of_tokens(asked.tokens)])]
+def problem_fingerprint(problem: Problem) -> bytes:
+    """The fingerprint of a problem: of its token ids if it has them, otherwise of its messages."""
+    if len(problem.tokens):
+        return tokens_fingerprint(problem.tokens)
+    return text_fingerprint(text_of(problem.messages))
 
 
-def held_out(env: Env | Leads, count: int, but: Container[bytes] = ()) -> list[Held]:
-    """The first `count` different problems of `env`, those in `but` passed over. The same in any
-    process; fewer where it has no more.
+def possible_fingerprints(first_turn: Turn) -> list[bytes]:
+    """The fingerprints of the problems that a rollout with this first turn may have answered."""
+    found = [text_fingerprint(first_turn.message)]
+    if first_turn.tokens is not None:
+        found.append(tokens_fingerprint(first_turn.tokens))
+    return found
+
+
+def first_distinct(
+    env: Env | Leads, count: int, but: Container[bytes] = ()
+) -> list[HeldOutProblem]:
+    """The first `count` different problems of `env`, without those in `but`. They are the same in
+    every process. There are fewer if the env has no more.
     """
-    found: dict[bytes, Held] = {}
-    for number in range(count * LOOKED_AT):
+    found: dict[bytes, HeldOutProblem] = {}
+    for number in range(count * TRIED_PER_PROBLEM):
         if len(found) == count:
             break
         try:
             problem = pose(env, number)
         except NoProblem:
             continue
-        if (said := mark_of(problem)) not in but:
-            found.setdefault(said, Held(number, problem))
+        fingerprint = problem_fingerprint(problem)
+        if fingerprint not in but:
+            found.setdefault(fingerprint, HeldOutProblem(number, problem))
     return list(found.values())
 
 
-def make_env(run: RunFile, name: str) -> Env | Leads:
+def make_eval_env(run: RunFile, name: str) -> Env | Leads:
     """The env of evaluation `name`. Raises ConfigError."""
     own = run.eval.envs[name]
     source = own.env or name
@@ -77,21 +86,28 @@ def make_env(run: RunFile, name: str) -> Env | Leads:
     return make(env.kind or source, own.seed, {**env.params, **own.params}, f"eval.envs.{name}")
 
 
-def exam(run: RunFile, name: str, env: Env | Leads, but: Container[bytes] = ()) -> list[Held]:
-    """The problems of evaluation `name`. Raises ConfigError when there are not as many."""
+def select_held_out(
+    run: RunFile, name: str, env: Env | Leads, but: Container[bytes] = ()
+) -> list[HeldOutProblem]:
+    """The problems of evaluation `name`. Raises ConfigError if the env has too few."""
     wanted = run.eval.envs[name].problems
-    problems = held_out(env, wanted, but)
+    problems = first_distinct(env, wanted, but)
     if len(problems) < wanted:
         left = " that training has not posed" if but else ""
         raise ConfigError(
-            f"eval.envs.{name}.problems is {wanted}, but the env has {len(problems)} different ones{left}; lower it"
+            f"eval.envs.{name}.problems is {wanted}, but the env has {len(problems)} different "
+            f"ones{left}; lower it"
         )
     return problems
 
 
-def kept(run: RunFile, env: str) -> frozenset[bytes]:
-    """The marks of all problems that are not for the training of `env`. Raises ConfigError."""
-    names = [name for name, own in run.eval.envs.items() if (own.env or name) == env]
-    return frozenset(
-        mark_of(held.problem) for name in names for held in exam(run, name, make_env(run, name))
-    )
+def held_out_fingerprints(run: RunFile, env: str) -> frozenset[bytes]:
+    """The fingerprints of all problems that the training of `env` must not pose. Raises
+    ConfigError.
+    """
+    found: set[bytes] = set()
+    for name, own in run.eval.envs.items():
+        if (own.env or name) == env:
+            for held in select_held_out(run, name, make_eval_env(run, name)):
+                found.add(problem_fingerprint(held.problem))
+    return frozenset(found)

@@ -21,12 +21,13 @@ from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
 from streamrl.envs.api import Env, Leads, Problem, Reward, make, make_reward
-from streamrl.envs.difficulty_filter import Visits
+from streamrl.envs.difficulty_filter import ProblemStats
 from streamrl.envs.engine.runner import Game, reward_threads
 from streamrl.envs.engine.transcript import NoProblem, Task, failures, pose
-from streamrl.envs.flow_control import Counter, Credit, resumed
-from streamrl.envs.held_out import kept, mark_of
-from streamrl.envs.sandbox.limits import undumpable
+from streamrl.envs.flow_control import OutstandingLimit
+from streamrl.envs.held_out import held_out_fingerprints, problem_fingerprint
+from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
+from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.log.codec import to_event, to_message
@@ -73,15 +74,17 @@ class Replica:
     settings: run_file.Env
     env: Env | Leads
     group_size: int
-    counter: Counter
-    credit: Credit
+    cursor: ProblemCursor
+    credit: OutstandingLimit
     client: Client
     # of the run file, beside the env's own
     rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])
     threads: asyncio.Semaphore = field(default_factory=reward_threads)  # for all of its rewards
-    visits: Visits | None = None  # of problems that are filtered by pass rate
+    visits: ProblemStats | None = None  # of problems that are filtered by pass rate
     left_out: int = 0  # numbers of such problems, in this life
-    kept: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
+    held_out: frozenset[bytes] = (
+        frozenset()
+    )  # problems that are not for training (`held_out.py`)
     kept_in_a_row: int = 0
     version: int = 0  # newest that a server had
     # where its inputs ended when this life began
@@ -104,7 +107,7 @@ class Replica:
                         old=event.offset < self.began.get((event.topic, event.partition), 0),
                     )
                 case Visit(environment=self.name) as visit if self.visits:
-                    self.visits.hear(visit)
+                    self.visits.on_visit(visit)
                 case None if event.topic == "servers":
                     self.client.heard(event.key, None)
                 case Undecodable(cause=cause):
@@ -127,7 +130,7 @@ class Replica:
             and self.credit.allows()
         ):
             self.credit.launched += 1
-            self.start(self.counter.take(self.is_left_out))
+            self.start(self.cursor.next(self.is_left_out))
             if self.settings.max_groups_per_s:
                 self.next_launch_s = max(
                     self.next_launch_s + 1 / self.settings.max_groups_per_s, now_s - BURST_S
@@ -137,9 +140,9 @@ class Replica:
         """With the problems that an earlier life left open; one that has been kept for evaluation
         since is let go.
         """
-        for number in self.counter.progress.open_problems:
+        for number in self.cursor.progress.open_problems:
             if self.is_kept(number):
-                self.counter.skip(number)
+                self.cursor.skip(number)
                 self.credit.launched -= 1
             else:
                 self.start(number)
@@ -158,13 +161,13 @@ class Replica:
 
     def is_kept(self, number: int) -> bool:
         try:
-            return bool(self.kept) and mark_of(pose(self.env, number)) in self.kept
+            return bool(self.held_out) and problem_fingerprint(pose(self.env, number)) in self.held_out
         except NoProblem:
             return False  # it fails, and is published so
 
     def rests(self, number: int) -> bool:
         """Is this problem left out for now?"""
-        resting = self.visits is not None and self.visits.rests(number)
+        resting = self.visits is not None and self.visits.is_filtered(number)
         self.left_out += resting
         return resting
 
@@ -199,7 +202,7 @@ class Replica:
         """
         for group in groups:
             if tokens := group.tokens:
-                self.credit.measured(tokens)
+                self.credit.record_group(tokens)
             self.failed_in_a_row = 0 if tokens else self.failed_in_a_row + 1
         if self.failed_in_a_row:
             self.next_launch_s = max(
@@ -216,7 +219,7 @@ class Replica:
         progress = Output(
             f"journal.env-{self.credit.producer}",
             self.credit.producer,
-            self.counter.done([group.number for group in groups]),
+            self.cursor.complete([group.number for group in groups]),
         )
         return [to_message(output) for output in (*produced, *self.visited(groups), progress)]
 
@@ -224,7 +227,7 @@ class Replica:
         """What these groups say of their problems, where that is asked."""
         if (visits := self.visits) is None:
             return []
-        found = [visits.made(group.number, group.rollouts) for group in groups]
+        found = [visits.visit_by(group.number, group.rollouts) for group in groups]
         return [Output(f"visits.{self.name}", visits.key(visit), visit) for visit in found if visit]
 
 
@@ -232,7 +235,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     """Produce until `stop` is set."""
     env = named(run, env)
     settings, producer = run.envs[env], f"{env}-{replica}"
-    undumpable()  # it holds the run's credentials, and runs code beside them
+    hide_memory()  # it holds the run's credentials, and runs code beside them
     if replica >= max(settings.replicas, 1):
         raise ConfigError(
             f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}"
@@ -249,8 +252,8 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     writer = RetryingWriter(log, f"env-{producer}", f"journal.env-{producer}", stop=stop)
     group_size = run.buffer_of(env).group_size
     replicas, guess_tokens = max(settings.replicas, 1), float(group_size * 2 * settings.max_tokens)
-    progress = resumed(producer, replica, replicas, list(progresses(log, env)))
-    credit = Credit(producer, replicas, guess_tokens)
+    progress = resume_progress(producer, replica, replicas, list(progresses(log, env)))
+    credit = OutstandingLimit(producer, replicas, guess_tokens)
     key, inference = reveal(run.inference.api_key, "inference.api_key"), run.inference
     client = Client(
         settings.pool,
@@ -259,18 +262,18 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         heartbeat_s=inference.heartbeat_s,
     )
     credit.launched = progress.published_groups + len(progress.open_problems)
-    visits, counter = filtered(env, settings, made), Counter(progress, replicas)
+    visits, cursor = filtered(env, settings, made), ProblemCursor(progress, replicas)
     me = Replica(
         env,
         settings,
         made,
         group_size,
-        counter,
+        cursor,
         credit,
         client,
         rewards,
         visits=visits,
-        kept=kept(run, env),
+        held_out=held_out_fingerprints(run, env),
     )
     try:
         asyncio.run(produce(me, log, writer, stop))
@@ -306,19 +309,19 @@ def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
             yield progress
 
 
-def filtered(name: str, settings: run_file.Env, env: Env | Leads) -> Visits | None:
+def filtered(name: str, settings: run_file.Env, env: Env | Leads) -> ProblemStats | None:
     """What is to be known of the env's problems, if they are filtered by pass rate. Raises
     ConfigError for an env that poses no problem twice.
     """
     if settings.pass_rate is None:
         return None
-    place = getattr(env, "place", None)
+    place = getattr(env, "dataset_index", None)
     if place is None or place(0) is None:
         what = f"envs.{name}.pass_rate: {settings.kind or name} poses no problem twice, so there is nothing to leave out"
         raise ConfigError(
-            f"{what}; it takes an env with a file of problems, or with a method `place`"
+            f"{what}; it takes an env with a file of problems, or with a method `dataset_index`"
         )
-    return Visits(settings.pass_rate, name, place)
+    return ProblemStats(settings.pass_rate, name, place)
 
 
 async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading.Event) -> None:

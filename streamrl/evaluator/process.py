@@ -11,7 +11,7 @@ import logging
 import threading
 
 from streamrl.config.run_file import RunFile
-from streamrl.envs.held_out import mark_of
+from streamrl.envs.held_out import problem_fingerprint
 from streamrl.errors import ConfigError, WeightError
 from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
 from streamrl.evaluator.schedule import due, missed
@@ -156,7 +156,7 @@ def _check_unseen(examiner: Examiner, log: Log) -> None:
     for exam in examiner.exams:
         seen = posed(log, exam.environment)
         for held in exam.problems if seen else ():
-            if mark_of(held.problem) in seen:
+            if problem_fingerprint(held.problem) in seen:
                 ways = "choose another seed for it, or leave it to `streamrl eval`, which takes other problems"
                 raise ConfigError(
                     f"eval.envs.{exam.name}: problem {held.number} was posed in training before the run file had this evaluation; {ways}"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
-from streamrl.envs.held_out import marks_of
+from streamrl.envs.held_out import possible_fingerprints
 from streamrl.errors import InferenceError
 from streamrl.evaluator.suite import Answers, Exam, judged, make_exam, metrics, take
 from streamrl.inference.client import Client
@@ -175,5 +175,5 @@ def posed(log: Log, env: str) -> frozenset[bytes]:
         for message in read(log, topic, partition, log.start(topic, partition)):
             record = to_event(message, ("rollout",)).record
             if isinstance(record, Rollout) and record.turns:
-                found |= dict.fromkeys(marks_of(record.turns[0]))
+                found |= dict.fromkeys(possible_fingerprints(record.turns[0]))
     return frozenset(found)

@@ -23,7 +23,7 @@ from streamrl.config.run_file import EvalEnv, RunFile
 from streamrl.envs.api import make_reward
 from streamrl.envs.engine.runner import Game, Sampler
 from streamrl.envs.engine.transcript import Task
-from streamrl.envs.held_out import Held, exam, make_env
+from streamrl.envs.held_out import HeldOutProblem, make_eval_env, select_held_out
 from streamrl.evaluator.estimates import mean_of_problems, over_problems
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Evaluation, PassAt, PolicyVersion, Rollout
@@ -38,7 +38,7 @@ class Exam:
     name: str
     environment: str  # of the run
     own: EvalEnv
-    problems: Sequence[Held]
+    problems: Sequence[HeldOutProblem]
     game: Game
 
     async def close(self) -> None:
@@ -60,7 +60,7 @@ def make_exam(
     """Evaluation `name` of the run, without the problems in `but`. Raises ConfigError."""
     own = run.eval.envs[name]
     source = own.env or name
-    env = make_env(run, name)
+    env = make_eval_env(run, name)
     given = run.envs[source].rewards
     rewards = {
         label: make_reward(reward.kind, reward.params, f"envs.{source}.rewards.{label}")
@@ -70,7 +70,7 @@ def make_exam(
         name,
         source,
         own,
-        exam(run, name, env, but),
+        select_held_out(run, name, env, but),
         Game(env, sampling(run.envs[source], own), sampler, rewards),
     )
 
@@ -95,14 +95,14 @@ async def take(
     all are in flight at once.
     """
 
-    async def one(held: Held) -> Answers:
+    async def one(held: HeldOutProblem) -> Answers:
         async with room:
             return await answer(exam, held, version)
 
     return await asyncio.gather(*[one(held) for held in exam.problems])
 
 
-async def answer(exam: Exam, held: Held, version: int) -> Answers:
+async def answer(exam: Exam, held: HeldOutProblem, version: int) -> Answers:
     """As many answers to one problem as are wanted, or fewer after ROUNDS rounds."""
     task = Task(exam.name, held.number, "evaluator", held.problem)
     good, repeated = list[Rollout](), 0

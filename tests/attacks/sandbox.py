@@ -202,7 +202,7 @@ import asyncio, struct
 from streamrl.envs.sandbox import limits, programs
 lines = [(limits.LOAD, 0, 0, limits.NUMBER), (limits.EQUAL, 0, 1, {call}), (limits.RETURN, 0, 0, 0x00050000 | 38)]
 lines.append((limits.RETURN, 0, 0, limits.ALLOW))
-limits.install(b"".join(struct.pack("=HBBI", *line) for line in lines))
+limits.install_seccomp(b"".join(struct.pack("=HBBI", *line) for line in lines))
 try:
     print("HARM", asyncio.run(programs.run("print('it ran')")))
 except limits.NoSandbox as error:
@@ -222,12 +222,10 @@ except limits.NoSandbox as error:
 
 
 def of_an_env(directory: Path) -> str:
-    """Can another process of this user read the environment of one that has called `undumpable`, as
+    """Can another process of this user read the environment of one that has called `hide_memory`, as
     envs do?
     """
-    code = (
-        "from streamrl.envs import limits; limits.undumpable(); print('ready', flush=True); input()"
-    )
+    code = "from streamrl.envs.sandbox import limits; limits.hide_memory(); print('ready', flush=True); input()"
     line = [sys.executable, "-c", code]
     env = subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"STREAMRL_KAFKA_PASSWORD": SECRET}

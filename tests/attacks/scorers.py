@@ -15,7 +15,7 @@ from streamrl.config import run_file
 from streamrl.envs.api import Answer, Problem
 from streamrl.envs.engine.runner import Game
 from streamrl.envs.engine.turns import Late
-from streamrl.envs.sandbox.subprocess_call import Bounded, Gone
+from streamrl.envs.sandbox.subprocess_call import CallFailed, SubprocessCall
 from streamrl.envs.shipped.math_verify import MathVerify
 from streamrl.envs.shipped.reasoning_gym import ReasoningGym, Scorers
 from tests.attacks.table import Attack
@@ -82,7 +82,7 @@ def endless(directory: Path) -> str:
                 ticks += 1
             found = await judging
             return f"it was given {found}" if found["score"] >= TOP else ""
-        except (Gone, RuntimeError):
+        except (CallFailed, RuntimeError):
             return "" if ticks > 3 else "the event loop stood still"
         finally:
             await env.close()
@@ -99,7 +99,7 @@ def running(text: str) -> Callable[[Path], str]:
         file.chmod(0o644)
 
         async def call() -> Any:
-            scorer = Bounded(RUNS_IT, patience(30), 1024)
+            scorer = SubprocessCall(RUNS_IT, patience(30), 1024)
             try:
                 return await scorer(f"FILE, ENV = {str(file)!r}, {os.getpid()}\n{text}")
             finally:
@@ -108,7 +108,7 @@ def running(text: str) -> Callable[[Path], str]:
         with secret() as value:
             try:
                 found = str(asyncio.run(call()) or "")
-            except (Gone, RuntimeError) as error:
+            except (CallFailed, RuntimeError) as error:
                 found = str(error) if value in str(error) else ""
         return found or ("" if file.read_text() == value else "a file has changed")
 
@@ -140,8 +140,8 @@ def later(directory: Path) -> str:
     """What one answer does to its scorer changes no later verdict."""
 
     async def call() -> Any:
-        scorer = Bounded(RUNS_IT, patience(30), 1024)
-        with suppress(Gone, RuntimeError):
+        scorer = SubprocessCall(RUNS_IT, patience(30), 1024)
+        with suppress(CallFailed, RuntimeError):
             await scorer(
                 "import builtins, sys\nbuiltins.exec = lambda *a: a[1].update(found='forged')\nsys.modules['json'].dumps = None"
             )
@@ -193,7 +193,7 @@ def without_verdict(directory: Path) -> str:
         verify = MathVerify(timeout_s=0.5, processes=1)
         try:
             return f"it was given {await verify(Problem([], '42'), Answer('$' + '9^{' * 6 + '9' + '}' * 6 + '$', True), {})}"
-        except (Gone, RuntimeError):
+        except (CallFailed, RuntimeError):
             return ""
         finally:
             await verify.close()

@@ -21,7 +21,7 @@ from streamrl.batcher.admission import (
 from streamrl.batcher.batch_builder import State
 from streamrl.batcher.process import due, part, step
 from streamrl.config import run_file
-from streamrl.envs.flow_control import Credit
+from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.errors import ConfigError
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event
@@ -116,7 +116,7 @@ def test_groups_are_granted_one_at_a_time_to_whoever_has_the_fewest_open_and_non
 
 
 def test_a_producer_begins_what_it_is_granted():
-    credit = Credit(
+    credit = OutstandingLimit(
         "copy-1",
         2,
         10.0,
@@ -129,7 +129,7 @@ def test_a_producer_begins_what_it_is_granted():
     )
     assert (credit.capacity, credit.outstanding, credit.allows()) == (2, 1, True)
     credit.launched = 5
-    assert not credit.allows() and Credit("copy-2", 2, 10.0, credit.demand).capacity == 0
+    assert not credit.allows() and OutstandingLimit("copy-2", 2, 10.0, credit.demand).capacity == 0
 
 
 class Async:
@@ -149,9 +149,11 @@ class Async:
             CONFIG, **rule, max_age=eta, lookahead=min(eta, 1), total_token_budget=40, row_count=8
         )
         self.random, self.sizes = random.Random(seed), sizes
-        self.credits = [Credit(name, replicas, 10.0) for name in names]
+        self.credits = [OutstandingLimit(name, replicas, 10.0) for name in names]
         self.batches = self.expired = self.launched = self.mixed = 0
-        self.flying: list[tuple[str, Credit, int]] = []  # group, whose, the version it began with
+        self.flying: list[
+            tuple[str, OutstandingLimit, int]
+        ] = []  # group, whose, the version it began with
         self.state = State()
         self.hear(version_event(0))
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from random import Random
 
 from streamrl.config.run_file import RunFile
-from streamrl.envs.flow_control import Counter, Credit
+from streamrl.envs.flow_control import OutstandingLimit
+from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output
 from streamrl.log.topics import env_part, journal
@@ -31,7 +32,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
     progress = last_record(log, journal(part), EnvProgress) or EnvProgress(
         producer=f"{env}-0", next_problem=0
     )
-    counter, credit = Counter(progress, 1), Credit(f"{env}-0", 1, GUESS_TOKENS)
+    cursor, credit = ProblemCursor(progress, 1), OutstandingLimit(f"{env}-0", 1, GUESS_TOKENS)
     credit.launched = progress.published_groups + len(progress.open_problems)
     reader = log.reader(
         {
@@ -46,7 +47,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
         now = time.monotonic()
         while version >= 0 and len(under_way) < AT_ONCE and credit.allows():
             credit.launched += 1
-            number = counter.take()
+            number = cursor.next()
             under_way[number] = now + Random(number).uniform(0, LONGEST_S)
         if done := [
             number for number, done_s in under_way.items() if done_s <= now and version >= 0
@@ -65,17 +66,20 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
             writer.commit(
                 [
                     to_message(output)
-                    for output in (*produced, Output(journal(part), f"{env}-0", counter.done(done)))
+                    for output in (
+                        *produced,
+                        Output(journal(part), f"{env}-0", cursor.complete(done)),
+                    )
                 ]
             )
             for number, group in groups.items():
-                credit.measured(tokens_of(group))
+                credit.record_group(tokens_of(group))
                 del under_way[number]
     reader.close()
     writer.close()
 
 
-def hear(messages: Sequence[Message], env: str, credit: Credit, version: int) -> int:
+def hear(messages: Sequence[Message], env: str, credit: OutstandingLimit, version: int) -> int:
     """Take note of what is wanted. Returns the newest version."""
     for message in messages:
         match to_event(message, ("demand", "policy-version")).record:

@@ -8,8 +8,8 @@ import pytest
 from streamrl.batcher.curriculum import Goal, reached
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import EvalEnv, PassRate
-from streamrl.envs.dataset_order import Place
-from streamrl.envs.difficulty_filter import visit_of
+from streamrl.envs.dataset_order import DatasetIndex
+from streamrl.envs.difficulty_filter import to_visit
 from streamrl.evaluator.suite import passes
 from tests.support.build import rollout
 
@@ -32,5 +32,5 @@ def test_passed_is_the_same_in_training_and_evaluation():
     """All parts of 0.7, 0.2 and 0.1 were earned."""
     earned = rollout(reward=0.7 + 0.2 + 0.1)
     assert earned.reward < 1.0 and passes(earned, EvalEnv())
-    visit = visit_of(PassRate(), "copy", Place(0, 0), [earned, rollout(reward=0.9)])
+    visit = to_visit(PassRate(), "copy", DatasetIndex(0, 0), [earned, rollout(reward=0.9)])
     assert visit is not None and (visit.passed, visit.rollouts) == (1, 2)

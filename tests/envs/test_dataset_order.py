@@ -2,21 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.envs.dataset_order import Epochs, Place, order, share
-from streamrl.envs.flow_control import Counter
+from streamrl.envs.dataset_order import DatasetIndex, EpochOrder, epoch_permutation, rank_shard
+from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.records import EnvProgress
 
 
 def test_every_epoch_has_each_problem_once_in_an_order_of_its_own():
-    orders = [order(seed, epoch, 50).tolist() for seed in (0, 1, -1) for epoch in range(3)]
+    orders = [
+        epoch_permutation(seed, epoch, 50).tolist() for seed in (0, 1, -1) for epoch in range(3)
+    ]
     assert all(sorted(made) == list(range(50)) for made in orders)
     assert len({tuple(made) for made in orders}) == 9
 
 
 def test_an_order_follows_from_seed_and_epoch_and_stays_what_it_is():
     """Written down once: a run of today is to go on tomorrow, under another numpy."""
-    assert order(7, 0, 8).tolist() == PINNED[0] and order(7, 1, 8).tolist() == PINNED[1]
-    assert order(2**64 + 7, 1, 8).tolist() == order(7, 1, 8).tolist()
+    assert (
+        epoch_permutation(7, 0, 8).tolist() == PINNED[0]
+        and epoch_permutation(7, 1, 8).tolist() == PINNED[1]
+    )
+    assert epoch_permutation(2**64 + 7, 1, 8).tolist() == epoch_permutation(7, 1, 8).tolist()
 
 
 PINNED = [[1, 6, 5, 2, 4, 7, 0, 3], [1, 4, 3, 2, 6, 5, 0, 7]]
@@ -26,7 +31,9 @@ PINNED = [[1, 6, 5, 2, 4, 7, 0, 3], [1, 4, 3, 2, 6, 5, 0, 7]]
 @pytest.mark.parametrize("size", [1, 2, 10, 21])
 def test_ranks_share_each_epoch(size: int, world_size: int):
     for epoch in range(4):
-        shares = [share(3, epoch, rank, world_size, size).tolist() for rank in range(world_size)]
+        shares = [
+            rank_shard(3, epoch, rank, world_size, size).tolist() for rank in range(world_size)
+        ]
         assert sorted(problem for mine in shares for problem in mine) == list(range(size))
         lengths = [len(mine) for mine in shares]
         assert max(lengths) - min(lengths) <= 1
@@ -34,27 +41,29 @@ def test_ranks_share_each_epoch(size: int, world_size: int):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_replicas_come_to_the_same_by_their_numbers(world_size: int):
-    """Four epochs of ten problems, taken by Counter as an env does, whatever the pace of each."""
-    epochs = Epochs(3, 10)
+    """Four epochs of ten problems, taken by ProblemCursor as an env does, whatever the pace of each."""
+    epochs = EpochOrder(3, 10)
     for rank in range(world_size):
-        counter = Counter(EnvProgress(producer=f"x-{rank}", next_problem=rank), world_size)
+        cursor = ProblemCursor(EnvProgress(producer=f"x-{rank}", next_problem=rank), world_size)
         posed: dict[int, list[int]] = {}
-        while (number := counter.take()) < 40:
+        while (number := cursor.next()) < 40:
             place = epochs(number)
             posed.setdefault(place.epoch, []).append(place.problem)
         assert posed == {
             epoch: mine
             for epoch in range(4)
-            if (mine := share(3, epoch, rank, world_size, 10).tolist())
+            if (mine := rank_shard(3, epoch, rank, world_size, 10).tolist())
         }
 
 
 def test_a_number_is_a_place_at_any_time():
-    epochs, numbers = Epochs(5, 3), [8, 0, 5, 8, 2, 100, 1]
-    assert [epochs(number) for number in numbers] == [Epochs(5, 3)(number) for number in numbers]
-    assert epochs(8) == Place(2, int(order(5, 2, 3)[2]))
+    epochs, numbers = EpochOrder(5, 3), [8, 0, 5, 8, 2, 100, 1]
+    assert [epochs(number) for number in numbers] == [
+        EpochOrder(5, 3)(number) for number in numbers
+    ]
+    assert epochs(8) == DatasetIndex(2, int(epoch_permutation(5, 2, 3)[2]))
 
 
 def test_there_is_no_rank_beyond_the_last():
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
-        share(0, 0, 2, 2, 10)
+        rank_shard(0, 0, 2, 2, 10)

@@ -14,8 +14,8 @@ import pytest
 
 from streamrl.config.run_file import Env, PassRate, RunFile, parse
 from streamrl.envs import process
-from streamrl.envs.dataset_order import Place
-from streamrl.envs.difficulty_filter import Visits, rests, visit_of
+from streamrl.envs.dataset_order import DatasetIndex
+from streamrl.envs.difficulty_filter import ProblemStats, is_filtered, to_visit
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import to_event
@@ -45,12 +45,12 @@ def visit(epoch: int, passed: int, rollouts: int = 4, problem: int = 0, version:
 
 @pytest.mark.parametrize(("passed", "left_out"), [(0, True), (1, False), (3, False), (4, True)])
 def test_what_is_outside_of_the_bounds_rests(passed: int, left_out: bool):
-    assert rests(RULES, [visit(0, passed)], 1) is left_out
+    assert is_filtered(RULES, [visit(0, passed)], 1) is left_out
 
 
 def test_it_rests_for_so_many_epochs_and_comes_back():
     rules = RULES.model_copy(update={"rest_epochs": 3})
-    assert [rests(rules, [visit(2, 4)], epoch) for epoch in range(8)] == [
+    assert [is_filtered(rules, [visit(2, 4)], epoch) for epoch in range(8)] == [
         False,
         False,
         False,
@@ -64,12 +64,14 @@ def test_it_rests_for_so_many_epochs_and_comes_back():
 
 def test_the_last_visits_count_together_and_fewer_say_nothing():
     rules = RULES.model_copy(update={"visits": 2})
-    assert not rests(rules, [], 1) and not rests(rules, [visit(0, 4)], 1)
-    assert not rests(rules, [visit(0, 4), visit(1, 2)], 2)  # 6 of 8: 0.75
-    assert rests(rules, [visit(1, 4), visit(0, 2, 3)], 2)  # 6 of 7, whatever the order
-    assert not rests(rules, [visit(0, 4), visit(1, 4), visit(3, 0)], 4)  # the last two: 4 of 8
+    assert not is_filtered(rules, [], 1) and not is_filtered(rules, [visit(0, 4)], 1)
+    assert not is_filtered(rules, [visit(0, 4), visit(1, 2)], 2)  # 6 of 8: 0.75
+    assert is_filtered(rules, [visit(1, 4), visit(0, 2, 3)], 2)  # 6 of 7, whatever the order
+    assert not is_filtered(
+        rules, [visit(0, 4), visit(1, 4), visit(3, 0)], 4
+    )  # the last two: 4 of 8
     # what is known of epoch 2 says nothing about epoch 2
-    assert not rests(rules, [visit(0, 4), visit(1, 2), visit(2, 4)], 2)
+    assert not is_filtered(rules, [visit(0, 4), visit(1, 2), visit(2, 4)], 2)
 
 
 def test_a_rollout_passes_by_its_reward_or_one_of_its_rewards():
@@ -81,12 +83,14 @@ def test_a_rollout_passes_by_its_reward_or_one_of_its_rewards():
         rollout(sample=3, failure="no server"),
         rollout(sample=4, reward=1.0, misaligned="lengths differ"),
     ]
-    assert visit_of(RULES, "x", Place(2, 7), group) == visit(2, 1, 3, 7, version=2)
-    assert visit_of(PassRate(at_least=0.4), "x", Place(2, 7), group) == visit(2, 2, 3, 7, version=2)
-    assert visit_of(PassRate(reward="correct"), "x", Place(2, 7), group) == visit(
+    assert to_visit(RULES, "x", DatasetIndex(2, 7), group) == visit(2, 1, 3, 7, version=2)
+    assert to_visit(PassRate(at_least=0.4), "x", DatasetIndex(2, 7), group) == visit(
         2, 2, 3, 7, version=2
     )
-    assert visit_of(RULES, "x", Place(2, 7), group[3:]) is None
+    assert to_visit(PassRate(reward="correct"), "x", DatasetIndex(2, 7), group) == visit(
+        2, 2, 3, 7, version=2
+    )
+    assert to_visit(RULES, "x", DatasetIndex(2, 7), group[3:]) is None
 
 
 def test_what_compaction_leaves_is_enough():
@@ -95,29 +99,29 @@ def test_what_compaction_leaves_is_enough():
     """
     rules = PassRate(high=0.5, visits=3, rest_epochs=2)
     all_of_them, compacted, posed = (
-        Visits(rules, "x", lambda number: Place(number, 0)),
+        ProblemStats(rules, "x", lambda number: DatasetIndex(number, 0)),
         dict[str, Visit](),
         list[int](),
     )
     for epoch in range(60):
-        fresh = Visits(rules, "x", lambda number: Place(number, 0))
+        fresh = ProblemStats(rules, "x", lambda number: DatasetIndex(number, 0))
         for known in compacted.values():
-            fresh.hear(known)
-        assert fresh.rests(epoch) == all_of_them.rests(epoch)
-        if not all_of_them.rests(epoch):
+            fresh.on_visit(known)
+        assert fresh.is_filtered(epoch) == all_of_them.is_filtered(epoch)
+        if not all_of_them.is_filtered(epoch):
             posed.append(epoch)
             made = visit(epoch, epoch % 5)
-            all_of_them.hear(made)
+            all_of_them.on_visit(made)
             compacted[all_of_them.key(made)] = made
     assert len(posed) < 40 and max(b - a for a, b in pairwise(posed)) == 3
     assert len(compacted) <= 9
 
 
 def test_an_older_visit_does_not_take_the_place_of_a_newer_one():
-    visits = Visits(PassRate(high=0.5), "x", lambda number: Place(number, 0))
-    visits.hear(visit(2, 4))
-    visits.hear(visit(0, 0))  # the same slot, read later
-    assert visits.rests(3)
+    visits = ProblemStats(PassRate(high=0.5), "x", lambda number: DatasetIndex(number, 0))
+    visits.on_visit(visit(2, 4))
+    visits.on_visit(visit(0, 0))  # the same slot, read later
+    assert visits.is_filtered(3)
 
 
 def test_a_visit_of_nothing_cannot_be():

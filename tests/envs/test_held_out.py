@@ -8,7 +8,15 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.envs.api import Answer, Problem
-from streamrl.envs.held_out import exam, held_out, kept, make_env, mark, mark_of, marks_of
+from streamrl.envs.held_out import (
+    first_distinct,
+    held_out_fingerprints,
+    make_eval_env,
+    possible_fingerprints,
+    problem_fingerprint,
+    select_held_out,
+    text_fingerprint,
+)
 from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
@@ -40,12 +48,12 @@ def run_file(**evaluations: dict[str, Any]) -> RunFile:
 
 
 def numbers(count: int, but: tuple[bytes, ...] = ()) -> list[int]:
-    return [held.number for held in held_out(Few(), count, but)]
+    return [held.number for held in first_distinct(Few(), count, but)]
 
 
 def test_the_first_different_problems_are_kept():
     assert numbers(4) == [0, 1, 2, 4]
-    assert numbers(4, (mark("0="), mark("4="))) == [1, 2, 5, 6]
+    assert numbers(4, (text_fingerprint("0="), text_fingerprint("4="))) == [1, 2, 5, 6]
 
 
 def test_one_that_comes_later_is_found_there_and_there_are_no_more_than_there_are():
@@ -55,19 +63,19 @@ def test_one_that_comes_later_is_found_there_and_there_are_no_more_than_there_ar
 def test_a_problem_is_what_it_says():
     one, other = (Problem([{"role": "user", "content": text}]) for text in ("47=", "48="))
     assert (
-        mark_of(one)
-        == mark("47=")
-        == mark_of(Problem([{"role": "system", "content": "47="}]))
-        != mark_of(other)
+        problem_fingerprint(one)
+        == text_fingerprint("47=")
+        == problem_fingerprint(Problem([{"role": "system", "content": "47="}]))
+        != problem_fingerprint(other)
     )
-    assert marks_of(Turn(message="47=", role="user", tokens=tokens(1, 8, 11))) == [
-        mark_of(one),
-        mark_of(Problem([], tokens=[1, 8, 11])),
+    assert possible_fingerprints(Turn(message="47=", role="user", tokens=tokens(1, 8, 11))) == [
+        problem_fingerprint(one),
+        problem_fingerprint(Problem([], tokens=[1, 8, 11])),
     ]
     assert (
-        mark_of(Problem([], tokens=[1, 8]))
-        != mark_of(Problem([], tokens=[1, 8, 11]))
-        != mark_of(Problem([]))
+        problem_fingerprint(Problem([], tokens=[1, 8]))
+        != problem_fingerprint(Problem([], tokens=[1, 8, 11]))
+        != problem_fingerprint(Problem([]))
     )
 
 
@@ -78,10 +86,13 @@ def test_all_evaluations_of_an_env_are_kept_from_it_and_from_no_other():
             "again": {"env": "copy-digits", "seed": 9, "problems": 7, "params": {"digits": 3}},
         }
     )
-    marks = kept(run, "copy-digits")
-    assert len(marks) == 12 and kept(run, "add-digits") == frozenset()
+    marks = held_out_fingerprints(run, "copy-digits")
+    assert len(marks) == 12 and held_out_fingerprints(run, "add-digits") == frozenset()
     two, three = CopyDigits(0, 2), CopyDigits(9, 3)
-    assert mark_of(two.problem(0)) in marks and mark_of(three.problem(0)) in marks
+    assert (
+        problem_fingerprint(two.problem(0)) in marks
+        and problem_fingerprint(three.problem(0)) in marks
+    )
 
 
 def test_too_few_problems_are_said():
@@ -90,8 +101,10 @@ def test_too_few_problems_are_said():
         ConfigError,
         match=r"^eval.envs.copy-digits.problems is 11, but the env has 10 different ones; lower it$",
     ):
-        kept(run, "copy-digits")
+        held_out_fingerprints(run, "copy-digits")
     with pytest.raises(
         ConfigError, match=r"the env has 9 different ones that training has not posed; lower it$"
     ):
-        exam(run, "copy-digits", make_env(run, "copy-digits"), {mark("7=")})
+        select_held_out(
+            run, "copy-digits", make_eval_env(run, "copy-digits"), {text_fingerprint("7=")}
+        )

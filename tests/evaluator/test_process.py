@@ -16,7 +16,7 @@ from msgspec import structs
 from rich.console import Console
 
 from streamrl.config.run_file import RunFile, parse
-from streamrl.envs.held_out import mark
+from streamrl.envs.held_out import text_fingerprint
 from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, InferenceError, WeightError
 from streamrl.evaluator import process, runner, show
@@ -312,7 +312,7 @@ def test_problems_that_training_has_posed_are_passed_over(run: RunFile, log: Mem
     announce(run, log, 0)
     texts = list(dict.fromkeys(text(i) for i in range(100)))
     trained(log, *texts[:5])
-    assert len(posed(log, "copy-digits") & {mark(said) for said in texts[:6]}) == 5
+    assert len(posed(log, "copy-digits") & {text_fingerprint(said) for said in texts[:6]}) == 5
     asked(run, log)
     answers = [
         r

@@ -16,7 +16,8 @@ from random import Random
 import numpy as np
 
 from streamrl.config.run_file import RunFile
-from streamrl.envs.flow_control import Counter, Credit
+from streamrl.envs.flow_control import OutstandingLimit
+from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output
 from streamrl.log.topics import env_part, journal
@@ -45,7 +46,10 @@ class Env:
         progress = last_record(log, self.journal, EnvProgress) or EnvProgress(
             producer=producer, next_problem=0
         )
-        self.counter, self.credit = Counter(progress, 1), Credit(producer, 1, known.GROUP_TOKENS)
+        self.cursor, self.credit = (
+            ProblemCursor(progress, 1),
+            OutstandingLimit(producer, 1, known.GROUP_TOKENS),
+        )
         self.credit.launched = progress.published_groups + len(progress.open_problems)
         self.under_way = dict.fromkeys(progress.open_problems, 0.0)  # number -> when it is done
         self.rubbish: Iterator[Message] = rubbish() if name == known.RUBBISH else iter(())
@@ -61,7 +65,7 @@ class Env:
         """What is wanted."""
         while len(self.under_way) < AT_ONCE and self.credit.allows():
             self.credit.launched += 1
-            number = self.counter.take()
+            number = self.cursor.next()
             self.under_way[number] = now_s + Random(number).uniform(0, LONGEST_S)
 
     def finished(self, version: int, now_s: float) -> list[Message]:
@@ -78,12 +82,12 @@ class Env:
         ]
         messages += self.bad_ones(now_s)
         for number, group in zip(done, groups, strict=True):
-            self.credit.measured(tokens_of(group))
+            self.credit.record_group(tokens_of(group))
             del self.under_way[number]
         return (
             [
                 *messages,
-                to_message(Output(self.journal, self.credit.producer, self.counter.done(done))),
+                to_message(Output(self.journal, self.credit.producer, self.cursor.complete(done))),
             ]
             if messages
             else []

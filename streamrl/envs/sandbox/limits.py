@@ -168,14 +168,14 @@ def confine(
         _limit(what, 0)
     _limit(resource.RLIMIT_NOFILE, 64)
     if landlock_abi() or not allow_reading:
-        reads_only(
+        landlock_read_only(
             os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"), *LIBRARIES, *paths
         )
     drop_capabilities()
-    only_computes()
+    seccomp_lockdown()
 
 
-def require(allow_reading: bool = False) -> None:
+def require_sandbox(allow_reading: bool = False) -> None:
     """Raise NoSandbox where `confine` would, as far as that can be known without doing it."""
     if sys.platform != "linux" or platform.machine() not in AUDIT:
         raise NoSandbox(
@@ -194,7 +194,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
-def undumpable() -> None:
+def hide_memory() -> None:
     """Other processes of this user can read neither this one's memory nor its environment, and
     cannot trace it.
     """
@@ -216,7 +216,7 @@ def landlock_abi() -> int:
     )
 
 
-def reads_only(*paths: str) -> None:
+def landlock_read_only(*paths: str) -> None:
     """From now on it opens only what lies in these directories, or these files, and only to read.
 
     Landlock handles every right that the kernel knows: nothing is written, made, removed, renamed,
@@ -224,7 +224,7 @@ def reads_only(*paths: str) -> None:
     signalled. That other files exist can still be seen. Raises NoSandbox where the kernel has no
     Landlock.
     """
-    require()
+    require_sandbox()
     libc, abi = ctypes.CDLL(None, use_errno=True), landlock_abi()
 
     def call(number: int, *arguments: object) -> int:
@@ -269,16 +269,16 @@ def drop_capabilities() -> None:
         raise NoSandbox(ctypes.get_errno(), "the kernel does not take its capabilities away")
 
 
-def only_computes() -> None:
+def seccomp_lockdown() -> None:
     """From now on only the calls above are answered: no network, no process or program, no signal,
     nothing written but pipes.
     """
     machine = platform.machine()
-    require(allow_reading=True)
-    install(program(AUDIT[machine], list(AUDIT).index(machine)))
+    require_sandbox(allow_reading=True)
+    install_seccomp(seccomp_program(AUDIT[machine], list(AUDIT).index(machine)))
 
 
-def install(code: bytes) -> None:
+def install_seccomp(code: bytes) -> None:
     """Put this filter on the process's system calls. Raises NoSandbox."""
     libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(code)
 
@@ -292,7 +292,7 @@ def install(code: bytes) -> None:
         raise NoSandbox(ctypes.get_errno(), "the kernel takes no seccomp filter")
 
 
-def program(architecture: int, column: int) -> bytes:
+def seccomp_program(architecture: int, column: int) -> bytes:
     """The filter: struct sock_filter after struct sock_filter. Calls of another machine (32 bits on
     64, x32) end the process.
 

@@ -34,11 +34,11 @@ ENVIRONMENT = ("PATH", "HOME", "MPLCONFIGDIR", "PYTHONPATH", "PYTHONHASHSEED", "
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Gone(Exception):
+class CallFailed(Exception):
     """A call did not come to an end: it took too long, or ended its process."""
 
 
-class Bounded:
+class SubprocessCall:
     """MODULE:FUNCTION, called one at a time. `close` ends its processes.
 
     `prepare`: MODULE:FUNCTION that is called first, with all arguments but the last one, by the
@@ -55,7 +55,7 @@ class Bounded:
         prepare: str = "",
         allow_reading: bool = False,
     ) -> None:
-        limits.require(allow_reading)
+        limits.require_sandbox(allow_reading)
         self.function, self.timeout_s, self.memory_mib = function, timeout_s, memory_mib
         self.prepare, self.allow_reading = prepare, allow_reading
         self._process: asyncio.subprocess.Process | None = None
@@ -72,13 +72,13 @@ class Bounded:
                     answer = await self._ask(process, list(arguments))
             except TimeoutError:
                 await self.close()
-                raise Gone(f"{self.function} took longer than {self.timeout_s:g} s") from None
+                raise CallFailed(f"{self.function} took longer than {self.timeout_s:g} s") from None
             except BaseException:
                 # cancelled, or died: what its pipe still holds is no answer to the next call
                 await self.close()
                 raise
         if "gone" in answer:
-            raise Gone(f"{self.function} {answer['gone']}")
+            raise CallFailed(f"{self.function} {answer['gone']}")
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer["value"]
@@ -138,7 +138,7 @@ class Bounded:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
-            raise Gone(f"{self.function} ended its process with code {await process.wait()}")
+            raise CallFailed(f"{self.function} ended its process with code {await process.wait()}")
         return json.loads(line)
 
 

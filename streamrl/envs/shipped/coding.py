@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from streamrl.envs.api import Answer, Earned, Message, Problem, Said
-from streamrl.envs.dataset_order import Epochs, Place
+from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.engine import turns
 from streamrl.envs.sandbox import limits, programs
 from streamrl.envs.sandbox.programs import Outcome
@@ -63,18 +63,18 @@ class Coding:
             raise ValueError(
                 f"timeout_s is {timeout_s:g}, memory_mib {memory_mib}; more than 0, and at least 64 for Python itself"
             )
-        limits.require(allow_reading)
+        limits.require_sandbox(allow_reading)
         self.seed, self.timeout_s, self.memory_mib = seed, timeout_s, memory_mib
         self.allow_reading, self.attempts = allow_reading, attempts
         self._problems = read(Path(file)) if file else []
-        self._epochs = Epochs(seed, len(self._problems)) if file else None
+        self._epochs = EpochOrder(seed, len(self._problems)) if file else None
         self._free = Semaphore(os.cpu_count() or 1)  # programs at once: more would only time out
 
-    def place(self, index: int) -> Place | None:
+    def dataset_index(self, index: int) -> DatasetIndex | None:
         return self._epochs(index) if self._epochs else None
 
     def problem(self, index: int) -> Problem:
-        if place := self.place(index):
+        if place := self.dataset_index(index):
             prompt, tests = self._problems[place.problem]
             return Problem([{"role": "user", "content": prompt}], tests)
         draw = random.Random(f"code {self.seed} {index}")

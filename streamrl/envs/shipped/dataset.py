@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamrl.envs.api import Answer, Problem
-from streamrl.envs.dataset_order import Epochs, Place
+from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.shipped.copy_digits import positions_right
 from streamrl.envs.shipped.math_verify import MathVerify
 from streamrl.envs.shipped.samples import Columns, read
@@ -54,14 +54,14 @@ class Dataset:
             raise ValueError(
                 f"{file}:{given[0]}: an instruction cannot follow a prompt of token ids"
             )
-        self._epochs = Epochs(seed, len(self._samples))
+        self._epochs = EpochOrder(seed, len(self._samples))
         self._verify = MathVerify(timeout_s)
 
-    def place(self, index: int) -> Place:
+    def dataset_index(self, index: int) -> DatasetIndex:
         return self._epochs(index)
 
     def problem(self, index: int) -> Problem:
-        epoch, which = self.place(index)
+        epoch, which = self.dataset_index(index)
         sample = self._samples[which]
         messages = sample.messages
         if self.instruction:

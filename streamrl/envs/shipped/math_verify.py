@@ -15,7 +15,7 @@ from typing import Any
 
 from streamrl.envs.api import Answer, Problem
 from streamrl.envs.engine import turns
-from streamrl.envs.sandbox.subprocess_call import Bounded
+from streamrl.envs.sandbox.subprocess_call import SubprocessCall
 
 
 class MathVerify:
@@ -39,13 +39,13 @@ class MathVerify:
             )
         self.key = key
         self._all = [
-            Bounded(
+            SubprocessCall(
                 "streamrl.envs.shipped.math_verify:same", timeout_s, memory_mib, "", allow_reading
             )
             for _ in range(processes)
         ]
         # one that has started before the others
-        self._idle: asyncio.LifoQueue[Bounded] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[SubprocessCall] = asyncio.LifoQueue()
         for same in self._all:
             self._idle.put_nowait(same)
 

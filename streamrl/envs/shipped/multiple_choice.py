@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamrl.envs.api import Answer, Problem
-from streamrl.envs.dataset_order import Epochs, Place
+from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.shipped.samples import parsed
 
 LETTERS = "ABCDEFGHIJ"
@@ -36,15 +36,17 @@ class MultipleChoice:
             raise ValueError(f"choices is {choices}; 2 to {len(LETTERS)}")
         self.seed, self.choices = seed, choices
         self._questions = read(Path(file)) if file else []
-        self._epochs = Epochs(seed, len(self._questions)) if file else None
+        self._epochs = EpochOrder(seed, len(self._questions)) if file else None
 
-    def place(self, index: int) -> Place | None:
+    def dataset_index(self, index: int) -> DatasetIndex | None:
         return self._epochs(index) if self._epochs else None
 
     def problem(self, index: int) -> Problem:
         draw = random.Random(f"choice {self.seed} {index}")
         question = (
-            self._questions[place.problem] if (place := self.place(index)) else self._sum(draw)
+            self._questions[place.problem]
+            if (place := self.dataset_index(index))
+            else self._sum(draw)
         )
         order = draw.sample(range(len(question.choices)), len(question.choices))
         lines = [

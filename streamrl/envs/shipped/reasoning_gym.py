@@ -29,7 +29,7 @@ from reasoning_gym.factory import DATASETS
 
 from streamrl.envs.api import Answer, Problem
 from streamrl.envs.engine import turns
-from streamrl.envs.sandbox.subprocess_call import Bounded
+from streamrl.envs.sandbox.subprocess_call import SubprocessCall
 
 # problems of one dataset: the library's own default. Some tasks draw all their problems at once, or
 # refuse more than 20,000
@@ -129,12 +129,14 @@ class Scorers:
                 f"scoring: timeout_s {timeout_s:g}, memory_mib {memory_mib}, processes {processes}: need more than 0, 1024 and 1"
             )
         make = [
-            Bounded(f"{HERE}:score", timeout_s, memory_mib, f"{HERE}:prepared", allow_reading)
+            SubprocessCall(
+                f"{HERE}:score", timeout_s, memory_mib, f"{HERE}:prepared", allow_reading
+            )
             for _ in range(processes)
         ]
         self._all = make
         # one that has started before the others
-        self._idle: asyncio.LifoQueue[Bounded] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[SubprocessCall] = asyncio.LifoQueue()
         for scorer in make:
             self._idle.put_nowait(scorer)
 

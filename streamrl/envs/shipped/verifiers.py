@@ -33,7 +33,7 @@ from streamrl.envs.api import (
     load,
     one_line,
 )
-from streamrl.envs.dataset_order import Epochs, Place
+from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.engine.turns import in_thread, is_coroutine
 from streamrl.envs.shipped import tools
 from streamrl.envs.shipped.tools import Call
@@ -72,13 +72,13 @@ class Verifiers:
             raise ConfigError(f"{where}: {module} has no training set ({error})") from None
         if not len(self._rows):
             raise ConfigError(f"{where}: the training set of {module} is empty")
-        self._epochs = Epochs(seed, len(self._rows))
+        self._epochs = EpochOrder(seed, len(self._rows))
 
-    def place(self, index: int) -> Place:
+    def dataset_index(self, index: int) -> DatasetIndex:
         return self._epochs(index)
 
     def problem(self, index: int) -> Problem:
-        row = self._rows[self.place(index).problem]
+        row = self._rows[self.dataset_index(index).problem]
         prompt = row["prompt"]
         messages = (
             [{"role": "user", "content": prompt}]

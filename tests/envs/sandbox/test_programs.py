@@ -113,7 +113,7 @@ def test_an_answer_without_end_is_none():
 
 
 def test_the_filter_by_hand():
-    code = limits.program(7, 0)
+    code = limits.seccomp_program(7, 0)
     lines = [code[i : i + 8].hex() for i in range(0, len(code), 8)]
     # load the machine; is it 7? otherwise kill
     assert lines[:3] == ["2000000004000000", "1500010007000000", "0600000000000080"]

@@ -18,7 +18,12 @@ import pytest
 
 from streamrl.envs.api import Answer, Problem
 from streamrl.envs.engine.turns import limited
-from streamrl.envs.sandbox.subprocess_call import ENVIRONMENT, ONE_THREAD, Bounded, Gone
+from streamrl.envs.sandbox.subprocess_call import (
+    ENVIRONMENT,
+    ONE_THREAD,
+    CallFailed,
+    SubprocessCall,
+)
 from streamrl.envs.shipped.math_verify import MathVerify
 from tests.support.waiting import patience, until
 
@@ -44,8 +49,8 @@ def die() -> None:
 
 
 @asynccontextmanager
-async def bounded(function: str, timeout_s: float = 30.0) -> AsyncIterator[Bounded]:
-    made = Bounded(f"{HERE}:{function}", timeout_s, 1024)
+async def bounded(function: str, timeout_s: float = 30.0) -> AsyncIterator[SubprocessCall]:
+    made = SubprocessCall(f"{HERE}:{function}", timeout_s, 1024)
     try:
         yield made
     finally:
@@ -67,7 +72,7 @@ async def test_a_call_that_hangs_is_over_in_time_stalls_nobody_and_the_next_one_
         while not hanging.done():
             await asyncio.sleep(0.05)
             ticks += 1
-        with pytest.raises(Gone, match="took longer than 1 s"):
+        with pytest.raises(CallFailed, match="took longer than 1 s"):
             await hanging
         assert ticks >= 3  # others went on meanwhile
         assert await function(0) == "awake"
@@ -79,7 +84,7 @@ async def test_memory_and_death_are_that_calls_own():
             await function()
     async with bounded("die") as function:
         for _ in range(2):
-            with pytest.raises(Gone, match="ended its process with code 7"):
+            with pytest.raises(CallFailed, match="ended its process with code 7"):
                 await function()
 
 
@@ -124,7 +129,7 @@ def close_and_spin() -> None:
 
 async def test_a_call_that_closes_its_pipe_and_goes_on_is_ended():
     async with bounded("close_and_spin", timeout_s=3600) as function:
-        with pytest.raises(Gone, match="ended its process"):
+        with pytest.raises(CallFailed, match="ended its process"):
             await function()
 
 
@@ -196,7 +201,7 @@ async def test_math_verify_on_pathological_latex_is_no_verdict_stalls_nobody_and
             await asyncio.sleep(0.05)
             ticks += 1
         # a verdict that nobody has reached is no 0
-        with pytest.raises((Gone, RuntimeError), match="took longer than|MemoryError"):
+        with pytest.raises((CallFailed, RuntimeError), match="took longer than|MemoryError"):
             await judging
         assert ticks >= 3
         assert await verify(problem, Answer("42", True), {}) == 1.0

@@ -52,7 +52,7 @@ def test_what_is_known_of_a_problem_goes_with_its_rollouts(tmp_path: Path):
     which = int(problem.answer) - 1
     assert problem.messages == [{"role": "user", "content": f"{which}+1=?\nA number only."}]
     assert problem.metadata == {"level": which % 2, "line": which + 1, "epoch": 1}
-    assert env.place(13) == (1, which)
+    assert env.dataset_index(13) == (1, which)
 
 
 @pytest.mark.parametrize(
