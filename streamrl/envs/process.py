@@ -82,9 +82,7 @@ class Replica:
     threads: asyncio.Semaphore = field(default_factory=reward_threads)  # for all of its rewards
     visits: ProblemStats | None = None  # of problems that are filtered by pass rate
     left_out: int = 0  # numbers of such problems, in this life
-    held_out: frozenset[bytes] = (
-        frozenset()
-    )  # problems that are not for training (`held_out.py`)
+    held_out: frozenset[bytes] = frozenset()  # problems that are not for training (`held_out.py`)
     kept_in_a_row: int = 0
     version: int = 0  # newest that a server had
     # where its inputs ended when this life began
@@ -161,7 +159,9 @@ class Replica:
 
     def is_kept(self, number: int) -> bool:
         try:
-            return bool(self.held_out) and problem_fingerprint(pose(self.env, number)) in self.held_out
+            return (
+                bool(self.held_out) and problem_fingerprint(pose(self.env, number)) in self.held_out
+            )
         except NoProblem:
             return False  # it fails, and is published so
 
