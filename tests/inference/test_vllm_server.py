@@ -177,7 +177,7 @@ def test_a_port_that_is_taken():
 
 
 def test_a_directory_that_is_no_model(tmp_path: Path):
-    with pytest.raises(ModelError, match="no json"):
+    with pytest.raises(ModelError, match="no config.json"):
         vllm_server.start(Inference(), tmp_path, tmp_path / "log", threading.Event())
 
 
