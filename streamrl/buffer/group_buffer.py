@@ -16,7 +16,7 @@ from streamrl.buffer import groups
 from streamrl.buffer.advantages import Advantage, informative
 from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import FUTURE_VERSIONS, fresh, last_chance
-from streamrl.buffer.validation import Intake, objection, unsound
+from streamrl.buffer.validation import Intake, foreign_token, objection, unsound
 from streamrl.log.dead_letters import printable, reject, text_of
 from streamrl.log.protocol import Event, Output, Positions
 from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
@@ -93,6 +93,9 @@ class State(msgspec.Struct):
     seen: dict[str, int] = {}  # by the rules of version 0: as a window's
     closed: dict[str, int] = {}
     looked_s: float = 0.0  # when the open groups were last asked how long they have waited
+    # open groups of envs that were taken out, without their members: their producers are owed an
+    # end of each when the env is put back
+    left: dict[str, dict[str, OpenGroup]] = {}
 
 
 @dataclass
@@ -113,7 +116,10 @@ class Fold:
         could not wait for another.
         """
         state, horizon = self.state, version - self.rules.remember_versions
+        news = vocab_size and vocab_size != state.vocab_size and self.rules.version >= 2
         state.version, state.vocab_size = version, vocab_size
+        if news:
+            self.refuse_foreign_tokens()
         for memory in (
             state.seen,
             state.closed,
@@ -145,6 +151,18 @@ class Fold:
                     Metric(source="buffer", time_s=self.time_s, step=version, values=values),
                 )
             )
+
+    def refuse_foreign_tokens(self) -> None:
+        """The vocabulary has become known: refuse the rollouts that came before and are not of it."""
+        for window in self.state.windows.values():
+            for group_id, group in window.open.items():
+                for event in list(group.members):
+                    cause = foreign_token(rollout_of(event), self.state.vocab_size)
+                    if cause:
+                        self.outputs += reject(event, cause)
+                        window.lose(group_id, [event])
+                        group.refused += 1
+                        group.look_at = self.state.version
 
     def take(self, event: Event, rollout: Rollout) -> None:
         """A rollout has come: it joins its group, or meets its end."""
@@ -382,12 +400,27 @@ class Fold:
         )
 
     def leave(self, env: str) -> None:
-        """The env was taken out of the run: what is held of it ends."""
+        """The env was taken out of the run: what is held of it ends. Nobody may read or write its
+        topics now, so by the rules of version 2 the ends of its groups are published later.
+        """
         for group_id, group in self.state.windows.pop(env).open.items():
             if not self.rules.version:
                 self.state.closed[group_id] = self.state.version
             if group.members:
                 self.end("filtered", group.members, LEFT)
+            if self.rules.version >= 2:
+                group.members = []
+                self.state.left.setdefault(env, {})[group_id] = group
+
+    def come_back(self, env: str) -> None:
+        """The env was put back: the groups that were open when it left are over, and its producers
+        may begin as many others.
+        """
+        window = self.state.windows.setdefault(env, Window())
+        for group_id, group in self.state.left.pop(env).items():
+            window.closed[group_id] = self.state.version
+            over = groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
+            self.outputs.append(Output(f"groups.{env}", group_id, over))
 
     def end(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
         """These rollouts of one group end here."""

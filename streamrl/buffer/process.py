@@ -59,7 +59,9 @@ class Config:
     zero_advantage: Literal["keep", "filter"] = "keep"
     ahead: int = FUTURE_VERSIONS  # versions: a rollout of one that is not heard of yet is held
     # 1: what is refused counts as lost of its group, groups do not wait for ever, ids belong to
-    # their env, `intake.unsound`
+    # their env, `validation.unsound`
+    # 2: also what came before the vocabulary was known is held to it; an env that comes back gets
+    # the ends of the groups that it had open
     rules_version: int = 0
     group_wait_s: float = 60.0  # without a new rollout: then a group closes with what it has
     max_seq_len: int = 0  # of the model; 0: not said
@@ -121,6 +123,8 @@ def reconcile(
         fold.expire_removed(env, removed)
         if env not in config.envs:
             fold.leave(env)
+    for env in [env for env in state.left if env in config.envs]:
+        fold.come_back(env)
     return state, fold.outputs
 
 
@@ -223,7 +227,7 @@ def part(run: RunFile) -> Processor[Config, State]:
         advantage=rules.advantage,
         zero_advantage=rules.zero_advantage,
         ahead=furthest(run.batcher.lookahead),
-        rules_version=1,
+        rules_version=2,
         group_wait_s=rules.group_wait_s,
         max_seq_len=run.model.max_seq_len,
         partitions=run.topics.partitions,

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamrl.buffer.groups import generated_tokens, sequences
 from streamrl.log.protocol import Event
-from streamrl.records import Rollout
+from streamrl.records import Rollout, Turn
 
 REWARD_LIMIT = 1e18  # squares and sums of rewards up to it are finite in float32
 TEMPERATURES = (1e-6, 1e6)
@@ -46,13 +46,8 @@ def objection(
     if not TEMPERATURES[0] <= rollout.temperature <= TEMPERATURES[1]:
         return f"temperature {rollout.temperature:g} is not within {TEMPERATURES[0]:g} and {TEMPERATURES[1]:g}"
     for turn in rollout.turns:
-        if (
-            vocab_size
-            and turn.tokens is not None
-            and len(turn.tokens)
-            and (largest := _largest(turn.tokens)) >= vocab_size
-        ):
-            return f"token id {largest} is not in the policy's vocabulary of {vocab_size}"
+        if vocab_size and (cause := _foreign_token(turn, vocab_size)):
+            return cause
         how = turn.inference_metadata
         if how is not None and turn.logprobs is not None and (how.top_p < 1 or how.top_k > 0):
             return f"sampled with top_p {how.top_p} and top_k {how.top_k}: the learner reproduces temperature only; sample with top_p 1 and top_k -1"
@@ -101,6 +96,20 @@ def unsound(event: Event, rollout: Rollout, max_seq_len: int = 0, partitions: in
                 claimed = f"policy_version {rollout.policy_version} to newest_policy_version {rollout.newest_policy_version}"
                 return f"version_spans name version {span.version}, and the rollout {claimed}"
     return ""
+
+
+def foreign_token(rollout: Rollout, vocab_size: int) -> str:
+    """That a token id of the rollout is not in a vocabulary of that size; empty when all are."""
+    return next(filter(None, (_foreign_token(turn, vocab_size) for turn in rollout.turns)), "")
+
+
+def _foreign_token(turn: Turn, vocab_size: int) -> str:
+    if turn.tokens is None or not len(turn.tokens):
+        return ""
+    largest = _largest(turn.tokens)
+    if largest < vocab_size:
+        return ""
+    return f"token id {largest} is not in the policy's vocabulary of {vocab_size}"
 
 
 def says_reward(event: Event, rollout: Rollout) -> bool:

@@ -1,5 +1,5 @@
-"""Every group comes to an end, whatever becomes of its rollouts: by the rules of version 1, which
-new runs have. 2 rollouts a group, at least 2.
+"""Every group comes to an end, whatever becomes of its rollouts: by the rules that new
+runs have. 2 rollouts a group, at least 2.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.processor import processor
+from streamrl.processor.snapshots import freeze, thaw
 from streamrl.recordings.compare import replay
 from streamrl.records import Rollout, ScoredGroup
 from tests.buffer.test_process import CONFIG, fates, groups
@@ -27,7 +28,7 @@ from tests.support.build import rollout, rollout_event, turns, version_event
 from tests.support.data_path import RUN, TOPICS, announce, found, send_groups
 from tests.support.waiting import until
 
-RULES = replace(CONFIG, rules_version=1)
+RULES = replace(CONFIG, rules_version=2)
 
 
 def fold(
@@ -55,6 +56,36 @@ def test_a_refused_rollout_counts_as_lost_of_its_group():
     assert groups(out)[0].uids == ["g0-0", "g0-2"] and [fate for fate, _, _ in fates(out)] == [
         "invalid"
     ]
+
+
+def test_what_came_before_the_vocabulary_was_known_is_held_to_it():
+    foreign = [rollout_event(i, rollout(sample=i, turns=turns(response=[3, 5]))) for i in (0, 1)]
+    known = turns(response=[3, 4])
+    usable = [rollout_event(i, rollout("copy", "g1", i, turns=known)) for i in (2, 3)]
+    state, out = fold([*foreign[:1], *usable])
+    assert out == []
+    state, out = fold([foreign[1], version_event(0, vocab_size=5)], state=state)
+    assert [fate for fate, _, _ in fates(out)] == ["invalid", "invalid"]
+    assert sorted((group.group_id, len(group.uids)) for group in groups(out)) == [
+        ("g0", 0),
+        ("g1", 2),
+    ]
+    _, before = fold([*foreign, version_event(0, vocab_size=5)], replace(RULES, rules_version=1))
+    assert fates(before) == [] and len(groups(before)[0].uids) == 2, "as earlier runs had it"
+
+
+def test_an_env_that_comes_back_gets_the_ends_of_the_groups_it_had_open():
+    without = replace(RULES, envs=())
+    state, _ = fold([version_event(0), rollout_event(0, rollout(sample=0))])
+    state, out = buffer.reconcile(without, state, {}, 1.0)
+    assert [fate for fate, _, _ in fates(out)] == ["filtered"] and groups(out) == []
+    state = thaw(freeze(state), State, lambda _: {})
+    state, out = buffer.reconcile(RULES, state, {}, 2.0)
+    (over,) = groups(out)
+    assert (over.group_id, over.uids) == ("g0", []) and over.producer == rollout().producer
+    state, out = fold([rollout_event(1, rollout(sample=1))], state=state)
+    assert fates(out) == [("filtered", [1], "late for its group")] and groups(out) == []
+    assert buffer.reconcile(RULES, state, {}, 3.0)[1] == [], "once"
 
 
 def test_a_group_that_is_refused_as_a_whole_closes_so_that_its_producer_may_begin_another():
