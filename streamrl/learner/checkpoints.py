@@ -85,7 +85,8 @@ def complete(directory: Path, position: Position, keep: int) -> None:
     """Make a checkpoint of what has been written: one process does, for all. Delete all but the
     newest `keep` up to it. Raises CheckpointError.
 
-    Those of later versions go too: they belong to a log that is gone.
+    Those of later versions stay: a process that was taken for dead may complete one long after
+    another has gone on.
     """
     final, temporary = path_of(directory, position.version), _temporary(directory, position.version)
     try:
@@ -94,10 +95,9 @@ def complete(directory: Path, position: Position, keep: int) -> None:
         temporary.rename(final)
     except OSError as error:
         raise _failure(directory, position.version, error) from None
-    kept = [version for version in versions(directory) if version <= position.version][-keep:]
-    for version in versions(directory):
-        if version not in kept:
-            _delete(path_of(directory, version))
+    earlier = [version for version in versions(directory) if version <= position.version]
+    for version in earlier[:-keep]:
+        _delete(path_of(directory, version))
 
 
 def _temporary(directory: Path, version: int) -> Path:
@@ -107,12 +107,16 @@ def _temporary(directory: Path, version: int) -> Path:
     return directory / f"{TEMPORARY}{path_of(directory, version).name}-{token()}"
 
 
-def clear(directory: Path) -> None:
-    """Remove what processes that died while they wrote have left. Only for the one learner that
+def clear(directory: Path, announced: int) -> None:
+    """Remove what processes that died while they wrote have left, and the checkpoints of versions
+    that nobody has announced: they belong to a log that is gone. Only for the one learner that
     writes.
     """
     for left in directory.glob(f"{TEMPORARY}*"):
         shutil.rmtree(left, ignore_errors=True)
+    for version in versions(directory):
+        if version > announced:
+            _delete(path_of(directory, version))
 
 
 def _failure(directory: Path, version: int, error: Exception) -> CheckpointError:

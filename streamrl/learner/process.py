@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from streamrl.config.run_file import NAME, RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
@@ -70,6 +71,7 @@ def main(
     writer = (
         RetryingWriter(log, identity, "policy-versions", stop=stop) if distributed.first() else None
     )
+    check_rival = partial(writer.check_rival, learner) if writer is not None else lambda: None
     distributed.wait_for_all("alone")  # only now the announcements are final
     history = list(versions(log, learner))
     announced = newest_lineages(history)
@@ -79,7 +81,7 @@ def main(
     )
     found = checkpoints.latest(directory, max(announced, default=-1))
     if distributed.first():
-        checkpoints.clear(directory)
+        checkpoints.clear(directory, max(announced, default=-1))
     if found is not None:
         if (found.version, found.sha256) not in {
             (record.version, record.sha256) for record in history
@@ -93,7 +95,7 @@ def main(
         start = None if at is None else as_lead(run, log, learner, at)
     with (
         training(own, start) as policy,
-        Trainee(learner, policy, announced, writer, meter) as trainee,
+        Trainee(learner, policy, announced, writer, meter, check_rival) as trainee,
     ):
         trainee.begin(found)
         if found is not None:

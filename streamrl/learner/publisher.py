@@ -77,6 +77,8 @@ class Trainee:
     announced: dict[int, PolicyVersion]  # the newest lineage of each version
     writer: Writer | None
     meter: Meter | None = None
+    # raises Fenced where another process has announced as this learner since this one did
+    check_rival: Callable[[], None] = field(default=lambda: None)
 
     def __post_init__(self) -> None:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
@@ -282,8 +284,11 @@ class Trainee:
             logger.warning("old versions stay in the weight store: %s", error)
 
     def _complete(self, version: Version) -> None:
-        """Its state is written: with the hash that it is announced as, that is a checkpoint."""
+        """Its state is written: with the hash that it is announced as, that is a checkpoint. A
+        process that was taken for dead leaves its successor's alone.
+        """
         started = time.monotonic()
+        self.check_rival()
         position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
         checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
         version.spent["checkpoint_s"] = time.monotonic() - started

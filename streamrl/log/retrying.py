@@ -18,7 +18,14 @@ import threading
 import time
 from collections.abc import Sequence
 
-from streamrl.errors import AccessDenied, BrokerError, Fenced, TopicMissing, TransactionFailed
+from streamrl.errors import (
+    AccessDenied,
+    BrokerError,
+    BrokerUnreachable,
+    Fenced,
+    TopicMissing,
+    TransactionFailed,
+)
 from streamrl.log.protocol import Log, Message, Positions, Writer, read
 
 logger = logging.getLogger(__name__)
@@ -67,6 +74,26 @@ class RetryingWriter:
             offset = self._commit_again(messages, error)
         self._since = offset + 1
         return offset
+
+    def check_rival(self, key: str) -> None:
+        """Look whether another process has written a record of `key` as this identity since the
+        last commit: before something outside the log is changed that a successor may own.
+
+        Waits for a broker that does not answer, as `commit` does. Raises `Fenced` for a rival.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                for message in read(self._log, self._changelog_topic, 0, self._since):
+                    if message.key == key.encode():
+                        raise self._taken_over()
+                return
+            except (TopicMissing, AccessDenied):
+                raise
+            except BrokerUnreachable:
+                if time.monotonic() >= deadline or self._stop.is_set():
+                    raise
+            self._stop.wait(PAUSE_S)
 
     def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
         return self._writer.commit_offsets(positions, wait) if self._writer is not None else False
@@ -128,9 +155,12 @@ class RetryingWriter:
         last, offset = messages[-1], -1
         for message in read(self._log, self._changelog_topic, 0, self._since):
             if message.key == last.key and message.value not in own:
-                raise Fenced(
-                    f"{self._identity}: another process with this identity has taken over; stop one of the two"
-                )
+                raise self._taken_over()
             if message.key == last.key and message.value == last.value:
                 offset = message.offset
         return offset
+
+    def _taken_over(self) -> Fenced:
+        return Fenced(
+            f"{self._identity}: another process with this identity has taken over; stop one of the two"
+        )

@@ -83,7 +83,7 @@ def test_what_an_interrupted_one_left_goes(state: Any, tmp_path: Path):
     checkpoints.save(tmp_path, state, Position(40, 0, ""), keep=2)
     # another process may be writing it, for all that this one knows
     assert (tmp_path / ".tmp-000020-ab").is_dir()
-    checkpoints.clear(tmp_path)
+    checkpoints.clear(tmp_path, announced=40)
     assert [path.name for path in tmp_path.iterdir()] == ["000040"]
 
 
@@ -114,8 +114,16 @@ def test_as_many_are_kept_as_asked_for(state: Any, tmp_path: Path):
 
 def test_those_of_a_log_that_is_gone_do_not_push_out_the_new_ones(state: Any, tmp_path: Path):
     write(tmp_path, 60, 80)
+    checkpoints.clear(tmp_path, announced=20)
     checkpoints.save(tmp_path, state, Position(20, 0, ""), keep=2)
     assert checkpoints.versions(tmp_path) == [20]
+
+
+def test_one_that_is_completed_late_leaves_those_of_a_successor_alone(state: Any, tmp_path: Path):
+    checkpoints.write(tmp_path, state, 20)
+    write(tmp_path, 0, 40, 60)  # another process has gone on meanwhile
+    checkpoints.complete(tmp_path, Position(20, 0, ""), keep=1)
+    assert checkpoints.versions(tmp_path) == [20, 40, 60]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_said(state: Any, tmp_path: Path):

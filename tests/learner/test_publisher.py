@@ -7,8 +7,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,9 +20,11 @@ from streamrl.learner import checkpoints
 from streamrl.learner.inputs import Taken
 from streamrl.learner.publisher import Trainee
 from streamrl.learner.trainer import Training, training
+from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Message, Positions, Writer
+from streamrl.log.protocol import Message, Output, Positions, Writer
+from streamrl.log.retrying import RetryingWriter
 from streamrl.weights.store import Store, Stored, pull
 from tests.learner.test_process import PATIENCE_S, a_log, batch, metrics, run_of, versions
 
@@ -136,6 +140,23 @@ def test_what_is_announced_is_the_policy_before_the_next_step(
     assert np.array_equal(record.probe.tokens, probe.tokens) and record.vocab_size == 16
     pull(record, run.store, tmp_path / "copy")
     assert log.committed_offsets("learner-lead") == {("batches", 0): 1}  # batch 1 is not dealt with
+
+
+def test_a_process_that_was_taken_for_dead_completes_no_checkpoint(
+    policy: Training, log: MemoryLog
+):
+    writer = RetryingWriter(log, "learner-lead", "policy-versions")
+    trainee = made(policy, log, writer)
+    trainee.check_rival = partial(writer.check_rival, "lead")
+    trainee.publish(None, checkpoint=False)
+    trainee.settle()
+    (known,) = versions(log)
+    successor = msgspec.structs.replace(known, version=5)
+    message = to_message(Output("policy-versions", "lead", successor))
+    RetryingWriter(log, "learner-lead", "policy-versions").commit([message])
+    with pytest.raises(Fenced, match="another process"):
+        trainee.leave()
+    assert checkpoints.versions(trainee.checkpoints) == []
 
 
 def test_at_its_end_all_is_announced_in_order(policy: Training, log: MemoryLog, run: RunFile):

@@ -97,6 +97,32 @@ def test_a_process_that_was_taken_over_leaves_and_writes_nothing():
     assert written(log, "journal.a") == [b"rival"]
 
 
+def test_a_process_that_was_taken_over_can_find_out_before_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    log = FailingLog()
+    first = RetryingWriter(log, "a", "journal.a")
+    key = entry(b"").key
+    assert key is not None
+    first.commit([OUT, entry(b"mine")])
+    first.check_rival(key.decode())
+    RetryingWriter(log, "a", "journal.a").commit([OUT, entry(b"rival")])
+    first.check_rival("b")
+    calls = list[int]()
+
+    def away_once(self: MemoryLog, topic: str, partition: int) -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            raise BrokerUnreachable("no Kafka broker answers")
+        return end(self, topic, partition)
+
+    end = MemoryLog.end
+    monkeypatch.setattr(MemoryLog, "end", away_once)
+    with pytest.raises(Fenced, match="another process"):
+        first.check_rival(key.decode())
+    assert len(calls) > 1
+
+
 def test_a_fold_is_not_retried_and_a_fence_without_a_rival_asks_for_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ):
