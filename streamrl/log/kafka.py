@@ -54,7 +54,8 @@ IMPORT_TIMEOUT_S = 30.0  # for calls of an import: it writes as fast as the brok
 # then the broker aborts it: the largest one that is written at RATE_BYTES_PER_S has half a gigabyte
 TRANSACTION_TIMEOUT_S = 60.0
 RATE_BYTES_PER_S = 10_000_000  # a broker that takes less of a transaction is not waited for
-SETTLE_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 15.0  # an open transaction of somebody else who has died
+# for an open transaction of somebody else who has died
+SETTLE_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 15.0
 MARK_POLL_S = 0.005  # librdkafka tells of an answer when the look for it is over
 # marks: a broker that is silent is not sent any more of them, and what it would answer takes no
 # memory
@@ -443,9 +444,33 @@ class KafkaWriter:
             }
         )
         try:
-            again(lambda: self._producer.init_transactions(CALL_TIMEOUT_S), self._address)
+            self._take_identity()
         except AccessDenied:
             raise denied(settings, f"write as transactional id {name}") from None
+
+    def _take_identity(self) -> None:
+        """Fence whoever had this identity. The broker first ends a transaction that he has left
+        open: as long as a broker answers at all, that is waited for.
+        """
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            try:
+                again(
+                    lambda: self._producer.init_transactions(CALL_TIMEOUT_S),
+                    self._address,
+                    START_TIMEOUT_S,
+                )
+                return
+            except BrokerUnreachable:
+                if time.monotonic() >= deadline or not self._is_answered():
+                    raise
+
+    def _is_answered(self) -> bool:
+        try:
+            self._producer.list_topics(timeout=CALL_TIMEOUT_S)
+            return True
+        except KafkaException:
+            return False
 
     def commit(self, messages: Sequence[Message]) -> int:
         last, undelivered = [-1], list[KafkaError]()

@@ -20,7 +20,7 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.processor import processor
-from streamrl.processor.snapshots import freeze, thaw
+from streamrl.processor.snapshots import deserialize_state, serialize_state
 from streamrl.recordings.compare import replay
 from streamrl.records import Rollout, ScoredGroup
 from tests.buffer.test_process import CONFIG, fates, groups
@@ -79,7 +79,7 @@ def test_an_env_that_comes_back_gets_the_ends_of_the_groups_it_had_open():
     state, _ = fold([version_event(0), rollout_event(0, rollout(sample=0))])
     state, out = buffer.reconcile(without, state, {}, 1.0)
     assert [fate for fate, _, _ in fates(out)] == ["filtered"] and groups(out) == []
-    state = thaw(freeze(state), State, lambda _: {})
+    state = deserialize_state(serialize_state(state), State, lambda _: {})
     state, out = buffer.reconcile(RULES, state, {}, 2.0)
     (over,) = groups(out)
     assert (over.group_id, over.uids) == ("g0", []) and over.producer == rollout().producer

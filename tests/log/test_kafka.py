@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from streamrl.errors import AccessDenied, TransactionFailed
+from streamrl.errors import AccessDenied, BrokerUnreachable, TransactionFailed
+from streamrl.log import kafka
 from streamrl.log.kafka import MAX_UNANSWERED, KafkaLog
 from streamrl.log.protocol import Message
 from tests.support.mock_cluster import mock_cluster
@@ -31,6 +32,31 @@ def test_marks_that_are_not_answered_yet_do_not_pile_up():
         until(lambda: writer.commit_offsets({("in", 0): 2_000}))
         assert writer._unanswered == 0 and writer._group.poll(0.0) is None
         writer.close()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_identity_that_the_broker_still_has_to_free_is_waited_for_while_a_broker_answers(
+    answered: bool, monkeypatch: pytest.MonkeyPatch
+):
+    refusals = [KafkaError(KafkaError._TIMED_OUT, "busy")] * 3
+
+    class BusyProducer(Producer):
+        def init_transactions(self, *_: float) -> None:
+            if refusals:
+                raise KafkaException(refusals.pop())
+
+        def list_topics(self, *arguments: Any, **named: Any) -> Any:
+            if not answered:
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT, "nobody there"))
+            return super().list_topics(*arguments, **named)
+
+    monkeypatch.setattr(kafka, "START_TIMEOUT_S", 0.0)  # of each attempt
+    monkeypatch.setattr(kafka, "Producer", BusyProducer)
+    with mock_cluster(["r.in"]) as address:
+        opened = nullcontext() if answered else pytest.raises(BrokerUnreachable, match="busy")
+        with opened:
+            KafkaLog({"bootstrap.servers": address}, "r").writer("a").close()
+    assert len(refusals) == (0 if answered else 2)
 
 
 class SlowProducer:

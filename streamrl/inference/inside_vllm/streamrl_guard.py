@@ -154,9 +154,7 @@ def objection(body: bytes, max_samples: int) -> str:
         return f"{named[0]}: this server takes text and tokens only"
     if not _is_text(asked.get("messages")):
         return "messages: this server takes text only, and fetches nothing"
-    prompts = asked.get("prompt")
-    several = isinstance(prompts, list) and any(isinstance(one, (str, list)) for one in prompts)
-    count = len(prompts) if several else 1
+    count = _prompts(asked.get("prompt"))
     sampling = asked.get("sampling_params")
     for where in (asked, sampling if isinstance(sampling, dict) else {}):
         for name in ("n", "best_of"):
@@ -169,6 +167,13 @@ def objection(body: bytes, max_samples: int) -> str:
                     " (the largest group_size of the run, or inference.max_num_seqs)"
                 )
     return ""
+
+
+def _prompts(prompt: Any) -> int:
+    """How many prompts it is: one, unless it is a list of texts or of lists of tokens."""
+    if isinstance(prompt, list) and any(isinstance(one, (str, list)) for one in prompt):
+        return len(prompt)
+    return 1
 
 
 def _is_text(messages: Any) -> bool:
