@@ -14,6 +14,7 @@ from bench.work import Shape, Source
 from streamrl.batcher import process as batcher
 from streamrl.batcher.parts import Joiner
 from streamrl.buffer import process as buffer
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.learner.examples import expand
 from streamrl.log.codec import digest, to_event, to_message
@@ -105,7 +106,7 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
 
     def group(number: int) -> list[Output]:
         return [
-            Output(f"rollouts.{env}", r.group_id, r)
+            Output(topology.rollouts(env), r.group_id, r)
             for r in source.group(env, number, stages[0].state.version)
         ]
 

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from bench.measure import RESULTS, write
 from bench.work import Shape, Source, run_file
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker
 from streamrl.log import topics
@@ -112,7 +113,7 @@ def make(run: RunFile, address: str, shape: Shape, rollouts: int) -> int:
                 ]
                 env.commit(
                     [
-                        to_message(Output(f"rollouts.{r.environment}", r.group_id, r))
+                        to_message(Output(topology.rollouts(r.environment), r.group_id, r))
                         for group in groups
                         for r in group
                     ]

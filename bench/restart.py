@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import quantile
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker
 from streamrl.log import topics
@@ -191,7 +191,9 @@ def measure(
     """(seconds to ready, seconds to the first commit, records read) of each restart."""
     log = KafkaLog({"bootstrap.servers": address}, run.run)
     topic, messages = (
-        (f"rollouts.{ENV}", rollouts) if role == "buffer" else (f"groups.{ENV}", rollouts // GROUP)
+        (topology.rollouts(ENV), rollouts)
+        if role == "buffer"
+        else (topology.groups(ENV), rollouts // GROUP)
     )
     source = Source(log, topic, open_rollouts(tokens) if role == "buffer" else groups(tokens))
     source.send(messages)
@@ -209,7 +211,7 @@ def measure(
                 f"a {role} that keeps up",
             )
             process.kill()
-            commits = log.reader({(f"journal.{role}", 0): log.end(f"journal.{role}", 0)})
+            commits = log.reader({(topology.journal(role), 0): log.end(topology.journal(role), 0)})
             while commits.poll(500, 0.2):
                 pass  # what it had committed before it died
             process = Process(role, path, address)

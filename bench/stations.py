@@ -25,6 +25,7 @@ import numpy as np
 
 from bench.work import Shape, Source, age_ms
 from streamrl.batcher.parts import Joiner
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
@@ -132,7 +133,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
 
 
 def sent(env: str, rollouts: Sequence[Rollout]) -> list[Output]:
-    return [Output(f"rollouts.{env}", rollout.group_id, rollout) for rollout in rollouts]
+    return [Output(topology.rollouts(env), rollout.group_id, rollout) for rollout in rollouts]
 
 
 def delayed(late: deque[Rollout], group: list[Rollout]) -> list[Rollout]:

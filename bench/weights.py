@@ -32,7 +32,8 @@ from rich.table import Table
 
 from bench.measure import RESULTS, quantile, spread, write
 from bench.memory import fill_page_cache
-from streamrl.config.run_file import GENERATION, RunFile, parse, server_name
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile, parse
 from streamrl.inference.process import Announcements
 from streamrl.inference.vllm_server import MODEL
 from streamrl.learner.publisher import Trainee
@@ -146,7 +147,8 @@ class Agents:
                 record.server_id: record.url for record in records if isinstance(record, Server)
             }
             found = [
-                urls.get(server_name(GENERATION, index), "") for index in range(len(self.processes))
+                urls.get(topology.inference_part(topology.GENERATION, index), "")
+                for index in range(len(self.processes))
             ]
             return found if all(found) else None
 

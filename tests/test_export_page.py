@@ -10,6 +10,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from streamrl.config import topology
 from streamrl.log.columns import DECODED, RAW
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
@@ -42,7 +43,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
 def rewards(log: MemoryLog, env: str) -> dict[str, list[float]]:
     """By problem."""
     made: dict[str, list[float]] = {}
-    for record in found(log, f"rollouts.{env}", "rollout"):
+    for record in found(log, topology.rollouts(env), "rollout"):
         if isinstance(record, Rollout) and not record.failure:
             made.setdefault(record.problem_id, []).append(record.reward)
     return made

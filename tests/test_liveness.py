@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.errors import ConfigError
@@ -83,7 +83,7 @@ class Chain:
             failure="server gone" if failed and not refused else "",
         )
         self.sent += 1
-        return Event(f"rollouts.{env}", 0, self.sent, str(group), record)
+        return Event(topology.rollouts(env), 0, self.sent, str(group), record)
 
     def launch(self, env: str, credit: OutstandingLimit) -> None:
         """A group, as one transaction has it."""
@@ -135,7 +135,9 @@ class Chain:
     def read_groups(self) -> bool:
         closed = self.batcher.paused(self.batcher.config, self.pools)
         events = [
-            way.popleft() for env, way in self.ways.items() if way and f"groups.{env}" not in closed
+            way.popleft()
+            for env, way in self.ways.items()
+            if way and topology.groups(env) not in closed
         ]
         if events:
             self.fold_batcher(events)

@@ -32,6 +32,7 @@ from streamrl.batcher.selection import (
 )
 from streamrl.buffer.group_buffer import LEFT
 from streamrl.buffer.staleness import fresh
+from streamrl.config import topology
 from streamrl.log.dead_letters import text_of
 from streamrl.log.protocol import Event, Output, Positions
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
@@ -384,7 +385,9 @@ class Fold:
             env: (pool.rollouts, pool.tokens, self.on_policy(pool))
             for env, pool in state.pools.items()
         }
-        self.outputs += [Output("batches", str(batch.number), record) for record in split(batch)]
+        self.outputs += [
+            Output(topology.BATCHES, str(batch.number), record) for record in split(batch)
+        ]
         for group in groups[: len(taken)]:
             self.end("batched", group, batch=batch.number)
         due = self.fractions(state.next_batch)
@@ -410,7 +413,7 @@ class Fold:
             state.progress = learned(config.curriculum, state.progress, batch)
         self.outputs.append(
             Output(
-                "metrics",
+                topology.METRICS,
                 "batcher",
                 Metric(source="batcher", time_s=self.time_s, step=batch.number, values=values),
             )
@@ -492,7 +495,7 @@ class Fold:
         )
         if demand != pool.demand:
             pool.demand = demand
-            self.outputs.append(Output("demand", env, demand))
+            self.outputs.append(Output(topology.DEMAND, env, demand))
 
     def grant(self, env: str, pool: Pool, wanted_tokens: int) -> dict[str, int]:
         """What each of the env's producers may have begun by now; empty where they go by what is
@@ -567,7 +570,7 @@ class Fold:
             batch=batch,
             cause=cause,
         )
-        self.outputs.append(Output("fates", group.group_id, record))
+        self.outputs.append(Output(topology.FATES, group.group_id, record))
 
 
 def absent(config: Config, env: str, pool: Pool, time_s: float) -> list[str]:

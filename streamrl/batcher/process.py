@@ -15,6 +15,7 @@ from streamrl.batcher.balance import cost_named
 from streamrl.batcher.batch_builder import Config, Fold, State, absent
 from streamrl.batcher.curriculum import Progress, Rules
 from streamrl.batcher.selection import REST
+from streamrl.config import topology
 from streamrl.config.run_file import Fork, RunFile
 from streamrl.log.protocol import Event, Log, Output, Positions
 from streamrl.processor import processor
@@ -66,7 +67,7 @@ def paused(config: Config, state: State) -> frozenset[str]:
     """
     held = [env for env, pool in state.pools.items() if pool.tokens >= config.max_window_tokens]
     return frozenset(
-        f"groups.{env}" for env in held if REST not in state.short and env not in state.short
+        topology.groups(env) for env in held if REST not in state.short and env not in state.short
     )
 
 
@@ -148,7 +149,8 @@ def part(run: RunFile) -> Processor[Config, State]:
         admission=run.batcher.admission,
         eta=run.buffer.max_age if run.batcher.eta < 0 else run.batcher.eta,
         producers={
-            name: [f"{name}-{i}" for i in range(env.replicas)] for name, env in granting.items()
+            name: [topology.producer(name, i) for i in range(env.replicas)]
+            for name, env in granting.items()
         },
         group_tokens={
             name: run.buffer_of(name).group_size * 2 * env.max_tokens
@@ -165,8 +167,8 @@ def part(run: RunFile) -> Processor[Config, State]:
         },
     )
     inputs = {
-        **{f"groups.{env}": ("scored-group",) for env in run.envs},
-        "policy-versions": ("policy-version",),
+        **{topology.groups(env): ("scored-group",) for env in run.envs},
+        topology.POLICY_VERSIONS: ("policy-version",),
     }
     return Processor(
         "batcher",

@@ -17,6 +17,7 @@ from streamrl.buffer.advantages import Advantage, informative
 from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import FUTURE_VERSIONS, fresh, last_chance
 from streamrl.buffer.validation import Intake, foreign_token, objection, unsound
+from streamrl.config import topology
 from streamrl.log.dead_letters import printable, reject, text_of
 from streamrl.log.protocol import Event, Output, Positions
 from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
@@ -146,7 +147,7 @@ class Fold:
         if values:
             self.outputs.append(
                 Output(
-                    "metrics",
+                    topology.METRICS,
                     "buffer",
                     Metric(source="buffer", time_s=self.time_s, step=version, values=values),
                 )
@@ -366,7 +367,7 @@ class Fold:
         record = scored or groups.nothing(
             env, group_id, group.problem_id, group.producer, group.partition
         )
-        self.outputs.append(Output(f"groups.{env}", group_id, record))
+        self.outputs.append(Output(topology.groups(env), group_id, record))
 
     def expire_removed(self, env: str, removed: Positions) -> None:
         """End the members whose records retention has deleted: they lie below these offsets."""
@@ -388,7 +389,7 @@ class Fold:
                 offsets=offsets,
                 cause=cause,
             )
-            self.outputs.append(Output("fates", group_id, record))
+            self.outputs.append(Output(topology.FATES, group_id, record))
             group.members = [event for event in group.members if event not in gone]
             group.lost += len(gone)
             self.settle(env, window, group_id)
@@ -420,7 +421,7 @@ class Fold:
         for group_id, group in self.state.left.pop(env).items():
             window.closed[group_id] = self.state.version
             over = groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
-            self.outputs.append(Output(f"groups.{env}", group_id, over))
+            self.outputs.append(Output(topology.groups(env), group_id, over))
 
     def end(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
         """These rollouts of one group end here."""
@@ -435,7 +436,7 @@ class Fold:
             policy_versions=np.array([rollout.policy_version for rollout in rollouts], np.int32),
             cause=cause,
         )
-        self.outputs.append(Output("fates", first.group_id, record))
+        self.outputs.append(Output(topology.FATES, first.group_id, record))
 
 
 def score(members: Sequence[Event], advantage: Advantage) -> tuple[ScoredGroup | None, str]:

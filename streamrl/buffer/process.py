@@ -12,6 +12,7 @@ from typing import Literal
 from streamrl.buffer.advantages import advantage_named
 from streamrl.buffer.group_buffer import LOOK_S, Fold, Rules, State, Window, quiet_groups
 from streamrl.buffer.staleness import FUTURE_VERSIONS, furthest
+from streamrl.config import topology
 from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
 from streamrl.log.protocol import Event, Log, Output, Positions
 from streamrl.processor import processor
@@ -133,7 +134,7 @@ def paused(config: Config, state: State) -> frozenset[str]:
     0, none of an env whose window is full.
     """
     waiting = config.envs if state.version < config.begins_at else full(config, state)
-    return frozenset(f"rollouts.{env}" for env in waiting)
+    return frozenset(topology.rollouts(env) for env in waiting)
 
 
 def full(config: Config, state: State) -> list[str]:
@@ -239,8 +240,8 @@ def part(run: RunFile) -> Processor[Config, State]:
         begins_at=run.fork.version if run.fork else -1,
     )
     inputs = {
-        **{f"rollouts.{env}": ("rollout",) for env in run.envs},
-        "policy-versions": ("policy-version",),
+        **{topology.rollouts(env): ("rollout",) for env in run.envs},
+        topology.POLICY_VERSIONS: ("policy-version",),
     }
     return Processor(
         "buffer",

@@ -690,8 +690,8 @@ def env(run: str, name: str | None, replica: int) -> None:
     NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an
     env.
     """
+    from streamrl.config.topology import env_part
     from streamrl.envs.process import main, named
-    from streamrl.log.topics import env_part
     from streamrl.orchestrator.run_directory import with_env
 
     if name is None:
@@ -728,7 +728,7 @@ def batcher(run: str) -> None:
 @shows_metrics
 def scorer(run: str, worker: int) -> None:
     """Compute the reference's logprobs of batches, as one worker of the pool."""
-    from streamrl.log.topics import scorer_part
+    from streamrl.config.topology import scorer_part
     from streamrl.scorer.process import main
 
     _be(run, lambda settings: scorer_part(worker), main, worker)
@@ -778,6 +778,7 @@ def learner(
     With a --name of its own it is a second learner: it follows the same batches, and nobody follows
     its versions.
     """
+    from streamrl.config.topology import learner_identity
     from streamrl.learner.distributed import Place
     from streamrl.learner.process import main
 
@@ -796,7 +797,7 @@ def learner(
     which = f"-process-{process}" if process else ""
     _be(
         run,
-        lambda settings: f"learner-{name or settings.learner.name}{which}",
+        lambda settings: learner_identity(name or settings.learner.name) + which,
         main,
         name,
         version,
@@ -819,10 +820,10 @@ def learner(
 @shows_metrics
 def inference(run: str, index: int, pool: str) -> None:
     """Own one vLLM: keep it on the newest policy version."""
-    from streamrl.config.run_file import server_name
+    from streamrl.config.topology import inference_part
     from streamrl.inference.process import main
 
-    _be(run, lambda settings: server_name(pool, index), main, index, pool)
+    _be(run, lambda settings: inference_part(pool, index), main, index, pool)
 
 
 @cli.command()

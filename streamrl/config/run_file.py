@@ -32,6 +32,7 @@ from pydantic import (
 from streamrl.config.ownership import is_ours
 from streamrl.config.plugins import imports_in
 from streamrl.config.secrets import exposed, is_secret
+from streamrl.config.topology import GENERATION
 from streamrl.errors import ConfigError, unknown
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
@@ -49,7 +50,6 @@ ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 RECORDED = "recorded"  # context of a validation: the run is there already
-GENERATION = "generation"  # the pool of inference servers that a run has without naming one
 # librdkafka's settings that a run file may have: how a cluster is reached, by whom, in what sizes.
 # None that loads a library or starts a program.
 _KAFKA = re.compile(
@@ -458,11 +458,6 @@ class Inference(Section):
             if path.exists() and is_ours(path.parents[1]) and is_ours(path.parent)
         )
         return next(ours, Path(sys.executable))
-
-
-def server_name(pool: str, index: int) -> str:
-    """What server `index` of a pool is called: on `servers`, its process, its log."""
-    return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
 
 
 class EvalEnv(Section):

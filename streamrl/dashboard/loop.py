@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamrl.config.run_file import RunFile, server_name
-from streamrl.log.topics import env_part
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
 from streamrl.monitoring.display import FRESH_S
 from streamrl.monitoring.run_view import SILENT_S, View, arrival_rate, latest, total
 from streamrl.monitoring.status import PartStatus, outside_name, statuses
@@ -78,7 +78,7 @@ def nodes(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: floa
 
 
 def _env(look: Look, env: str) -> Node:
-    names = [env_part(env, i) for i in range(look.run.envs[env].replicas)]
+    names = [topology.env_part(env, i) for i in range(look.run.envs[env].replicas)]
     since_s, demand = look.time_s - FRESH_S, look.seen.demand.get(env)
     facts = [
         Fact("groups in flight", total(look.seen, "env/groups_in_flight", names, since_s)),
@@ -158,7 +158,7 @@ def _scorer(look: Look) -> Node:
 
 
 def _learner(look: Look) -> Node:
-    source = f"learner-{look.run.learner.name}"
+    source = topology.learner_identity(look.run.learner.name)
     step_s, idle_s = (
         look.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s")
     )
@@ -183,7 +183,7 @@ def _learner(look: Look) -> Node:
 
 
 def _inference(look: Look, pool: str) -> Node:
-    planned = [server_name(pool, i) for i in range(look.run.inference.sizes[pool])]
+    planned = [topology.inference_part(pool, i) for i in range(look.run.inference.sizes[pool])]
     there = {name: server for name, server in look.seen.servers.items() if server.pool == pool}
     parts: list[Alive] = []
     for name in dict.fromkeys((*planned, *there)):

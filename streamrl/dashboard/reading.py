@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from streamrl.batcher.parts import Joiner
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import Place
 from streamrl.dashboard.state import BOOKS, DATA, VERSIONS, State, fold, hear
@@ -159,7 +160,7 @@ def _topics(run: RunFile, log: Log, stop: threading.Event) -> dict[str, int]:
     """The topics of the run, waited for while it is starting. Raises TopicMissing."""
     deadline, needed = (
         time.monotonic() + TOPICS_LIMIT_S,
-        {VERSIONS, "fates", "metrics", *(f"rollouts.{env}" for env in run.envs)},
+        {VERSIONS, topology.FATES, topology.METRICS, *(topology.rollouts(env) for env in run.envs)},
     )
     while missing := needed - (there := log.topics()).keys():
         if time.monotonic() > deadline or stop.wait(POLL_S):
@@ -179,7 +180,7 @@ def pieces(messages: Iterator[Message]) -> Iterator[list[Message]]:
 
 def rollout_at(log: Log, place: Place) -> Rollout | str:
     """The rollout that lies there, or why it cannot be read."""
-    topic = f"rollouts.{place.env}"
+    topic = topology.rollouts(place.env)
     try:
         message = next(read(log, topic, place.partition, place.offset, place.offset + 1), None)
     except InputGone:
@@ -198,7 +199,7 @@ def batch_at(log: Log, offset: int) -> Batch | None:
     """The batch whose first record lies there; None where it cannot be read any more."""
     joiner = Joiner()
     try:
-        for message in read(log, "batches", 0, offset):
+        for message in read(log, *topology.sole_partition(topology.BATCHES), offset):
             record = to_event(message, ("batch", "batch-part")).record
             if not isinstance(record, Batch | BatchPart):
                 return None

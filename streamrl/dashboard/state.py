@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import LIMIT, Index, Place
 from streamrl.dashboard.loop import Node, nodes
@@ -29,7 +30,7 @@ from streamrl.monitoring import run_view
 from streamrl.monitoring.run_view import View
 from streamrl.records import Evaluation, Fate, JournalEntry, Metric, PolicyVersion, Rollout
 
-VERSIONS = "policy-versions"
+VERSIONS = topology.POLICY_VERSIONS
 BOOKS: Mapping[str, tuple[str, ...]] = {
     **run_view.TOPICS,
     "journal.buffer": ("journal-entry",),
@@ -37,7 +38,7 @@ BOOKS: Mapping[str, tuple[str, ...]] = {
 }
 """Small topics, folded in the order of their times: topic -> schemas."""
 # kinds of large ones: rollouts are indexed, the others counted
-DATA = ("rollouts", "groups", "batches")
+DATA = (topology.ROLLOUTS, topology.GROUPS, topology.BATCHES)
 CURVES = (
     "learner/",
     "batcher/batch_age_mean",
@@ -380,7 +381,7 @@ def lags(state: State, step: int | None = None) -> dict[str, int | None]:
         found[part] = max(0, published(state, kind, step=step) - taken) if taken else None
     trained = state.view.version if step is None else step
     built = state.built.until(step)
-    found[f"learner-{state.run.learner.name}"] = (
+    found[topology.learner_identity(state.run.learner.name)] = (
         max(0, built - trained) if built and trained >= 0 else None
     )
     return found

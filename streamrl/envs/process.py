@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
 from streamrl.envs.api import Env, Leads, Problem, Reward, make, make_reward
@@ -106,7 +106,7 @@ class Replica:
                     )
                 case Visit(environment=self.name) as visit if self.visits:
                     self.visits.on_visit(visit)
-                case None if event.topic == "servers":
+                case None if event.topic == topology.SERVERS:
                     self.client.heard(event.key, None)
                 case Undecodable(cause=cause):
                     logger.warning(
@@ -212,12 +212,12 @@ class Replica:
     def outputs(self, groups: Sequence[Group]) -> list[Message]:
         """One transaction: the rollouts, and the progress that they are."""
         produced = [
-            Output(f"rollouts.{self.name}", rollout.group_id, rollout)
+            Output(topology.rollouts(self.name), rollout.group_id, rollout)
             for group in groups
             for rollout in group.rollouts
         ]
         progress = Output(
-            f"journal.env-{self.credit.producer}",
+            topology.journal(f"env-{self.credit.producer}"),
             self.credit.producer,
             self.cursor.complete([group.number for group in groups]),
         )
@@ -228,13 +228,15 @@ class Replica:
         if (visits := self.visits) is None:
             return []
         found = [visits.visit_by(group.number, group.rollouts) for group in groups]
-        return [Output(f"visits.{self.name}", visits.key(visit), visit) for visit in found if visit]
+        return [
+            Output(topology.visits(self.name), visits.key(visit), visit) for visit in found if visit
+        ]
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int = 0) -> None:
     """Produce until `stop` is set."""
     env = named(run, env)
-    settings, producer = run.envs[env], f"{env}-{replica}"
+    settings, producer = run.envs[env], topology.producer(env, replica)
     hide_memory()  # it holds the run's credentials, and runs code beside them
     if replica >= max(settings.replicas, 1):
         raise ConfigError(
@@ -249,7 +251,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
     }
     # First: it fences an earlier instance, so that its progress is final. What it has sampled it
     # keeps through a broker's absence.
-    writer = RetryingWriter(log, f"env-{producer}", f"journal.env-{producer}", stop=stop)
+    writer = RetryingWriter(log, f"env-{producer}", topology.journal(f"env-{producer}"), stop=stop)
     group_size = run.buffer_of(env).group_size
     replicas, guess_tokens = max(settings.replicas, 1), float(group_size * 2 * settings.max_tokens)
     progress = resume_progress(producer, replica, replicas, list(progresses(log, env)))
@@ -302,7 +304,7 @@ def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
     for topic in log.topics():
         name, _, replica = topic.rpartition("-")
         if (
-            name == f"journal.env-{env}"
+            name == topology.journal(f"env-{env}")
             and replica.isdecimal()
             and (progress := last_record(log, topic, EnvProgress))
         ):
@@ -360,7 +362,7 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
 
 def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
     """Hear all visits there are, before any problem is chosen. Where the next ones will be."""
-    topic = f"visits.{me.name}"
+    topic = topology.visits(me.name)
     begins = starts(log, [topic])
     ends = log.ends(begins)
     for where, start in begins.items():

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.held_out import problem_fingerprint
 from streamrl.errors import ConfigError, WeightError
@@ -46,7 +47,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         )
     check(run.inference)
     # first: it fences an earlier instance; only now its results are final
-    writer = log.writer(PART, "evals")
+    writer = log.writer(PART, topology.EVALS)
     host, meter = Host(run, PART, sum(run.inference.sizes.values()), stop), Meter(log, PART)
     examiner = Examiner(run, PART, host, writer, meter, stop)
     show(log, VLLM, host.vllm_metrics)
@@ -73,7 +74,7 @@ async def _follow(examiner: Examiner, log: Log) -> None:
     run, announced = examiner.run, dict[int, PolicyVersion]()
     store, every = Store(f"{run.store}/{run.learner.name}"), run.eval.interval
     done = _done(run, log)
-    reader = log.reader(starts(log, ["policy-versions"]))
+    reader = log.reader(starts(log, [topology.POLICY_VERSIONS]))
     logger.info(
         "evaluates %s every %d versions of learner %r",
         ", ".join(run.eval.envs),

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
 from streamrl.envs.held_out import possible_fingerprints
@@ -35,7 +36,7 @@ POOL = "evaluation"
 AT_ONCE = 500  # records of a transaction
 LOOK_S = 0.1
 BEAT_S = 1.0
-TOPIC = "evals"
+TOPIC = topology.EVALS
 
 
 class Stopped(Exception):
@@ -170,7 +171,7 @@ def posed(log: Log, env: str) -> frozenset[bytes]:
     """The marks of all problems that rollouts of the env were made of: what may have been trained
     on.
     """
-    topic, found = f"rollouts.{env}", dict[bytes, None]()
+    topic, found = topology.rollouts(env), dict[bytes, None]()
     for partition in range(log.topics().get(topic, 0)):
         for message in read(log, topic, partition, log.start(topic, partition)):
             record = to_event(message, ("rollout",)).record

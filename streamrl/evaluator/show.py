@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from streamrl.config import topology
 from streamrl.config.run_file import Eval, EvalEnv, RunFile
 from streamrl.errors import ConfigError
 from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
@@ -111,7 +112,7 @@ def evaluate(
     said: Callable[[int], None],
 ) -> list[Evaluation]:
     """One version after another, on a server that is started for it and ends with it."""
-    writer = log.writer(COMMAND, "evals")
+    writer = log.writer(COMMAND, topology.EVALS)
     host, meter = (
         Host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop),
         Meter(log, COMMAND),

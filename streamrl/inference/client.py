@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import openai
 
-from streamrl.config.run_file import GENERATION, Env
+from streamrl.config.run_file import Env
+from streamrl.config.topology import GENERATION
 from streamrl.inference.prefix import behind
 from streamrl.inference.registry import Registry
 from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype

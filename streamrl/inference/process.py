@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from streamrl.config.run_file import GENERATION, RunFile, server_name
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, StreamrlError, WeightError
 from streamrl.inference.vllm_host import VLLM, Host, Served, objection
 from streamrl.inference.vllm_server import check
@@ -45,7 +46,7 @@ class Announcements:
 
     def __init__(self, log: Log, learner: str) -> None:
         self._learner, self._newest = learner, None
-        begins = starts(log, ["policy-versions"])
+        begins = starts(log, [topology.POLICY_VERSIONS])
         self._reader = log.reader(begins)
         ends = log.ends(begins)
         # a late joiner takes the latest only
@@ -94,7 +95,7 @@ class Entry:
         self._beat_s = time.monotonic()
         self.server = msgspec.structs.replace(self.server, heartbeat_s=time.time(), **changes)
         ready(self._log, self.server.state == "ready")
-        self._writer.send(to_message(Output("servers", self.server.server_id, self.server)))
+        self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, self.server)))
 
     def skip(self) -> None:
         """No sign of life this time: clients keep away from a server that failed them until they
@@ -103,7 +104,7 @@ class Entry:
         self._beat_s = time.monotonic()
 
     def remove(self) -> None:
-        self._writer.send(to_message(Output("servers", self.server.server_id, None)))
+        self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, None)))
 
     def close(self) -> None:
         self._writer.flush()
@@ -111,7 +112,7 @@ class Entry:
 
 
 def main(
-    run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: str = GENERATION
+    run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: str = topology.GENERATION
 ) -> None:
     """Serve until `stop` is set. `pool` and `index` tell the servers of a run apart: port, random
     numbers, and the name on `servers`.
@@ -121,7 +122,7 @@ def main(
     Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as
     `server.start`.
     """
-    identity, place = server_name(pool, index), run.inference.place(pool, index)
+    identity, place = topology.inference_part(pool, index), run.inference.place(pool, index)
     check(run.inference)  # what is missing is said now, not after the first version has come
     announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
     entry = Entry(

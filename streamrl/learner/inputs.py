@@ -12,12 +12,17 @@ from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 from streamrl.batcher.parts import Joiner
+from streamrl.config import topology
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, read
 from streamrl.records import Batch, BatchPart, PolicyVersion, Scores
 from streamrl.scorer.pieces import Collected
 
 logger = logging.getLogger(__name__)
+
+VERSIONS = topology.sole_partition(topology.POLICY_VERSIONS)
+BATCHES = topology.sole_partition(topology.BATCHES)
+SCORES = topology.sole_partition(topology.SCORES)
 T = TypeVar("T")
 
 POLL_S = 0.05
@@ -107,7 +112,7 @@ def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersi
 
 def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
     """Its announcements, in order."""
-    for message in read(log, "policy-versions", 0, log.start("policy-versions", 0)):
+    for message in read(log, *VERSIONS, log.start(*VERSIONS)):
         record = to_event(message, ("policy-version",)).record
         if isinstance(record, PolicyVersion) and record.learner == learner:
             yield record
@@ -119,7 +124,7 @@ def announcement(
     """That of a version, in its newest lineage, waited for; None when `stop` is set before."""
     if (known := newest_lineages(versions(log, learner)).get(version)) is not None:
         return known
-    reader = log.reader({("policy-versions", 0): log.start("policy-versions", 0)})
+    reader = log.reader({VERSIONS: log.start(*VERSIONS)})
     try:
         while not stop.is_set():
             for message in reader.poll(500, POLL_S):
@@ -140,7 +145,10 @@ def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch
 
 def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
     """The same without an end: None for every look that completes none."""
-    reader, joiner = log.reader({("batches", 0): max(start, log.start("batches", 0))}), Joiner()
+    reader, joiner = (
+        log.reader({BATCHES: max(start, log.start(*BATCHES))}),
+        Joiner(),
+    )
     with closing(reader):
         while True:
             complete = [
@@ -154,7 +162,7 @@ def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
 def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
     """As `batches`, but only those that are there now."""
     joiner = Joiner()
-    for message in read(log, "batches", 0, max(start, log.start("batches", 0))):
+    for message in read(log, *BATCHES, max(start, log.start(*BATCHES))):
         if (batch := _joined(joiner, message)) is not None:
             yield batch, message.offset + 1
 
@@ -163,7 +171,7 @@ def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
     """Records of `scores` from an offset on, as they come, each with its offset; None for every
     look that finds none. After a while it is said.
     """
-    reader = log.reader({("scores", 0): max(start, log.start("scores", 0))})
+    reader = log.reader({SCORES: max(start, log.start(*SCORES))})
     with closing(reader):
         asked = time.monotonic()
         while True:
@@ -185,7 +193,7 @@ def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
 
 def recorded_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
     """Those that are there now."""
-    for message in read(log, "scores", 0, max(start, log.start("scores", 0))):
+    for message in read(log, *SCORES, max(start, log.start(*SCORES))):
         if (scores := _scores(message)) is not None:
             yield scores, message.offset
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from streamrl.config import topology
 from streamrl.config.run_file import NAME, RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
@@ -65,11 +66,13 @@ def main(
             run.batcher.processes,
             devices,
         )
-    identity = f"learner-{learner}"
+    identity = topology.learner_identity(learner)
     # The writer fences an earlier instance. What it cannot commit while the broker is away it
     # commits later: hours of training are in it.
     writer = (
-        RetryingWriter(log, identity, "policy-versions", stop=stop) if distributed.first() else None
+        RetryingWriter(log, identity, topology.POLICY_VERSIONS, stop=stop)
+        if distributed.first()
+        else None
     )
     check_rival = partial(writer.check_rival, learner) if writer is not None else lambda: None
     distributed.wait_for_all("alone")  # only now the announcements are final

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self, TypeVar
 
+from streamrl.config import topology
 from streamrl.errors import WeightError
 from streamrl.learner import checkpoints
 from streamrl.learner.background import Beside
@@ -255,7 +256,7 @@ class Trainee:
                 replaces="" if known is None else known.sha256,
                 **version.written.stored._asdict(),
             )
-            self.writer.commit([to_message(Output("policy-versions", self.learner, record))])
+            self.writer.commit([to_message(Output(topology.POLICY_VERSIONS, self.learner, record))])
             self.announced[version.number] = record
             logger.info(
                 "version %d: %s%s",
@@ -265,10 +266,9 @@ class Trainee:
             )
         newest = max(self.announced)
         if version.number == newest:
-            places = {
-                ("batches", 0): position.offset,
-                **({("scores", 0): position.scores} if run.learner.pooled else {}),
-            }
+            places = {topology.sole_partition(topology.BATCHES): position.offset}
+            if run.learner.pooled:
+                places[topology.sole_partition(topology.SCORES)] = position.scores
             assert self.writer is not None
             self.writer.commit_offsets(places)
             self._prune(newest)

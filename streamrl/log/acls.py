@@ -27,16 +27,17 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import AccessDenied, ConfigError
 from streamrl.log import topics
 from streamrl.log.kafka import READER, Admin, again, denied
-from streamrl.log.topics import Topic, env_part, scorer_part
+from streamrl.log.topics import Topic
 
 CALL_TIMEOUT_S = 10.0
 READS_BACK = {  # what it has done, when it starts again
-    "learner": (topics.POLICY_VERSIONS,),
-    "evaluator": (topics.EVALS, topics.ROLLOUTS),  # what was posed in training is not held out
+    "learner": (topology.POLICY_VERSIONS,),
+    "evaluator": (topology.EVALS, topology.ROLLOUTS),  # what was posed in training is not held out
 }
 
 
@@ -81,7 +82,7 @@ def roles(run: RunFile) -> list[Role]:
         Role(
             f"env-{name}",
             "envs",
-            tuple(env_part(name, i) for i in range(env.replicas)) or (f"{name}-outside",),
+            tuple(topology.env_part(name, i) for i in range(env.replicas)) or (f"{name}-outside",),
             name,
         )
         for name, env in run.envs.items()
@@ -90,7 +91,9 @@ def roles(run: RunFile) -> list[Role]:
         *envs,
         Role("buffer", "buffer", ("buffer",)),
         Role("batcher", "batcher", ("batcher",)),
-        Role("scorer", "scorer", tuple(scorer_part(i) for i in range(run.scorer.replicas))),
+        Role(
+            "scorer", "scorer", tuple(topology.scorer_part(i) for i in range(run.scorer.replicas))
+        ),
         Role("learner", "learner"),
         Role("inference", "inference"),
         Role("evaluator", "evaluator", ("evaluator",)),

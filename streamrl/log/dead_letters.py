@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.log.chunks import is_chunk, size_of
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.records import Fate, Rollout
 
-TOPIC = "dead-letters."  # followed by the topic that the letters come from
+TOPIC = f"{topology.DEAD_LETTERS}."  # followed by the topic that the letters come from
 PREFIX = "__connect.errors."
 RETRIED = "streamrl.retried"
 SHA256 = "streamrl.sha256"
@@ -103,7 +104,7 @@ def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Out
         policy_versions=versions,
         cause=cause,
     )
-    return [letter, Output("fates", environment, fate)]
+    return [letter, Output(topology.FATES, environment, fate)]
 
 
 def _sha256(value: bytes) -> bytes:

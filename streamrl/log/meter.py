@@ -11,12 +11,13 @@ import contextlib
 import time
 from collections.abc import Mapping
 
+from streamrl.config import topology
 from streamrl.errors import BrokerUnreachable
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Message, Output
 from streamrl.records import Metric
 
-METRICS = "metrics"
+METRICS = topology.METRICS
 CLOSE_S = 1.0  # a part that leaves does not wait longer for its last metrics
 
 

@@ -33,62 +33,18 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import AccessDenied, BrokerError, ConfigError, StreamrlError
 from streamrl.log.kafka import Admin, again, denied
 
 T = TypeVar("T")
 
-ROLLOUTS = "rollouts"
-GROUPS = "groups"
-BATCHES = "batches"
-SCORES = "scores"
-POLICY_VERSIONS = "policy-versions"
-DEMAND = "demand"
-SERVERS = "servers"
-VISITS = "visits"
-FATES = "fates"
-JOURNAL = "journal"
-CONFIG = "config"
-METRICS = "metrics"
-EVALS = "evals"
-DEAD_LETTERS = "dead-letters"
-
 # settings by which a broker deletes records
 DELETING = ("retention.", "local.retention.", "cleanup.policy")
 CALL_TIMEOUT_S = 10.0
 REQUEST_RECORDS = 4_000  # of a request to make topics
 SETTLE_LIMIT_S = 30.0  # until a new topic has leaders, or a deleted one is gone
-
-
-def rollouts(env: str) -> str:
-    return f"{ROLLOUTS}.{env}"
-
-
-def groups(env: str) -> str:
-    return f"{GROUPS}.{env}"
-
-
-def visits(env: str) -> str:
-    return f"{VISITS}.{env}"
-
-
-def journal(part: str) -> str:
-    return f"{JOURNAL}.{part}"
-
-
-def dead_letters(topic: str) -> str:
-    return f"{DEAD_LETTERS}.{topic}"
-
-
-def env_part(env: str, replica: int) -> str:
-    """Name of a replica of an env: its identity as a writer, its `producer`, its journal."""
-    return f"env-{env}-{replica}"
-
-
-def scorer_part(worker: int) -> str:
-    """Name of a worker of the scorer pool: its identity as a writer."""
-    return f"scorer-{worker}"
 
 
 # ---- what there should be ------------------------------------------------------------------------
@@ -170,7 +126,11 @@ def parts_with_journal(run: RunFile) -> list[str]:
     return [
         "buffer",
         "batcher",
-        *(env_part(name, i) for name, env in run.envs.items() for i in range(env.replicas)),
+        *(
+            topology.env_part(name, i)
+            for name, env in run.envs.items()
+            for i in range(env.replicas)
+        ),
     ]
 
 
@@ -197,7 +157,7 @@ def _instances(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
 
 def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
     """What the topics of a kind are named after."""
-    envs = [name for name, env in run.envs.items() if kind.name != VISITS or env.pass_rate]
+    envs = [name for name, env in run.envs.items() if kind.name != topology.VISITS or env.pass_rate]
     return {"run": [""], "env": envs, "part": parts_with_journal(run), "topic": sources}[kind.per]
 
 

@@ -20,9 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import escaped
-from streamrl.log.topics import env_part
 from streamrl.monitoring.run_view import (
     SILENT_S,
     View,
@@ -422,7 +422,7 @@ def _rate(frame: Frame, env: str) -> float | None:
     """
     if not frame.run.envs[env].replicas:
         return arrival_rate(frame.seen, env, frame.time_s)
-    sources = [env_part(env, i) for i in range(frame.run.envs[env].replicas)]
+    sources = [topology.env_part(env, i) for i in range(frame.run.envs[env].replicas)]
     return total(frame.seen, "env/rollouts_per_s", sources, frame.time_s - FRESH_S)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from streamrl import __version__
 from streamrl.batcher.parts import Joiner
+from streamrl.config import topology
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka.broker import VERSION as KAFKA_VERSION
@@ -76,7 +77,7 @@ def gather(run: RunFile, log: Log) -> History:
     """Read the run's topics from the first message to the last."""
     found, there = History(), log.topics()
     joiner = Joiner()
-    for record, time_s in records(log, there, "batches", ("batch", "batch-part")):
+    for record, time_s in records(log, there, topology.BATCHES, ("batch", "batch-part")):
         if not isinstance(record, Batch | BatchPart):
             continue
         try:
@@ -85,25 +86,25 @@ def gather(run: RunFile, log: Log) -> History:
             continue
         if batch is not None:
             _batch(found, batch, time_s)
-    for record, _ in records(log, there, "fates", ("fate",)):
+    for record, _ in records(log, there, topology.FATES, ("fate",)):
         if isinstance(record, Fate):
             found.fates[record.environment][record.fate] += len(record.offsets)
-    for record, time_s in records(log, there, "policy-versions", ("policy-version",)):
+    for record, time_s in records(log, there, topology.POLICY_VERSIONS, ("policy-version",)):
         if isinstance(record, PolicyVersion) and record.learner == run.learner.name:
             found.versions.setdefault(record.version, time_s)
-    for record, _ in records(log, there, "evals", ("evaluation",)):
+    for record, _ in records(log, there, topology.EVALS, ("evaluation",)):
         if isinstance(record, Evaluation) and record.learner == run.learner.name:
             found.evals[record.name, record.version] = record
-    for record, _ in records(log, there, "servers", ("server",)):
+    for record, _ in records(log, there, topology.SERVERS, ("server",)):
         if isinstance(record, Server):  # what a server was before it left counts
             found.servers[record.server_id] = record.version
-    for message in messages(log, there, "metrics"):
+    for message in messages(log, there, topology.METRICS):
         if (
             metric := believable(to_event(message, ("metric",)), max(found.versions, default=-1))
         ) is not None:
             _metric(found, metric)
     for env in run.envs:
-        topic = f"rollouts.{env}"
+        topic = topology.rollouts(env)
         found.rollouts[env] = sum(
             1 for p in range(there.get(topic, 0)) for _ in read(log, topic, p, log.start(topic, p))
         )

@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.parts import Joiner
+from streamrl.config import topology
 from streamrl.config.goals import reaches
-from streamrl.config.run_file import Orchestrator, RunFile, Target, server_name
+from streamrl.config.run_file import Orchestrator, RunFile, Target
 from streamrl.log.dead_letters import printable
 from streamrl.log.protocol import Event
 from streamrl.records import (
@@ -35,15 +36,15 @@ from streamrl.records import (
 )
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
-    "metrics": ("metric",),
-    "servers": ("server",),
-    "policy-versions": ("policy-version",),
-    "demand": ("demand",),
-    "fates": ("fate",),
-    "evals": ("evaluation",),  # its answers lie there too, and are passed over
+    topology.METRICS: ("metric",),
+    topology.SERVERS: ("server",),
+    topology.POLICY_VERSIONS: ("policy-version",),
+    topology.DEMAND: ("demand",),
+    topology.FATES: ("fate",),
+    topology.EVALS: ("evaluation",),  # its answers lie there too, and are passed over
 }
 """What is folded: topic -> schemas."""
-BATCHES: Mapping[str, tuple[str, ...]] = {"batches": ("batch", "batch-part")}
+BATCHES: Mapping[str, tuple[str, ...]] = {topology.BATCHES: ("batch", "batch-part")}
 """Folded as well where the rewards of batches decide."""
 WRITERS = {
     "batches": "batcher",
@@ -143,7 +144,7 @@ def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> Vie
                 _earn(seen, seen.joiner, record)
             case Server() as server:
                 _meet(seen, server, now_s)
-            case None if event.topic == "servers":
+            case None if event.topic == topology.SERVERS:
                 seen.servers.pop(event.key, None)
             case PolicyVersion(learner=seen.learner) as version:
                 if version.version > seen.version:
@@ -405,7 +406,9 @@ def waiting(run: RunFile, seen: View, time_s: float, notes: Mapping[str, str] | 
     if seen.ready_s is None or not ready.issuperset(pools):
         lacking = [pool for pool in pools if pool not in ready] or list(pools)
         planned = [
-            server_name(pool, i) for pool in lacking for i in range(run.inference.sizes[pool])
+            topology.inference_part(pool, i)
+            for pool in lacking
+            for i in range(run.inference.sizes[pool])
         ]
         names = sorted(
             {*planned, *(name for name, server in seen.servers.items() if server.pool in lacking)}

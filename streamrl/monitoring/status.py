@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker
 from streamrl.log.codec import to_event
@@ -86,7 +87,7 @@ def identities(run: RunFile) -> dict[str, str]:
     return {
         "buffer": "buffer",
         "batcher": "batcher",
-        "learner": f"learner-{run.learner.name}",
+        "learner": topology.learner_identity(run.learner.name),
         **{name: name for name in scorers},
     }
 

@@ -9,7 +9,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from streamrl.config.run_file import GENERATION, Orchestrator, RunFile, server_name
+from streamrl.config.run_file import Orchestrator, RunFile
+from streamrl.config.topology import GENERATION, env_part, inference_part, scorer_part
 from streamrl.errors import (
     AccessDenied,
     BrokerUnreachable,
@@ -20,7 +21,6 @@ from streamrl.errors import (
     TransactionFailed,
     VersionMismatch,
 )
-from streamrl.log.topics import env_part, scorer_part
 
 BROKER = "broker"
 LONG_LIFE_S = 30.0  # a part that lived so long was well: its next end is the first in a row
@@ -113,7 +113,7 @@ def desired(run: RunFile) -> tuple[Desired, ...]:
 def server(pool: str, index: int) -> Desired:
     """An inference agent."""
     of_pool = () if pool == GENERATION else ("--pool", pool)
-    return Desired(server_name(pool, index), ("inference", "--index", str(index), *of_pool))
+    return Desired(inference_part(pool, index), ("inference", "--index", str(index), *of_pool))
 
 
 def stop_order(names: Iterable[str]) -> list[list[str]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from streamrl.batcher.parts import Joiner
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile, Target
 from streamrl.errors import StreamrlError
 from streamrl.local_kafka import broker
@@ -184,7 +185,7 @@ def watch(
     seen = deciding_view(run, began_s)
     begins = starts(log, TOPICS)
     if target := run.orchestrator.target:
-        begins["batches", 0] = batches_begin(log, target)
+        begins[topology.sole_partition(topology.BATCHES)] = batches_begin(log, target)
     reader, history = log.reader(begins), log.ends(begins)
     meter, measured_s, shown_s, lines_said = (
         Meter(log, "orchestrator"),
@@ -236,15 +237,17 @@ def batches_begin(log: Log, target: Target) -> int:
 
     A batch may be large, so no more of them are read than a verdict needs.
     """
-    start, end, distance = log.start("batches", 0), log.end("batches", 0), 4 * target.batches
+    batches = topology.sole_partition(topology.BATCHES)
+    start, end = log.start(*batches), log.end(*batches)
+    distance = 4 * target.batches
     while True:
         begin = max(start, end - distance)
         seen = View("", joiner=Joiner())
         fold(
             seen,
             (
-                to_event(message, BATCHES["batches"])
-                for message in read(log, "batches", 0, begin, end)
+                to_event(message, BATCHES[topology.BATCHES])
+                for message in read(log, *batches, begin, end)
             ),
         )
         if begin == start or len(seen.rewards.get(target.env, {})) >= target.batches:
@@ -301,7 +304,9 @@ def heard(seen: View, time_s: float) -> list[PartLine]:
 def part_names(run: RunFile) -> dict[str, str]:
     """Process -> the name of the part that it is."""
     return {
-        part.name: f"learner-{run.learner.name}" if part.args == ("learner",) else part.name
+        part.name: topology.learner_identity(run.learner.name)
+        if part.args == ("learner",)
+        else part.name
         for part in desired(run)
     }
 
@@ -358,7 +363,9 @@ def _with_broker(
 def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> None:
     """Topics as planned; and no run begins on what another left."""
     if not resume and any(
-        log.end(topic, 0) > 0 for topic in ("config", "policy-versions") if topic in log.topics()
+        log.end(*topology.sole_partition(topic)) > 0
+        for topic in (topology.CONFIG, topology.POLICY_VERSIONS)
+        if topic in log.topics()
     ):
         ways = "go on with it (--resume), take another name (--set run=NAME), or delete it (`streamrl topics delete RUN.yaml`)"
         raise StreamrlError(f"the cluster already holds data of a run {run.run!r}: {ways}")
@@ -374,7 +381,9 @@ def _publish_config(run: RunFile, log: Log) -> None:
     writer.send(
         to_message(
             Output(
-                "config", run.run, RunConfig(run=run.run, text=run.to_json(), time_s=time.time())
+                topology.CONFIG,
+                run.run,
+                RunConfig(run=run.run, text=run.to_json(), time_s=time.time()),
             )
         )
     )

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from streamrl.config import topology
 from streamrl.log.codec import DecodeError, decode
 from streamrl.log.dead_letters import Letter, printable
 from streamrl.log.protocol import Message
 from streamrl.records import Fate
 
 EVERY_S = 10.0  # between two sentences
-FATES = "fates"
 
 
 class Notices:
@@ -65,7 +65,11 @@ def failures(messages: Iterable[Message]) -> list[Fate]:
     """The fates of failed rollouts among a turn's outputs."""
     found: list[Fate] = []
     for message in messages:
-        if message.topic == FATES and message.value is not None and b"failed" in message.value:
+        if (
+            message.topic == topology.FATES
+            and message.value is not None
+            and b"failed" in message.value
+        ):
             try:
                 fate = decode("fate/1", message.value)
             except DecodeError:  # one that was put aside as it came; not ours

@@ -23,6 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from streamrl.config import topology
 from streamrl.config.plugins import imports_in
 from streamrl.errors import InputGone, StreamrlError, TopicMissing, TransactionFailed
 from streamrl.log.codec import digest, to_event, to_message
@@ -154,7 +155,7 @@ def run_processor(
     started = time.monotonic()
     # First of all: the writer fences an earlier instance and ends what that left open. A fold is
     # computed again, not retried.
-    writer = RetryingWriter(log, part.name, f"journal.{part.name}", patience_s=0.0)
+    writer = RetryingWriter(log, part.name, topology.journal(part.name), patience_s=0.0)
     fold, records_read = restore(log, part)
     begin = starts(log, part.inputs)
     for sentence in reconcile(log, part, fold, begin, clock(), writer.commit):
@@ -237,7 +238,7 @@ def save(
     positions = {where: max(fold.positions[where], reader.position(*where)) for where in inputs}
     records = snapshot(fold, {**fold.positions, **positions})
     offset = commit(
-        [to_message(Output(f"journal.{part.name}", part.name, record)) for record in records]
+        [to_message(Output(topology.journal(part.name), part.name, record)) for record in records]
     )
     saved(fold, offset - len(records) + 1, sum(len(record.state) for record in records))
 
@@ -439,7 +440,7 @@ def write_entry(
         [
             *outputs,
             *[
-                to_message(Output(f"journal.{part.name}", part.name, record))
+                to_message(Output(topology.journal(part.name), part.name, record))
                 for record in (*snapshots, entry)
             ],
         ]
@@ -522,7 +523,7 @@ def restore(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int]
     `Processor.reconcile`. Raises InputGone where the entries since the snapshot cannot be folded again
     for that reason.
     """
-    topic = f"journal.{part.name}"
+    topic = topology.journal(part.name)
     last, fold, tape = (
         last_record(log, topic, JournalEntry),
         ProcessorState(part.initial()),
@@ -622,7 +623,7 @@ def beginning(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], in
     It is the first entry; or, where retention has deleted inputs, the first snapshot from which on
     they are all there. Raises InputGone where there is none.
     """
-    topic = f"journal.{part.name}"
+    topic = topology.journal(part.name)
     fold, tape, start = (
         ProcessorState[C, S](part.initial()),
         SliceReader(log, part.schemas_of),

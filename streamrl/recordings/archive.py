@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from streamrl.config import topology
 from streamrl.config.plugins import is_import
 from streamrl.config.run_file import NAME, RunFile, load, recorded
 from streamrl.config.secrets import is_reference
@@ -98,9 +99,9 @@ def counted(
 
 def as_recorded(log: Log, run: RunFile) -> RunFile:
     """The run file last recorded in the run itself; `run` where there is none that can be read."""
-    if "config" not in log.topics():
+    if topology.CONFIG not in log.topics():
         return run
-    last = last_record(log, "config", RunConfig)
+    last = last_record(log, topology.CONFIG, RunConfig)
     try:
         if last is None:
             return run

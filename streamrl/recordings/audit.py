@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.learner.inputs import newest_lineages
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Event, Log, Message, read
@@ -155,7 +156,7 @@ def audit(
     """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher:
     what they hold is in flight.
     """
-    rollouts = [f"rollouts.{env}" for env in envs]
+    rollouts = [topology.rollouts(env) for env in envs]
     reading = Reading.of(log, rollouts, progress)
     ledgers = {
         (t.partition(".")[2], p): Ledger.empty(start, end)
@@ -163,7 +164,7 @@ def audit(
         if t in rollouts
     }
     result = Audit()
-    fates_from_s = oldest_s(log, "fates")
+    fates_from_s = oldest_s(log, topology.FATES)
     for message in chain.from_iterable(reading.messages(topic) for topic in rollouts):
         record = to_event(message, ("rollout",)).record
         ledger = ledgers[message.topic.partition(".")[2], message.partition]
@@ -175,8 +176,10 @@ def audit(
     for part in parts:
         mark_held(log, ledgers, part)
     # only now: what was held, in a run that goes on, is held still or has its fate by then
-    reading.add(["policy-versions", "fates", "batches"])
-    versions = [event.record for event in reading.events("policy-versions", ("policy-version",))]
+    reading.add([topology.POLICY_VERSIONS, topology.FATES, topology.BATCHES])
+    versions = [
+        event.record for event in reading.events(topology.POLICY_VERSIONS, ("policy-version",))
+    ]
     announced = {
         r.version: r.batch
         for r in versions
@@ -184,13 +187,13 @@ def audit(
     }
     # of envs that were taken out of the run
     left_out = {topic for topic in log.topics() if topic.startswith("rollouts.")} - set(rollouts)
-    for event in reading.events("fates", ("fate",)):
+    for event in reading.events(topology.FATES, ("fate",)):
         if (
             isinstance(event.record, Fate)
-            and f"rollouts.{event.record.environment}" not in left_out
+            and topology.rollouts(event.record.environment) not in left_out
         ):
             enter(result, ledgers, event.record, log)
-    for event in reading.events("batches", ("batch", "batch-part")):
+    for event in reading.events(topology.BATCHES, ("batch", "batch-part")):
         if isinstance(event.record, Batch):
             result.batches[event.record.number] = len(set(event.record.uids))
         elif isinstance(event.record, BatchPart):
@@ -229,7 +232,7 @@ def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> 
     ledger = ledgers.get((fate.environment, fate.partition))
     for index, offset in enumerate(fate.offsets.tolist()):
         if ledger is not None and len(ledger.exists) <= offset < log.end(
-            f"rollouts.{fate.environment}", fate.partition
+            topology.rollouts(fate.environment), fate.partition
         ):
             continue
         if ledger is not None and 0 <= offset < ledger.start:
@@ -304,7 +307,7 @@ def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int)
     result.lost += int(lost.sum())
     for offset in np.flatnonzero(lost)[:NAMED].tolist():
         event = next(
-            events(log, f"rollouts.{env}", partition, ("rollout",), offset, offset + 1), None
+            events(log, topology.rollouts(env), partition, ("rollout",), offset, offset + 1), None
         )
         uid = (
             event.record.rollout_uid

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.log.codec import DecodeError, decode, digest
 from streamrl.log.protocol import Log, Message, read
 from streamrl.processor.journal import entries
@@ -23,7 +24,7 @@ C = TypeVar("C")
 S = TypeVar("S")
 # topics that one part writes and nothing is deleted from: compared message by message, others by
 # the entry's digest
-COMPARED = ("groups", "batches")
+COMPARED = (topology.GROUPS, topology.BATCHES)
 
 LOOK_AHEAD = 1_000  # records of somebody else among a part's own
 
@@ -96,13 +97,13 @@ def replay(
 
     Ends at the first difference, or when `stop_at` says so.
     """
-    end = log.end(f"journal.{part.name}", 0)
+    end = log.end(*topology.sole_partition(topology.journal(part.name)))
     fold, start, tape = beginning(log, part)
     result, recorded = (
         Replayed(begins_at=fold.sequence + 1),
         Recorded(log, from_the_start=fold.sequence < 0),
     )
-    for offset, entry in entries(log, f"journal.{part.name}", start):
+    for offset, entry in entries(log, topology.journal(part.name), start):
         progress(offset, end)
         if not isinstance(entry, JournalEntry) or entry.sequence <= fold.sequence:
             continue

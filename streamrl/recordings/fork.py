@@ -23,6 +23,7 @@ from rich.console import Console
 from streamrl.batcher import process as batcher
 from streamrl.batcher.curriculum import learned
 from streamrl.buffer import process as buffer
+from streamrl.config import topology
 from streamrl.config.run_file import NAME, Curriculum, Fork, RunFile, changed
 from streamrl.errors import ConfigError, InputGone, StreamrlError
 from streamrl.learner.inputs import announcements, recorded, versions
@@ -173,7 +174,7 @@ def transplant(
         version, max(run.buffer_of(env).max_age for env in run.envs)
     ) | dict.fromkeys(cut.held)
     recorded_order = list(schedule(old, parent, dict.fromkeys(cut.held), version))
-    first = [message for message in recorded_order if message.topic.startswith(topics.ROLLOUTS)]
+    first = [message for message in recorded_order if message.topic.startswith(topology.ROLLOUTS)]
     _copy(writer.commit, first)
     batch = first_batch(new, run, recorded_order, cut, time_s)
     done = {(message.topic, message.partition, message.offset) for message in first}
@@ -197,7 +198,7 @@ def announced_before(old: Log, parent: RunFile, run: RunFile, uri: str) -> Itera
             where = uri if record.version == run.fork.version else record.uri
             yield to_message(
                 Output(
-                    "policy-versions",
+                    topology.POLICY_VERSIONS,
                     run.learner.name,
                     msgspec.structs.replace(record, learner=run.learner.name, uri=where),
                 )
@@ -210,7 +211,7 @@ def progress_of(
     """Each env goes on behind the problems that the parent's has posed. `groups`: by producer,
     those that the fork has already.
     """
-    there = [topic for topic in old.topics() if topic.startswith(f"{topics.JOURNAL}.env-")]
+    there = [topic for topic in old.topics() if topic.startswith(f"{topology.JOURNAL}.env-")]
     posed = {
         record.producer: record.next_problem
         for topic in there
@@ -221,13 +222,13 @@ def progress_of(
             [
                 posed[producer]
                 for i in range(parent.envs[name].replicas)
-                if (producer := f"{name}-{i}") in posed
+                if (producer := topology.producer(name, i)) in posed
             ]
             if name in parent.envs
             else []
         )
         for i in range(env.replicas):
-            producer = f"{name}-{i}"
+            producer = topology.producer(name, i)
             first, count = next_problem(numbers, i, env.replicas), groups.get(producer, 0)
             record = EnvProgress(
                 producer=producer,
@@ -236,7 +237,7 @@ def progress_of(
                 replicas=env.replicas,
                 begins=max(numbers, default=0),
             )
-            yield to_message(Output(topics.journal(topics.env_part(name, i)), producer, record))
+            yield to_message(Output(topology.journal(topology.env_part(name, i)), producer, record))
 
 
 def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
@@ -245,7 +246,7 @@ def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
     """
     assert run.fork is not None
     for name, env in run.envs.items():
-        topic, before = topics.visits(name), parent.envs.get(name)
+        topic, before = topology.visits(name), parent.envs.get(name)
         if (
             not env.pass_rate
             or before is None
@@ -269,7 +270,7 @@ def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
     if fold.state.next_batch > version:
         before = f"retention has deleted what batch {version} of run {parent.run} was made of; the first that is there is {fold.state.next_batch}"
         raise InputGone(f"{before}: fork without --rollouts, or at a later version")
-    for _, entry in entries(old, f"journal.{part.name}", start):
+    for _, entry in entries(old, topology.journal(part.name), start):
         if isinstance(entry, JournalEntry) and entry.sequence > fold.sequence and cut.batch is None:
             replay_entry(part, fold, entry, tape)
     tape.close()
@@ -320,7 +321,7 @@ def schedule(
     tape, begin = SliceReader(old, part.schemas_of), starts(old, part.inputs)
     pieces = (
         piece
-        for _, entry in entries(old, f"journal.{part.name}")
+        for _, entry in entries(old, topology.journal(part.name))
         if isinstance(entry, JournalEntry)
         for piece in entry.slices
     )
@@ -351,25 +352,28 @@ def first_batch(new: Log, run: RunFile, order: Sequence[Message], cut: Cut, time
     batch: under other settings it may take more.
     """
     heard = {
-        record.version: message for message, record in _there(new, "policy-versions", PolicyVersion)
+        record.version: message
+        for message, record in _there(new, topology.POLICY_VERSIONS, PolicyVersion)
     }
     if not cut.held or cut.version not in heard:
         return False
     copies: dict[tuple[str, bytes | None], deque[Message]] = {}
-    for topic in (f"{topics.ROLLOUTS}.{env}" for env in run.envs):
+    for topic in (topology.rollouts(env) for env in run.envs):
         for message, _ in _there(new, topic, Rollout):
             # one key, one partition: the order is kept
             copies.setdefault((topic, message.key), deque()).append(message)
     numbers = iter(sorted(heard))
     taken = [
-        heard[next(numbers)] if m.topic == "policy-versions" else copies[m.topic, m.key].popleft()
+        heard[next(numbers)]
+        if m.topic == topology.POLICY_VERSIONS
+        else copies[m.topic, m.key].popleft()
         for m in order
     ]
     _feed(new, buffer.part(run), taken, {}, time_s)
     scored = {
         (r.environment, r.group_id): m
         for env in run.envs
-        for m, r in _there(new, f"{topics.GROUPS}.{env}", ScoredGroup)
+        for m, r in _there(new, topology.groups(env), ScoredGroup)
     }
     version = heard[cut.version]
     groups = [scored[group] for group in cut.held if group in scored]
@@ -417,7 +421,7 @@ def _copy(commit: Any, messages: Iterable[Message]) -> int:
 
 def _rollouts(log: Log, envs: Iterable[str]) -> Iterator[tuple[Message, Event]]:
     there = log.topics()
-    for topic in (topics.rollouts(env) for env in envs):
+    for topic in (topology.rollouts(env) for env in envs):
         for partition in range(there.get(topic, 0)):
             for message in read(log, topic, partition, log.start(topic, partition)):
                 yield message, to_event(message, ("rollout",))

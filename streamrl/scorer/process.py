@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
@@ -32,12 +33,14 @@ from streamrl.log.codec import to_message
 from streamrl.log.instrumented import ready
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
-from streamrl.log.topics import scorer_part
 from streamrl.records import Batch
 from streamrl.scorer.pieces import Collected, split
 from streamrl.weights.store import pull
 
 logger = logging.getLogger(__name__)
+
+BATCHES = topology.sole_partition(topology.BATCHES)
+SCORES = topology.sole_partition(topology.SCORES)
 
 CONSUMES = ("batches", "policy-versions", "scores")
 PRODUCES = ("scores", "metrics")
@@ -46,9 +49,9 @@ PRODUCES = ("scores", "metrics")
 def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None:
     """Be that worker until `stop` is set."""
     check(run, worker)
-    identity, workers = scorer_part(worker), run.scorer.replicas
+    identity, workers = topology.scorer_part(worker), run.scorer.replicas
     # the writer first: only then is all decided that it has written before
-    writer, meter = log.writer(identity, "scores"), Meter(log, identity)
+    writer, meter = log.writer(identity, topology.SCORES), Meter(log, identity)
     start, scored = left(run, log)
     deterministic()
     keep_compiled(run.directory / "compiled")
@@ -69,9 +72,9 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             assert reference.version is not None
             pieces = split(batch, scored_now.logprobs, identity, reference.version)
             writer.commit(
-                [to_message(Output("scores", str(batch.number), piece)) for piece in pieces]
+                [to_message(Output(topology.SCORES, str(batch.number), piece)) for piece in pieces]
             )
-            writer.commit_offsets({("batches", 0): offset})
+            writer.commit_offsets({BATCHES: offset})
             values = measured(
                 batch, reference.version, begun - idle_since, time.monotonic() - begun
             )
@@ -96,11 +99,11 @@ def check(run: RunFile, worker: int) -> None:
 
 def left(run: RunFile, log: Log) -> tuple[int, Collected]:
     """Where in `batches` the lead learner goes on, and what is scored already from there on."""
-    dealt_with = log.committed_offsets(f"learner-{run.learner.name}")
+    dealt_with = log.committed_offsets(topology.learner_identity(run.learner.name))
     scored = Collected()
-    for scores, offset in recorded_scores(log, dealt_with.get(("scores", 0), 0)):
+    for scores, offset in recorded_scores(log, dealt_with.get(SCORES, 0)):
         scored.add(scores, offset)
-    return dealt_with.get(("batches", 0), 0), scored
+    return dealt_with.get(BATCHES, 0), scored
 
 
 def provided(

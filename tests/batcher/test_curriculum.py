@@ -27,7 +27,7 @@ from streamrl.batcher.curriculum import (
 )
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REST, rebased
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event, to_message
@@ -327,7 +327,7 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
             for i in range(9)
         ]
         messages += [
-            to_message(Output(f"groups.{env}", made.group_id, made)) for env, made in groups
+            to_message(Output(topology.groups(env), made.group_id, made)) for env, made in groups
         ]
     writer, fold, states = log.writer(part.name), ProcessorState(part.initial()), list[bytes]()
     for start in range(0, len(messages), turn_events):

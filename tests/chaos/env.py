@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 from random import Random
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import env_part, journal
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output
-from streamrl.log.topics import env_part, journal
 from streamrl.processor.journal import last_record
 from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout
 from tests.chaos import known
@@ -59,7 +60,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
                 for number in done
             }
             produced = [
-                Output(f"rollouts.{env}", rollout.group_id, rollout)
+                Output(topology.rollouts(env), rollout.group_id, rollout)
                 for group in groups.values()
                 for rollout in group
             ]

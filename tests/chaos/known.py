@@ -12,8 +12,8 @@ from random import Random
 import numpy as np
 
 from streamrl.config.run_file import RunFile, parse
+from streamrl.config.topology import env_part
 from streamrl.log.codec import encode
-from streamrl.log.topics import env_part
 from streamrl.records import Batch, Rollout, Turn
 
 RUN = "chaos"

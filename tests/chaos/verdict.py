@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from streamrl.buffer.groups import generated_tokens
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import env_part, journal
 from streamrl.errors import StreamrlError
 from streamrl.learner.inputs import recorded
 from streamrl.log.codec import encode, to_event
 from streamrl.log.protocol import Event, Log, read
-from streamrl.log.topics import env_part, journal
 from streamrl.processor.journal import last_record
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
@@ -86,7 +87,7 @@ def look_at_rollouts(log: Log, run: RunFile, found: Verdict) -> dict[Where, str]
     where: dict[Where, str] = {}
     for env in run.envs:
         there: dict[int, list[str]] = {}
-        for event in events(log, f"rollouts.{env}", "rollout"):
+        for event in events(log, topology.rollouts(env), "rollout"):
             found.rollouts += 1
             if not isinstance(event.record, Rollout) or not is_known(env, event.record):
                 found.fault(f"{event} is not a rollout of {env}")
@@ -128,7 +129,7 @@ def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, st
     """
     closed = Counter[str]()
     for env in run.envs:
-        for event in events(log, f"groups.{env}", "scored-group"):
+        for event in events(log, topology.groups(env), "scored-group"):
             group = event.record
             assert isinstance(group, ScoredGroup)
             found.groups += 1

@@ -16,7 +16,7 @@ import yaml
 from playwright.sync_api import Page
 from tokenizers import Tokenizer, models
 
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
@@ -78,7 +78,10 @@ class Source:
         ]
         publish(
             self.log,
-            *(Output(f"rollouts.{record.environment}", record.group_id, record) for record in made),
+            *(
+                Output(topology.rollouts(record.environment), record.group_id, record)
+                for record in made
+            ),
         )
         wait_for_batches(self.log, k + 1, PATIENCE_MS / 1000)
         self.meter.publish({"learner/loss": 1 / (k + 1), "learner/step_s": 0.1}, step=k)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import BrokerUnreachable, ConfigError
 from streamrl.log import topics
@@ -61,22 +62,32 @@ def test_a_run_has_these_topics():
 
 def test_only_envs_that_filter_by_pass_rate_have_visits():
     run = parse({"run": "r", "envs": {"a": {"pass_rate": {"high": 0.9}}, "b": {}}})
-    visits = [topic for topic in topics.plan(run) if topic.kind.name == topics.VISITS]
+    visits = [topic for topic in topics.plan(run) if topic.kind.name == topology.VISITS]
     assert [topic.name for topic in visits] == ["r.visits.a"] and visits[0].config[
         "cleanup.policy"
     ] == "compact"
-    assert topics.visits("a") == "visits.a"
-    assert not any(topic.kind.name == topics.VISITS for topic in topics.plan(run_file()))
+    assert topology.visits("a") == "visits.a"
+    assert not any(topic.kind.name == topology.VISITS for topic in topics.plan(run_file()))
 
 
 def test_the_constants_are_the_templates():
     constants = {
-        value for name, value in vars(topics).items() if name.isupper() and isinstance(value, str)
+        value for name, value in vars(topology).items() if name.isupper() and isinstance(value, str)
     }
-    assert set(topics.kinds()) == constants
-    assert (topics.rollouts("a"), topics.groups("a")) == ("rollouts.a", "groups.a")
-    assert topics.journal(topics.env_part("a", 1)) == "journal.env-a-1"
-    assert topics.dead_letters(topics.BATCHES) == "dead-letters.batches"
+    assert set(topics.kinds()) == constants - {topology.GENERATION}
+    assert (topology.rollouts("a"), topology.groups("a")) == ("rollouts.a", "groups.a")
+    assert topology.journal(topology.env_part("a", 1)) == "journal.env-a-1"
+    assert topology.dead_letters(topology.BATCHES) == "dead-letters.batches"
+
+
+def test_a_kind_has_one_partition_by_design_or_as_many_as_the_run_file_says():
+    planned = topics.plan(run_file(partitions=3))
+    many = {topic.kind.name for topic in planned if topic.partitions == 3}
+    assert many == set(topology.PARTITIONED)
+    assert all(topic.partitions in (1, 3) for topic in planned)
+    assert topology.sole_partition(topology.BATCHES) == ("batches", 0)
+    with pytest.raises(ValueError, match="groups.a has as many partitions"):
+        topology.sole_partition(topology.groups("a"))
 
 
 def test_every_record_has_a_topic_and_no_template_names_another():

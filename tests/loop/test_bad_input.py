@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log import topics
 from streamrl.log.codec import to_message
@@ -92,7 +92,7 @@ def good(number: int, version: int) -> list[Message]:
         for i in range(2)
     ]
     return [
-        to_message(Output(f"rollouts.{record.environment}", record.group_id, record))
+        to_message(Output(topology.rollouts(record.environment), record.group_id, record))
         for record in records
     ]
 

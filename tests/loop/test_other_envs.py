@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.config import topology
 from streamrl.local_kafka import broker
 from streamrl.recordings.audit import audit
 from streamrl.recordings.show import parts_of
@@ -39,7 +40,9 @@ def test_choices_and_programs_are_judged_and_accounted_for(tmp_path: Path):
             account = audit(run.log(), list(run.run.envs), "lead", list(parts_of(run.run).values()))
             made = {
                 env: [
-                    r for r in run.records(f"rollouts.{env}", "rollout") if isinstance(r, Rollout)
+                    r
+                    for r in run.records(topology.rollouts(env), "rollout")
+                    if isinstance(r, Rollout)
                 ]
                 for env in run.run.envs
             }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamrl.config import topology
 from streamrl.records import Fate, PolicyVersion, Rollout
 from streamrl.weights.store import pull
 from tests.loop.runs import ROOT, Live, any_part, live
@@ -110,7 +111,7 @@ def test_rollouts_from_outside_are_trained_on_and_their_logprobs_are_the_policys
     run.until(lambda: trained(run, OUTSIDE) > before, "rollouts from outside in a batch", 120)
     rollouts = [
         r
-        for r in run.records(f"rollouts.{OUTSIDE}", "rollout")
+        for r in run.records(topology.rollouts(OUTSIDE), "rollout")
         if isinstance(r, Rollout)
         and r.policy_version == r.newest_policy_version
         and not r.failure

@@ -19,6 +19,7 @@ import yaml
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
+from streamrl.config import topology
 from streamrl.local_kafka import broker
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import read
@@ -208,6 +209,6 @@ def check_capacity(run: Live) -> None:
 def published(run: Live) -> list[Rollout]:
     return [
         record
-        for record in run.records(f"rollouts.{ENV}", "rollout")
+        for record in run.records(topology.rollouts(ENV), "rollout")
         if isinstance(record, Rollout)
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from streamrl.config import topology
 from streamrl.local_kafka import broker
 from streamrl.recordings.audit import audit
 from streamrl.recordings.show import parts_of
@@ -19,7 +20,7 @@ from tests.loop.runs import ROOT, Live, live
 def good(run: Live, env: str) -> list[Rollout]:
     return [
         record
-        for record in run.records(f"rollouts.{env}", "rollout")
+        for record in run.records(topology.rollouts(env), "rollout")
         if isinstance(record, Rollout) and not record.failure
     ]
 

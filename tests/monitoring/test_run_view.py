@@ -3,7 +3,8 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from streamrl.config.run_file import RunFile, parse, server_name
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile, parse
 from streamrl.log.codec import encode
 from streamrl.log.protocol import Event, Undecodable
 from streamrl.monitoring.run_view import (
@@ -76,7 +77,7 @@ def server(
     error: str = "",
     pool: str = "generation",
 ) -> Event:
-    name = server_name(pool, 0)
+    name = topology.inference_part(pool, 0)
     record = Server(
         server_id=name,
         url="",

@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker
 from streamrl.log.codec import to_message
@@ -95,7 +95,9 @@ def play(run: RunFile, log: Log, steps: int, pause_s: float = 0.02) -> None:
         for env in envs:
             for i in range(10):
                 send(
-                    f"rollouts.{env}", f"{step}", build.rollout(env=env, group=f"{step}", sample=i)
+                    topology.rollouts(env),
+                    f"{step}",
+                    build.rollout(env=env, group=f"{step}", sample=i),
                 )
             for kind, first, count in (("batched", offset, 9), ("expired", offset + 9, 1)):
                 at = np.arange(first, first + count, dtype=np.int64)

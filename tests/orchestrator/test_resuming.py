@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event
@@ -170,7 +170,7 @@ def log() -> Log:
             made,
             *(
                 Output(
-                    f"groups.{env}",
+                    topology.groups(env),
                     f"{env}-new-{n}",
                     group(env, f"{env}-new-{n}", sizes=(3, 3), version=4),
                 )

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.log import memory
 from streamrl.log.codec import to_event, to_message
@@ -81,7 +82,7 @@ def good(run: RunFile, version: int) -> list[Message]:
         for i in range(size)
     ]
     return [
-        to_message(Output(f"rollouts.{record.environment}", record.group_id, record))
+        to_message(Output(topology.rollouts(record.environment), record.group_id, record))
         for record in made
     ]
 
@@ -153,7 +154,7 @@ def judged(
     for message in read(log, "fates", 0, 0):
         record = to_event(message, ("fate",)).record
         for offset in record.offsets.tolist() if isinstance(record, Fate) else ():
-            fates.setdefault((f"rollouts.{record.environment}", offset), []).append(
+            fates.setdefault((topology.rollouts(record.environment), offset), []).append(
                 ": ".join(filter(None, (record.fate, record.cause)))
             )
     aside = {

@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 from msgspec import structs
 
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Message, Output
@@ -126,7 +126,7 @@ def shared(groups: str, uids: str) -> list[Message]:
         rollout(env, groups.format(env), i, rollout_uid=uids.format(env, i)) for env, i in made
     ]
     return [
-        to_message(Output(f"rollouts.{record.environment}", record.group_id, record))
+        to_message(Output(topology.rollouts(record.environment), record.group_id, record))
         for record in records
     ]
 

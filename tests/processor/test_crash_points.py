@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from streamrl.config import topology
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
@@ -223,7 +224,9 @@ def test_the_busy_run_has_everything_in_it_and_each_output_once():
     ]
     assert numbers == list(range(len(numbers))) and len(numbers) >= 3
     groups = [
-        (env, event.key) for env in ENVS for event in events(log, f"groups.{env}", "scored-group")
+        (env, event.key)
+        for env in ENVS
+        for event in events(log, topology.groups(env), "scored-group")
     ]
     assert len(groups) == len(set(groups)) > 20
 

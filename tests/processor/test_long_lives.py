@@ -14,7 +14,7 @@ import pytest
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone
 from streamrl.log import topics
@@ -39,7 +39,9 @@ BOTH = ["copy", "add"]
 
 
 def journal(log: MemoryLog, name: str, kind: type[Any]) -> list[Any]:
-    return [record for _, record in entries(log, f"journal.{name}") if isinstance(record, kind)]
+    return [
+        record for _, record in entries(log, topology.journal(name)) if isinstance(record, kind)
+    ]
 
 
 def taken(log: MemoryLog, part: Processor[Any, Any]) -> bool:
@@ -339,12 +341,14 @@ def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(
     with running(log, before):
         until(
             lambda: all(
-                log.committed_offsets("batcher").get((f"groups.{env}", 0), 0) >= 2 for env in BOTH
+                log.committed_offsets("batcher").get((topology.groups(env), 0), 0) >= 2
+                for env in BOTH
             )
         )
         until(
             lambda: all(
-                log.committed_offsets("buffer").get((f"rollouts.{env}", 0), 0) >= 6 for env in BOTH
+                log.committed_offsets("buffer").get((topology.rollouts(env), 0), 0) >= 6
+                for env in BOTH
             )
         )
     log.delete_before(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.config import topology
 from streamrl.log.codec import decode, encode
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.parquet import FileLog
@@ -98,7 +99,9 @@ def test_it_is_replayed(earlier: FileLog):
 def test_snapshots_are_read_and_hold_what_the_whole_fold_holds(earlier: FileLog, name: str):
     part = parts_of(run_of(earlier))[name]
     written = [
-        record for _, record in entries(earlier, f"journal.{name}") if isinstance(record, Snapshot)
+        record
+        for _, record in entries(earlier, topology.journal(name))
+        if isinstance(record, Snapshot)
     ]
     fold, taken = processor.restore(earlier, part)
     assert len(written) >= 2 and fold.snapshot_offset > 0

@@ -12,7 +12,7 @@ import pytest
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.buffer.advantages import grpo
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import Fork, RunFile, changed
 from streamrl.errors import ConfigError, StreamrlError
 from streamrl.learner.examples import expand
@@ -152,7 +152,7 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
             rng.shuffle(waiting)
             for record in waiting[: rng.randrange(6)]:
                 waiting.remove(record)
-                publish(log, Output(f"rollouts.{record.environment}", record.group_id, record))
+                publish(log, Output(topology.rollouts(record.environment), record.group_id, record))
         else:
             i = which % 2
             readers[i].pause(parts[i].paused(parts[i].config, folds[i].state))
@@ -240,7 +240,7 @@ def test_what_was_trained_on_or_sampled_later_is_left_behind(parent: MemoryLog):
     copied = [
         record
         for env in RUN.envs
-        for record in found(log, f"rollouts.{env}", "rollout")
+        for record in found(log, topology.rollouts(env), "rollout")
         if isinstance(record, Rollout)
     ]
     before = {name for batch in batches(parent)[:VERSION] for name in batch.group_ids}

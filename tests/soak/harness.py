@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker
 from streamrl.log import topics
@@ -265,7 +266,7 @@ def all_read(log: KafkaLog, run: RunFile) -> bool:
     """Has the buffer taken every rollout? Behind the last one lies the marker of its transaction."""
     done = log.committed_offsets("buffer")
     return all(
-        log.end(f"rollouts.{env}", p) - done.get((f"rollouts.{env}", p), 0) <= 1
+        log.end(topology.rollouts(env), p) - done.get((topology.rollouts(env), p), 0) <= 1
         for env in run.envs
         for p in range(run.topics.partitions)
     )

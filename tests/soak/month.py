@@ -25,7 +25,7 @@ from rich.table import Table
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
@@ -137,11 +137,11 @@ def inputs(run: RunFile, first: int) -> Iterator[Message]:
         env = envs[number % len(envs)]
         for i in range(2):
             record = rollout(env, f"g{number}", i, first, reward=float(i))
-            yield to_message(Output(f"rollouts.{env}", record.group_id, record))
+            yield to_message(Output(topology.rollouts(env), record.group_id, record))
         if number % 100 == 0:
             for i in range(2):
                 record = rollout(env, f"f{number}", i, first, failure="no server answered")
-                yield to_message(Output(f"rollouts.{env}", record.group_id, record))
+                yield to_message(Output(topology.rollouts(env), record.group_id, record))
     for version in range(first + 1, first + AT_ONCE + 1):
         record = PolicyVersion(
             learner="lead", version=version, uri="", size_bytes=0, sha256="", batch=version - 1

@@ -15,12 +15,13 @@ from random import Random
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import env_part, journal
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Message, Output
-from streamrl.log.topics import env_part, journal
 from streamrl.processor.journal import last_record
 from streamrl.records import Demand, EnvProgress, PolicyVersion
 from tests.chaos.env import tokens_of
@@ -76,7 +77,7 @@ class Env:
             for number in done
         ]
         messages = [
-            to_message(Output(f"rollouts.{self.name}", rollout.group_id, rollout))
+            to_message(Output(topology.rollouts(self.name), rollout.group_id, rollout))
             for group in groups
             for rollout in group
         ]

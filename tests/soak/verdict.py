@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event
@@ -95,11 +96,11 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
     put_aside = Counter(
         (env, letter.partition, letter.offset)
         for env in run.envs
-        for letter in letters(log, f"rollouts.{env}")
+        for letter in letters(log, topology.rollouts(env))
     )
     for env in run.envs:
         for partition in range(run.topics.partitions):
-            for message in read(log, f"rollouts.{env}", partition, 0):
+            for message in read(log, topology.rollouts(env), partition, 0):
                 place = env, partition, message.offset
                 mine, letters_here = fates.get(place, []), put_aside.pop(place, 0)
                 if is_rubbish(message):

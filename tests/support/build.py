@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.log.protocol import Event
 from streamrl.records import (
     Evaluation,
@@ -74,7 +75,7 @@ def rollout(
 
 
 def rollout_event(offset: int, record: Rollout, partition: int = 0) -> Event:
-    return Event(f"rollouts.{record.environment}", partition, offset, record.group_id, record)
+    return Event(topology.rollouts(record.environment), partition, offset, record.group_id, record)
 
 
 def version_event(version: int, learner: str = "lead", vocab_size: int = 0) -> Event:
@@ -123,7 +124,7 @@ def group(
 
 
 def group_event(offset: int, record: ScoredGroup) -> Event:
-    return Event(f"groups.{record.environment}", 0, offset, record.group_id, record)
+    return Event(topology.groups(record.environment), 0, offset, record.group_id, record)
 
 
 def evaluation(name: str = "held", version: int = 40, learner: str = "lead") -> Evaluation:

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Log, Output, read
@@ -104,7 +104,7 @@ def send_groups(log: Log, env: str, numbers: range, version: int, size: int = 2)
         for g in numbers
         for i in range(size)
     ]
-    publish(log, *(Output(f"rollouts.{env}", record.group_id, record) for record in records))
+    publish(log, *(Output(topology.rollouts(env), record.group_id, record) for record in records))
 
 
 def found(log: Log, topic: str, schema: str) -> list[Record]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, TopicPartition
@@ -74,7 +74,9 @@ class Sent(NamedTuple):
             environment, name, self.sample, self.version, self.version + self.ahead, reward, failure
         )
         message = to_message(
-            Output(f"rollouts.{self.env}", "another" if self.how == "wrong key" else name, record)
+            Output(
+                topology.rollouts(self.env), "another" if self.how == "wrong key" else name, record
+            )
         )
         value = {"truncated": (message.value or b"")[:-3], "empty": None}.get(
             self.how, message.value

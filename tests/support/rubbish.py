@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgpack
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Message, Output
 from tests.support.build import rollout
@@ -24,7 +25,8 @@ Map = dict[str, object]
 def raw(change: Callable[[Map], object], number: int) -> bytes:
     """A good rollout of 4 KiB, changed as a map."""
     fields: Map = msgpack.unpackb(
-        to_message(Output(f"rollouts.{ENV}", "b", rollout(ENV, f"bad-{number}", 0))).value or b"",
+        to_message(Output(topology.rollouts(ENV), "b", rollout(ENV, f"bad-{number}", 0))).value
+        or b"",
         strict_map_key=False,
     )
     fields["metadata"] = {"ballast": "x" * 4096}
@@ -160,7 +162,7 @@ def bad(name: str, number: int, random: Random) -> Message:
         made if isinstance(made, Message) else Message("", f"bad-{number}".encode(), made, SCHEMA)
     )
     return message._replace(
-        topic=f"rollouts.{ENV}", headers=(*message.headers, (KIND, name.encode()))
+        topic=topology.rollouts(ENV), headers=(*message.headers, (KIND, name.encode()))
     )
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from streamrl.config import topology
 from streamrl.monitoring.sinks.base import Entry, Place
 
 SHOWN = (
@@ -27,7 +28,7 @@ class Console:
     def __init__(self, place: Place, show: Sequence[str] = SHOWN) -> None:
         """`show`: names of metrics, with * for anything, in the order in which they are said."""
         self._place, self._show = place, tuple(show)
-        self._lead = f"learner-{place.run.learner.name}"
+        self._lead = topology.learner_identity(place.run.learner.name)
         self._values: dict[int, dict[str, float]] = defaultdict(dict)
         self._said = -1
 

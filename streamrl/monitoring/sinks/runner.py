@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from streamrl.config import run_file
+from streamrl.config import run_file, topology
 from streamrl.config.plugins import import_path
 from streamrl.errors import ConfigError
 from streamrl.monitoring.sinks.base import Entry, Make, Place, Sink
@@ -42,7 +42,7 @@ def running(place: Place) -> Iterator[Sinks]:
     """
     sinks = Sinks(
         [(sink.kind, opened(place, sink)) for sink in place.run.orchestrator.sinks],
-        f"learner-{place.run.learner.name}",
+        topology.learner_identity(place.run.learner.name),
     )
     try:
         yield sinks
