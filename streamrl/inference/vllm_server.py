@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import httpx
 
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 MODEL = "policy"  # the name every server answers to
 GUARD, INSIDE = "streamrl_guard.Guard", Path(__file__).parent / "inside_vllm"
 NAP_S = "0.0001"
+LOG_VARIABLE = "STREAMRL_VLLM_LOG"  # stdout: what vLLM says is shown as well as kept
 GRACE_S = 5.0  # between asking vLLM to end and ending it
 # vLLM's own is 5, when clients drop an idle connection too: a request sent just then is lost, and
 # its server under suspicion
@@ -72,7 +73,8 @@ class Process:
     ) -> None:
         self.url, self.key, self.log_path = url, key, log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
+        self._tee: subprocess.Popen[bytes] | None = None
+        with self._output() as log:
             held = [sys.executable, process_guard.__file__, str(GRACE_S), *command]
             self._leash = subprocess.Popen(
                 held,
@@ -83,6 +85,14 @@ class Process:
                 start_new_session=True,
             )
 
+    def _output(self) -> IO[bytes]:
+        """Where it writes to: its log, and in a container also the output of this process."""
+        if os.environ.get(LOG_VARIABLE) != "stdout":
+            return self.log_path.open("wb")
+        self._tee = subprocess.Popen(["tee", self.log_path], stdin=subprocess.PIPE)
+        assert self._tee.stdin is not None
+        return self._tee.stdin
+
     def alive(self) -> bool:
         return self._leash.poll() is None
 
@@ -92,6 +102,8 @@ class Process:
             with contextlib.suppress(OSError):
                 self._leash.stdin.close()
         self._leash.wait()
+        if self._tee is not None:
+            self._tee.wait()
 
     def cause(self) -> str:
         """The last line of its log that says why it ended."""

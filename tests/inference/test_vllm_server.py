@@ -22,6 +22,7 @@ from tests.support.waiting import patience, until
 
 T = TypeVar("T")
 VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
+DOCKERFILE = Path(__file__).parents[2] / "deploy" / "docker" / "Dockerfile"
 NONE = Keys("", "")
 CPU, GPU = Installation("/env/bin/python", cuda=False), Installation("/env/bin/python", cuda=True)
 
@@ -240,6 +241,20 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Si
     os.kill(owner.pid, end)
     owner.wait()
     assert wait_for(lambda: [p for p in family if alive(p)], lambda left: not left) == []
+
+
+@pytest.mark.parametrize("shown", ["", "stdout"])
+def test_what_vllm_says_is_kept_and_in_a_container_shown(
+    shown: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STREAMRL_VLLM_LOG", shown)
+    command = [sys.executable, "-c", "print('RuntimeError: no room')"]
+    process = vllm_server.Process(command, os.environ, tmp_path / "logs" / "vllm.log", "", "")
+    until(lambda: not process.alive())
+    process.stop()
+    assert process.cause() == "RuntimeError: no room"
+    assert capfd.readouterr().out == ("RuntimeError: no room\n" if shown else "")
+    assert "ENV STREAMRL_VLLM_LOG=stdout" in DOCKERFILE.read_text()
 
 
 def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
