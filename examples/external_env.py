@@ -7,6 +7,7 @@ the records: docs/records.md
 
 import array
 import json
+import math
 import os
 import sys
 import time
@@ -51,6 +52,21 @@ def latest(bootstrap, topic):
         )
     consumer.close()
     return {key: record for key, record in found.items() if record}
+
+
+def alive(servers, heard):
+    """Servers that are ready and have sent a record within 10 s of this clock: that of another
+    machine may be wrong. One that was there before is waited for until it sends the next.
+    """
+    now = time.monotonic()
+    for name, server in servers.items():
+        beat, since = heard.get(name, (server["heartbeat_s"], -math.inf))
+        heard[name] = server["heartbeat_s"], since if server["heartbeat_s"] == beat else now
+    return [
+        server
+        for name, server in servers.items()
+        if server.get("state") == "ready" and now - heard[name][1] < 10
+    ]
 
 
 def post(server, path, body):
@@ -122,12 +138,9 @@ def main(bootstrap, run, env, groups):
     producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{run}.{env}-outside")
     producer.init_transactions()
     made = tokens = before = 0
+    heard = {}
     while made < int(groups):
-        ready = [
-            s
-            for s in latest(bootstrap, f"{run}.servers").values()
-            if s.get("state") == "ready" and time.time() - s["heartbeat_s"] < 10
-        ]
+        ready = alive(latest(bootstrap, f"{run}.servers"), heard)
         demand = latest(bootstrap, f"{run}.demand").get(env, {})
         # since the run began, earlier lives included
         closed = demand.get("closed_groups", {}).get(f"{env}-outside", 0)
