@@ -15,12 +15,14 @@ from tests.support import brokers
 if TYPE_CHECKING:
     from tests.support.secure import Secure
 
-# Most of the time of a learner in a test, and of a broker that has just started, goes into
-# compiling what is run a few times only: neither XLA nor Java optimises here. The learner of a
-# whole run (tests/loop) is compiled as a user's is.
+# Most of the time of a learner in a test, and of a broker or a server that has just started, goes
+# into compiling what is run a few times only: neither XLA nor Java optimises here, and vLLM does not
+# compile the one function that it still would. The learner of a whole run (tests/loop) is compiled
+# as a user's is.
 QUICK_TO_COMPILE = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+    "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={brokers.CLASSES}",
+    "TORCH_COMPILE_DISABLE": "1",
 }
 
 

@@ -1,8 +1,8 @@
 """Real servers for tests: agents with vLLM on the tiny model, fed from a log in memory, and the
 learner's own logprobs to hold them to.
 
-Starting vLLM takes most of a minute, so one agent is shared by the whole session: the fixture
-`live`. It moves on from version to version; a test takes the next number with `announce` and never
+Starting vLLM takes most of a minute, so one agent is shared by the tests of a file: the fixture
+`live`. It ends with them, because a server that nobody asks still wakes up all the time. It moves on from version to version; a test takes the next number with `announce` and never
 assumes one.
 """
 
@@ -183,7 +183,7 @@ class Live:
             thread.join(patience(60))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """One agent, `inference-0`, on a version that is ready."""
     os.environ[KEY_VARIABLE] = KEY
