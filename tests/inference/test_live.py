@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -307,49 +304,6 @@ async def served_by(client: Client) -> set[str]:
     """Who answers eight requests at once."""
     answers = await asyncio.gather(*[client.sample(question(i), 2, Env()) for i in range(8)])
     return {choice.server_id for choices in answers for choice in choices}
-
-
-START = """
-import sys, threading
-from pathlib import Path
-from streamrl.config.run_file import Inference
-from streamrl.inference import vllm_server
-vllm_server.start(Inference(port=int(sys.argv[2])), Path(sys.argv[1]), Path(sys.argv[3]), threading.Event())
-"""
-
-
-def test_vllm_dies_with_an_agent_that_is_killed(live: Live, tmp_path: Path):
-    """As soon as there is an engine, a minute before the server is up: a parent-death signal to the
-    API server alone would leave it behind.
-    """
-    model = live.run.directory / "inference" / "inference-0"
-    port = str(int(time.time()) % 10_000 + 20_000)
-    agent = subprocess.Popen(
-        [sys.executable, "-c", START, str(next(model.iterdir())), port, str(tmp_path / "log")]
-    )
-    url = f"http://127.0.0.1:{port}"
-    family = until(
-        lambda: vllm_processes(url), lambda found: any(is_engine(p) for p in found), START_S
-    )
-    assert any(is_engine(p) for p in family), (tmp_path / "log").read_text()[-2000:]
-    os.kill(agent.pid, signal.SIGKILL)
-    agent.wait()
-    assert until(lambda: [p for p in family if lives(p)], lambda left: not left) == []
-
-
-def is_engine(process: psutil.Process) -> bool:
-    try:
-        return process.name().startswith("VLLM::")
-    except psutil.NoSuchProcess:
-        return False
-
-
-def lives(process: psutil.Process) -> bool:
-    """A process may end between two questions about it."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def until(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 20.0) -> T:

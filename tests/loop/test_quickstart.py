@@ -31,10 +31,10 @@ KILLED = ("buffer", "batcher", "env copy-digits", "inference", "broker", "learne
 @pytest.mark.live
 def test_killed_and_resumed_it_reaches_its_target(tmp_path: Path):
     settings = quickstart()
-    settings["orchestrator"]["target"]["reward"] = 0.75  # the other test goes on to 0.9
+    settings["orchestrator"]["target"]["reward"] = 0.5  # the other test goes on to 0.9
     with live(tmp_path, settings) as run:
         run.up()
-        run.until(lambda: run.version() >= 10, "version 10", 400)
+        run.until(lambda: run.version() >= 5, "version 5", 400)
         assert run.process is not None and any(
             "VLLM" in " ".join(command_line(process)) for process in run.processes()
         )
