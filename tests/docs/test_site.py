@@ -111,8 +111,9 @@ class Inner(Section):
 
 class Outer(Section):
     name: str
-    flag: bool = False  # on
-    # above a setting: about several, and not shown
+    # What is said above a setting
+    # is its meaning as well.
+    flag: bool = False
     many: dict[str, Inner] = Field(default={})
     one: Inner | None = None  # or not
 
@@ -124,7 +125,7 @@ def test_a_table_by_hand():
     rows = [line for line in first.splitlines() if line.startswith("| `")]
     assert rows == [
         "| `name` | str | required |  |",
-        "| `flag` | bool | `false` | on |",
+        "| `flag` | bool | `false` | What is said above a setting is its meaning as well. |",
         "| `many` | map of section |  | One of several |",
         "| `one` | section or nothing |  | or not |",
     ]
