@@ -83,8 +83,6 @@ UPWARDS = {  # still to be moved below
     "streamrl.batcher.parts.Joiner",
     "streamrl.scorer.pieces",
     "streamrl.scorer.pieces.Collected",
-    "streamrl.orchestrator.plan",
-    "streamrl.orchestrator.plan.desired",
 }
 # These rooms run without JAX and torch, as the files above the rooms do.
 CORE = (

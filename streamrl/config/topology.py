@@ -13,10 +13,12 @@ are, who may touch them, what is folded again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    pass
+    from streamrl.config.run_file import RunFile
 
 # ---- topics --------------------------------------------------------------------------------------
 # Kinds of topics, each with its template in topics/. Their names here are without the run.
@@ -104,3 +106,182 @@ def inference_part(pool: str, index: int) -> str:
 
 def learner_identity(name: str) -> str:
     return f"learner-{name}"
+
+
+# ---- roles ---------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """One process of a role."""
+
+    role: str  # the command that starts it
+    name: str  # of its log, and of its line in `streamrl status`
+    identity: str  # its transactional id, its consumer group, the source of its metrics
+    options: tuple[str, ...] = ()  # of its command, after the run file
+    env: str = ""  # the one that it samples from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What all parts of a kind have in common. Topics are given by their kinds."""
+
+    name: str  # of its command, and the beginning of its parts' identities
+    room: str  # of the package
+    consumes: tuple[str, ...]  # what its loop reads
+    reads_back: tuple[str, ...] = ()  # what else it reads: when it starts, what was done before
+    produces: tuple[str, ...]  # what it writes; with JOURNAL, each part has a journal
+    parts: Callable[[RunFile], tuple[Part, ...]]  # that the settings give it, by index
+    is_needed: Callable[[RunFile], bool] = lambda run: True  # are its parts to run?
+    index: str = ""  # the help of `--index`, its number among its like; empty: there is one part
+    is_per_env: bool = False  # each env has parts of its own, and a user of its own on the broker
+    is_transactional: bool = True  # its parts write transactions under their identities
+    has_offsets: bool = False  # its parts commit the offsets that they have dealt with
+    is_open: bool = False  # others may join under identities that begin with the role's name
+    is_slow: bool = False  # its loop turns once a batch, and compiles at first
+
+    @property
+    def has_journal(self) -> bool:
+        return JOURNAL in self.produces
+
+    def reads(self, kind: str) -> bool:
+        """Does a part read topics of this kind? Of the journals it reads its own."""
+        return kind in (*self.consumes, *self.reads_back) or (kind == JOURNAL and self.has_journal)
+
+
+def env_parts(run: RunFile) -> tuple[Part, ...]:
+    return tuple(
+        Part("env", name := env_part(env, i), name, (env, "--replica", str(i)), env)
+        for env, settings in run.envs.items()
+        for i in range(settings.replicas)
+    )
+
+
+def scorer_parts(run: RunFile) -> tuple[Part, ...]:
+    names = [scorer_part(i) for i in range(run.scorer.replicas)]
+    return tuple(Part("scorer", name, name, ("--worker", str(i))) for i, name in enumerate(names))
+
+
+def learner_parts(run: RunFile) -> tuple[Part, ...]:
+    return (Part("learner", "learner", learner_identity(run.learner.name)),)
+
+
+def inference_parts(run: RunFile) -> tuple[Part, ...]:
+    return tuple(
+        Part("inference", name := inference_part(pool, i), name, server_options(pool, i))
+        for pool, size in run.inference.sizes.items()
+        for i in range(size)
+    )
+
+
+def server_options(pool: str, index: int) -> tuple[str, ...]:
+    return ("--index", str(index), *(() if pool == GENERATION else ("--pool", pool)))
+
+
+def one_part(role: str) -> Callable[[RunFile], tuple[Part, ...]]:
+    """Of a role that has one part in every run."""
+    return lambda run: (Part(role, role, role),)
+
+
+ENV = Role(
+    name="env",
+    room="envs",
+    consumes=(DEMAND, SERVERS, VISITS),
+    produces=(ROLLOUTS, VISITS, JOURNAL, METRICS),
+    parts=env_parts,
+    index="Which of the env's replicas this is.",
+    is_per_env=True,
+)
+BUFFER = Role(
+    name="buffer",
+    room="buffer",
+    consumes=(ROLLOUTS, POLICY_VERSIONS),
+    produces=(GROUPS, FATES, DEAD_LETTERS, METRICS, JOURNAL),
+    parts=one_part("buffer"),
+    has_offsets=True,
+)
+BATCHER = Role(
+    name="batcher",
+    room="batcher",
+    consumes=(GROUPS, POLICY_VERSIONS),
+    produces=(BATCHES, DEMAND, FATES, DEAD_LETTERS, METRICS, JOURNAL),
+    parts=one_part("batcher"),
+    has_offsets=True,
+)
+SCORER = Role(
+    name="scorer",
+    room="scorer",
+    consumes=(BATCHES, POLICY_VERSIONS, SCORES),
+    produces=(SCORES, METRICS),
+    parts=scorer_parts,
+    is_needed=lambda run: run.learner.pooled,
+    index="Which of the pool's workers this is.",
+    has_offsets=True,
+    is_slow=True,
+)
+LEARNER = Role(
+    name="learner",
+    room="learner",
+    consumes=(BATCHES, SCORES),
+    reads_back=(POLICY_VERSIONS,),
+    produces=(POLICY_VERSIONS, METRICS),
+    parts=learner_parts,
+    has_offsets=True,
+    is_open=True,
+    is_slow=True,
+)
+INFERENCE = Role(
+    name="inference",
+    room="inference",
+    consumes=(POLICY_VERSIONS,),
+    produces=(SERVERS, METRICS),
+    parts=inference_parts,
+    index="Which of the pool's servers this is; one more than it has may join.",
+    is_transactional=False,
+)
+EVALUATOR = Role(
+    name="evaluator",
+    room="evaluator",
+    consumes=(POLICY_VERSIONS,),
+    reads_back=(EVALS, ROLLOUTS),  # what was posed in training is not held out
+    produces=(EVALS, METRICS),
+    parts=one_part("evaluator"),
+    is_needed=lambda run: run.eval.interval > 0,
+)
+ORCHESTRATOR = Role(
+    name="orchestrator",
+    room="orchestrator",
+    consumes=(METRICS, SERVERS, POLICY_VERSIONS, DEMAND, FATES, EVALS, BATCHES),
+    produces=(CONFIG, METRICS),
+    parts=one_part("orchestrator"),
+    is_needed=lambda run: False,  # it starts the others, and is started by hand
+    is_transactional=False,
+)
+
+ROLES = (ENV, BUFFER, BATCHER, SCORER, LEARNER, INFERENCE, EVALUATOR, ORCHESTRATOR)
+"""In the order of the loop, then those that watch it."""
+STARTED = (LEARNER, SCORER, INFERENCE, BUFFER, BATCHER, ENV, EVALUATOR)
+"""In the order in which their parts are started: the learner first, as everybody waits for policy
+version 0.
+"""
+
+
+def parts(run: RunFile) -> tuple[Part, ...]:
+    """The parts of a run, in the order in which they are started."""
+    return tuple(part for role in STARTED if role.is_needed(run) for part in role.parts(run))
+
+
+def identities(run: RunFile) -> dict[str, str]:
+    """The identity of each part of a run, by the part's name."""
+    return {part.name: part.identity for part in parts(run)}
+
+
+def role_of(part: Part) -> Role:
+    return next(role for role in ROLES if role.name == part.role)
+
+
+def writers(kind: str) -> list[Role]:
+    return [role for role in ROLES if kind in role.produces]
+
+
+def readers(kind: str) -> list[Role]:
+    return [role for role in ROLES if role.reads(kind)]

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import Part
 from streamrl.local_kafka import broker
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
@@ -30,7 +31,6 @@ from streamrl.monitoring.run_view import (
     troubles,
     view,
 )
-from streamrl.orchestrator.plan import desired
 from streamrl.processor.processor import partitions
 
 # records; a longer lag is the distance of offsets, which counts transaction markers too
@@ -60,7 +60,14 @@ def show(run: RunFile, console: Console | None = None) -> None:
         log = KafkaLog(settings, run.run)
         seen = look(run, log)
         parts = statuses(
-            run, seen, {name: lag(log, name) for name in identities(run).values()}, time.time()
+            run,
+            seen,
+            {
+                part.identity: lag(log, part.identity)
+                for part in topology.parts(run)
+                if topology.role_of(part).has_offsets
+            },
+            time.time(),
         )
     for renderable in tables(run, seen, parts, time.time()):
         console.print(renderable)
@@ -79,17 +86,6 @@ def look(run: RunFile, log: Log) -> View:
                 ),
             )
     return seen
-
-
-def identities(run: RunFile) -> dict[str, str]:
-    """Parts that commit input positions -> the name they commit them under."""
-    scorers = [part.name for part in desired(run) if part.args[0] == "scorer"]
-    return {
-        "buffer": "buffer",
-        "batcher": "batcher",
-        "learner": topology.learner_identity(run.learner.name),
-        **{name: name for name in scorers},
-    }
 
 
 def lag(log: Log, identity: str) -> int | None:
@@ -121,7 +117,7 @@ def statuses(
     outside = [
         _outside(seen, env, time_s) for env, settings in run.envs.items() if not settings.replicas
     ]
-    return [*(_status(run, seen, part.name, lags, time_s) for part in desired(run)), *outside]
+    return [*(_status(seen, part, lags, time_s) for part in topology.parts(run)), *outside]
 
 
 def outside_name(env: str) -> str:
@@ -146,12 +142,10 @@ def _state(heard_s_ago: float | None) -> str:
     )
 
 
-def _status(
-    run: RunFile, seen: View, name: str, lags: Mapping[str, int | None], time_s: float
-) -> PartStatus:
-    identity = identities(run).get(name, name)
+def _status(seen: View, part: Part, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
+    name = part.name
     heard_s = max(
-        (seen.heard_s[source] for source in (name, identity) if source in seen.heard_s),
+        (seen.heard_s[source] for source in (name, part.identity) if source in seen.heard_s),
         default=None,
     )
     if server := seen.servers.get(name):
@@ -164,7 +158,9 @@ def _status(
     else:
         state = _state(ago)
     restarts = kept.get(f"orchestrator/restarts/{name}")
-    return PartStatus(name, state, ago, int(restarts.value) if restarts else 0, lags.get(identity))
+    return PartStatus(
+        name, state, ago, int(restarts.value) if restarts else 0, lags.get(part.identity)
+    )
 
 
 # ---- tables --------------------------------------------------------------------------------------

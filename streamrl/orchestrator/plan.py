@@ -9,8 +9,9 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from streamrl.config.run_file import Orchestrator, RunFile
-from streamrl.config.topology import GENERATION, env_part, inference_part, scorer_part
+from streamrl.config import topology
+from streamrl.config.run_file import Orchestrator
+from streamrl.config.topology import Part
 from streamrl.errors import (
     AccessDenied,
     BrokerUnreachable,
@@ -23,6 +24,7 @@ from streamrl.errors import (
 )
 
 BROKER = "broker"
+BROKER_PART = Part(BROKER, BROKER, BROKER)  # no role: it may be somebody else's
 LONG_LIFE_S = 30.0  # a part that lived so long was well: its next end is the first in a row
 MAX_BACKOFF_S = 10.0
 HOPELESS = {
@@ -41,14 +43,6 @@ BROKER_GONE = (TransactionFailed.exit_code, BrokerUnreachable.exit_code)
 """Exit codes of a part that had no broker to work with. An outage may last: such ends do not count
 against `restart_limit`.
 """
-
-
-class Desired(NamedTuple):
-    """One process that a run is to have."""
-
-    name: str  # of the process and of its log
-    # of `streamrl`: the role, then its options; the run file goes between them
-    args: tuple[str, ...]
 
 
 class End(NamedTuple):
@@ -89,40 +83,15 @@ class Kill(NamedTuple):
 Action = Start | GiveUp | Kill
 
 
-def desired(run: RunFile) -> tuple[Desired, ...]:
-    """The parts of a run, in the order they are started. The broker is not among them: it may be
-    somebody else's.
-    """
-    learner = Desired("learner", ("learner",))
-    servers = [server(pool, i) for pool, size in run.inference.sizes.items() for i in range(size)]
-    scorers = [
-        Desired(scorer_part(i), ("scorer", "--worker", str(i)))
-        for i in range(run.scorer.replicas if run.learner.pooled else 0)
-    ]
-    loop = [Desired("buffer", ("buffer",)), Desired("batcher", ("batcher",))]
-    envs = [
-        Desired(env_part(name, i), ("env", name, "--replica", str(i)))
-        for name, env in run.envs.items()
-        for i in range(env.replicas)
-    ]
-    evaluator = [Desired("evaluator", ("evaluator",))] if run.eval.interval else []
-    # the learner first: everybody waits for version 0
-    return (learner, *scorers, *servers, *loop, *envs, *evaluator)
-
-
-def server(pool: str, index: int) -> Desired:
-    """An inference agent."""
-    of_pool = () if pool == GENERATION else ("--pool", pool)
-    return Desired(inference_part(pool, index), ("inference", "--index", str(index), *of_pool))
-
-
 def stop_order(names: Iterable[str]) -> list[list[str]]:
     """Parts in the order they are stopped: those that ask before those that answer, the broker
     last. Each list at once.
     """
     waves: list[list[str]] = [[], [], []]
     for name in names:
-        waves[2 if name == BROKER else 0 if name.startswith("env-") else 1].append(name)
+        waves[2 if name == BROKER else 0 if name.startswith(f"{topology.ENV.name}-") else 1].append(
+            name
+        )
     return [wave for wave in waves if wave]
 
 

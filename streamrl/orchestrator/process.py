@@ -20,6 +20,7 @@ from typing import get_args
 from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, Target
+from streamrl.config.topology import Part
 from streamrl.errors import StreamrlError
 from streamrl.local_kafka import broker
 from streamrl.log import topics
@@ -47,7 +48,7 @@ from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.sinks.base import Place
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.plan import BROKER, Desired, GiveUp, Kill, Start, decide, desired, how
+from streamrl.orchestrator.plan import BROKER, BROKER_PART, GiveUp, Kill, Start, decide, how
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.processor.processor import starts
 from streamrl.records import FateKind, RunConfig
@@ -94,7 +95,7 @@ def up(
             _prepare_topics(run, kafka, resume, display)
             with (
                 serving(run, kafka, "orchestrator", at) as log,
-                Liveness(run, part_names(run)) as liveness,
+                Liveness(run, topology.identities(run)) as liveness,
             ):
                 verdict = watch(run, log, stop, display, Parts(run, supervisor, liveness))
             supervisor.stop_all(but=(BROKER,))
@@ -125,7 +126,7 @@ class Parts:
 
     def __init__(self, run: RunFile, supervisor: Supervisor, liveness: Liveness) -> None:
         self._run, self._supervisor, self._liveness = run, supervisor, liveness
-        self._desired = {part.name: part for part in desired(run)}
+        self._planned = {part.name: part for part in topology.parts(run)}
 
     def keep(self, display: Display) -> Verdict | None:
         """Start what is to be started, and end what hangs. A part that cannot be kept running is
@@ -133,7 +134,7 @@ class Parts:
         """
         observed = self._supervisor.observe(self._liveness.hanging())
         for action in decide(
-            self._run.orchestrator, [*self._broker(), *self._desired], observed, time.monotonic()
+            self._run.orchestrator, [*self._broker(), *self._planned], observed, time.monotonic()
         ):
             match action:
                 case Kill(name, reason):
@@ -147,7 +148,7 @@ class Parts:
                     self._liveness.begins(name)
                     self._supervisor.start(
                         name,
-                        command(self._run, self._desired.get(name) or Desired(BROKER, (BROKER,))),
+                        command(self._run, self._planned.get(name) or BROKER_PART),
                     )
                 case GiveUp(name, reason):
                     return Verdict(
@@ -301,27 +302,16 @@ def heard(seen: View, time_s: float) -> list[PartLine]:
 # ---- before and after ----------------------------------------------------------------------------
 
 
-def part_names(run: RunFile) -> dict[str, str]:
-    """Process -> the name of the part that it is."""
-    return {
-        part.name: topology.learner_identity(run.learner.name)
-        if part.args == ("learner",)
-        else part.name
-        for part in desired(run)
-    }
-
-
-def command(run: RunFile, part: Desired) -> list[str]:
+def command(run: RunFile, part: Part) -> list[str]:
     """The command line of a part."""
-    role, *options = part.args
     return [
         sys.executable,
         "-m",
         "streamrl.cli",
         "--debug",
-        role,
+        part.role,
         str(run.directory / run_directory.RUN_FILE),
-        *options,
+        *part.options,
     ]
 
 
@@ -334,7 +324,7 @@ def _with_broker(
     home, started = broker.home_of(run), time.monotonic()
     if broker.cluster(run).get("bootstrap.servers") or broker.running(home):
         return True
-    supervisor.start(BROKER, command(run, Desired(BROKER, (BROKER,))))
+    supervisor.start(BROKER, command(run, BROKER_PART))
     said_s = 0.0
     while not stop.wait(POLL_S):
         waited_s = time.monotonic() - started

@@ -8,13 +8,14 @@ import sys
 
 from streamrl.cli import main
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import Part
 from streamrl.orchestrator import process
-from streamrl.orchestrator.plan import BROKER, Desired
+from streamrl.orchestrator.plan import BROKER
 
 real = process.command
 
 
-def acted(run: RunFile, part: Desired) -> list[str]:
+def acted(run: RunFile, part: Part) -> list[str]:
     return (
         real(run, part)
         if part.name == BROKER

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.memory import MemoryLog
 from streamrl.monitoring.http import note_of, serving
 from streamrl.orchestrator.liveness import Asked, Liveness, ask, listening
-from streamrl.orchestrator.process import part_names
 from tests.support.waiting import patience, until
 
 
@@ -67,7 +67,7 @@ def test_a_part_that_holds_its_interpreter_hangs_after_its_limit(client: httpx.C
 
 
 def test_a_new_life_is_not_judged_by_the_last_one(run: RunFile):
-    liveness = Liveness(run, part_names(run))
+    liveness = Liveness(run, topology.identities(run))
     note = note_of(run, "learner-lead")
     note.parent.mkdir(parents=True)
     note.write_text('[{"targets": ["127.0.0.1:1"]}]')

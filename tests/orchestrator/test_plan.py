@@ -1,6 +1,6 @@
 import pytest
 
-from streamrl.config.run_file import Orchestrator, parse
+from streamrl.config.run_file import Orchestrator
 from streamrl.orchestrator.plan import (
     End,
     GiveUp,
@@ -9,7 +9,6 @@ from streamrl.orchestrator.plan import (
     Start,
     backoff,
     decide,
-    desired,
     how,
     stop_order,
 )
@@ -19,63 +18,6 @@ LIMITS = Orchestrator(restart_limit=3, restart_window_s=100, backoff_s=0.5)
 
 def ended(*ends: tuple[float, float, int]) -> Observed:
     return Observed(False, tuple(End(*end) for end in ends))
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "evaluators"),
-    [({"every": 5, "envs": {"copy": {}}}, 1), ({"every": 0, "envs": {"copy": {}}}, 0), ({}, 0)],
-)
-def test_a_run_that_evaluates_has_one_evaluator(evaluations: dict[str, object], evaluators: int):
-    run = parse({"run": "r", "envs": {"copy": {}}, "eval": evaluations})
-    assert [part.args for part in desired(run) if part.name == "evaluator"] == [
-        ("evaluator",)
-    ] * evaluators
-
-
-def test_a_run_has_a_process_for_every_replica():
-    run = parse(
-        {"run": "r", "envs": {"copy": {"replicas": 2}, "add": {}}, "inference": {"replicas": 2}}
-    )
-    assert [(part.name, part.args) for part in desired(run)] == [
-        ("learner", ("learner",)),
-        ("inference-0", ("inference", "--index", "0")),
-        ("inference-1", ("inference", "--index", "1")),
-        ("buffer", ("buffer",)),
-        ("batcher", ("batcher",)),
-        ("env-copy-0", ("env", "copy", "--replica", "0")),
-        ("env-copy-1", ("env", "copy", "--replica", "1")),
-        ("env-add-0", ("env", "add", "--replica", "0")),
-    ]
-
-
-def test_a_pool_has_its_own_servers():
-    run = parse(
-        {"run": "r", "envs": {"copy": {}}, "inference": {"replicas": 1, "pools": {"evaluation": 2}}}
-    )
-    assert [(part.name, part.args) for part in desired(run)[1:4]] == [
-        ("inference-0", ("inference", "--index", "0")),
-        ("inference-evaluation-0", ("inference", "--index", "0", "--pool", "evaluation")),
-        ("inference-evaluation-1", ("inference", "--index", "1", "--pool", "evaluation")),
-    ]
-    assert [
-        run.inference.place(*where)
-        for where in (("generation", 0), ("evaluation", 0), ("evaluation", 1), ("generation", 3))
-    ] == [0, 1, 2, 3]
-
-
-def test_a_pool_has_a_process_for_every_worker():
-    settings = {
-        "run": "r",
-        "envs": {"copy": {}},
-        "scorer": {"replicas": 2},
-        "inference": {"replicas": 0},
-    }
-    assert [part.name for part in desired(parse(settings)) if "scorer" in part.name] == []
-    pooled = desired(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
-    assert [part.args for part in pooled if "scorer" in part.name] == [
-        ("scorer", "--worker", "0"),
-        ("scorer", "--worker", "1"),
-    ]
 
 
 def test_envs_stop_first_and_the_broker_last():

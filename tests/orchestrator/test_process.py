@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from streamrl.config import topology
 from streamrl.config.run_file import Target, parse
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
@@ -32,7 +33,6 @@ from streamrl.orchestrator.process import (
     batches_begin,
     gauges,
     heard,
-    part_names,
     without_prefix,
 )
 from streamrl.orchestrator.supervisor import Supervisor, last_line
@@ -289,7 +289,7 @@ def test_a_part_that_hangs_is_ended_and_started_again(
     monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
     said, supervisor = Said(), Supervisor(tmp_path / "logs")
     try:
-        with Liveness(run, part_names(run)) as asked:
+        with Liveness(run, topology.identities(run)) as asked:
             parts = Parts(run, supervisor, asked)
             until(
                 lambda: (
