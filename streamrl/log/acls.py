@@ -183,7 +183,8 @@ def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
 
 
 def render(run: RunFile, cluster: str = "streamrl") -> str:
-    """The same for `kubectl apply -f -`."""
+    """The same for `kubectl apply -f -`. Raises ConfigError, as `topics.check_for_kubernetes`."""
+    topics.check_for_kubernetes(run)
     return yaml.safe_dump_all(manifests(run, cluster), sort_keys=False, explicit_start=True)
 
 

@@ -48,6 +48,8 @@ SETTLE_LIMIT_S = 30.0  # until a new topic has leaders, or a deleted one is gone
 
 
 # ---- what there should be ------------------------------------------------------------------------
+# of a StatefulSet's name: a label of its pods, 63 at most, has it and 11 characters more
+STATEFUL_SET_CHARS = 52
 # a topic outlives its manifest
 KEPT = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
@@ -208,10 +210,24 @@ def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
     return list(made.values())
 
 
+def check_for_kubernetes(run: RunFile) -> None:
+    """Raises ConfigError for an env whose pods Kubernetes would not start. Kafka takes every name
+    that a run file may have.
+    """
+    for name in run.envs:
+        if len(f"env-{name}") > STATEFUL_SET_CHARS:
+            longest = STATEFUL_SET_CHARS - len("env-")
+            raise ConfigError(
+                f"envs.{name}: a name of {len(name)} characters is too long for Kubernetes, which labels the pods"
+                f" of the StatefulSet env-{name} with it; take one of at most {longest}"
+            )
+
+
 def render(run: RunFile, cluster: str = "streamrl") -> str:
     """The run's KafkaTopics for `kubectl apply -f -`. Strimzi deletes a topic with its manifest, so
-    what prunes manifests is told to leave these.
+    what prunes manifests is told to leave these. Raises ConfigError, as `check_for_kubernetes`.
     """
+    check_for_kubernetes(run)
     manifests = [dict(topic.manifest) for topic in plan(run, cluster)]
     for manifest in manifests:
         manifest["metadata"] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import BrokerUnreachable, ConfigError
-from streamrl.log import topics
+from streamrl.log import acls, topics
 from streamrl.log.dead_letters import reject
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Event, Message, Undecodable
@@ -191,8 +192,21 @@ def test_settings_of_the_run_file_come_last():
     } == {("zstd", "1000")}
 
 
+@pytest.mark.parametrize("render", [topics.render, acls.render])
+def test_an_env_whose_pods_would_not_start_is_refused_for_kubernetes_only(
+    render: Callable[[RunFile], str],
+):
+    run = parse({"run": "x", "envs": {"y" * 49: {}}})
+    with pytest.raises(ConfigError, match="49 characters is too long .* take one of at most 48"):
+        render(run)
+    longest = parse({"run": "x" * 62, "envs": {"y" * 62: {}}})
+    assert max(len(topic.name) for topic in topics.plan(longest)) <= 249, (
+        "Kafka takes no longer one"
+    )
+
+
 def test_render_is_what_kubectl_takes():
-    run = parse({"run": "x" * 62, "envs": {"y" * 62: {}}, "topics": {"partitions": 2}})
+    run = parse({"run": "x" * 62, "envs": {"y" * 48: {}}, "topics": {"partitions": 2}})
     manifests = list(yaml.safe_load_all(topics.render(run, cluster="kafka")))
     assert [manifest["metadata"]["name"] for manifest in manifests] == [
         topic.name for topic in topics.plan(run)
