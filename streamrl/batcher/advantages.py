@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from streamrl.batcher.assemble import heads
+from streamrl.config.choices import NORMALIZED_ADVANTAGES
 from streamrl.config.plugins import import_path
-from streamrl.config.run_file import NORMALIZED_ADVANTAGES
 from streamrl.records import Batch
 
 BatchStage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)

@@ -1,18 +1,16 @@
-"""The run file: every setting of a run on one page, with its unit and default. A part is handed its
+"""The run file: every setting of a run on one page, with its unit and default. Each part gets its
 own frozen section.
 
-An unknown key, a wrong type or settings that cannot work together are a ConfigError that names the
-key, and the nearest valid one.
+Unknown keys, wrong types and settings that cannot work together (`checks.py`) raise a ConfigError
+that names the key, and the nearest valid one.
 """
 
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import json
-import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -29,41 +27,28 @@ from pydantic import (
     model_validator,
 )
 
+from streamrl.config import checks
+from streamrl.config.choices import (
+    ADMISSIONS,
+    ADVANTAGES,
+    BATCH_STAGES,
+    CURRICULA,
+    DIVERGENCES,
+    LOSSES,
+    NAME,
+    SINKS,
+    meant,
+)
 from streamrl.config.ownership import is_ours
 from streamrl.config.plugins import imports_in
-from streamrl.config.secrets import exposed, is_secret
 from streamrl.config.topology import GENERATION
 from streamrl.errors import ConfigError, unknown
 
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
-# What ships under a name, listed here so that a run file is checked without loading it (JAX, for
-# the first two). Tests hold them to the functions.
-LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
-DIVERGENCES = ("k1", "k2", "k3")
-ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
-# 0 for a rollout without peers
-RELATIVE_ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++-baseline", "maxrl")
-# whose baseline or scale is the batch's
-NORMALIZED_ADVANTAGES: tuple[str, ...] = ("reinforce++", "reinforce++-baseline")
-BATCH_STAGES = ("none", "normalize")
-ADMISSIONS = ("demand", "capacity")
-CURRICULA = ("none", "stages", "learnability")
-SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
-RECORDED = "recorded"  # context of a validation: the run is there already
-# librdkafka's settings that a run file may have: how a cluster is reached, by whom, in what sizes.
-# None that loads a library or starts a program.
-_KAFKA = re.compile(
-    r"(bootstrap|socket|broker|reconnect|retry|retries|metadata|topic\.metadata|api\.version|client|security|connections|request|fetch|queued|queue|queuing"
-    r"|linger|batch|compression|message|receive|delivery|statistics|max|session|heartbeat|transaction|check|isolation|enable\.ssl)(\.[a-z_.0-9]+)?"
-    r"|metadata\.broker\.list|log_level|debug|sasl\.(mechanisms?|username|password|oauthbearer\.[a-z._]+)"
-    r"|sasl\.kerberos\.(service\.name|principal|keytab)|ssl\.(?!engine|providers)[a-z_.0-9]+"
-)
-# importance sampling is in them (learner/losses.py)
-RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")
+RECORDED = "recorded"  # Context of a validation: the run exists already.
 
 
 def one_of(*shipped: str) -> AfterValidator:
-    """A shipped name, or MODULE:NAME, which whoever needs it imports."""
+    """Accepts a shipped name, or MODULE:NAME, which is imported where it is used."""
 
     def check(name: str) -> str:
         if name in shipped or ":" in name:
@@ -80,152 +65,171 @@ class Section(BaseModel):
 class Reward(Section):
     """A reward function of a run."""
 
-    kind: str  # math-verify, or FILE.py:NAME, or MODULE:NAME
-    params: dict[str, Any] = {}  # given to the constructor, where it is a class
+    kind: str  # `math-verify`, FILE.py:NAME or MODULE:NAME.
+    params: dict[str, Any] = {}  # Arguments of the constructor, if `kind` names a class.
 
 
 class PassRate(Section):
-    """Problems of a finite set are left out for a while when the policy nearly always or never
-    solves them (docs/data.md).
+    """Filter by difficulty: a problem of a finite set rests for some epochs when the policy nearly
+    always or nearly never solves it (docs/data.md).
     """
 
-    # of the rollouts of a problem's last visits, the share that passed: at least this
+    # A problem rests when a smaller share of its last visits' rollouts passed.
     low: float = Field(default=0.0, ge=0, le=1)
-    high: float = Field(default=1.0, ge=0, le=1)  # and at most this; otherwise it rests
-    visits: int = Field(default=1, ge=1)  # that are looked at; a problem with fewer is posed
-    rest_epochs: int = Field(default=1, ge=1)  # that it is left out of
-    reward: str = ""  # that decides, by name, before weights; empty: the scalar that trains
-    at_least: float = 1.0  # a rollout passes with this reward
+    # A problem rests when a larger share of its last visits' rollouts passed.
+    high: float = Field(default=1.0, ge=0, le=1)
+    # Number of last visits that are counted. A problem with fewer visits is posed.
+    visits: int = Field(default=1, ge=1)
+    rest_epochs: int = Field(default=1, ge=1)  # Number of epochs for which a problem rests.
+    # Name of the reward that decides, before weights. Empty: the scalar that trains.
+    reward: str = ""
+    at_least: float = 1.0  # A rollout passes with this reward or a higher one.
 
 
 class EnvBuffer(Section):
     """Rules of the buffer for one env. What is not given is as in `buffer`."""
 
-    group_size: int | None = Field(default=None, ge=1)  # rollouts a problem
-    # that a group closes with, if it cannot wait
-    min_group_size: int | None = Field(default=None, ge=1)
-    max_age: int | None = Field(default=None, ge=0)  # learner versions
-    advantage: Annotated[str, one_of(*ADVANTAGES)] | None = None  # as buffer.advantage
-    zero_advantage: Literal["keep", "filter"] | None = None  # as buffer.zero_advantage
-    group_wait_s: float | None = Field(default=None, gt=0)  # without a new rollout
+    group_size: int | None = Field(default=None, ge=1)  # Replaces buffer.group_size.
+    min_group_size: int | None = Field(default=None, ge=1)  # Replaces buffer.min_group_size.
+    max_age: int | None = Field(default=None, ge=0)  # Replaces buffer.max_age.
+    advantage: Annotated[str, one_of(*ADVANTAGES)] | None = None  # Replaces buffer.advantage.
+    zero_advantage: Literal["keep", "filter"] | None = None  # Replaces buffer.zero_advantage.
+    group_wait_s: float | None = Field(default=None, gt=0)  # Replaces buffer.group_wait_s.
 
 
 class Env(Section):
-    """One environment of the run: what it poses, how it samples, how much of a batch it is to have."""
+    """An environment of the run: its problems, its sampling and its share of a batch."""
 
-    # a shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py, verifiers:MODULE; default: the
-    # name it has in the run file
+    # A shipped env, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or verifiers:MODULE. Empty: the
+    # shipped env of the name that this section has.
     kind: str = ""
-    params: dict[str, Any] = {}  # given to the env's constructor, or its load_environment
-    # of the tokens of each batch; what the fractions leave goes by availability
+    params: dict[str, Any] = {}  # Arguments of the env's constructor, or of its load_environment.
+    # Share of each batch's tokens. Envs with 0 divide what the fractions leave by availability.
     fraction: float = Field(default=0.0, ge=0, le=1)
-    # processes; replica i of n takes every n-th problem. 0: its rollouts come from outside
+    # Number of processes; replica i of n poses every n-th problem. 0: rollouts come from outside.
     replicas: int = Field(default=1, ge=0)
-    seed: int = 0  # of its problems and their order
-    pool: str = GENERATION  # of inference servers: its requests go there and nowhere else
-    temperature: float = Field(default=1.0, gt=0)  # of sampling
-    # in training always 1: the learner reproduces temperature only
+    seed: int = 0  # Seed of the problems and of their order.
+    pool: str = GENERATION  # Pool of inference servers that gets all requests of this env.
+    temperature: float = Field(default=1.0, gt=0)  # Sampling temperature.
+    # Nucleus sampling. It has to be 1 in training, where only the temperature is reproduced.
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = -1  # -1: off
-    max_tokens: int = Field(default=16, ge=1)  # sampled a turn
-    max_groups_in_flight: int = Field(default=64, ge=1)  # an upper bound on top of demand
-    max_groups_per_s: float = Field(default=0.0, ge=0)  # 0: as fast as demand asks
-    max_turns: int = Field(default=8, ge=1)  # sampled in one rollout; then it ends, truncated
-    # of a whole conversation; then it ends, truncated
+    top_k: int = -1  # Samples from the k likeliest tokens. It has to be -1 (off) in training.
+    max_tokens: int = Field(default=16, ge=1)  # Limit of sampled tokens in one turn.
+    # Limit of open groups, on top of what demand asks for.
+    max_groups_in_flight: int = Field(default=64, ge=1)
+    # Limit of groups begun in a second. 0: no limit but demand.
+    max_groups_per_s: float = Field(default=0.0, ge=0)
+    # Limit of sampled turns in one rollout. At the limit it ends as truncated.
+    max_turns: int = Field(default=8, ge=1)
+    # Time limit of a whole rollout. At the limit it ends as truncated.
     rollout_timeout_s: float = Field(default=600.0, gt=0)
-    # of one call of the env's own code: a reply (then truncated), its rewards (then failed)
+    # Time limit of one call of the env's code. A late reply truncates the rollout, a late reward
+    # fails it.
     env_timeout_s: float = Field(default=30.0, gt=0)
-    pass_rate: PassRate | None = None  # leave problems out by how often they are solved
-    # functions beside the env's own, by the name that their rewards go by
+    pass_rate: PassRate | None = None  # Leaves problems out by how often they are solved.
+    # Reward functions beside the env's own, by the name of their reward.
     rewards: dict[str, Reward] = {}
-    # of named rewards in the scalar that trains; otherwise 1
+    # Weights of named rewards in the scalar that trains. A reward that is not named here has weight
+    # 1.
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
-    # how the policy calls tools of verifiers' envs: json (<tool_call>{...}</tool_call>), brackets,
-    # or MODULE:FUNCTION
+    # How the policy calls tools of verifiers' envs: json (<tool_call>{...}</tool_call>), brackets,
+    # or MODULE:FUNCTION.
     tool_syntax: str = "json"
-    timeout_s: float = Field(default=60.0, gt=0)  # of one request
-    # on different servers, before a rollout is published with its failure
+    # Time limit of one request to an inference server.
+    timeout_s: float = Field(default=60.0, gt=0)
+    # Servers that a request is tried on before its rollout is published as failed.
     attempts: int = Field(default=3, ge=1)
-    buffer: EnvBuffer = EnvBuffer()  # rules of the buffer for this env, instead of those for all
+    # Rules of the buffer for this env. What is not given is as in `buffer`.
+    buffer: EnvBuffer = EnvBuffer()
 
 
 class Buffer(Section):
     """Rollouts in, scored groups out."""
 
-    group_size: int = Field(default=8, ge=1)  # rollouts a problem
-    # a group that would age out, or has waited for long, closes with at least so many
+    group_size: int = Field(default=8, ge=1)  # Rollouts of one problem.
+    # A group that would expire or has waited too long closes with at least so many rollouts.
     min_group_size: int = Field(default=2, ge=1)
-    max_age: int = Field(default=1, ge=0)  # learner versions
-    # an env's window (and 64 bytes for each): full, its oldest groups close
+    # Staleness limit: a rollout trains at most so many policy versions after its oldest token.
+    max_age: int = Field(default=1, ge=0)
+    # Limit of the tokens held for one env, and of 64 times as many bytes. Beyond it the oldest
+    # groups close.
     max_window_tokens: int = Field(default=4_000_000, ge=1)
-    # of the last 1,000 rollouts of an env: beyond it the env is not read for 30 s; 1: never
+    # When a larger share of an env's last 1,000 rollouts is invalid, the env is not read for 30 s.
+    # 1: never.
     max_invalid_frac: float = Field(default=0.5, ge=0, le=1)
-    # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION
+    # rloo, grpo, dr-grpo, reinforce++, reinforce++-baseline, maxrl, or MODULE:FUNCTION.
     advantage: Annotated[str, one_of(*ADVANTAGES)] = "rloo"
-    # a group whose advantages are all 0: train on it, or leave it out (others fill the batch)
+    # Whether groups whose advantages are all 0 are trained on, or left out so that others fill the
+    # batch.
     zero_advantage: Literal["keep", "filter"] = "keep"
-    # without a new rollout: a group closes at its minimum; ten times as long: below it, with
-    # nothing
+    # A group closes at its minimum size when no rollout has come for so long. After ten times as
+    # long it closes below its minimum, with nothing.
     group_wait_s: float = Field(default=60.0, gt=0)
-    # how long uids and closed groups are known, in versions
+    # Number of policy versions for which ids of rollouts and of closed groups are remembered.
     remember_versions: int = Field(default=16, ge=1)
 
 
 class Target(Section):
-    """An env's mean reward over its last batches."""
+    """A mean reward of an env over its last batches."""
 
-    env: str  # its name in the run file
-    reward: float  # at least this
-    batches: int = Field(default=20, ge=1)  # the mean is taken over so many
+    env: str  # Name of the env in the run file.
+    reward: float  # Mean reward that has to be reached.
+    batches: int = Field(default=20, ge=1)  # Number of last batches that the mean is taken over.
 
 
 class Stage(Section):
     """A stage of a curriculum."""
 
-    fractions: dict[str, Annotated[float, Field(ge=0, le=1)]]  # by env, as `envs.<name>.fraction`
-    # the next stage begins with this batch; 0: no number ends this one
+    # Share of each batch's tokens by env, as in `envs.<name>.fraction`.
+    fractions: dict[str, Annotated[float, Field(ge=0, le=1)]]
+    # Number of the batch with which the next stage begins. 0: no number ends this stage.
     until_batch: int = Field(default=0, ge=0)
-    until: Target | None = None  # or behind the batch that reaches this
+    until: Target | None = None  # The next stage begins after the batch that reaches this target.
 
 
 class Curriculum(Section):
     """How much of a batch each env gets, as training goes on (docs/data.md)."""
 
-    # none: envs.<name>.fraction; stages; learnability: r (1 - r) of reward r; MODULE:FUNCTION
+    # none (envs.<name>.fraction), stages, learnability (r (1 - r) of the mean reward r), or
+    # MODULE:FUNCTION.
     kind: Annotated[str, one_of(*CURRICULA)] = "none"
-    stages: list[Stage] = []  # one after another
-    # that an env's mean reward is taken over (learnability, and your own)
+    stages: list[Stage] = []  # The stages, in their order.
+    # Number of last batches that an env's mean reward is taken over, for learnability and your own
+    # function.
     batches: int = Field(default=10, ge=1)
-    least: float = Field(default=0.05, ge=0, le=1)  # fraction that every env keeps (learnability)
+    # Fraction that every env keeps under learnability.
+    least: float = Field(default=0.05, ge=0, le=1)
 
 
 class Batcher(Section):
     """Groups in, batches out."""
 
-    # real tokens of a batch, prompts included
+    # Tokens of a batch without padding, prompts included.
     total_token_budget: int = Field(default=16_384, ge=1)
-    max_seq_len: int = Field(default=2_048, ge=2)  # tokens of a row
-    # rows of every batch; 0: enough for the budget and a tenth more
+    max_seq_len: int = Field(default=2_048, ge=2)  # Tokens of a row.
+    # Rows of every batch. 0: enough for the token budget and a tenth more.
     row_count: int = Field(default=0, ge=0)
-    # that train on a batch (devices of the learner): each has as many rows, and at least one
-    # rollout
+    # Number of learner devices. Each gets as many rows as the others, and at least one rollout.
     processes: int = Field(default=1, ge=1)
-    # what each process has as much of as the others: tokens, flops, or MODULE:FUNCTION
-    # (batcher/balance.py)
+    # What every process gets an equal amount of: tokens, flops, or MODULE:FUNCTION
+    # (batcher/balance.py).
     balance: str = "tokens"
-    # batch k is built when version k - lookahead is announced
+    # Batch k is built when version k - lookahead is announced.
     lookahead: int = Field(default=0, ge=0)
-    # of work: demand (just in time), capacity (AReaL), MODULE:FUNCTION; docs/admission.md
+    # When work is asked for: demand (just in time), capacity (AReaL), or MODULE:FUNCTION
+    # (docs/admission.md).
     admission: Annotated[str, one_of(*ADMISSIONS)] = "demand"
-    # of capacity: versions that a rollout's batch may be ahead of the policy it begins with; -1:
-    # buffer.max_age
+    # Admission by capacity: versions that a rollout's batch may be ahead of the policy that begins
+    # it. -1: buffer.max_age.
     eta: int = Field(default=-1, ge=-1)
-    # an env cannot meet its share: wait for it, or let the others fill in
+    # When an env cannot meet its share: block waits for it, spill lets the others fill in.
     on_shortage: Literal["block", "spill"] = "block"
-    # over the batch: none, normalize, MODULE:FUNCTION; empty: what buffer.advantage needs
+    # Normalisation of advantages over the batch: none, normalize, or MODULE:FUNCTION. Empty: what
+    # buffer.advantage needs.
     advantage: Annotated[str, one_of("", *BATCH_STAGES)] = ""
-    curriculum: Curriculum = Curriculum()
-    shortage_after_s: float = Field(default=2.0, gt=0)  # a shortage that lasts so long is reported
+    curriculum: Curriculum = Curriculum()  # How the shares of the envs change as training goes on.
+    # A shortage that lasts longer than this is reported.
+    shortage_after_s: float = Field(default=2.0, gt=0)
 
     @property
     def rows(self) -> int:
@@ -235,64 +239,71 @@ class Batcher(Section):
 
 
 class TinyModel(Section):
-    """A small Llama the project makes itself, for machines without a hub."""
+    """A small Llama with random weights that streamrl makes, for machines without a hub."""
 
-    layers: int = Field(default=2, ge=1)  # transformer blocks
-    hidden: int = Field(default=128, ge=8)  # width; a multiple of head_dim
-    head_dim: int = Field(default=32, ge=8)  # width of an attention head
-    alphabet: str = "0123456789+="  # one token a character, after the special tokens
-    # turns: for conversations, each message behind a token for its role
+    layers: int = Field(default=2, ge=1)  # Transformer blocks.
+    hidden: int = Field(default=128, ge=8)  # Width, a multiple of head_dim.
+    head_dim: int = Field(default=32, ge=8)  # Width of an attention head.
+    # Characters of the vocabulary, one token each, after the special tokens.
+    alphabet: str = "0123456789+="
+    # Chat template: plain, or turns, where a token for its role precedes each message.
     chat: Literal["plain", "turns"] = "plain"
-    seed: int = 0  # of its first weights
+    seed: int = 0  # Seed of the initial weights.
 
 
 class Model(Section):
     """The model that is trained (docs/models.md)."""
 
-    path: str = ""  # a Hugging Face directory; empty: make the tiny one
-    tiny: TinyModel = TinyModel()
-    # positions the model is built for (tokens of one rollout)
+    path: str = ""  # Directory of a Hugging Face model. Empty: the tiny model is made.
+    tiny: TinyModel = TinyModel()  # The tiny model.
+    # Positions that the model is built for: the most tokens of one rollout.
     max_seq_len: int = Field(default=128, ge=2)
-    # hidden_size of the model at `path`, where batcher.balance asks for it
+    # hidden_size of the model at `path`. It is needed where batcher.balance is flops.
     hidden: int = Field(default=0, ge=0)
 
     @property
     def hidden_size(self) -> int:
-        """Of whatever model it is; 0 where nobody has said."""
+        """hidden_size of the run's model; 0 if it is not known."""
         return self.hidden if self.path else self.tiny.hidden
 
 
 class Correction(Section):
-    """What the learner does about rollouts of an older version or another engine. Each is a choice
-    of its own; docs/losses.md has the formulas.
+    """Corrections for rollouts that an older version or another engine sampled. The settings are
+    independent of each other; docs/losses.md has the formulas.
     """
 
-    # the ratio is measured from the policy that sampled, or the one a step begins with
+    # What the ratio is measured from: bypass is the policy that sampled, decoupled the one a step
+    # begins with.
     old_policy: Literal["bypass", "decoupled"] = "bypass"
-    # importance weights of each token, or of each rollout
+    # Importance weights, by token or by rollout.
     weights: Literal["none", "token", "sequence"] = "none"
-    # a weight above weight_max: cut down to it, or (also below weight_min) out of the batch
+    # Whether a weight above weight_max is cut down to it, or its token (also below weight_min)
+    # leaves the batch.
     beyond: Literal["truncate", "mask"] = "truncate"
-    weight_min: float = Field(default=0.0, ge=0)  # of beyond: mask
-    weight_max: float = Field(default=2.0, gt=0)  # of either
-    # the distance from the policy that sampled beyond which nothing trains
+    # Smallest weight that trains under `beyond: mask`.
+    weight_min: float = Field(default=0.0, ge=0)
+    weight_max: float = Field(default=2.0, gt=0)  # Largest weight.
+    # Distance from the policy that sampled beyond which nothing trains.
     reject: Literal["none", "k1", "k2", "k3", "geometric"] = "none"
-    # the distance of a token, or the mean of its rollout; geometric: always sequence
+    # Whether the distance of a token or the mean of its rollout counts. geometric always takes the
+    # rollout.
     reject_by: Literal["token", "sequence"] = "token"
-    # the limit: of |k1|, k2, k3 in nats; geometric: a ratio above 1 (and below, its inverse)
+    # Limit of that distance: of |k1|, k2, k3 in nats; of geometric as a ratio above 1, whose
+    # inverse is the lower limit.
     reject_above: float = Field(default=0.0, ge=0)
 
 
 class Reference(Section):
-    """The model that the policy's divergence is measured from, and who computes its logprobs.
-    docs/reference.md.
+    """The model that the policy's divergence is measured from, and who computes its logprobs
+    (docs/reference.md).
     """
 
-    # nobody: no divergence; the learner before each step; the workers of `scorer`
+    # Who computes the reference's logprobs: none (there is no divergence), the learner before each
+    # step, or the pool of `scorer`.
     by: Literal["none", "learner", "pool"] = "learner"
-    # a Hugging Face directory with the policy's tokenizer; empty: the model that the run began with
+    # Hugging Face directory with the policy's tokenizer. Empty: the model that the run began with.
     path: str = ""
-    # versions: batch k is measured from version k - k % every; 0: the reference stays the same
+    # Batch k is measured from policy version k - k % every. 0: the reference stays the same.
     every: int = Field(default=0, ge=0)
 
 
@@ -320,43 +331,50 @@ latter are `buffer.advantage: grpo`.
 class Learner(Section):
     """Batches in, policy versions out."""
 
-    # of the run's own: all parts follow its versions. Others may join, under other names (`streamrl
-    # learner --name`)
+    # Name of the run's own learner, whose versions all parts follow. Others join with `streamrl
+    # learner --name`.
     name: str = "lead"
-    # sets loss, average, kl, kl_in, normalize_advantages as in a design; docs/losses.md
+    # Sets loss, average, kl, kl_in and normalize_advantages together as a design has them
+    # (docs/losses.md).
     preset: Literal["", "document-000", "document-003"] = ""
-    # ppo, dapo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION
+    # ppo, dapo, cispo, gspo, grpo, clipped-ratio (docs/losses.md), or MODULE:FUNCTION.
     loss: Annotated[str, one_of(*LOSSES)] = "ppo"
-    # what a token counts in its batch; empty: as the loss's source has it
+    # How the loss is averaged: over tokens, over samples, or by a constant. Empty: as the paper of
+    # the loss does.
     average: Literal["", "tokens", "samples", "constant"] = ""
-    clip_epsilon: float = Field(default=0.2, gt=0)  # the ratio may go down to 1 - clip_epsilon
-    # and up to 1 + clip_epsilon_high; 0: as clip_epsilon
+    clip_epsilon: float = Field(default=0.2, gt=0)  # The ratio is clipped below 1 - clip_epsilon.
+    # The ratio is clipped above 1 + clip_epsilon_high. 0: clip_epsilon.
     clip_epsilon_high: float = Field(default=0.0, ge=0)
+    # Corrections for rollouts of an older version or another engine.
     correction: Correction = Correction()
-    # estimator of the divergence from the reference: k1, k2, k3 (docs/losses.md), or
-    # MODULE:FUNCTION
+    # Estimator of the divergence from the reference: k1, k2, k3 (docs/losses.md), or
+    # MODULE:FUNCTION.
     kl: Annotated[str, one_of(*DIVERGENCES)] = "k3"
-    reference: Reference = Reference()
-    kl_coefficient: float = Field(default=0.01, ge=0)  # 0: no reference is asked
-    # added to the loss, or subtracted from the advantages
+    reference: Reference = Reference()  # The reference model.
+    # Weight of the divergence. 0: no reference is asked.
+    kl_coefficient: float = Field(default=0.01, ge=0)
+    # Whether the divergence is added to the loss or subtracted from the advantages.
     kl_in: Literal["loss", "advantages"] = "loss"
-    # rows that a device works on at a time; 0: all of its rows
+    # Rows that a device computes at a time. 0: all of its rows.
     micro_batch_rows: int = Field(default=0, ge=0)
-    learning_rate: float = Field(default=1e-3, gt=0)  # of AdamW, after the warm-up; then it stays
-    warmup_steps: int = Field(default=10, ge=0)  # in which the learning rate rises
-    beta1: float = 0.9  # of AdamW
-    beta2: float = 0.95  # of AdamW
-    weight_decay: float = 0.0  # of AdamW
-    max_grad_norm: float = Field(default=1.0, gt=0)  # a longer gradient is cut to it
-    normalize_advantages: bool = True  # divide by their standard deviation in the batch
-    checkpoint_every: int = Field(default=20, ge=1)  # versions
-    keep_checkpoints: int = Field(default=2, ge=1)  # the newest ones; older are deleted
-    # in a row, because loss or gradient are not finite; then the run ends
+    # Learning rate of AdamW after the warm-up. It stays constant.
+    learning_rate: float = Field(default=1e-3, gt=0)
+    warmup_steps: int = Field(default=10, ge=0)  # Steps in which the learning rate rises from 0.
+    beta1: float = 0.9  # Decay of AdamW's first moment.
+    beta2: float = 0.95  # Decay of AdamW's second moment.
+    weight_decay: float = 0.0  # Weight decay of AdamW.
+    max_grad_norm: float = Field(default=1.0, gt=0)  # Gradients are clipped to this global norm.
+    # Whether advantages are divided by their standard deviation in the batch.
+    normalize_advantages: bool = True
+    checkpoint_every: int = Field(default=20, ge=1)  # Versions from one checkpoint to the next.
+    keep_checkpoints: int = Field(default=2, ge=1)  # Number of newest checkpoints that are kept.
+    # Limit of consecutive steps that are skipped because loss or gradient is not finite. Then the
+    # run ends.
     max_skipped_steps: int = Field(default=10, ge=1)
-    # a version computed again that differs: a new lineage of it, or the run ends
+    # When a version computed again differs: announce a new lineage of it, or stop the run.
     on_divergence: Literal["announce", "stop"] = "announce"
-    seed: int = 0  # of the learner's random key
-    # announced with each version, with their logprobs; servers are checked against them
+    seed: int = 0  # Seed of the learner's random key.
+    # Tokens announced with each version with their logprobs. Servers are checked against them.
     probe_tokens: int = Field(default=64, ge=8)
 
     @model_validator(mode="before")
@@ -368,63 +386,67 @@ class Learner(Section):
         for name, value in preset.items():
             if data.get(name, value) != value:
                 raise ValueError(
-                    f"{name} {data[name]} is not that of preset {data['preset']} ({value}); leave one of them out"
+                    f"{name} {data[name]} is not that of preset {data['preset']} ({value}); leave"
+                    " one of them out"
                 )
         return {**data, **preset}
 
     @property
     def refers(self) -> bool:
-        """Does its loss measure a divergence from a reference?"""
+        """Whether the loss measures a divergence from a reference."""
         return self.kl_coefficient > 0 and self.reference.by != "none"
 
     @property
     def pooled(self) -> bool:
-        """Does it take the reference's logprobs from the scorer pool?"""
+        """Whether the reference's logprobs come from the scorer pool."""
         return self.refers and self.reference.by == "pool"
 
 
 class Scorer(Section):
     """Batches in, logprobs under the reference out: the pool of `learner.reference.by: pool`."""
 
-    # workers; worker i of n scores the batches i, i + n, i + 2 n, ...
+    # Number of workers. Worker i of n scores the batches i, i + n, i + 2 n, ...
     replicas: int = Field(default=2, ge=1)
 
 
 class Weights(Section):
     """Where policy versions are kept, and how many."""
 
-    # an fsspec URI, below which each run has a directory; empty: weights/ in the run's directory
+    # fsspec URI below which each run has a directory. Empty: weights/ in the run's directory.
     store: str = ""
-    # the newest ones, and as many of those to be evaluated; older files are deleted
+    # Number of newest versions that are kept, and of versions to be evaluated. Older files are
+    # deleted.
     keep_versions: int = Field(default=4, ge=2)
 
 
 class Inference(Section):
     """Policy versions in, tokens out."""
 
-    replicas: int = Field(default=1, ge=0)  # servers of the pool `generation`
-    # further pools by name, for envs to choose: how many servers each (docs/pools.md)
+    replicas: int = Field(default=1, ge=0)  # Servers of the pool `generation`.
+    # Further pools that envs can choose, with the number of their servers (docs/pools.md).
     pools: dict[str, Annotated[int, Field(ge=0)]] = {}
-    # sequences in flight that a conversation's last server may have more than the least busy one
+    # A conversation stays on its server while that has at most so many sequences in flight more
+    # than the least busy one.
     stick_margin: int = Field(default=8, ge=0)
-    # of the environment that has vllm; empty: .venv-inference, here or beside the environment this
-    # runs in, then this one
+    # Python of the environment with vllm. Empty: .venv-inference here or beside the environment
+    # that this runs in, otherwise this Python.
     python: str = ""
-    # the address that servers bind, and that envs reach them at; any but loopback needs an api_key;
-    # may be env:NAME
+    # Address that servers bind and envs reach, or env:NAME. Any address but loopback needs an
+    # api_key.
     host: str = "127.0.0.1"
-    # 0: any free one; server i takes port + i, counted through the pools
+    # Port of server 0; server i has port + i, counted through the pools. 0: any free port.
     port: int = Field(default=0, ge=0, le=65535)
-    # env:NAME; with it, servers answer nobody who does not send it (what controls a server is its
-    # agent's alone in any case)
+    # env:NAME of the key that every request has to carry. What controls a server is its agent's
+    # alone in any case.
     api_key: str = ""
-    dtype: str = "float32"  # that vLLM computes in
-    max_model_len: int = Field(default=128, ge=8)  # tokens
-    max_num_seqs: int = Field(default=64, ge=1)  # sequences that a server works on at a time
-    kv_cache_gib: int = Field(default=1, ge=1)  # on a CPU
-    extra_args: list[str] = []  # passed to vllm as they are
-    heartbeat_s: float = Field(default=1.0, gt=0)  # between two records of a server on `servers`
-    # |difference| of logprobs beyond which a server is in error
+    dtype: str = "float32"  # Data type that vLLM computes in.
+    max_model_len: int = Field(default=128, ge=8)  # Tokens of the longest sequence.
+    max_num_seqs: int = Field(default=64, ge=1)  # Sequences that a server works on at a time.
+    kv_cache_gib: int = Field(default=1, ge=1)  # Size of the KV cache on a CPU, in GiB.
+    extra_args: list[str] = []  # Further arguments of `vllm serve`, passed as they are.
+    # Time between two records of a server on `servers`.
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    # A server is in error when its logprobs differ from the learner's by more than this.
     probe_tolerance: float = Field(default=1e-3, gt=0)
 
     @property
@@ -433,18 +455,18 @@ class Inference(Section):
         return {GENERATION: self.replicas, **self.pools}
 
     def place(self, pool: str, index: int) -> int:
-        """The number among all servers of the run of the pool's server `index`. Raises ConfigError
-        when there is no such pool.
+        """The number that server `index` of a pool has among all servers of the run. Raises
+        ConfigError if there is no such pool.
         """
         if pool not in self.sizes:
-            raise ConfigError(f"inference.pools has no {pool!r}; {_meant(pool, self.sizes)}")
+            raise ConfigError(f"inference.pools has no {pool!r}; {meant(pool, self.sizes)}")
         names = list(self.sizes)
         return sum(self.sizes[name] for name in names[: names.index(pool)]) + index
 
     @property
     def interpreter(self) -> Path:
-        """The Python to run vLLM with. An environment that somebody else may have put here, as
-        below /tmp, is not looked at.
+        """The Python that runs vLLM. An environment that another user may have put here, as below
+        /tmp, is not used.
         """
         if self.python:
             return Path(self.python)
@@ -461,35 +483,37 @@ class Inference(Section):
 
 
 class EvalEnv(Section):
-    """Problems of an env that training never poses, and how answers to them are sampled. A sampling
-    parameter that is not given is the env's.
+    """Problems of an env that training never poses, and how answers to them are sampled. Sampling
+    parameters that are not given are those of the env.
     """
 
-    env: str = ""  # of the run; default: the name that this has
-    params: dict[str, Any] = {}  # given to the env's constructor, over those it has in training
-    seed: int = 0  # of its problems
-    problems: int = Field(default=64, ge=1)  # different ones
-    samples: int = Field(default=4, ge=1)  # answers a problem
-    k: list[Annotated[int, Field(ge=1)]] = [1]  # of pass@k
-    # an answer is right by the reward of that name; empty: by the scalar that would train
+    env: str = ""  # Name of the env in the run. Empty: the name of this section.
+    # Arguments of the env's constructor, over those it has in training.
+    params: dict[str, Any] = {}
+    seed: int = 0  # Seed of the problems.
+    problems: int = Field(default=64, ge=1)  # Number of different problems.
+    samples: int = Field(default=4, ge=1)  # Answers sampled for each problem.
+    k: list[Annotated[int, Field(ge=1)]] = [1]  # The values k for which pass@k is reported.
+    # Name of the reward by which an answer is right. Empty: the scalar that would train.
     reward: str = ""
-    pass_at: float = 1.0  # from this reward on
-    temperature: float | None = Field(default=None, ge=0)  # 0: always the likeliest token
-    # the likeliest tokens that make up so much
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None  # -1: off
-    max_tokens: int | None = Field(default=None, ge=1)  # sampled a turn
+    pass_at: float = 1.0  # An answer is right with this reward or a higher one.
+    # Sampling temperature. 0: always the likeliest token.
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)  # Nucleus sampling.
+    top_k: int | None = None  # Samples from the k likeliest tokens. -1: off.
+    max_tokens: int | None = Field(default=None, ge=1)  # Limit of sampled tokens in one turn.
 
 
 class Eval(Section):
-    """Policy versions in, how many held-out problems they solve out. On a server of its own, which
-    stays on a version until it is done with it.
+    """Policy versions in, results on held-out problems out. The evaluator has a server of its own,
+    which stays on a version until its evaluation is done.
     """
 
-    # by name; their problems are kept from training for the whole run, so give them before it
-    # begins
+    # Held-out problems by name. They are kept from training for the whole run, so give them before
+    # it begins.
     envs: dict[str, EvalEnv] = {}
-    # versions: 0, 20, 40, ...; 0: only when `streamrl eval` asks
+    # Versions from one evaluation to the next, from version 0 on. 0: only when `streamrl eval`
+    # asks.
     every: int = Field(default=20, ge=0)
 
     @property
@@ -499,27 +523,31 @@ class Eval(Section):
 
 
 class Sink(Section):
-    """Where the orchestrator takes the run's metrics (docs/metrics.md). One without params can be
-    given by its name alone.
+    """A sink that the orchestrator writes the run's metrics to (docs/metrics.md). A sink without
+    params can be given by its name alone.
     """
 
-    # console, jsonl, tensorboard, wandb, mlflow, or MODULE:NAME
+    # console, jsonl, tensorboard, wandb, mlflow, or MODULE:NAME.
     kind: Annotated[str, one_of(*SINKS)]
-    # given to it, as `mode: offline` to wandb; secrets belong into its own environment variables
+    # Arguments of the sink, such as `mode: offline` of wandb. Secrets belong into its own
+    # environment variables.
     params: dict[str, Any] = {}
 
 
 class Orchestrator(Section):
     """When the run ends, and how often a part is started again."""
 
-    target: Target | None = None  # reached, the run ends well
-    max_steps: int = Field(default=0, ge=0)  # 0: no limit; reached, the run ends well
-    # 0: no limit; from the moment a server is ready; with a target, reached first is a failure
+    target: Target | None = None  # The run ends well when this is reached.
+    max_steps: int = Field(default=0, ge=0)  # The run ends well after so many steps. 0: no limit.
+    # Time limit from the moment a server is ready. 0: no limit. With a target it is a failure to
+    # reach the limit first.
     max_wall_s: float = Field(default=0.0, ge=0)
-    restart_limit: int = Field(default=20, ge=0)  # of one part within restart_window_s
-    restart_window_s: float = 300.0  # more restarts than that within it end the run
-    backoff_s: float = Field(default=0.2, ge=0)  # doubles at each restart in a row, up to 10 s
-    # as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}]
+    # Restarts of one part within restart_window_s. One more ends the run.
+    restart_limit: int = Field(default=20, ge=0)
+    restart_window_s: float = 300.0  # Window in which restarts are counted.
+    # Pause before a restart. It doubles at each restart in a row, up to 10 s.
+    backoff_s: float = Field(default=0.2, ge=0)
+    # Where metrics go, such as [jsonl, tensorboard, {kind: wandb, params: {project: digits}}].
     sinks: list[Sink] = [Sink(kind="jsonl")]
 
     @field_validator("sinks", mode="before")
@@ -533,63 +561,67 @@ class Orchestrator(Section):
 
 
 class Metrics(Section):
-    """What every part says of itself over HTTP: /livez, /readyz, /metrics (docs/metrics.md). It can
-    only be read, by whoever reaches it.
+    """The pages /livez, /readyz and /metrics that every part serves (docs/metrics.md). Whoever
+    reaches them can read them and change nothing.
     """
 
-    serve: bool = True  # pages of health and metrics; false: no server at all
-    # that parts listen on; for one part: --metrics-host, or STREAMRL_METRICS_HOST
+    serve: bool = True  # Whether parts serve pages of health and metrics.
+    # Address that parts listen on. For one part: --metrics-host, or STREAMRL_METRICS_HOST.
     host: str = "127.0.0.1"
-    # 0: any free one, noted in .targets/ beside the runs; --metrics-port, STREAMRL_METRICS_PORT
+    # Port that parts listen on. 0: any free port, noted in .targets/ beside the runs. For one part:
+    # --metrics-port, or STREAMRL_METRICS_PORT.
     port: int = Field(default=0, ge=0, le=65535)
-    # a part whose loop has not turned for so long is not alive: `streamrl up` restarts it
+    # `streamrl up` restarts a part whose loop has stood still for longer than this.
     live_within_s: float = Field(default=60.0, gt=0)
-    # the same of learner and scorers, whose loop turns once a batch, and compiles
+    # The same limit for learner and scorers, whose loop turns once a batch and compiles.
     step_within_s: float = Field(default=1_800.0, gt=0)
 
 
 class Topics(Section):
     """The run's topics on the broker."""
 
-    partitions: int = Field(default=1, ge=1)  # of rollouts.<env> and groups.<env>; fixed for a run
-    replicas: int = Field(default=1, ge=1)  # copies of each partition
-    retention_hours: float = Field(default=168, gt=0)  # records are kept so long, at least
-    # a part starts and retention has deleted what it needs: it says so and ends, or expires that
+    # Partitions of rollouts.<env> and groups.<env>. They stay the same for the whole run.
+    partitions: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1)  # Copies of each partition.
+    retention_hours: float = Field(default=168, gt=0)  # Records are kept at least this long.
+    # When a part starts and retention has deleted what it needs: stop with an error, or expire it.
     on_removed: Literal["stop", "expire"] = "stop"
-    # more settings for every topic; those that delete (retention.*, cleanup.policy) only for topics
-    # with a retention
+    # Further settings of every topic. Those that delete (retention.*, cleanup.policy) apply to
+    # topics with a retention only.
     config: dict[str, str] = {}
 
     @property
     def snapshot_s(self) -> float:
-        """How often parts write snapshots at least: after seven eighths of the retention a part
-        that was killed can still start again.
+        """The longest time between two snapshots of a part: an eighth of the retention, so that a
+        part that was killed can start again within seven eighths.
         """
         return self.retention_hours * 3600 / 8
 
 
 class Fork(Section):
-    """Where a run comes from that `streamrl fork` made, and so where it begins. Written there, not
-    by hand.
+    """The version of another run that this run begins with. `streamrl fork` writes this section;
+    nobody writes it by hand.
     """
 
-    run: str  # the parent
-    version: int = Field(ge=0)  # of the parent's policy; the fork's first batch has this number
-    sha256: str  # of that version
-    # tokens that the parent owed each share of a batch (batcher/selection.py)
+    run: str  # Name of the parent run.
+    # Policy version of the parent. The fork's first batch has this number.
+    version: int = Field(ge=0)
+    sha256: str  # SHA-256 of that version's weights.
+    # Tokens that the parent owed to each share of a batch (batcher/selection.py).
     balance: dict[str, float] = {}
-    stage: int = 0  # of the curriculum, as the parent's batches bring it (batcher/curriculum.py)
-    rewards: dict[str, list[float]] = {}  # by env, in the parent's last batches
+    stage: int = 0  # Stage of the curriculum that the parent had reached (batcher/curriculum.py).
+    rewards: dict[str, list[float]] = {}  # Rewards of the parent's last batches by env.
 
 
 class RunFile(Section):
-    run: str  # its name: of its topics, its directory; lowercase letters, digits and '-'
-    # librdkafka settings of an existing cluster, secrets as env:NAME; empty: a local broker in the
-    # run's directory
+    # Name of the run, of its topics and of its directory: lowercase letters, digits and '-'.
+    run: str
+    # librdkafka settings of an existing cluster, with secrets as env:NAME. Empty: a local broker in
+    # the run's directory.
     kafka: dict[str, Any] = {}
-    runs_dir: str = "runs"  # the run's directory is <runs_dir>/<run>
-    # MODULE:NAME that the run's journals may name besides those in this file, as one that it used
-    # before
+    runs_dir: str = "runs"  # The run's directory is <runs_dir>/<run>.
+    # MODULE:NAME that the run's journals may name beside those in this file, such as one that it
+    # used before.
     imports: list[str] = []
     envs: dict[str, Env]
     buffer: Buffer = Buffer()
@@ -614,100 +646,13 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _works_together(self, info: ValidationInfo) -> RunFile:
-        checks = [
-            self._env_problems,
-            self._pool_problems,
-            self._eval_problems,
-            self._curriculum_problems,
-            self._secret_problems,
-        ]
-        if info.context != RECORDED:
-            checks += [self._size_problems, self._loss_problems]
-        for problem in (problem for check in checks for problem in check()):
+        for problem in checks.problems(self, recorded=info.context == RECORDED):
             raise ValueError(problem)
         return self
 
-    def _env_problems(self) -> Iterator[str]:
-        if not self.envs:
-            yield "envs: a run needs at least one env"
-        for name, env in self.envs.items():
-            if not NAME.fullmatch(name):
-                yield f"envs.{name}: not a name of lowercase letters, digits and '-'"
-            if env.top_p < 1 or env.top_k > 0:
-                yield f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k at -1"
-            if env.tool_syntax != "json" and not env.kind.startswith("verifiers:"):
-                yield f"envs.{name}.tool_syntax is for envs of kind verifiers:...; others read what the policy says themselves"
-            if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
-                yield f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
-        total = sum(env.fraction for env in self.envs.values())
-        if total > 1 + 1e-9:
-            yield f"envs: the fractions add up to {total:.4g}; at most 1 is possible"
-        target = self.orchestrator.target
-        if target is not None and target.env not in self.envs:
-            yield f"orchestrator.target.env {target.env!r} is not one of the envs: {', '.join(self.envs)}"
-
-    def _eval_problems(self) -> Iterator[str]:
-        for name, own in self.eval.envs.items():
-            if not NAME.fullmatch(name):
-                yield f"eval.envs.{name}: not a name of lowercase letters, digits and '-'"
-            if (own.env or name) not in self.envs:
-                yield f"eval.envs.{name}: {own.env or name!r} is not one of the envs: {', '.join(self.envs)}; say which with `env`"
-            if not own.k or max(own.k) > own.samples:
-                yield f"eval.envs.{name}: k is {own.k}, each at most samples, {own.samples}, and one at least"
-
-    def _curriculum_problems(self) -> Iterator[str]:
-        chosen, where = self.batcher.curriculum, "batcher.curriculum"
-        if chosen.kind == "stages" and not chosen.stages:
-            yield f"{where}: kind is stages and there are none"
-        if chosen.kind in ("none", "learnability") and chosen.stages:
-            yield f"{where}: there are stages and kind is {chosen.kind}; set kind: stages"
-        if chosen.kind != "none" and (
-            fixed := [name for name, env in self.envs.items() if env.fraction]
-        ):
-            yield f"envs.{fixed[0]}.fraction: {where} says the fractions; leave it out"
-        if chosen.kind == "learnability" and chosen.least * len(self.envs) > 1:
-            yield f"{where}.least {chosen.least} of each of {len(self.envs)} envs is more than a batch"
-        for index, stage in enumerate(chosen.stages):
-            yield from (
-                f"{where}.stages.{index}{problem}"
-                for problem in self._stage_problems(stage, index == len(chosen.stages) - 1)
-            )
-        ends = [stage.until_batch for stage in chosen.stages if stage.until_batch]
-        if ends != sorted(set(ends)):
-            yield f"{where}.stages: until_batch has to grow from stage to stage, not {ends}"
-
-    def _stage_problems(self, stage: Stage, last: bool) -> Iterator[str]:
-        total, ends = sum(stage.fractions.values()), bool(stage.until_batch or stage.until)
-        for name in stage.fractions:
-            if name not in self.envs:
-                yield f".fractions: no env {name!r}; {_meant(name, self.envs)}"
-        if not 0 < total <= 1 + 1e-9:
-            yield f".fractions add up to {total:.4g}; above 0 and at most 1 is possible"
-        if ends == last:
-            yield (
-                ": nothing follows the last stage; leave its end out"
-                if last
-                else ": until_batch or until has to say when the next one begins"
-            )
-        if stage.until and not (
-            stage.fractions.get(stage.until.env)
-            or (stage.until.env in self.envs and total < 1 - 1e-9)
-        ):
-            yield f".until: {stage.until.env!r} has no share of the batches of this stage, so its reward would not change"
-
-    def _pool_problems(self) -> Iterator[str]:
-        for pool in self.inference.pools:
-            if pool == GENERATION:
-                yield f"inference.pools.{pool}: the servers of pool {GENERATION} are inference.replicas"
-            if not NAME.fullmatch(pool):
-                yield f"inference.pools.{pool}: not a name of lowercase letters, digits and '-'"
-        for name, env in self.envs.items():
-            if env.pool not in self.inference.sizes:
-                yield f"envs.{name}.pool: inference.pools has no {env.pool!r}; {_meant(env.pool, self.inference.sizes)}"
-
     @property
     def max_samples(self) -> int:
-        """The most answers to one prompt that a part of the run asks a server for."""
+        """The largest number of answers to one prompt that a part asks a server for."""
         groups = [self.buffer_of(name).group_size for name in self.envs]
         return max([1, *groups, *(env.samples for env in self.eval.envs.values())])
 
@@ -715,125 +660,20 @@ class RunFile(Section):
         """The rules of the buffer for an env: its own, and for the rest those of all."""
         return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))
 
-    def _size_problems(self) -> Iterator[str]:
-        batcher, budget = self.batcher, self.batcher.total_token_budget
-        yield from self._group_problems("buffer", self.buffer)
-        for name, env in self.envs.items():
-            if env.buffer != EnvBuffer():
-                yield from self._group_problems(f"envs.{name}.buffer", self.buffer_of(name))
-        compared = {self.buffer_of(name).advantage in NORMALIZED_ADVANTAGES for name in self.envs}
-        if len(compared) > 1 and not batcher.advantage:
-            yield f"batcher.advantage: of the envs' advantages some need normalize and some none ({', '.join(NORMALIZED_ADVANTAGES)} do); say which"
-        if batcher.eta >= 0 and batcher.admission == "demand":
-            yield "batcher.eta is set, but batcher.admission is demand, which does not use it; set admission: capacity"
-        if batcher.rows * batcher.max_seq_len < budget:
-            yield f"batcher.row_count {batcher.rows} x max_seq_len {batcher.max_seq_len} is less than total_token_budget {budget}"
-        if batcher.rows % batcher.processes:
-            yield f"batcher.row_count {batcher.rows} cannot be divided among batcher.processes {batcher.processes}; give a multiple of it"
-        if batcher.balance == "flops" and not self.model.hidden_size:
-            yield f"batcher.balance flops needs model.hidden: hidden_size in {self.model.path}/config.json"
-        if self.model.max_seq_len > batcher.max_seq_len:
-            yield f"model.max_seq_len {self.model.max_seq_len} is larger than batcher.max_seq_len {batcher.max_seq_len}: rollouts could not be packed"
-
-    def _group_problems(self, where: str, buffer: Buffer) -> Iterator[str]:
-        """What speaks against the rules of the buffer, those for all or for an env, beside the
-        batcher's.
-        """
-        batcher, budget = self.batcher, self.batcher.total_token_budget
-        if batcher.lookahead > buffer.max_age:
-            yield f"batcher.lookahead is {batcher.lookahead} but {where}.max_age is {buffer.max_age}: need 0 <= lookahead <= max_age"
-        if batcher.eta > buffer.max_age:
-            yield f"batcher.eta is {batcher.eta} but {where}.max_age is {buffer.max_age}: what is begun for so late a batch would be too old for it"
-        if buffer.min_group_size > buffer.group_size:
-            yield f"{where}.min_group_size {buffer.min_group_size} is larger than {where}.group_size {buffer.group_size}"
-        if buffer.min_group_size == 1 and buffer.advantage in RELATIVE_ADVANTAGES:
-            alone = f"{buffer.advantage} compares the rollouts of a group, so one alone has advantage 0 and only fills the batch"
-            yield f"{where}.min_group_size is 1, and {alone}; set it to 2 or more, or advantage: reinforce++"
-        if buffer.remember_versions <= buffer.max_age:
-            yield f"buffer.remember_versions {buffer.remember_versions} must exceed {where}.max_age {buffer.max_age}"
-        group = f"{buffer.group_size} rollouts of model.max_seq_len {self.model.max_seq_len} tokens"
-        if buffer.max_window_tokens < buffer.group_size * self.model.max_seq_len:
-            yield f"buffer.max_window_tokens {buffer.max_window_tokens} does not hold a group of {group}: it would never be complete"
-        if budget < buffer.min_group_size * 2:
-            yield f"batcher.total_token_budget {budget} holds no group of {buffer.min_group_size} rollouts"
-        half_row = batcher.max_seq_len // 2 + 1  # no two sequences of so many tokens share a row
-        large = (
-            buffer.group_size > batcher.rows
-            and buffer.group_size * half_row <= budget <= batcher.rows * batcher.max_seq_len
-        )
-        if large and half_row <= self.model.max_seq_len <= batcher.max_seq_len:
-            fits = f"{buffer.group_size} rollouts of {half_row} tokens need a row of {batcher.max_seq_len} each, and there are {batcher.rows}"
-            yield f"batcher.row_count: {fits}: such groups could not be trained on; set it to {buffer.group_size}"
-        # if fewer tokens are chosen, a process might go without
-        longest = (batcher.processes + buffer.group_size - 1) * self.model.max_seq_len
-        if batcher.processes > 1 and budget < longest:
-            one_each = f"{batcher.processes} processes and groups of {buffer.group_size} rollouts of {self.model.max_seq_len} tokens need {longest}"
-            yield f"batcher.total_token_budget {budget} does not give every process a rollout for certain: {one_each}"
-
-    def _loss_problems(self) -> Iterator[str]:
-        learner, correction = self.learner, self.learner.correction
-        if learner.loss == "dapo" and learner.clip_epsilon_high <= learner.clip_epsilon:
-            yield f"learner.loss: dapo is ppo unless clip_epsilon_high is above clip_epsilon {learner.clip_epsilon}; its paper has 0.28 and 0.2"
-        if (
-            correction.weights != "none"
-            and correction.old_policy == "bypass"
-            and learner.loss in RATIO_LOSSES
-        ):
-            ratio = f"the ratio of {learner.loss} weighs by the policy that sampled already"
-            yield f"learner.correction.weights: {ratio}; set old_policy: decoupled, or learner.loss: grpo, which has no ratio"
-        if correction.weight_min >= correction.weight_max:
-            yield f"learner.correction.weight_min {correction.weight_min} must be below weight_max {correction.weight_max}"
-        max_age = max((self.buffer_of(name).max_age for name in self.envs), default=0)
-        if (
-            learner.loss == "grpo"
-            and correction.weights == "none"
-            and correction.reject == "none"
-            and max_age
-        ):
-            how = "set buffer.max_age: 0, or learner.correction.weights: token"
-            yield f"learner.loss: grpo has no ratio, and with buffer.max_age {max_age} it would train on old rollouts uncorrected; {how}"
-        least = 1.0 if correction.reject == "geometric" else 0.0
-        if correction.reject != "none" and correction.reject_above <= least:
-            yield f"learner.correction.reject is {correction.reject}: set reject_above, the limit, above {least:g}"
-        reference = learner.reference
-        if reference.path and reference.every:
-            yield f"learner.reference: path {reference.path} is a fixed reference, every {reference.every} one that follows; leave one of them out"
-        if reference.by == "none" and (reference.path or reference.every):
-            yield "learner.reference.by is none: nobody would ask the reference that path or every names; set by to learner or pool"
-        if reference.by == "pool" and not learner.kl_coefficient:
-            yield "learner.kl_coefficient is 0: nobody would read what the pool scores; raise it, or set learner.reference.by: none"
-
-    def _secret_problems(self) -> Iterator[str]:
-        yield from exposed(self.model_dump(mode="json"))
-        for argument in self.inference.extra_args:
-            option = argument.partition("=")[0]
-            if option.startswith("-") and is_secret(option):
-                instead = (
-                    "set inference.api_key"
-                    if "api" in option
-                    else "set the variable that vLLM has for it"
-                )
-                yield f"inference.extra_args: {option} would show in the process list; {instead}"
-        for name in self.kafka:
-            if not _KAFKA.fullmatch(name):
-                yield f"kafka.{name} is not a setting that a run file may have: it loads programs, or has nothing to do with reaching a cluster"
-        if not is_loopback(self.inference.host) and not self.inference.api_key:
-            yield f"inference.host {self.inference.host} can be reached from other machines: set inference.api_key"
-
     @property
     def imported(self) -> frozenset[str]:
-        """MODULE:NAME of everything in this file that stands for Python code."""
+        """Every MODULE:NAME in this file."""
         return frozenset(imports_in(self.model_dump(mode="json", exclude={"kafka"})))
 
     @property
     def directory(self) -> Path:
-        """What the run leaves behind lies here."""
+        """The run's own directory."""
         return Path(self.runs_dir).absolute() / self.run
 
     @property
     def store(self) -> str:
-        """Where the run's weights are written, as a URI (fsspec's: nothing is percent-encoded).
-        Runs that share a store do not meet in it.
+        """URI of the run's weights (fsspec's: nothing is percent-encoded). Runs that share a store
+        have different directories in it.
         """
         return (
             f"{self.weights.store.rstrip('/')}/{self.run}"
@@ -845,19 +685,6 @@ class RunFile(Section):
         return json.dumps(self.model_dump(mode="json"), indent=1)
 
 
-def _meant(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-
-
-def is_loopback(host: str) -> bool:
-    """Can nobody outside this machine reach it? A name, or a reference, may be any address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFile:
     """Read a run file; `overrides` are `learner.learning_rate=1e-3`, parsed as YAML. Raises
     ConfigError.
@@ -866,7 +693,8 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
         text = Path(path).read_text()
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give the path of a run file, for instance deploy/runs/quickstart.yaml"
+            f"{path}: cannot be read ({error.strerror}); give the path of a run file, for instance"
+            " deploy/runs/quickstart.yaml"
         ) from None
     try:
         data = yaml.safe_load(text)
@@ -888,8 +716,8 @@ def changed(run: RunFile, overrides: Sequence[str]) -> RunFile:
 
 
 def recorded(data: dict[str, Any], where: str) -> RunFile:
-    """A run file that a run was made with. Sizes and losses that are refused by now must not keep
-    its records from being read.
+    """The run file that a run was made with. Sizes and losses are not checked: those that are
+    refused today must not keep the run's records from being read.
     """
     return parse(data, where, RECORDED)
 
@@ -917,7 +745,7 @@ def _set(data: dict[str, Any], override: str) -> None:
 
 
 def _explain(problem: Any) -> str:
-    """One line a problem: the key, what is wrong, and for an unknown key the nearest that exists."""
+    """One line for a problem: the key, what is wrong, and the nearest key that exists."""
     path = ".".join(str(p) for p in problem["loc"])
     if problem["type"] != "extra_forbidden":
         return f"{path + ': ' if path else ''}{problem['msg'].removeprefix('Value error, ')}"
@@ -930,7 +758,7 @@ def _explain(problem: Any) -> str:
 
 
 def _section(path: list[Any]) -> type[BaseModel]:
-    """The section at a path of keys, of envs and of places in lists."""
+    """The section at a path of keys, names of envs and indices of lists."""
     found: Any = RunFile
     for key in path:
         found = (

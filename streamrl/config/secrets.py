@@ -54,14 +54,20 @@ def exposed(value: object, where: str = "") -> Iterator[str]:
                 and inner
                 and not is_reference(inner)
             ):
-                yield f"{path}: a secret does not belong in a run file; write {PREFIX}NAME there, and set the variable NAME"
+                yield (
+                    f"{path}: a secret does not belong in a run file; write {PREFIX}NAME there, and"
+                    " set the variable NAME"
+                )
             else:
                 yield from exposed(inner, path)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             yield from exposed(inner, f"{where}.{index}")
     elif isinstance(value, str) and (_AUTHORITY.search(value) or _SIGNED.search(value)):
-        yield f"{where}: credentials in a URI would show in logs and records; give them as environment variables of the library that opens it"
+        yield (
+            f"{where}: credentials in a URI would show in logs and records; give them as"
+            " environment variables of the library that opens it"
+        )
 
 
 def reveal(value: str, where: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -73,7 +79,8 @@ def reveal(value: str, where: str, environment: Mapping[str, str] = os.environ) 
     name = value.removeprefix(PREFIX)
     if not environment.get(name):
         raise ConfigError(
-            f"{where} is {value}, but the environment variable {name!r} is not set; set it for this process"
+            f"{where} is {value}, but the environment variable {name!r} is not set; set it for this"
+            " process"
         )
     return environment[name]
 

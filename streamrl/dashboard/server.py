@@ -31,7 +31,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamrl.config.run_file import RunFile, is_loopback
+from streamrl.config.checks import is_loopback
+from streamrl.config.run_file import RunFile
 from streamrl.dashboard import views
 from streamrl.dashboard.index import FATES, Place, Query, Sort
 from streamrl.dashboard.reading import Board, batch_at, follow, rollout_at

@@ -27,7 +27,8 @@ from typing import IO, NamedTuple
 
 import httpx
 
-from streamrl.config.run_file import Inference, is_loopback
+from streamrl.config.checks import is_loopback
+from streamrl.config.run_file import Inference
 from streamrl.config.secrets import handed_on, reveal
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
 from streamrl.inference import process_guard

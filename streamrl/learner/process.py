@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from streamrl.config import topology
-from streamrl.config.run_file import NAME, RunFile, changed
+from streamrl.config.choices import NAME
+from streamrl.config.run_file import RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
 from streamrl.learner.distributed import Place

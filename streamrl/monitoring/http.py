@@ -27,7 +27,8 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from streamrl.config.run_file import RunFile, is_loopback
+from streamrl.config.checks import is_loopback
+from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, PortTaken
 from streamrl.log.instrumented import Watched
 from streamrl.log.protocol import Log

@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from streamrl.config import topology
+from streamrl.config.choices import NAME
 from streamrl.config.plugins import is_import
-from streamrl.config.run_file import NAME, RunFile, load, recorded
+from streamrl.config.run_file import RunFile, load, recorded
 from streamrl.config.secrets import is_reference
 from streamrl.errors import BrokerError, ConfigError, ExportError
 from streamrl.log import topics

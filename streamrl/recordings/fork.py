@@ -24,7 +24,8 @@ from streamrl.batcher import process as batcher
 from streamrl.batcher.curriculum import learned
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
-from streamrl.config.run_file import NAME, Curriculum, Fork, RunFile, changed
+from streamrl.config.choices import NAME
+from streamrl.config.run_file import Curriculum, Fork, RunFile, changed
 from streamrl.errors import ConfigError, InputGone, StreamrlError
 from streamrl.learner.inputs import announcements, recorded, versions
 from streamrl.local_kafka import broker

@@ -20,7 +20,7 @@ from streamrl.batcher.admission import (
 )
 from streamrl.batcher.batch_builder import State
 from streamrl.batcher.process import due, part, step
-from streamrl.config import run_file
+from streamrl.config import choices, run_file
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.errors import ConfigError
 from streamrl.log.memory import MemoryLog
@@ -90,7 +90,7 @@ def test_the_rule_is_a_choice():
 
 
 def test_the_run_file_and_the_rules_know_the_same_names():
-    assert tuple(ADMISSIONS) == run_file.ADMISSIONS
+    assert tuple(ADMISSIONS) == choices.ADMISSIONS
 
 
 def test_the_run_file_says_which_and_eta_is_the_age_limit_unless_it_is_said():

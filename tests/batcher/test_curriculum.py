@@ -27,7 +27,7 @@ from streamrl.batcher.curriculum import (
 )
 from streamrl.batcher.process import step
 from streamrl.batcher.selection import REST, rebased
-from streamrl.config import run_file, topology
+from streamrl.config import choices, run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event, to_message
@@ -170,7 +170,7 @@ def test_ones_own_curriculum_and_what_is_none():
         ConfigError, match=r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?"
     ):
         curriculum_named("stage")
-    assert {*run_file.CURRICULA} == {"none", *CURRICULA}
+    assert {*choices.CURRICULA} == {"none", *CURRICULA}
 
 
 def by_number(rules: Rules, progress: Progress, batch: int) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ import yaml
 import streamrl
 from streamrl.batcher.advantages import STAGES
 from streamrl.buffer.advantages import ADVANTAGES
-from streamrl.config import run_file
+from streamrl.config import choices, run_file
 from streamrl.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[2] / "deploy" / "runs" / "quickstart.yaml"
@@ -283,8 +283,8 @@ def test_ones_own_function_is_not_loaded_with_the_run_file(setting: str):
 def test_the_names_of_a_run_file_are_those_of_the_functions():
     # as text: no JAX here
     source = (Path(streamrl.__file__).parent / "learner" / "losses.py").read_text()
-    assert {*run_file.ADVANTAGES} == {*ADVANTAGES} and {*run_file.BATCH_STAGES} == {*STAGES}
-    assert {*run_file.LOSSES} == keys_of(source, "LOSSES") and {*run_file.DIVERGENCES} == keys_of(
+    assert {*choices.ADVANTAGES} == {*ADVANTAGES} and {*choices.BATCH_STAGES} == {*STAGES}
+    assert {*choices.LOSSES} == keys_of(source, "LOSSES") and {*choices.DIVERGENCES} == keys_of(
         source, "DIVERGENCES"
     )
 

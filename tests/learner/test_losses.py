@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from streamrl.config import run_file
+from streamrl.config import choices
 from streamrl.errors import ConfigError
 from streamrl.learner import losses
 from streamrl.learner.losses import (
@@ -205,9 +205,7 @@ def test_names():
     }
     assert [divergence_named(name) for name in ("k1", "k2", "k3")] == [k1, k2, k3]
     assert loss_named("streamrl.learner.losses:clipped_ratio") is clipped_ratio
-    assert AVERAGE_OF.keys() < LOSSES.keys() and {*run_file.RATIO_LOSSES} == LOSSES.keys() - {
-        "grpo"
-    }
+    assert AVERAGE_OF.keys() < LOSSES.keys() and {*choices.RATIO_LOSSES} == LOSSES.keys() - {"grpo"}
 
 
 def test_an_unknown_name_is_a_config_error_with_the_nearest():
