@@ -29,6 +29,7 @@ from streamrl.local_kafka import broker
 from streamrl.local_kafka.broker import Setup
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import end_offset
 
 HERE = [sys.executable, "-m"]
 START_S = 60.0  # at most
@@ -248,7 +249,7 @@ class Place:
         log = KafkaLog(self.address, name)
         # a broker makes hundreds of logs one after another, and is slow to answer meanwhile
         for topic, partitions in log.topics().items():
-            log.end(topic, partitions - 1)
+            end_offset(log, topic, partitions - 1)
         path, settings = directory / "run.json", directory / "settings.json"
         path.write_text(run.to_json())
         settings.write_text(

@@ -37,7 +37,7 @@ from streamrl.local_kafka import broker
 from streamrl.log import topics
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Output
+from streamrl.log.protocol import Output, end_offset
 from streamrl.records import InferenceMetadata, Record, Rollout, ScoredGroup, Turn
 
 GROUP = 8
@@ -199,7 +199,7 @@ def measure(
     source.send(messages)
     process = Process(role, path, address)
     until(
-        lambda: log.committed_offsets(role).get((topic, 0), 0) >= log.end(topic, 0) > 0,
+        lambda: log.committed_offsets(role).get((topic, 0), 0) >= end_offset(log, topic, 0) > 0,
         f"a {role} with its window full",
     )
     source.start()
@@ -207,11 +207,13 @@ def measure(
         for _ in range(kills):
             source.send(messages // 10)  # another distance from the last snapshot
             until(
-                lambda: log.end(topic, 0) - log.committed_offsets(role)[topic, 0] < 20,
+                lambda: end_offset(log, topic, 0) - log.committed_offsets(role)[topic, 0] < 20,
                 f"a {role} that keeps up",
             )
             process.kill()
-            commits = log.reader({(topology.journal(role), 0): log.end(topology.journal(role), 0)})
+            commits = log.reader(
+                {(topology.journal(role), 0): end_offset(log, topology.journal(role), 0)}
+            )
             while commits.poll(500, 0.2):
                 pass  # what it had committed before it died
             process = Process(role, path, address)

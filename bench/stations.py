@@ -32,7 +32,7 @@ from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.learner.examples import expand
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, Output, Writer
+from streamrl.log.protocol import Log, Output, Writer, beginning_offset
 from streamrl.processor.processor import REPORT_S
 from streamrl.processor.tuning import settle_in
 from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion, Rollout
@@ -78,7 +78,7 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
     """
     writer = log.writer("env-bench")
     reader = log.reader(
-        {(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")}
+        {(topic, 0): beginning_offset(log, topic, 0) for topic in ("demand", "policy-versions")}
     )
     names, source, at_once = list(run.envs), Source(shape), shape.transaction_groups
     credits = {
@@ -168,7 +168,7 @@ def train(
     writer = log.writer("learner-lead") if leads else None
     joiner = Joiner()
     latencies: list[float] | None = None  # not noted before the first report
-    reader, marked_s = log.reader({("batches", 0): log.start("batches", 0)}), 0.0
+    reader, marked_s = log.reader({("batches", 0): beginning_offset(log, "batches", 0)}), 0.0
 
     def announce(version: int) -> None:
         if writer is None:

@@ -42,7 +42,7 @@ from streamrl.local_kafka import broker
 from streamrl.log import topics
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log
+from streamrl.log.protocol import Log, beginning_offset
 from streamrl.records import Metric, PolicyVersion, Server
 from streamrl.weights.store import pull
 
@@ -77,7 +77,7 @@ class Topic:
 
     def __init__(self, log: Log, topic: str, schema: str) -> None:
         self._reader = log.reader(
-            {(topic, p): log.start(topic, p) for p in range(log.topics()[topic])}
+            {(topic, p): beginning_offset(log, topic, p) for p in range(log.topics()[topic])}
         )
         self._schema, self.found = schema, list[Any]()
 

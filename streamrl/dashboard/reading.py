@@ -20,7 +20,7 @@ from streamrl.errors import InputGone, StreamrlError, TopicMissing
 from streamrl.local_kafka import broker
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, Message, TopicPartition, read
+from streamrl.log.protocol import Log, Message, TopicPartition, end_offset, read
 from streamrl.orchestrator import run_directory
 from streamrl.records import Batch, BatchPart, Rollout
 
@@ -125,8 +125,8 @@ def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartiti
         for p in range(count)
     ]
     # data last: whatever a fate points at is read before it
-    ends = {where: log.end(*where) for where in (*books, *data)}
-    starts = log.starts(ends)
+    ends = {where: end_offset(log, *where) for where in (*books, *data)}
+    starts = log.beginning_offsets(ends)
     board.total = sum(end - starts[where] for where, end in ends.items())
     with board.lock:
         state.starts |= {where: starts[where] for where in data}

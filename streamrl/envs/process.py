@@ -33,10 +33,17 @@ from streamrl.inference.client import Client, SamplingFailed
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.instrumented import ready
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Message, Output, TopicPartition, Undecodable, read
+from streamrl.log.protocol import (
+    Log,
+    Message,
+    Output,
+    TopicPartition,
+    Undecodable,
+    partitions_of,
+    read,
+)
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.journal import last_record
-from streamrl.processor.processor import starts
 from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 
 logger = logging.getLogger(__name__)
@@ -330,10 +337,12 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the
     next life.
     """
-    positions = starts(log, [topic for topic in CONSUMES if topic != "visits"])
+    positions = log.beginning_offsets(
+        partitions_of(log, [topic for topic in CONSUMES if topic != "visits"])
+    )
     if me.visits:
         positions |= recall(me, log)
-    me.began = log.ends(positions)
+    me.began = log.end_offsets(positions)
     reader = log.reader(positions)
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     me.go_on()
@@ -363,8 +372,8 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
 def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:
     """Hear all visits there are, before any problem is chosen. Where the next ones will be."""
     topic = topology.visits(me.name)
-    begins = starts(log, [topic])
-    ends = log.ends(begins)
+    begins = log.beginning_offsets(partitions_of(log, [topic]))
+    ends = log.end_offsets(begins)
     for where, start in begins.items():
         me.hear(list(read(log, *where, start, ends[where])))
     return ends

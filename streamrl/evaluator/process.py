@@ -21,8 +21,7 @@ from streamrl.inference.vllm_server import check
 from streamrl.log.codec import to_event
 from streamrl.log.instrumented import ready, show
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Reader
-from streamrl.processor.processor import starts
+from streamrl.log.protocol import Log, Reader, partitions_of
 from streamrl.records import PolicyVersion
 from streamrl.weights.store import Store
 
@@ -74,7 +73,7 @@ async def _follow(examiner: Examiner, log: Log) -> None:
     run, announced = examiner.run, dict[int, PolicyVersion]()
     store, every = Store(f"{run.store}/{run.learner.name}"), run.eval.interval
     done = _done(run, log)
-    reader = log.reader(starts(log, [topology.POLICY_VERSIONS]))
+    reader = log.reader(log.beginning_offsets(partitions_of(log, [topology.POLICY_VERSIONS])))
     logger.info(
         "evaluates %s every %d versions of learner %r",
         ", ".join(run.eval.envs),

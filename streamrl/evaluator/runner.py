@@ -162,7 +162,7 @@ def recorded(log: Log) -> list[Evaluation]:
     events = (
         to_event(m, ("evaluation",)).record
         for p in range(log.topics().get(TOPIC, 0))
-        for m in read(log, TOPIC, p, log.start(TOPIC, p))
+        for m in read(log, TOPIC, p)
     )
     return [record for record in events if isinstance(record, Evaluation)]
 
@@ -173,7 +173,7 @@ def posed(log: Log, env: str) -> frozenset[bytes]:
     """
     topic, found = topology.rollouts(env), dict[bytes, None]()
     for partition in range(log.topics().get(topic, 0)):
-        for message in read(log, topic, partition, log.start(topic, partition)):
+        for message in read(log, topic, partition):
             record = to_event(message, ("rollout",)).record
             if isinstance(record, Rollout) and record.turns:
                 found |= dict.fromkeys(possible_fingerprints(record.turns[0]))

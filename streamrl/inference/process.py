@@ -24,8 +24,7 @@ from streamrl.inference.vllm_server import check
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.instrumented import ready, show
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Output
-from streamrl.processor.processor import starts
+from streamrl.log.protocol import Log, Output, partitions_of
 from streamrl.records import PolicyVersion, Server
 
 logger = logging.getLogger(__name__)
@@ -46,9 +45,9 @@ class Announcements:
 
     def __init__(self, log: Log, learner: str) -> None:
         self._learner, self._newest = learner, None
-        begins = starts(log, [topology.POLICY_VERSIONS])
+        begins = log.beginning_offsets(partitions_of(log, [topology.POLICY_VERSIONS]))
         self._reader = log.reader(begins)
-        ends = log.ends(begins)
+        ends = log.end_offsets(begins)
         # a late joiner takes the latest only
         while any(self._reader.position(*where) < end for where, end in ends.items()):
             self.newest(POLL_S)

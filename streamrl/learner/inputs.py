@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message, read
+from streamrl.log.protocol import Log, Message, beginning_offset, read
 from streamrl.records import Batch, BatchPart, PolicyVersion, Scores
 from streamrl.scorer.pieces import Collected
 
@@ -112,7 +112,7 @@ def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersi
 
 def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
     """Its announcements, in order."""
-    for message in read(log, *VERSIONS, log.start(*VERSIONS)):
+    for message in read(log, *VERSIONS):
         record = to_event(message, ("policy-version",)).record
         if isinstance(record, PolicyVersion) and record.learner == learner:
             yield record
@@ -124,7 +124,7 @@ def announcement(
     """That of a version, in its newest lineage, waited for; None when `stop` is set before."""
     if (known := newest_lineages(versions(log, learner)).get(version)) is not None:
         return known
-    reader = log.reader({VERSIONS: log.start(*VERSIONS)})
+    reader = log.reader({VERSIONS: beginning_offset(log, *VERSIONS)})
     try:
         while not stop.is_set():
             for message in reader.poll(500, POLL_S):
@@ -146,7 +146,7 @@ def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch
 def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
     """The same without an end: None for every look that completes none."""
     reader, joiner = (
-        log.reader({BATCHES: max(start, log.start(*BATCHES))}),
+        log.reader({BATCHES: max(start, beginning_offset(log, *BATCHES))}),
         Joiner(),
     )
     with closing(reader):
@@ -162,7 +162,7 @@ def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
 def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
     """As `batches`, but only those that are there now."""
     joiner = Joiner()
-    for message in read(log, *BATCHES, max(start, log.start(*BATCHES))):
+    for message in read(log, *BATCHES, max(start, beginning_offset(log, *BATCHES))):
         if (batch := _joined(joiner, message)) is not None:
             yield batch, message.offset + 1
 
@@ -171,7 +171,7 @@ def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
     """Records of `scores` from an offset on, as they come, each with its offset; None for every
     look that finds none. After a while it is said.
     """
-    reader = log.reader({SCORES: max(start, log.start(*SCORES))})
+    reader = log.reader({SCORES: max(start, beginning_offset(log, *SCORES))})
     with closing(reader):
         asked = time.monotonic()
         while True:
@@ -193,7 +193,7 @@ def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
 
 def recorded_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
     """Those that are there now."""
-    for message in read(log, *SCORES, max(start, log.start(*SCORES))):
+    for message in read(log, *SCORES, max(start, beginning_offset(log, *SCORES))):
         if (scores := _scores(message)) is not None:
             yield scores, message.offset
 

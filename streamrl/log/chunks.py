@@ -20,12 +20,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streamrl.errors import StreamrlError
-from streamrl.log.protocol import Message, Positions, Reader, TopicPartition
+from streamrl.log.protocol import (
+    Log,
+    Message,
+    Positions,
+    Reader,
+    TopicPartition,
+    beginning_offset,
+    read,
+)
 
 CHUNK_SCHEMA = ("schema", b"chunk/1")
 CHUNK_HEADER = "streamrl.chunk"
@@ -185,11 +193,10 @@ class JoiningReader:
         self,
         reader: Reader,
         positions: Positions,
-        start: Callable[[str, int], int],  # the first offset that a partition keeps
-        # messages of topic and partition with start <= offset < end
-        between: Callable[[str, int, int, int], Iterable[Message]],
+        log: Log,
     ) -> None:
-        self._reader, self._start, self._between = reader, start, between
+        self._reader = reader
+        self._log = log
         self._origins = dict(positions)  # what lies from here on has been looked at
         self._positions = dict(positions)
         self._joiners: dict[TopicPartition, Joiner] = {}
@@ -234,7 +241,7 @@ class JoiningReader:
     def _begins_with_retention(self, where: TopicPartition) -> bool:
         """Has this reader begun at the first record that retention has left?"""
         if where not in self._cut:
-            self._cut[where] = 0 < self._positions[where] <= self._start(*where)
+            self._cut[where] = 0 < self._positions[where] <= beginning_offset(self._log, *where)
         return self._cut[where]
 
     def _read_back(self, message: Message, place: Place) -> Joiner:
@@ -242,11 +249,11 @@ class JoiningReader:
         could be.
         """
         where = message.topic, message.partition
-        first, distance, joiner = self._start(*where), 4 * place.number, Joiner()
+        first, distance, joiner = beginning_offset(self._log, *where), 4 * place.number, Joiner()
         while not joiner.is_expected(place):
             begin = max(first, message.offset - distance, message.offset - SPAN_RECORDS, 0)
             joiner = Joiner()
-            for before in self._between(*where, begin, message.offset):
+            for before in read(self._log, *where, begin, message.offset, whole=False):
                 if is_chunk(before) and (its_place := place_of(before)) is not None:
                     joiner.add(before, its_place)
             self._origins[where] = min(self._origins[where], begin)

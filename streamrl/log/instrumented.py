@@ -66,7 +66,7 @@ class Watched:
         """
         where = {at for reader in list(self._readers) for at in reader.where}
         try:
-            self._ends = self._log.ends(where)
+            self._ends = self._log.end_offsets(where)
         except StreamrlError:  # the part itself finds out, and says so
             return
         self._answered_s = self.clock()
@@ -203,17 +203,13 @@ class Watched:
     def topics(self) -> dict[str, int]:
         return self._log.topics()
 
-    def start(self, topic: str, partition: int) -> int:
-        return self._log.start(topic, partition)
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        return self._log.beginning_offsets(partitions)
 
-    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._log.starts(where)
-
-    def end(self, topic: str, partition: int) -> int:
-        return self._log.end(topic, partition)
-
-    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._log.ends(where)
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._log.end_offsets(partitions)
 
     def reader(
         self, positions: Positions, whole: bool = True, bounded: bool = False

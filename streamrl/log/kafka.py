@@ -43,7 +43,7 @@ from streamrl.errors import (
 )
 from streamrl.log.chunks import JoiningReader, size_of, split
 from streamrl.log.offsets import Step
-from streamrl.log.protocol import Log, Message, Positions, Reader, read
+from streamrl.log.protocol import Log, Message, Positions, Reader, end_offset
 from streamrl.log.protocol import TopicPartition as Where
 
 logger = logging.getLogger(__name__)
@@ -196,27 +196,17 @@ class KafkaLog:
             if name.startswith(self._prefix)
         }
 
-    def start(self, topic: str, partition: int) -> int:
-        return self._offset(topic, partition, _EARLIEST)
+    def beginning_offsets(self, partitions: Collection[Where]) -> dict[Where, int]:
+        return self._offsets(partitions, _EARLIEST)
 
-    def starts(self, where: Collection[Where]) -> dict[Where, int]:
-        return self._offsets(where, _EARLIEST) if where else {}
-
-    def end(self, topic: str, partition: int) -> int:
-        return self._offset(topic, partition, _LATEST)
-
-    def ends(self, where: Collection[Where]) -> dict[Where, int]:
-        return self._offsets(where, _LATEST) if where else {}
+    def end_offsets(self, partitions: Collection[Where]) -> dict[Where, int]:
+        return self._offsets(partitions, _LATEST)
 
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         # librdkafka itself would say so after half a minute
         self._require({topic for topic, _ in positions})
         reader = KafkaReader(self._settings, self._prefix, positions, bounded)
-        return (
-            JoiningReader(reader, positions, self.start, partial(read, self, whole=False))
-            if whole
-            else reader
-        )
+        return JoiningReader(reader, positions, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> KafkaWriter:
         writer = KafkaWriter(self._settings, self._prefix, identity)
@@ -226,11 +216,10 @@ class KafkaLog:
 
     def _settle(self, topic: str, limit_s: float = SETTLE_TIMEOUT_S) -> None:
         """Wait until whatever lies in a topic is committed or aborted."""
-        deadline, wanted = (
-            time.monotonic() + limit_s,
-            self._offset(topic, 0, _LATEST, IsolationLevel.READ_UNCOMMITTED),
-        )
-        while (end := self.end(topic, 0)) < wanted:
+        deadline = time.monotonic() + limit_s
+        uncommitted = IsolationLevel.READ_UNCOMMITTED
+        wanted = self._offsets([(topic, 0)], _LATEST, uncommitted)[topic, 0]
+        while (end := end_offset(self, topic, 0)) < wanted:
             if time.monotonic() > deadline:
                 raise BrokerError(
                     f"{self._prefix}{topic}[0]@{end} is neither committed nor aborted after {limit_s:.0f} s: {self.address} has lost the end of a "
@@ -283,27 +272,17 @@ class KafkaLog:
 
     def close(self) -> None: ...
 
-    def _offset(
-        self,
-        topic: str,
-        partition: int,
-        which: OffsetSpec,
-        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    ) -> int:
-        try:
-            return self._offsets([(topic, partition)], which, isolation)[topic, partition]
-        except BrokerError:
-            self._require({topic})  # librdkafka only says that it has found no leader
-            raise
-
     def _offsets(
         self,
-        where: Collection[Where],
+        partitions: Collection[Where],
         which: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[Where, int]:
+        if not partitions:
+            return {}
         asked: Any = {
-            TopicPartition(self._prefix + topic, partition): which for topic, partition in where
+            TopicPartition(self._prefix + topic, partition): which
+            for topic, partition in partitions
         }
 
         def ask() -> dict[Where, int]:
@@ -315,7 +294,12 @@ class KafkaLog:
                 for tp, future in futures.items()
             }
 
-        return again(ask, self.address)
+        try:
+            return again(ask, self.address)
+        except BrokerError:
+            # librdkafka says no more than that it has found no leader.
+            self._require({topic for topic, _ in partitions})
+            raise
 
     def _require(self, topics: Collection[str]) -> None:
         if missing := set(topics) - self.topics().keys():
@@ -714,7 +698,7 @@ class KafkaRewriter:
     def _settle(self, where: Where) -> None:
         """Wait until everything written to a partition shows there, markers included."""
         deadline, wanted = time.monotonic() + IMPORT_TIMEOUT_S, self._ends.get(where, 0)
-        while (end := self._log.end(*where)) < wanted:
+        while (end := end_offset(self._log, *where)) < wanted:
             if time.monotonic() > deadline:
                 raise BrokerError(
                     f"{where[0]}[{where[1]}] ends at {end} and not at {wanted}; does somebody else write to it?"

@@ -10,11 +10,10 @@ import threading
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
 from streamrl.errors import Fenced, InputGone, TopicMissing
 from streamrl.log.chunks import JoiningReader, split
-from streamrl.log.protocol import Log, Message, Positions, Reader, TopicPartition, read
+from streamrl.log.protocol import Log, Message, Positions, Reader, TopicPartition
 
 
 class MemoryLog:
@@ -41,27 +40,19 @@ class MemoryLog:
     def topics(self) -> dict[str, int]:
         return dict(self._counts)
 
-    def start(self, topic: str, partition: int) -> int:
-        self._partition(topic, partition)
-        return self._starts[topic, partition]
-
-    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {at: self.start(*at) for at in where}
-
-    def end(self, topic: str, partition: int) -> int:
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         with self._lock:
-            return len(self._partition(topic, partition)) + self._starts[topic, partition]
+            return {tp: self._first(tp) for tp in partitions}
 
-    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {at: self.end(*at) for at in where}
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        with self._lock:
+            return {tp: self._first(tp) + len(self._partitions[tp]) for tp in partitions}
 
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         reader = MemoryReader(self, positions)
-        return (
-            JoiningReader(reader, positions, self.start, partial(read, self, whole=False))
-            if whole
-            else reader
-        )
+        return JoiningReader(reader, positions, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         with self._lock:
@@ -135,6 +126,10 @@ class MemoryLog:
         with self._lock:
             self._lock.wait(timeout_s)
 
+    def _first(self, tp: TopicPartition) -> int:
+        self._partition(*tp)
+        return self._starts[tp]
+
     def _partition(self, topic: str, partition: int) -> list[Message | None]:
         try:
             return self._partitions[topic, partition]
@@ -159,8 +154,7 @@ class MemoryLog:
 class MemoryReader:
     def __init__(self, log: MemoryLog, positions: Positions) -> None:
         self._log, self._positions, self._paused = log, dict(positions), frozenset[str]()
-        for topic, partition in positions:
-            log.start(topic, partition)
+        log.beginning_offsets(positions)  # raises TopicMissing
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         deadline = time.monotonic() + timeout_s

@@ -14,7 +14,6 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +31,6 @@ from streamrl.log.protocol import (
     Reader,
     TopicPartition,
     Writer,
-    read,
 )
 
 FORMAT = 1
@@ -57,7 +55,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    start: int  # as `Log.start` and `Log.end` said
+    start: int  # as `Log.beginning_offsets` and `Log.end_offsets` said
     end: int
     files: list[File] = []
 
@@ -193,25 +191,17 @@ class FileLog:
     def topics(self) -> dict[str, int]:
         return {topic: len(partitions) for topic, partitions in self.manifest.topics.items()}
 
-    def start(self, topic: str, partition: int) -> int:
-        return self.partition(topic, partition).start
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        return {tp: self.partition(*tp).start for tp in partitions}
 
-    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {at: self.start(*at) for at in where}
-
-    def end(self, topic: str, partition: int) -> int:
-        return self.partition(topic, partition).end
-
-    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {at: self.end(*at) for at in where}
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: self.partition(*tp).end for tp in partitions}
 
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         reader = FileReader(self, positions)
-        return (
-            JoiningReader(reader, positions, self.start, partial(read, self, whole=False))
-            if whole
-            else reader
-        )
+        return JoiningReader(reader, positions, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         self._refuse(identity)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from streamrl.errors import BrokerUnreachable
+from streamrl.errors import BrokerUnreachable, TopicMissing
 from streamrl.records import Record
 
 STALLED_S = 30.0  # a read whose end is known gives up after so long without a record
@@ -160,24 +160,18 @@ class Log(Protocol):
         """Topics of this run, with their number of partitions."""
         ...
 
-    def start(self, topic: str, partition: int) -> int:
-        """Offset of the first message kept."""
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Offset of the first message that each partition still keeps."""
         ...
 
-    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """`start` of many partitions, asked at once."""
-        ...
-
-    def end(self, topic: str, partition: int) -> int:
-        """The last stable offset: behind the last message that a reader may see.
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last stable offset of each partition: behind the last message that a reader may see.
 
         Another writer's transaction shows a moment after its commit returned; a writer's own
         earlier ones always show once `writer` has returned.
         """
-        ...
-
-    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """`end` of many partitions, asked at once."""
         ...
 
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
@@ -209,17 +203,57 @@ class Log(Protocol):
     def close(self) -> None: ...
 
 
-def read(
-    log: Log, topic: str, partition: int, start: int, end: int | None = None, whole: bool = True
-) -> Iterator[Message]:
-    """The committed messages of one partition with start <= offset < end (default: all there are
-    now), then stop.
+def beginning_offset(log: Log, topic: str, partition: int) -> int:
+    """Offset of the first message that one partition still keeps."""
+    return log.beginning_offsets([(topic, partition)])[topic, partition]
 
-    Behind a last message lie transaction markers that no reader sees; so the end is reached by a
-    message or by the reader's position. Raises BrokerUnreachable when nothing comes for
+
+def end_offset(log: Log, topic: str, partition: int) -> int:
+    """The last stable offset of one partition."""
+    return log.end_offsets([(topic, partition)])[topic, partition]
+
+
+def partition_count(log: Log, topic: str) -> int:
+    """Number of partitions of a topic. Raises TopicMissing."""
+    return len(partitions_of(log, [topic]))
+
+
+def partitions_of(log: Log, topics: Iterable[str]) -> list[TopicPartition]:
+    """Every partition of these topics. Raises TopicMissing.
+
+    The log is asked once, however many topics there are: a run may have hundreds of envs.
+    """
+    counts = log.topics()
+    partitions: list[TopicPartition] = []
+    for topic in topics:
+        if topic not in counts:
+            # A log that does not see the topic may know why, and says so when it is to read it:
+            # this process may lack the right.
+            log.reader({(topic, 0): 0}).close()
+            raise TopicMissing(
+                f"topic {topic} is missing; create it with `streamrl topics apply RUN.yaml`"
+            )
+        partitions += [(topic, partition) for partition in range(counts[topic])]
+    return partitions
+
+
+def read(
+    log: Log,
+    topic: str,
+    partition: int,
+    start: int | None = None,
+    end: int | None = None,
+    whole: bool = True,
+) -> Iterator[Message]:
+    """The committed messages of one partition with start <= offset < end, by default all that are
+    there now.
+
+    Transaction markers, which no reader sees, may follow the last message; so the end is reached by
+    a message or by the reader's position. Raises BrokerUnreachable when nothing comes for
     `STALLED_S`.
     """
-    last = log.end(topic, partition) if end is None else end
+    start = beginning_offset(log, topic, partition) if start is None else start
+    last = end_offset(log, topic, partition) if end is None else end
     if start >= last:
         return
     reader = log.reader({(topic, partition): start}, whole, bounded=True)

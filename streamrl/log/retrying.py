@@ -26,7 +26,7 @@ from streamrl.errors import (
     TopicMissing,
     TransactionFailed,
 )
-from streamrl.log.protocol import Log, Message, Positions, Writer, read
+from streamrl.log.protocol import Log, Message, Positions, Writer, end_offset, read
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class RetryingWriter:
         self._stop = stop or threading.Event()
         self._writer: Writer | None = log.writer(identity, changelog_topic)
         # records of this identity from here on are this writer's, or a rival's
-        self._since = log.end(changelog_topic, 0)
+        self._since = end_offset(log, changelog_topic, 0)
 
     def commit(self, messages: Sequence[Message]) -> int:
         """Commit all messages once. The last one must be for `changelog_topic`.

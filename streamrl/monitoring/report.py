@@ -106,7 +106,7 @@ def gather(run: RunFile, log: Log) -> History:
     for env in run.envs:
         topic = topology.rollouts(env)
         found.rollouts[env] = sum(
-            1 for p in range(there.get(topic, 0)) for _ in read(log, topic, p, log.start(topic, p))
+            1 for p in range(there.get(topic, 0)) for _ in read(log, topic, p)
         )
     return found
 
@@ -125,7 +125,7 @@ def records(
 
 def messages(log: Log, there: dict[str, int], topic: str) -> Iterator[Message]:
     for partition in range(there.get(topic, 0)):
-        yield from read(log, topic, partition, log.start(topic, partition))
+        yield from read(log, topic, partition)
 
 
 def _batch(found: History, batch: Batch, time_s: float) -> None:

@@ -19,7 +19,7 @@ from streamrl.config.topology import Part
 from streamrl.local_kafka import broker
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Log, read
+from streamrl.log.protocol import Log, end_offset, partition_count, read
 from streamrl.monitoring.display import STATE_STYLES, clock, quoted
 from streamrl.monitoring.run_view import (
     SILENT_S,
@@ -31,7 +31,6 @@ from streamrl.monitoring.run_view import (
     troubles,
     view,
 )
-from streamrl.processor.processor import partitions
 
 # records; a longer lag is the distance of offsets, which counts transaction markers too
 EXACT_LAG = 2_000
@@ -77,13 +76,10 @@ def look(run: RunFile, log: Log) -> View:
     """The run's topics, read once from start to end."""
     seen = view(run)
     for topic, schemas in TOPICS.items():
-        for partition in range(partitions(log, topic)):
+        for partition in range(partition_count(log, topic)):
             seen = fold(
                 seen,
-                (
-                    to_event(message, schemas)
-                    for message in read(log, topic, partition, log.start(topic, partition))
-                ),
+                (to_event(message, schemas) for message in read(log, topic, partition)),
             )
     return seen
 
@@ -104,7 +100,7 @@ def lag(log: Log, identity: str) -> int | None:
 
 
 def _behind(log: Log, topic: str, partition: int, position: int) -> int:
-    distance = max(0, log.end(topic, partition) - position)
+    distance = max(0, end_offset(log, topic, partition) - position)
     return (
         distance if distance > EXACT_LAG else sum(1 for _ in read(log, topic, partition, position))
     )

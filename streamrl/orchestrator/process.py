@@ -28,7 +28,7 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.instrumented import ready
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Output, read
+from streamrl.log.protocol import Log, Output, beginning_offset, end_offset, partitions_of, read
 from streamrl.monitoring import report
 from streamrl.monitoring.display import Display, Frame, PartLine, make_display
 from streamrl.monitoring.http import ANYWHERE, Asked, forget, serving
@@ -50,7 +50,6 @@ from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.plan import BROKER, BROKER_PART, GiveUp, Kill, Start, decide, how
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.processor.processor import starts
 from streamrl.records import FateKind, RunConfig
 
 logger = logging.getLogger(__name__)
@@ -184,10 +183,10 @@ def watch(
     """Follow the run's topics, keep its parts running, show it, until it is over or `stop` is set."""
     began_s, began = time.time(), time.monotonic()
     seen = deciding_view(run, began_s)
-    begins = starts(log, TOPICS)
+    begins = log.beginning_offsets(partitions_of(log, TOPICS))
     if target := run.orchestrator.target:
         begins[topology.sole_partition(topology.BATCHES)] = batches_begin(log, target)
-    reader, history = log.reader(begins), log.ends(begins)
+    reader, history = log.reader(begins), log.end_offsets(begins)
     meter, measured_s, shown_s, lines_said = (
         Meter(log, "orchestrator"),
         0.0,
@@ -239,7 +238,7 @@ def batches_begin(log: Log, target: Target) -> int:
     A batch may be large, so no more of them are read than a verdict needs.
     """
     batches = topology.sole_partition(topology.BATCHES)
-    start, end = log.start(*batches), log.end(*batches)
+    start, end = beginning_offset(log, *batches), end_offset(log, *batches)
     distance = 4 * target.batches
     while True:
         begin = max(start, end - distance)
@@ -353,7 +352,7 @@ def _with_broker(
 def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> None:
     """Topics as planned; and no run begins on what another left."""
     if not resume and any(
-        log.end(*topology.sole_partition(topic)) > 0
+        end_offset(log, *topology.sole_partition(topic)) > 0
         for topic in (topology.CONFIG, topology.POLICY_VERSIONS)
         if topic in log.topics()
     ):

@@ -16,7 +16,17 @@ from typing import Any, TypeVar
 
 from streamrl.errors import InputGone
 from streamrl.log.codec import decode, to_event
-from streamrl.log.protocol import Event, Log, Message, Progress, Reader, TopicPartition, read
+from streamrl.log.protocol import (
+    Event,
+    Log,
+    Message,
+    Progress,
+    Reader,
+    TopicPartition,
+    beginning_offset,
+    end_offset,
+    read,
+)
 from streamrl.processor.snapshots import RecordRef
 from streamrl.records import Record, Slice
 
@@ -58,9 +68,9 @@ def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, Record]
 
 def last_record(log: Log, topic: str, kind: type[R]) -> R | None:
     """The last record of that kind in a journal, found from the end; None when there is none."""
-    end, tail, found = log.end(topic, 0), TAIL, None
+    end, tail, found = end_offset(log, topic, 0), TAIL, None
     while found is None and end > 0:
-        for _, record in entries(log, topic, max(log.start(topic, 0), end - tail)):
+        for _, record in entries(log, topic, max(beginning_offset(log, topic, 0), end - tail)):
             found = record if isinstance(record, kind) else found
         if tail >= end:
             break
@@ -130,7 +140,9 @@ class SliceReader:
         """Messages with start <= offset <= last, where `last` is that of a message."""
         if where not in self._open:
             self._open[where] = (
-                self.log.reader({where: max(start, self.log.start(*where))}, bounded=True),
+                self.log.reader(
+                    {where: max(start, beginning_offset(self.log, *where))}, bounded=True
+                ),
                 [],
             )
         reader, buffer = self._open[where]
@@ -156,7 +168,7 @@ def first_offsets(log: Log, partitions: Collection[TopicPartition]) -> dict[Topi
     NOTHING_LEFT.
     """
     there = log.topics()
-    begin = log.starts([where for where in partitions if where[0] in there])
+    begin = log.beginning_offsets([where for where in partitions if where[0] in there])
     return {where: begin.get(where, NOTHING_LEFT) for where in partitions}
 
 

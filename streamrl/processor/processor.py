@@ -25,7 +25,7 @@ import msgspec
 
 from streamrl.config import topology
 from streamrl.config.plugins import imports_in
-from streamrl.errors import InputGone, StreamrlError, TopicMissing, TransactionFailed
+from streamrl.errors import InputGone, StreamrlError, TransactionFailed
 from streamrl.log.codec import digest, to_event, to_message
 from streamrl.log.dead_letters import TOPIC, Letter, letter_of, reject
 from streamrl.log.instrumented import ready
@@ -40,6 +40,8 @@ from streamrl.log.protocol import (
     TopicPartition,
     Undecodable,
     Writer,
+    beginning_offset,
+    partitions_of,
 )
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.circuit_breaker import CircuitBreaker
@@ -157,7 +159,7 @@ def run_processor(
     # computed again, not retried.
     writer = RetryingWriter(log, part.name, topology.journal(part.name), patience_s=0.0)
     fold, records_read = restore(log, part)
-    begin = starts(log, part.inputs)
+    begin = log.beginning_offsets(partitions_of(log, part.inputs))
     for sentence in reconcile(log, part, fold, begin, clock(), writer.commit):
         logger.warning("%s: %s", part.name, sentence)
     positions = {
@@ -532,7 +534,9 @@ def restore(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], int]
     if last is None:
         return fold, 0
     found = list(
-        whole_snapshots(entries(log, topic, max(last.snapshot_offset, log.start(topic, 0))))
+        whole_snapshots(
+            entries(log, topic, max(last.snapshot_offset, beginning_offset(log, topic, 0)))
+        )
     )
     # behind the last entry: the part was idle, or has been told to stop
     behind = isinstance(found[-1][1], Snapshot)
@@ -627,10 +631,10 @@ def beginning(log: Log, part: Processor[C, S]) -> tuple[ProcessorState[C, S], in
     fold, tape, start = (
         ProcessorState[C, S](part.initial()),
         SliceReader(log, part.schemas_of),
-        log.start(topic, 0),
+        beginning_offset(log, topic, 0),
     )
     there = log.topics()
-    begin = log.starts(
+    begin = log.beginning_offsets(
         [(name, p) for name, count in there.items() if name in part.inputs for p in range(count)]
     )
     if not any(begin.values()) and not start:
@@ -685,31 +689,6 @@ def replay_entry(
     fold.unsaved_since_s = entry.time_s if fold.unsaved_since_s is None else fold.unsaved_since_s
     fold.positions.update({(piece.topic, piece.partition): piece.end for piece in entry.slices})
     return outputs
-
-
-def starts(log: Log, topics: Iterable[str]) -> dict[TopicPartition, int]:
-    """The first offset of every partition of these topics. Two questions, however many there are: a
-    run may have hundreds of envs.
-    """
-    there = log.topics()
-    return log.starts(
-        [(topic, p) for topic in topics for p in range(_partitions(log, there, topic))]
-    )
-
-
-def partitions(log: Log, topic: str) -> int:
-    return _partitions(log, log.topics(), topic)
-
-
-def _partitions(log: Log, there: Mapping[str, int], topic: str) -> int:
-    if topic not in there:
-        # a log that knows why it does not see the topic says so: it may not be this process's to
-        # read
-        log.reader({(topic, 0): 0}).close()
-        raise TopicMissing(
-            f"topic {topic} is missing; create it with `streamrl topics apply RUN.yaml`"
-        )
-    return there[topic]
 
 
 def to_json(config: Any) -> str:

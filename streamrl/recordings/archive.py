@@ -33,7 +33,7 @@ from streamrl.log.parquet import (
     write_manifest,
     write_partition,
 )
-from streamrl.log.protocol import Log, Message, TopicPartition, read
+from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset, end_offset, read
 from streamrl.processor.journal import last_record
 from streamrl.recordings.progress import Report, silent
 from streamrl.records import RunConfig
@@ -53,7 +53,7 @@ def export(log: Log, run: RunFile, directory: Path, progress: Report = silent) -
         raise ExportError(
             f"{directory} exists and is not an empty directory; give another one, or remove it"
         )
-    bounds = {where: (log.start(*where), end) for where, end in ends(log).items()}
+    bounds = {where: (beginning_offset(log, *where), end) for where, end in ends(log).items()}
     total, before = sum(end - start for start, end in bounds.values()), 0
     written: dict[str, list[Partition]] = {topic: [] for topic in sorted(log.topics())}
     part = directory.absolute().with_name(f".{directory.name}.{os.getpid()}.part")
@@ -86,7 +86,7 @@ def ends(log: Log) -> dict[TopicPartition, int]:
             item[0],
         ),
     )
-    return {(topic, p): log.end(topic, p) for topic, count in order for p in range(count)}
+    return {(topic, p): end_offset(log, topic, p) for topic, count in order for p in range(count)}
 
 
 def counted(
@@ -217,7 +217,11 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
     """Fill the partitions side by side, a step of each at a time."""
     waiting = iter([(topic, p) for topic, count in files.topics().items() for p in range(count)])
     total, done = (
-        sum(files.end(topic, p) for topic, count in files.topics().items() for p in range(count)),
+        sum(
+            end_offset(files, topic, p)
+            for topic, count in files.topics().items()
+            for p in range(count)
+        ),
         0,
     )
     active: list[Iterator[Step]] = []
@@ -234,7 +238,7 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
     rewriter.settle()
     log.delete_before(
         {
-            (topic, p): files.start(topic, p)
+            (topic, p): beginning_offset(files, topic, p)
             for topic, count in files.topics().items()
             for p in range(count)
         }
@@ -242,7 +246,7 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
 
 
 def plan(files: FileLog, where: TopicPartition) -> Iterator[Step]:
-    start, end = files.start(*where), files.end(*where)
+    start, end = beginning_offset(files, *where), end_offset(files, *where)
     if start > HOLES:
         raise BrokerError(
             f"{where[0]}[{where[1]}] begins at {start:,}: an import would write as many fillers; replay it from the files instead"
@@ -260,8 +264,8 @@ def check(files: FileLog, log: Log) -> None:
     for topic, count in files.topics().items():
         for p in range(count):
             there, wanted = (
-                (log.start(topic, p), log.end(topic, p)),
-                (files.start(topic, p), files.end(topic, p)),
+                (beginning_offset(log, topic, p), end_offset(log, topic, p)),
+                (beginning_offset(files, topic, p), end_offset(files, topic, p)),
             )
             if there != wanted:
                 raise BrokerError(

@@ -21,7 +21,7 @@ import numpy as np
 from streamrl.config import topology
 from streamrl.learner.inputs import newest_lineages
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Event, Log, Message, read
+from streamrl.log.protocol import Event, Log, Message, beginning_offset, end_offset, read
 from streamrl.processor.processor import Processor, restore
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.progress import Report, silent
@@ -122,7 +122,7 @@ class Reading:
         """These too, as far as they go by now."""
         there = self.log.topics()
         self.bounds |= {
-            (t, p): (self.log.start(t, p), self.log.end(t, p))
+            (t, p): (beginning_offset(self.log, t, p), end_offset(self.log, t, p))
             for t in topics
             for p in range(there.get(t, 0))
         }
@@ -219,7 +219,7 @@ def oldest_s(log: Log, topic: str) -> float:
     """
     found = -math.inf
     for partition in range(log.topics().get(topic, 0)):
-        if start := log.start(topic, partition):
+        if start := beginning_offset(log, topic, partition):
             first = next(read(log, topic, partition, start), None)
             found = max(found, math.inf if first is None else first.timestamp_s)
     return found
@@ -231,8 +231,8 @@ def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> 
     """
     ledger = ledgers.get((fate.environment, fate.partition))
     for index, offset in enumerate(fate.offsets.tolist()):
-        if ledger is not None and len(ledger.exists) <= offset < log.end(
-            topology.rollouts(fate.environment), fate.partition
+        if ledger is not None and len(ledger.exists) <= offset < end_offset(
+            log, topology.rollouts(fate.environment), fate.partition
         ):
             continue
         if ledger is not None and 0 <= offset < ledger.start:
@@ -265,7 +265,7 @@ def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Processor[Any, Any])
         if topic.startswith(("rollouts.", "groups."))
         for p in range(log.topics().get(topic, 0))
         for event in events(
-            log, topic, p, schemas, fold.positions.get((topic, p), log.start(topic, p))
+            log, topic, p, schemas, fold.positions.get((topic, p), beginning_offset(log, topic, p))
         )
     )
     for event in chain(held_events(fold.state), unread):
@@ -328,7 +328,11 @@ def events(
     end: int | None = None,
 ) -> Iterator[Event]:
     for message in read(
-        log, topic, partition, log.start(topic, partition) if start is None else start, end
+        log,
+        topic,
+        partition,
+        beginning_offset(log, topic, partition) if start is None else start,
+        end,
     ):
         yield to_event(message, schemas)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamrl.config import topology
 from streamrl.log.codec import DecodeError, decode, digest
-from streamrl.log.protocol import Log, Message, read
+from streamrl.log.protocol import Log, Message, beginning_offset, end_offset, read
 from streamrl.processor.journal import entries
 from streamrl.processor.processor import Processor, ProcessorState, beginning, replay_entry
 from streamrl.recordings.progress import Report, silent
@@ -59,7 +59,7 @@ class Recorded:
         digests of their entries only.
         """
         return self.from_the_start and not any(
-            self.log.start(topic, p) for p in range(self.log.topics()[topic])
+            beginning_offset(self.log, topic, p) for p in range(self.log.topics()[topic])
         )
 
     def take(self, message: Message) -> Message | None:
@@ -71,8 +71,7 @@ class Recorded:
         if message.topic not in self._ahead:
             partitions = range(self.log.topics()[message.topic])
             self._ahead[message.topic] = [
-                (read(self.log, message.topic, p, self.log.start(message.topic, p)), deque())
-                for p in partitions
+                (read(self.log, message.topic, p), deque()) for p in partitions
             ]
         for place in range(LOOK_AHEAD):
             for iterator, ahead in self._ahead[message.topic]:
@@ -97,7 +96,7 @@ def replay(
 
     Ends at the first difference, or when `stop_at` says so.
     """
-    end = log.end(*topology.sole_partition(topology.journal(part.name)))
+    end = end_offset(log, *topology.sole_partition(topology.journal(part.name)))
     fold, start, tape = beginning(log, part)
     result, recorded = (
         Replayed(begins_at=fold.sequence + 1),

@@ -42,7 +42,7 @@ def topics(log: Log) -> list[str]:
 def messages(log: Log, topic: str) -> Iterator[Message]:
     """Letters of a topic and notes about them, as far as they go now."""
     for partition in range(log.topics()[TOPIC + topic]):
-        yield from read(log, TOPIC + topic, partition, log.start(TOPIC + topic, partition))
+        yield from read(log, TOPIC + topic, partition)
 
 
 def letters(log: Log, topic: str) -> Iterator[Letter]:

@@ -32,7 +32,16 @@ from streamrl.local_kafka import broker
 from streamrl.log import topics
 from streamrl.log.codec import encode, to_event, to_message
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Event, Log, Message, Output, TopicPartition, portions, read
+from streamrl.log.protocol import (
+    Event,
+    Log,
+    Message,
+    Output,
+    TopicPartition,
+    partitions_of,
+    portions,
+    read,
+)
 from streamrl.orchestrator.run_directory import write_run_file
 from streamrl.processor.journal import SliceReader, entries, is_gone, last_record
 from streamrl.processor.processor import (
@@ -41,7 +50,6 @@ from streamrl.processor.processor import (
     beginning,
     process_batch,
     replay_entry,
-    starts,
 )
 from streamrl.recordings.inheritance import Census, Cut, Group, next_problem
 from streamrl.recordings.progress import Report, shown
@@ -255,7 +263,7 @@ def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
             or topic not in old.topics()
         ):
             continue
-        for message in read(old, topic, 0, old.start(topic, 0)):
+        for message in read(old, topic, 0):
             record = to_event(message, ("visit",)).record
             if isinstance(record, Visit) and record.policy_version <= run.fork.version:
                 yield message
@@ -319,7 +327,10 @@ def schedule(
     parent's buffer took them.
     """
     part = buffer.part(parent)
-    tape, begin = SliceReader(old, part.schemas_of), starts(old, part.inputs)
+    tape, begin = (
+        SliceReader(old, part.schemas_of),
+        old.beginning_offsets(partitions_of(old, part.inputs)),
+    )
     pieces = (
         piece
         for _, entry in entries(old, topology.journal(part.name))
@@ -424,7 +435,7 @@ def _rollouts(log: Log, envs: Iterable[str]) -> Iterator[tuple[Message, Event]]:
     there = log.topics()
     for topic in (topology.rollouts(env) for env in envs):
         for partition in range(there.get(topic, 0)):
-            for message in read(log, topic, partition, log.start(topic, partition)):
+            for message in read(log, topic, partition):
                 yield message, to_event(message, ("rollout",))
 
 

@@ -21,7 +21,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.dead_letters import PREFIX
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import File, FileLog, Manifest, Partition, write_manifest
-from streamrl.log.protocol import Log, Output, read
+from streamrl.log.protocol import Log, Output, end_offset, read
 from streamrl.monitoring.display import quoted
 from streamrl.processor.processor import to_json
 from streamrl.recordings.archive import plan, run_of
@@ -178,7 +178,7 @@ def letter_to_another_topic(directory: Path) -> str:
     writer.send(message._replace(topic="dead-letters.rollouts.copy", headers=headers))
     writer.flush()
     retry(log, ["rollouts.copy"], lambda letter: True)
-    return "a policy version was put back" if log.end("policy-versions", 0) else ""
+    return "a policy version was put back" if end_offset(log, "policy-versions", 0) else ""
 
 
 def planted_programs(directory: Path) -> str:

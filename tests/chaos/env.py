@@ -15,7 +15,7 @@ from streamrl.config.topology import env_part, journal
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Message, Output
+from streamrl.log.protocol import Log, Message, Output, beginning_offset
 from streamrl.processor.journal import last_record
 from streamrl.records import Demand, EnvProgress, PolicyVersion, Rollout
 from tests.chaos import known
@@ -37,8 +37,8 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
     credit.launched = progress.published_groups + len(progress.open_problems)
     reader = log.reader(
         {
-            ("demand", 0): log.start("demand", 0),
-            ("policy-versions", 0): log.start("policy-versions", 0),
+            ("demand", 0): beginning_offset(log, "demand", 0),
+            ("policy-versions", 0): beginning_offset(log, "policy-versions", 0),
         }
     )
     under_way = dict.fromkeys(progress.open_problems, 0.0)  # number -> when it is done

@@ -12,7 +12,7 @@ from streamrl.dashboard.reading import Board, batch_at, follow, log_of, rollout_
 from streamrl.dashboard.state import new
 from streamrl.errors import BrokerUnreachable, TopicMissing
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output
+from streamrl.log.protocol import Log, Message, Output, end_offset
 from streamrl.orchestrator.run_directory import take
 from streamrl.recordings.archive import export
 from streamrl.recordings.audit import audit
@@ -71,7 +71,7 @@ def test_what_comes_later_is_followed(recording: MemoryLog):
 
     log = MemoryLog(TOPICS)
     play(log, 1)
-    before = log.end("rollouts.copy", 0) + log.end("rollouts.add", 0)
+    before = end_offset(log, "rollouts.copy", 0) + end_offset(log, "rollouts.add", 0)
     thread = threading.Thread(target=come, args=(stop := threading.Event(),))
     thread.start()
     try:
@@ -98,7 +98,7 @@ def test_a_rollout_is_read_where_it_lies(recording: MemoryLog):
     assert trained is not None and trained.number == row["batch"] and row["uid"] in trained.uids
     assert views.detail(found, trained, None)["turns"][1]["advantages"] is not None
     assert rollout_at(
-        recording, Place("copy", 0, recording.end("rollouts.copy", 0) - 1)
+        recording, Place("copy", 0, end_offset(recording, "rollouts.copy", 0) - 1)
     ).startswith("the record cannot be read: ")  # type: ignore[union-attr]
 
 

@@ -123,11 +123,7 @@ class Composed:
 
     def records(self, topic: str, schema: str) -> list[Record]:
         partitions = range(self.log.topics().get(topic, 0))
-        events = (
-            to_event(m, (schema,))
-            for p in partitions
-            for m in read(self.log, topic, p, self.log.start(topic, p))
-        )
+        events = (to_event(m, (schema,)) for p in partitions for m in read(self.log, topic, p))
         return [event.record for event in events if isinstance(event.record, Record)]
 
     def written(self) -> set[str]:

@@ -13,7 +13,7 @@ from streamrl.config.run_file import RunFile, parse
 from streamrl.envs import process
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output, end_offset, read
 from streamrl.records import Demand, Rollout, Server
 from tests.inference.stub import Stub
 from tests.support.data_path import publish
@@ -107,7 +107,7 @@ class Running:
 
     def join(self, *servers: Server) -> None:
         """They are heard of once the env looks: what was there before it says nothing of now."""
-        self.until(lambda: self._log.end("metrics", 0) > 0)
+        self.until(lambda: end_offset(self._log, "metrics", 0) > 0)
         tell(self._log, *servers)
 
     def until(self, true: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -25,7 +25,7 @@ from streamrl.inference.engine import Mismatch
 from streamrl.inference.vllm_host import Served
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output, end_offset, read
 from streamrl.records import Evaluation, Metric, PolicyVersion, Rollout
 from streamrl.weights.store import Store
 from tests.evaluator.test_suite import Policy, Spans
@@ -194,7 +194,7 @@ def test_the_answers_lie_before_it_in_the_topic_of_evaluations_and_in_no_other(
         and all(isinstance(r, Rollout) for r in answers)
     )
     assert len({r.rollout_uid for r in answers if isinstance(r, Rollout)}) == len(answers)
-    assert log.end("rollouts.copy-digits", 0) == 0
+    assert end_offset(log, "rollouts.copy-digits", 0) == 0
 
 
 def test_a_version_whose_weights_are_gone_or_spoilt_is_passed_over(

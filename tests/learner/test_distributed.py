@@ -131,10 +131,7 @@ def learning(run: RunFile, broker: str, logs: Path) -> Iterator[Learner]:
 
 
 def versions(log: KafkaLog) -> list[PolicyVersion]:
-    events = (
-        to_event(message, ("policy-version",))
-        for message in read(log, "policy-versions", 0, log.start("policy-versions", 0))
-    )
+    events = (to_event(message, ("policy-version",)) for message in read(log, "policy-versions", 0))
     return [event.record for event in events if isinstance(event.record, PolicyVersion)]
 
 
@@ -188,9 +185,7 @@ def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Pat
     assert "version 3: trained again" in learner.said()
     assert checkpoints.versions(run.directory / "checkpoints" / "lead") == [2, 4]
 
-    measured = [
-        to_event(m, ("metric",)).record for m in read(log, "metrics", 0, log.start("metrics", 0))
-    ]
+    measured = [to_event(m, ("metric",)).record for m in read(log, "metrics", 0)]
     # the log's own are of no step
     steps = [
         record.step for record in measured if isinstance(record, Metric) and record.step is not None

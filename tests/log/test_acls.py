@@ -17,8 +17,7 @@ from streamrl.errors import AccessDenied, BrokerUnreachable, ConfigError
 from streamrl.log import acls, topics
 from streamrl.log.acls import Rule
 from streamrl.log.kafka import KafkaLog, KafkaWriter
-from streamrl.log.protocol import Message
-from streamrl.processor.processor import partitions
+from streamrl.log.protocol import Message, beginning_offset, end_offset, partition_count
 from tests.support.secure import Secure, make_certificates
 from tests.support.waiting import until
 
@@ -191,7 +190,10 @@ def test_an_env_does_its_work(people: People):
     plain.flush()
     plain.close()
     reader = log.reader(
-        {(topic, 0): log.start(topic, 0) for topic in ("demand", "servers", "journal.env-a-0")}
+        {
+            (topic, 0): beginning_offset(log, topic, 0)
+            for topic in ("demand", "servers", "journal.env-a-0")
+        }
     )
     assert [message.topic for message in until(lambda: reader.poll(10, 0.1))] == ["journal.env-a-0"]
     reader.close()
@@ -208,9 +210,9 @@ def test_an_env_cannot_read_what_is_not_its_business(people: People, topic: str)
     with pytest.raises(AccessDenied, match=refused):
         log.reader({(topic, 0): 0})
     with pytest.raises(AccessDenied, match=refused):
-        log.end(topic, 0)
+        end_offset(log, topic, 0)
     with pytest.raises(AccessDenied, match=refused):
-        partitions(log, topic)
+        partition_count(log, topic)
 
 
 @pytest.mark.parametrize("topic", ["rollouts.a", "metrics"])
@@ -239,7 +241,7 @@ def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
     """Not in a transaction either, next to what is its own; and then nothing of that is written."""
     refused, before = (
         people.refused("env-a", f"write to topic {people.run.run}.{topic}"),
-        people.log("auditor").end("rollouts.a", 0),
+        end_offset(people.log("auditor"), "rollouts.a", 0),
     )
     with pytest.raises(AccessDenied, match=refused):
         write(people, "env-a", "env-a-1", "rollouts.a", topic)
@@ -248,7 +250,7 @@ def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
         plain.send(Message(topic, b"key", b"value"))
         plain.flush()
     log = people.log("auditor")
-    assert log.end(topic, 0) == 0
+    assert end_offset(log, topic, 0) == 0
     reader = log.reader({("rollouts.a", 0): before})
     assert [message for _ in range(5) for message in reader.poll(10, 0.1)] == []
     reader.close()

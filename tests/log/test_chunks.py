@@ -16,7 +16,7 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.dead_letters import letter_of, reject
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output, Undecodable, read
+from streamrl.log.protocol import Log, Message, Output, Undecodable, end_offset, read
 from streamrl.records import Rollout
 from tests.support.build import rollout, turns
 from tests.support.kafka import make_topics
@@ -172,7 +172,7 @@ def test_what_random_producers_write_is_read_alike_from_everywhere(monkeypatch: 
 def test_a_record_whose_first_chunks_retention_has_deleted_is_passed_over():
     a = pieces("a")
     log = log_of(*a, Message("in", b"k", b"v"), *pieces("b"))
-    log.start = lambda topic, partition: 1  # type: ignore[method-assign]
+    log.beginning_offsets = lambda partitions: dict.fromkeys(partitions, 1)  # type: ignore[method-assign]
     assert found(log, 1) == [(3, b"k1"), (6, b"b25")]
 
 
@@ -203,7 +203,7 @@ def test_on_a_broker_a_rollout_larger_than_a_message_is_one_record(
     writer = log.writer("a")
     assert writer.commit([to_message(Output("rollouts.x", "g", sent))]) == 2
     writer.close()
-    until(lambda: log.end("rollouts.x", 0) == 4)
+    until(lambda: end_offset(log, "rollouts.x", 0) == 4)
     for start in range(3):
         (message,) = read(log, "rollouts.x", 0, start)
         record = to_event(message, ("rollout",)).record

@@ -14,7 +14,17 @@ from streamrl.errors import Fenced, InputGone, TopicMissing
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog, MemoryPlainWriter, MemoryWriter
 from streamrl.log.parquet import FileLog
-from streamrl.log.protocol import Log, Message, Positions, Reader, TopicPartition, portions, read
+from streamrl.log.protocol import (
+    Log,
+    Message,
+    Positions,
+    Reader,
+    TopicPartition,
+    beginning_offset,
+    end_offset,
+    portions,
+    read,
+)
 from streamrl.recordings.archive import export
 from tests.support.data_path import RUN
 from tests.support.kafka import make_topics
@@ -33,17 +43,13 @@ class Exported:
     def topics(self) -> dict[str, int]:
         return self._files().topics()
 
-    def start(self, topic: str, partition: int) -> int:
-        return self._files().start(topic, partition)
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        return self._files().beginning_offsets(partitions)
 
-    def starts(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._files().starts(where)
-
-    def end(self, topic: str, partition: int) -> int:
-        return self._files().end(topic, partition)
-
-    def ends(self, where: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._files().ends(where)
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._files().end_offsets(partitions)
 
     def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
         return self._files().reader(positions, whole, bounded)
@@ -179,21 +185,21 @@ def test_the_end_is_behind_the_last_message_and_reading_stops_there(open_recordi
     for i in range(3):  # three transactions leave markers between
         writer.commit([message("k", str(i), "out")])
     assert values(log, 3) == ["0", "1", "2"]
-    assert log.start("out", 0) == 0 and log.end("out", 0) >= 5
-    assert list(read(log, "out", 0, log.end("out", 0))) == []
+    assert beginning_offset(log, "out", 0) == 0 and end_offset(log, "out", 0) >= 5
+    assert list(read(log, "out", 0, end_offset(log, "out", 0))) == []
 
 
 def test_starts_and_ends_of_many_are_asked_at_once(open_log: Open):
     log = open_log()
     log.writer("a").commit([message("k", "0", "out")])
-    assert log.ends([]) == {} and log.starts([]) == {}
-    assert log.starts([("in", 1), ("out", 0)]) == {("in", 1): 0, ("out", 0): 0}
-    assert log.ends([("in", 0), ("in", 1), ("out", 0)]) == {
+    assert log.end_offsets([]) == {} and log.beginning_offsets([]) == {}
+    assert log.beginning_offsets([("in", 1), ("out", 0)]) == {("in", 1): 0, ("out", 0): 0}
+    assert log.end_offsets([("in", 0), ("in", 1), ("out", 0)]) == {
         ("in", 0): 0,
         ("in", 1): 0,
-        ("out", 0): log.end("out", 0),
+        ("out", 0): end_offset(log, "out", 0),
     }
-    assert log.end("out", 0) > 0
+    assert end_offset(log, "out", 0) > 0
 
 
 def test_reading_between_offsets(open_recording: Open):
@@ -240,7 +246,7 @@ def test_a_missing_topic_is_named(open_recording: Open):
     with pytest.raises(TopicMissing, match="nowhere"):
         log.reader({("nowhere", 0): 0})
     with pytest.raises(TopicMissing, match="nowhere"):
-        log.end("nowhere", 0)
+        end_offset(log, "nowhere", 0)
 
 
 def test_an_offset_that_is_gone_is_an_error_and_no_jump(open_recording: Open):

@@ -8,7 +8,7 @@ from streamrl.log.codec import to_event
 from streamrl.log.instrumented import ANSWER_S, PEAK_S, Peak, Watched, ready
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Message, read
+from streamrl.log.protocol import Message, beginning_offset, end_offset, read
 from streamrl.records import Metric
 
 TOPICS = {"in": 2, "out": 1, "metrics": 1, "dead-letters.in": 1}
@@ -45,8 +45,12 @@ def test_it_is_the_log_that_it_watches(log: Watched, memory: MemoryLog):
     writer.commit(messages("out", 2))
     writer.commit_offsets({("in", 0): 5})
     assert log.topics() == memory.topics() and log.committed_offsets("a") == {("in", 0): 5}
-    assert (log.start("out", 0), log.end("out", 0), log.ends([("in", 1)])) == (0, 3, {("in", 1): 0})
-    assert log.starts([("out", 0)]) == {("out", 0): 0}
+    assert (
+        beginning_offset(log, "out", 0),
+        end_offset(log, "out", 0),
+        log.end_offsets([("in", 1)]),
+    ) == (0, 3, {("in", 1): 0})
+    assert log.beginning_offsets([("out", 0)]) == {("out", 0): 0}
     assert len(list(read(log, "out", 0, 0))) == 2
 
 

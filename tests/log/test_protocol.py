@@ -4,12 +4,14 @@ meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
-from streamrl.errors import BrokerUnreachable
+from streamrl.errors import BrokerUnreachable, TopicMissing
 from streamrl.log import protocol as protocol
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, read
+from streamrl.log.protocol import Message, TopicPartition, partitions_of, read
 from streamrl.processor.journal import SliceReader
 from streamrl.records import Slice
 
@@ -17,8 +19,8 @@ from streamrl.records import Slice
 class Vanishing(MemoryLog):
     """It says that more lies in it than a reader ever gets, as a broker that goes while it is read."""
 
-    def end(self, topic: str, partition: int) -> int:
-        return super().end(topic, partition) + 5
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: offset + 5 for tp, offset in super().end_offsets(partitions).items()}
 
 
 @pytest.fixture
@@ -44,3 +46,22 @@ def test_a_journal_is_folded_again_up_to_where_nothing_comes(log: Vanishing):
         SliceReader(log, {"in": ("rollout",)}).read_slice(
             Slice(topic="in", partition=0, start=0, end=4, count=4)
         )
+
+
+class Counted(MemoryLog):
+    """How often it is asked what there is."""
+
+    asked = 0
+
+    def topics(self) -> dict[str, int]:
+        self.asked += 1
+        return super().topics()
+
+
+def test_the_partitions_of_many_topics_are_asked_for_once():
+    names = [f"in-{i}" for i in range(50)]
+    log = Counted({**dict.fromkeys(names, 2), "other": 1})
+    assert partitions_of(log, names) == [(name, p) for name in names for p in range(2)]
+    assert log.asked == 1
+    with pytest.raises(TopicMissing, match="nowhere"):
+        partitions_of(log, ["other", "nowhere"])

@@ -5,7 +5,7 @@ log in memory, with writers that fail as told.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from confluent_kafka import Producer
@@ -14,7 +14,7 @@ from streamrl.errors import BrokerUnreachable, Fenced, TransactionFailed
 from streamrl.log import retrying
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog, MemoryWriter
-from streamrl.log.protocol import Log, Message, Positions, read
+from streamrl.log.protocol import Log, Message, Positions, TopicPartition, read
 from streamrl.log.retrying import RetryingWriter
 from tests.support.kafka import make_topics
 from tests.support.waiting import until
@@ -110,14 +110,16 @@ def test_a_process_that_was_taken_over_can_find_out_before_it_writes(
     first.check_rival("b")
     calls = list[int]()
 
-    def away_once(self: MemoryLog, topic: str, partition: int) -> int:
+    def away_once(
+        self: MemoryLog, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         calls.append(1)
         if len(calls) == 1:
             raise BrokerUnreachable("no Kafka broker answers")
-        return end(self, topic, partition)
+        return end_offsets(self, partitions)
 
-    end = MemoryLog.end
-    monkeypatch.setattr(MemoryLog, "end", away_once)
+    end_offsets = MemoryLog.end_offsets
+    monkeypatch.setattr(MemoryLog, "end_offsets", away_once)
     with pytest.raises(Fenced, match="another process"):
         first.check_rival(key.decode())
     assert len(calls) > 1

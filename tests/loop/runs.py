@@ -103,7 +103,7 @@ class Live:
     def records(self, topic: str, schema: str) -> Iterator[Record]:
         log = self.log()
         for partition in range(log.topics().get(topic, 0)):  # none yet while the run is starting
-            for message in read(log, topic, partition, log.start(topic, partition)):
+            for message in read(log, topic, partition):
                 record = to_event(message, (schema,)).record
                 if isinstance(record, Record):
                     yield record

@@ -25,7 +25,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.log import topics
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.protocol import Message, Output
+from streamrl.log.protocol import Message, Output, end_offset
 from streamrl.recordings.audit import audit
 from streamrl.recordings.dead_letters import letters
 from streamrl.recordings.show import parts_of
@@ -186,7 +186,7 @@ def wait_until_taken(log: KafkaLog, timeout_s: float = 30.0) -> None:
     def taken() -> bool:
         return all(
             log.committed_offsets("buffer").get(("rollouts.copy", p), 0)
-            >= log.end("rollouts.copy", p)
+            >= end_offset(log, "rollouts.copy", p)
             for p in range(2)
         )
 
@@ -211,7 +211,7 @@ def test_a_source_of_rubbish_is_left_alone_and_the_command_line_shows_and_puts_b
         send(log, [bad("too far ahead", n, random) for n in range(2000, 4000)])
         send(log, good(0, 0))
         # the other env goes on
-        until(lambda: log.end("groups.add", 0) + log.end("groups.add", 1) > 0)
+        until(lambda: end_offset(log, "groups.add", 0) + end_offset(log, "groups.add", 1) > 0)
         taken = sum(1 for _ in letters(log, "rollouts.copy"))
         assert 1000 <= taken <= 1500 + 512
 

@@ -41,9 +41,7 @@ def topic(run: Live, name: str) -> list[Record]:
     """The records of a topic of a stopped run."""
     with broker.reach(run.run) as kafka:
         log = KafkaLog(kafka, run.run.run)
-        messages = [
-            m for p in range(log.topics()[name]) for m in read(log, name, p, log.start(name, p))
-        ]
+        messages = [m for p in range(log.topics()[name]) for m in read(log, name, p)]
         log.close()
     return [
         record

@@ -206,7 +206,7 @@ def left_behind(run: Run) -> Iterator[tuple[str, bytes]]:
     log = run.log("auditor")
     for topic, partitions in log.topics().items():
         for partition in range(partitions):
-            for message in read(log, topic, partition, log.start(topic, partition)):
+            for message in read(log, topic, partition):
                 parts = (message.key, message.value, *(value for _, value in message.headers))
                 yield (
                     f"{topic}[{partition}]@{message.offset}",

@@ -27,7 +27,7 @@ from streamrl.errors import InferenceError, PortTaken, StreamrlError
 from streamrl.log.instrumented import Watched, ready, show
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log
+from streamrl.log.protocol import Log, end_offset
 from streamrl.monitoring import http
 from streamrl.monitoring.http import Asked, serving
 from streamrl.monitoring.metric_names import measure
@@ -123,7 +123,7 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
                 lambda stop, main=main, log=log: main(run, log, stop),
                 lambda log=log, wanted=wanted: (
                     bool(log.reports)
-                    and log.end(wanted, 0) > 0
+                    and end_offset(log, wanted, 0) > 0
                     and (wanted != "batches" or bool(log.steps))
                 ),
             )

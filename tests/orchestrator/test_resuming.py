@@ -17,10 +17,10 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output, read
+from streamrl.log.protocol import Log, Message, Output, partitions_of, read
 from streamrl.orchestrator.resuming import refusals
 from streamrl.orchestrator.run_directory import take
-from streamrl.processor.processor import process_batch, reconcile, restore, starts
+from streamrl.processor.processor import process_batch, reconcile, restore
 from streamrl.records import Batch
 from tests.support.build import group
 from tests.support.data_path import RUN, TOPICS, announce, parts, play, publish, send_groups
@@ -190,7 +190,7 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
 
     for part in parts(run):
         fold, _ = restore(log, part)
-        begin = starts(log, part.inputs)
+        begin = log.beginning_offsets(partitions_of(log, part.inputs))
         list(reconcile(log, part, fold, begin, time.time(), commit))
         positions = {
             where: max(fold.positions.get(where, first), first) for where, first in begin.items()

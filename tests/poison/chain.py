@@ -17,8 +17,8 @@ from streamrl.config.run_file import RunFile
 from streamrl.log import memory
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output, read
-from streamrl.processor.processor import Processor, process_batch, restore, starts
+from streamrl.log.protocol import Message, Output, partitions_of, read
+from streamrl.processor.processor import Processor, process_batch, restore
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.dead_letters import letters
@@ -91,7 +91,7 @@ def take_all(log: MemoryLog, part: Processor[Any, Any], time_s: float) -> None:
     """One life of a part: it takes all there is, and ends."""
     writer = log.writer(part.name)
     fold, _ = restore(log, part)
-    fold.positions = {**starts(log, part.inputs), **fold.positions}
+    fold.positions = {**log.beginning_offsets(partitions_of(log, part.inputs)), **fold.positions}
     reader = log.reader(fold.positions)
     for _ in range(10_000):
         reader.pause(part.paused(part.config, fold.state))

@@ -21,7 +21,7 @@ from streamrl.log import topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output, beginning_offset, end_offset, read
 from streamrl.processor import processor
 from streamrl.processor.journal import entries
 from streamrl.processor.processor import Processor, restore
@@ -53,7 +53,7 @@ def taken(log: MemoryLog, part: Processor[Any, Any]) -> bool:
         (piece.topic, piece.partition): piece.end for entry in last for piece in entry.slices
     }
     return all(
-        log.end(topic, 0) <= positions.get((topic, 0), log.start(topic, 0)) + 1
+        end_offset(log, topic, 0) <= positions.get((topic, 0), beginning_offset(log, topic, 0)) + 1
         for topic in part.inputs
     )
 
@@ -90,7 +90,11 @@ def expire_everything(log: MemoryLog) -> None:
     """What a week without the run does: nothing is left of the topics that have a retention."""
     kept = ("journal", "policy-versions")
     log.delete_before(
-        {(topic, 0): log.end(topic, 0) for topic in log.topics() if not topic.startswith(kept)}
+        {
+            (topic, 0): end_offset(log, topic, 0)
+            for topic in log.topics()
+            if not topic.startswith(kept)
+        }
     )
 
 
@@ -213,9 +217,7 @@ def test_the_batcher_lets_go_of_groups_that_are_deleted_and_goes_on():
 
 def found_from(log: MemoryLog, topic: str) -> list[Any]:
     """Its records, from the first that retention has left."""
-    return [
-        to_event(message, ("batch",)).record for message in read(log, topic, 0, log.start(topic, 0))
-    ]
+    return [to_event(message, ("batch",)).record for message in read(log, topic, 0)]
 
 
 def test_a_topic_of_which_all_is_taken_and_deleted_is_no_loss():
@@ -229,7 +231,7 @@ def test_a_topic_of_which_all_is_taken_and_deleted_is_no_loss():
     announce(log, 0)
     killed(log, part)
     live(log, part)
-    log.delete_before({("rollouts.copy", 0): log.end("rollouts.copy", 0)})
+    log.delete_before({("rollouts.copy", 0): end_offset(log, "rollouts.copy", 0)})
     before = len(journal(log, "buffer", JournalEntry))
     announce(log, 1)
     live(log, part)
@@ -353,7 +355,7 @@ def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(
         )
     log.delete_before(
         {
-            (topic, 0): log.end(topic, 0)
+            (topic, 0): end_offset(log, topic, 0)
             for topic in ("rollouts.copy", "rollouts.add", "groups.copy", "groups.add", "fates")
         }
     )
@@ -362,7 +364,7 @@ def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(
     with running(log, after):
         for env in ("copy", "math"):
             send_groups(log, env, range(20, 30), 1)
-        until(lambda: log.end("batches", 0) > log.start("batches", 0))
+        until(lambda: end_offset(log, "batches", 0) > beginning_offset(log, "batches", 0))
     for part in parts(after):
         result, fold = replay(log, part)
         assert (result.difference, fold.sequence) == ("", restore(log, part)[0].sequence)

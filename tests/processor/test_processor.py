@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import pytest
 
-from streamrl.errors import StreamrlError, TopicMissing
+from streamrl.errors import StreamrlError
 from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Event, Message, Output, read
+from streamrl.log.protocol import Event, Message, Output, end_offset, read
 from streamrl.processor import processor
 from streamrl.processor.processor import (
     MAX_POLL_RECORDS,
@@ -25,7 +25,6 @@ from streamrl.processor.processor import (
     process_batch,
     restore,
     run_processor,
-    starts,
 )
 from streamrl.processor.snapshots import serialize_state
 from streamrl.records import Demand, EnvProgress, JournalEntry, Metric, Snapshot
@@ -81,25 +80,6 @@ def part(config: Config | None = None, snapshot_events: int = 4) -> Processor[Co
 
 def number(topic: str, value: int) -> Message:
     return to_message(Output(topic, "k", EnvProgress(producer="p", next_problem=value)))
-
-
-class Counted(MemoryLog):
-    """How often it is asked what there is."""
-
-    asked = 0
-
-    def topics(self) -> dict[str, int]:
-        self.asked += 1
-        return super().topics()
-
-
-def test_where_many_inputs_begin_is_asked_once():
-    names = [f"in-{i}" for i in range(50)]
-    log = Counted({**dict.fromkeys(names, 2), "other": 1})
-    assert starts(log, names) == {(name, p): 0 for name in names for p in range(2)}
-    assert log.asked == 1
-    with pytest.raises(TopicMissing, match="nowhere"):
-        starts(log, ["other", "nowhere"])
 
 
 def filled(count: int = 20) -> MemoryLog:
@@ -226,8 +206,8 @@ def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_l
     with pytest.raises(Killed):
         # behind the second commit; the turns of this life publish no metrics at all
         live(log, [6], die_at=3, each=me)
-    assert log.end("metrics", 0) == 0
-    life.live(lambda stop: run_processor(log, me, stop), lambda: log.end("metrics", 0) >= 2)
+    assert end_offset(log, "metrics", 0) == 0
+    life.live(lambda stop: run_processor(log, me, stop), lambda: end_offset(log, "metrics", 0) >= 2)
     found = [
         record
         for m in read(log, "metrics", 0, 0)

@@ -20,7 +20,7 @@ from streamrl.log import offsets, topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import FileLog, Manifest, write_manifest, write_partition
-from streamrl.log.protocol import Log, Message, Output, read
+from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset, read
 from streamrl.recordings import archive
 from streamrl.recordings.archive import export, restore, run_of
 from streamrl.recordings.audit import Audit, audit
@@ -42,8 +42,7 @@ def everything(log: Log) -> dict[tuple[str, int], list[Message]]:
     there = [(topic, p) for topic, count in sorted(log.topics().items()) for p in range(count)]
     return {
         (t, p): [
-            m._replace(timestamp_s=round(m.timestamp_s * 1000) / 1000)
-            for m in read(log, t, p, log.start(t, p))
+            m._replace(timestamp_s=round(m.timestamp_s * 1000) / 1000) for m in read(log, t, p)
         ]
         for t, p in there
     }
@@ -51,7 +50,7 @@ def everything(log: Log) -> dict[tuple[str, int], list[Message]]:
 
 def bounds(log: Log) -> dict[tuple[str, int], tuple[int, int]]:
     return {
-        (topic, p): (log.start(topic, p), log.end(topic, p))
+        (topic, p): (beginning_offset(log, topic, p), end_offset(log, topic, p))
         for topic, count in log.topics().items()
         for p in range(count)
     }
@@ -89,7 +88,7 @@ def test_a_run_that_differs_is_found_in_files_too(recording: MemoryLog, tmp_path
     ]
     assert other != there
     partition = write_partition(
-        files.directory, ("rollouts.copy", 0), 0, files.end("rollouts.copy", 0), other
+        files.directory, ("rollouts.copy", 0), 0, end_offset(files, "rollouts.copy", 0), other
     )
     write_manifest(
         files.directory,
@@ -231,7 +230,7 @@ def test_aborted_transactions_retention_and_several_partitions(
     plain.flush()
     settled(log)
     for topic, hole in (("fates", 4), ("batches", 2)):  # aborted transactions of 3 records and of 1
-        rewriter.write([offsets.Step((topic, 0), [], hole, log.end(topic, 0) + hole)])
+        rewriter.write([offsets.Step((topic, 0), [], hole, end_offset(log, topic, 0) + hole)])
         rewriter.settle()
         plain.send(record(topic, 9))
     plain.flush()

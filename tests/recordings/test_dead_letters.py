@@ -11,7 +11,7 @@ from streamrl.errors import ConfigError, Fenced
 from streamrl.log.codec import encode, to_message
 from streamrl.log.dead_letters import PREFIX
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Message, Output, read
+from streamrl.log.protocol import Message, Output, end_offset, read
 from streamrl.recordings import dead_letters
 from streamrl.recordings.audit import audit
 from streamrl.recordings.dead_letters import faults, fields, find, in_words, kind_of, retry, table
@@ -166,7 +166,7 @@ def wait_for_group(log: MemoryLog, name: str) -> None:
 
 
 def test_each_is_put_back_once_for_ever(recording: MemoryLog):
-    end = recording.end("rollouts.copy", 0)
+    end = end_offset(recording, "rollouts.copy", 0)
     assert retry(recording, ["rollouts.copy"], lambda letter: True) == {"rollouts.copy": 3}
     assert retry(recording, ["rollouts.copy"], lambda letter: True) == {}
     assert [(m.key, m.value) for m in read(recording, "rollouts.copy", 0, end)] == [
@@ -191,19 +191,19 @@ def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
     }
     headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
     before, known = (
-        recording.end("policy-versions", 0),
+        end_offset(recording, "policy-versions", 0),
         sum(row.letters for row in table(recording).values()),
     )
     send(recording, message._replace(topic="dead-letters.rollouts.copy", headers=headers))
     assert sum(row.letters for row in table(recording).values()) == known
     assert retry(recording, ["rollouts.copy"], lambda letter: "too early" in letter.cause) == {}
-    assert recording.end("policy-versions", 0) == before
+    assert end_offset(recording, "policy-versions", 0) == before
 
 
 def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
     retry(recording, ["rollouts.add"], lambda letter: letter.cause == "the record is empty")
     reader = recording.reader(
-        {("dead-letters.rollouts.add", 0): recording.end("dead-letters.rollouts.add", 0)}
+        {("dead-letters.rollouts.add", 0): end_offset(recording, "dead-letters.rollouts.add", 0)}
     )
     with running(recording):
         assert reader.poll(1, patience(30))
@@ -231,7 +231,7 @@ def test_a_retry_that_dies_half_way_is_finished_by_the_next(
 
         def close(self) -> None: ...
 
-    real, end = recording.writer, recording.end("rollouts.copy", 0)
+    real, end = recording.writer, end_offset(recording, "rollouts.copy", 0)
     monkeypatch.setattr(dead_letters, "CHUNK_LETTERS", 1)
     monkeypatch.setattr(recording, "writer", lambda identity: Dying())
     with pytest.raises(Dead):
@@ -248,10 +248,10 @@ def test_of_two_at_the_same_time_one_is_fenced(recording: MemoryLog):
         recording.writer("dead-letters")
         return True
 
-    end = recording.end("rollouts.copy", 0)
+    end = end_offset(recording, "rollouts.copy", 0)
     with pytest.raises(Fenced):
         retry(recording, ["rollouts.copy"], other_starts_meanwhile)
-    assert recording.end("rollouts.copy", 0) == end
+    assert end_offset(recording, "rollouts.copy", 0) == end
 
 
 def test_one_or_those_of_a_cause(recording: MemoryLog):

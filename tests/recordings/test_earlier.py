@@ -50,7 +50,7 @@ def messages(log: Log) -> list[Message]:
         m
         for topic, count in sorted(log.topics().items())
         for p in range(count)
-        for m in read(log, topic, p, log.start(topic, p))
+        for m in read(log, topic, p)
     ]
 
 

@@ -18,7 +18,7 @@ from streamrl.errors import BrokerError, ExportError, StreamrlError
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import File, FileLog, Manifest, Partition, sha256_of, write_manifest
-from streamrl.log.protocol import Output, read
+from streamrl.log.protocol import Output, beginning_offset, read
 from streamrl.recordings.archive import export, plan, run_of
 from streamrl.recordings.compare import replay
 from streamrl.records import JournalEntry
@@ -245,4 +245,4 @@ def test_a_link_in_an_export_is_not_followed(recording: MemoryLog, tmp_path: Pat
     (tmp_path / "x" / "fates").rename(tmp_path / "elsewhere")
     (tmp_path / "x" / "fates").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ExportError, match="is a link"):
-        list(read(FileLog(tmp_path / "x"), "fates", 0, files.start("fates", 0)))
+        list(read(FileLog(tmp_path / "x"), "fates", 0, beginning_offset(files, "fates", 0)))

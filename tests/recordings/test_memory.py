@@ -12,7 +12,7 @@ import pytest
 from streamrl.log import parquet
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import FileLog
-from streamrl.log.protocol import Log
+from streamrl.log.protocol import Log, end_offset
 from streamrl.recordings.archive import export
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
@@ -33,7 +33,7 @@ def recorded(directory: Path, batches: int) -> FileLog:
                 send_groups(log, env, range(version * 5, version * 5 + 5), version)
             # with its marker
             until(
-                lambda version=version: log.end("batches", 0) >= 2 * (version + 1),
+                lambda version=version: end_offset(log, "batches", 0) >= 2 * (version + 1),
                 60,
                 f"batch {version} does not come",
                 0.002,

@@ -24,7 +24,7 @@ from streamrl.learner.inputs import announcements
 from streamrl.learner.recompute import recomputed, retrained
 from streamrl.learner.update import Updater
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Output
+from streamrl.log.protocol import Output, end_offset
 from streamrl.recordings.weights import compare
 from streamrl.records import Batch, Metric, PolicyVersion, Scores
 from streamrl.scorer import process
@@ -176,7 +176,7 @@ def test_each_batch_is_scored_once_by_its_worker_and_the_place_is_committed(made
     assert log.committed_offsets("scorer-0") == {("batches", 0): 5} and log.committed_offsets(
         "scorer-1"
     ) == {("batches", 0): 4}
-    behind_the_last = log.end("scores", 0) - 1  # there is a marker
+    behind_the_last = end_offset(log, "scores", 0) - 1  # there is a marker
     assert log.committed_offsets("learner-lead") == {
         ("batches", 0): BATCHES,
         ("scores", 0): behind_the_last,

@@ -19,6 +19,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
+from streamrl.log.protocol import end_offset
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.plan import BROKER, GiveUp, decide
 from streamrl.orchestrator.supervisor import Supervisor
@@ -266,7 +267,7 @@ def all_read(log: KafkaLog, run: RunFile) -> bool:
     """Has the buffer taken every rollout? Behind the last one lies the marker of its transaction."""
     done = log.committed_offsets("buffer")
     return all(
-        log.end(topology.rollouts(env), p) - done.get((topology.rollouts(env), p), 0) <= 1
+        end_offset(log, topology.rollouts(env), p) - done.get((topology.rollouts(env), p), 0) <= 1
         for env in run.envs
         for p in range(run.topics.partitions)
     )

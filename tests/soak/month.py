@@ -81,7 +81,7 @@ class Retained(MemoryLog):
         """
         there = self.topics()
         self._ends.append(
-            self.ends([(topic, 0) for topic in there if not topic.startswith("journal.")])
+            self.end_offsets([(topic, 0) for topic in there if not topic.startswith("journal.")])
         )
         if len(self._ends) > KEPT:
             self.delete_before(self._ends.pop(0))

@@ -21,7 +21,7 @@ from streamrl.config.topology import env_part, journal
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.problem_cursor import ProblemCursor
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Message, Output
+from streamrl.log.protocol import Log, Message, Output, beginning_offset
 from streamrl.processor.journal import last_record
 from streamrl.records import Demand, EnvProgress, PolicyVersion
 from tests.chaos.env import tokens_of
@@ -118,7 +118,9 @@ def main(run: RunFile, log: Log, stop: threading.Event, process: int) -> None:
     writer = log.writer(f"env-producers-{process}", journal_of(names[0]))
     envs = {name: Env(log, name) for name in names}
     reader, version = (
-        log.reader({(topic, 0): log.start(topic, 0) for topic in ("demand", "policy-versions")}),
+        log.reader(
+            {(topic, 0): beginning_offset(log, topic, 0) for topic in ("demand", "policy-versions")}
+        ),
         -1,
     )
     while not stop.wait(TICK_S - time.monotonic() % TICK_S):

@@ -88,7 +88,7 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
     a letter, and is `invalid`.
     """
     fates: dict[Where, list[str]] = {}
-    for message in read(log, "fates", 0, log.start("fates", 0)):
+    for message in read(log, "fates", 0):
         fate = to_event(message, ("fate",)).record
         assert isinstance(fate, Fate)
         for offset in fate.offsets.tolist():

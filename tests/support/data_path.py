@@ -14,7 +14,7 @@ from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.protocol import Log, Output, read
+from streamrl.log.protocol import Log, Output, end_offset, read
 from streamrl.processor.processor import Processor
 from streamrl.records import Batch, PolicyVersion, Record
 from tests.support.build import rollout
@@ -124,7 +124,7 @@ def wait_until_heard(log: Log, timeout_s: float = 60.0) -> None:
     """Until the buffer has read all policy versions."""
     where = ("policy-versions", 0)
     until(
-        lambda: log.committed_offsets("buffer").get(where, 0) >= log.end(*where),
+        lambda: log.committed_offsets("buffer").get(where, 0) >= end_offset(log, *where),
         timeout_s,
         "the buffer has not heard of the version",
     )
