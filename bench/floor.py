@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from bench.work import Shape, Source
 from streamrl.batcher import process as batcher
-from streamrl.batcher.parts import Joiner
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -20,7 +19,7 @@ from streamrl.learner.examples import expand
 from streamrl.log.codec import digest, to_event, to_message
 from streamrl.log.protocol import Message, Output
 from streamrl.processor.processor import Processor
-from streamrl.records import Batch, BatchPart, PolicyVersion, Record
+from streamrl.records import Batch, PolicyVersion, Record
 
 T = TypeVar("T")
 CHUNK_GROUPS = 16
@@ -63,7 +62,7 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
     spent: Counter[str] = Counter()
     stages = Stage(buffer.part(run), spent), Stage(batcher.part(run), spent)
     (env,) = run.envs
-    source, joiner, done, offsets = Source(shape), Joiner(), 0, Counter[str]()
+    source, done, offsets = Source(shape), 0, Counter[str]()
 
     def logged(messages: list[Message]) -> list[Message]:
         """As they would lie in the log."""
@@ -96,13 +95,12 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
                 record: Record | Any = timed(
                     spent,
                     "trainer: decode",
-                    lambda m=message: to_event(m, ("batch", "batch-part")).record,
+                    lambda m=message: to_event(m, ("batch",)).record,
                 )
-                assert isinstance(record, Batch | BatchPart)
-                if batch := joiner.add(record):
-                    timed(spent, "trainer: expand", lambda b=batch: expand(b))
-                    done += len(batch.uids)
-                    announce(batch.number + 1)
+                assert isinstance(record, Batch)
+                timed(spent, "trainer: expand", lambda b=record: expand(b))
+                done += len(record.uids)
+                announce(record.number + 1)
 
     def group(number: int) -> list[Output]:
         return [

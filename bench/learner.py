@@ -27,7 +27,6 @@ from bench.measure import RESULTS, quantile, spread, write
 from bench.plain_levanter import Plain, Rows, Settings
 from bench.work import scored_group
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.parts import split
 from streamrl.config.run_file import RunFile, parse
 from streamrl.learner import model
 from streamrl.learner.examples import RlExample, expand
@@ -145,9 +144,7 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
     batches = [a_batch(run, number) for number in range(pairs + turn)]
     feeder = log.writer("bench")
     for batch in batches:
-        feeder.commit(
-            [to_message(Output("batches", str(batch.number), record)) for record in split(batch)]
-        )
+        feeder.commit([to_message(Output("batches", str(batch.number), batch))])
     c = run.learner
     plain = Plain(
         run.batcher.rows,

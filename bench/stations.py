@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from bench.work import Shape, Source, age_ms
-from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.flow_control import OutstandingLimit
@@ -35,7 +34,7 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, Output, Writer, beginning_offset
 from streamrl.processor.processor import REPORT_S
 from streamrl.processor.tuning import settle_in
-from streamrl.records import Batch, BatchPart, Demand, EnvProgress, PolicyVersion, Rollout
+from streamrl.records import Batch, Demand, EnvProgress, PolicyVersion, Rollout
 
 TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may
 LATENCIES = 200_000  # kept; a round has fewer
@@ -166,7 +165,6 @@ def train(
 ) -> None:
     """Batches to trainer arrays; each of the lead's gives a policy version."""
     writer = log.writer("learner-lead") if leads else None
-    joiner = Joiner()
     latencies: list[float] | None = None  # not noted before the first report
     reader, marked_s = log.reader({("batches", 0): beginning_offset(log, "batches", 0)}), 0.0
 
@@ -191,11 +189,8 @@ def train(
             print(json.dumps({"latencies_s": latencies or []}), flush=True)
             latencies = []
         for message in reader.poll(1, 0.02):
-            record = to_event(message, ("batch", "batch-part")).record
-            assert isinstance(record, Batch | BatchPart), record
-            batch = joiner.add(record)
-            if batch is None:
-                continue
+            batch = to_event(message, ("batch",)).record
+            assert isinstance(batch, Batch), batch
             arrays = expand(batch)
             assert np.count_nonzero(arrays.segment_ids) == int(
                 (batch.prompt_lengths[batch.groups] + batch.lengths).sum()

@@ -344,8 +344,10 @@ class Demand(Record, frozen=True, kw_only=True):
 
 
 class Scores(Record, frozen=True, kw_only=True):
-    """Logprobs of a batch's tokens under the reference. Those of a large batch are several records,
-    each with some of the tokens.
+    """Logprobs of a batch's tokens under the reference.
+
+    Earlier versions of streamrl wrote those of a large batch as several records, each with some of
+    the tokens.
     """
 
     number: int  # the batch
@@ -479,8 +481,9 @@ class JournalEntry(Record, frozen=True, kw_only=True):
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
-    """A part's state after entry `sequence`, held records by reference; cut into `parts` records
-    where it is large.
+    """A part's state after entry `sequence`, held records by reference.
+
+    Earlier versions of streamrl wrote a large one as `parts` records, of which this is number `part`.
     """
 
     sequence: int
@@ -492,8 +495,8 @@ class Snapshot(Record, frozen=True, kw_only=True):
 
 
 class BatchPart(Record, frozen=True, kw_only=True):
-    """A piece of a Batch that is larger than a message may be; the last piece carries the digest of
-    the whole.
+    """A part of a large Batch, as earlier versions of streamrl wrote it. The last one carries the
+    digest of the whole. Readers of the log see whole batches (`log/chunks.py`).
     """
 
     number: int

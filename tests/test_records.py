@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.parts import split
+from streamrl.batcher.parts import split_batch
 from streamrl.log.codec import decode, encode
 from streamrl.records import (
     RECORDS,
@@ -57,7 +57,7 @@ def examples() -> dict[str, Record]:
         ),
         "scored-group": group(sizes=(1, 2)),
         "batch": batch,
-        "batch-part": split(batch, limit_bytes=100)[-1],
+        "batch-part": split_batch(batch, limit_bytes=100)[-1],
         "scores": Scores(
             number=3, scorer="scorer-1", reference=-1, tokens=5, start=1, logprobs=floats(-0.5, 0.0)
         ),

@@ -16,7 +16,7 @@ from streamrl.batcher.assemble import Division, assemble, fitting, heads, totals
 from streamrl.batcher.balance import costs_of, imbalance, loads
 from streamrl.batcher.curriculum import Progress, Rules, fractions_of, learned, stage_of
 from streamrl.batcher.packing import pack
-from streamrl.batcher.parts import split
+from streamrl.batcher.parts import split_batch
 from streamrl.batcher.selection import (
     DATA,
     REST,
@@ -66,7 +66,7 @@ class Config:
     # of those: what a group is thought to cost before the first has come
     group_tokens: dict[str, int] = field(default_factory=dict[str, int])
     # 1: a group that fits no rows is filtered at once, grants of the dead are taken back, old
-    # groups weigh less
+    # groups weigh less. 2: a batch is one record, however large
     rules_version: int = 0
     # of those: in which a group of a replica that runs comes to its end
     group_limits_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -385,9 +385,8 @@ class Fold:
             env: (pool.rollouts, pool.tokens, self.on_policy(pool))
             for env, pool in state.pools.items()
         }
-        self.outputs += [
-            Output(topology.BATCHES, str(batch.number), record) for record in split(batch)
-        ]
+        records = [batch] if config.rules_version >= 2 else split_batch(batch)
+        self.outputs += [Output(topology.BATCHES, str(batch.number), record) for record in records]
         for group in groups[: len(taken)]:
             self.end("batched", group, batch=batch.number)
         due = self.fractions(state.next_batch)

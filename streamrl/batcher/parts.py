@@ -1,20 +1,23 @@
-"""A batch larger than a message may be travels as several records in one transaction; the last one
-carries the digest of the whole.
+"""How batches were written before `rules_version` 2: one larger than 4 MB as several BatchParts.
+
+Today a batch is one record, and the log cuts it (`log/chunks.py`, which also reads these parts).
+The code stays because the outputs of a recorded run must come out again as they were.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import cast
 
-from streamrl.log.codec import decode, encode
+from streamrl.log.codec import encode
 from streamrl.records import Batch, BatchPart
 
 PART_BYTES = 4_000_000
 
 
-def split(batch: Batch, limit_bytes: int = PART_BYTES) -> list[Batch | BatchPart]:
-    """The batch itself where it is small enough, otherwise its pieces in order."""
+def split_batch(batch: Batch, limit_bytes: int = PART_BYTES) -> list[Batch | BatchPart]:
+    """The batch itself where it is small enough, otherwise its parts in order. The last part has
+    the digest of the whole.
+    """
     arrays = (batch.prompts, batch.tokens, batch.policy_logprobs, batch.lengths, batch.advantages)
     by_token = 0 if batch.token_advantages is None else batch.token_advantages.nbytes
     if by_token + sum(array.nbytes for array in arrays) + 100 * len(batch.uids) < limit_bytes:
@@ -26,35 +29,3 @@ def split(batch: Batch, limit_bytes: int = PART_BYTES) -> list[Batch | BatchPart
         BatchPart(number=batch.number, part=i, parts=len(pieces), data=p, digest=d)
         for i, (p, d) in enumerate(zip(pieces, digests, strict=True))
     ]
-
-
-class Joiner:
-    """Puts the records of `batches` together again."""
-
-    def __init__(self) -> None:
-        self._pieces: list[BatchPart] = []
-
-    def add(self, record: Batch | BatchPart) -> Batch | None:
-        """The batch that this record completes, if it does. Raises ValueError when pieces are
-        missing or altered.
-        """
-        if isinstance(record, Batch):
-            return record
-        if record.part == 0:
-            self._pieces = []
-        if record.part != len(self._pieces) or any(
-            piece.number != record.number for piece in self._pieces
-        ):
-            pieces, self._pieces = len(self._pieces), []
-            raise ValueError(
-                f"batch {record.number}: piece {record.part} of {record.parts} came after {pieces} pieces"
-            )
-        self._pieces.append(record)
-        if len(self._pieces) < record.parts:
-            return None
-        data, self._pieces = b"".join(piece.data for piece in self._pieces), []
-        if hashlib.sha256(data).digest() != record.digest:
-            raise ValueError(
-                f"batch {record.number}: its {record.parts} pieces do not have the digest announced"
-            )
-        return cast(Batch, decode("batch/1", data))

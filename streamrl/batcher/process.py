@@ -156,7 +156,7 @@ def part(run: RunFile) -> Processor[Config, State]:
             name: run.buffer_of(name).group_size * 2 * env.max_tokens
             for name, env in granting.items()
         },
-        rules_version=1,
+        rules_version=2,
         max_ages={
             name: env.buffer.max_age
             for name, env in run.envs.items()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
-from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import Place
@@ -22,7 +21,7 @@ from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, Message, TopicPartition, end_offset, read
 from streamrl.orchestrator import run_directory
-from streamrl.records import Batch, BatchPart, Rollout
+from streamrl.records import Batch, Rollout
 
 AT_ONCE = 500  # messages that are folded before somebody else may look
 POLL_S = 0.2
@@ -196,15 +195,12 @@ def rollout_at(log: Log, place: Place) -> Rollout | str:
 
 
 def batch_at(log: Log, offset: int) -> Batch | None:
-    """The batch whose first record lies there; None where it cannot be read any more."""
-    joiner = Joiner()
+    """The batch that lies there; None where it cannot be read any more."""
     try:
-        for message in read(log, *topology.sole_partition(topology.BATCHES), offset):
-            record = to_event(message, ("batch", "batch-part")).record
-            if not isinstance(record, Batch | BatchPart):
-                return None
-            if (batch := joiner.add(record)) is not None:
-                return batch
-    except (StreamrlError, ValueError):
+        message = next(
+            read(log, *topology.sole_partition(topology.BATCHES), offset, offset + 1), None
+        )
+    except StreamrlError:
         return None
-    return None
+    record = None if message is None else to_event(message, ("batch",)).record
+    return record if isinstance(record, Batch) else None

@@ -206,7 +206,7 @@ class State:
     made_of: dict[int, Counter[tuple[str, int]]] = field(
         default_factory=lambda: defaultdict[int, Counter[tuple[str, int]]](Counter)
     )  # batch, the last of its piece -> (env, age) -> rollouts
-    # number -> offset of its first record, of the newest `BATCHES`
+    # number -> its offset, of the newest `BATCHES`
     batches: dict[int, int] = field(default_factory=dict[int, int])
     built: BySteps = field(default_factory=BySteps)  # one more than the number of the newest batch
     curves: dict[tuple[str, str], dict[int, float]] = field(
@@ -275,7 +275,7 @@ def fold(state: State, message: Message) -> State:
         case "groups":
             state.published[message.topic, message.partition].add(step, 1)
         case "batches":
-            # else: a further piece of it
+            # else: it is there twice
             if (message.key or b"").isdigit() and (
                 number := int(message.key or b"")
             ) not in state.batches:

@@ -11,12 +11,11 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple, TypeVar
 
-from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
+from streamrl.learner.scores import ScoreAssembler
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, beginning_offset, read
-from streamrl.records import Batch, BatchPart, PolicyVersion, Scores
-from streamrl.scorer.pieces import Collected
+from streamrl.records import Batch, PolicyVersion, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +66,13 @@ def in_order(
     """Each batch when its scores have come, in the order of the batches, whatever order the workers
     of the pool have finished in. Until then None.
     """
-    collected = Collected()
+    assembler = ScoreAssembler()
     for found in batches:
         if found is None:
             yield None
             continue
         batch, offset = found
-        while not collected.has(batch.number):
+        while not assembler.has(batch.number):
             try:
                 scored = next(scores)
             except StopIteration:
@@ -81,8 +80,8 @@ def in_order(
             if scored is None:
                 yield None
             else:
-                collected.add(*scored)
-        yield Taken(batch, offset, collected.take(batch.number), collected.needed_from)
+                assembler.add(*scored)
+        yield Taken(batch, offset, assembler.take(batch.number), assembler.needed_from)
 
 
 def until(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
@@ -144,26 +143,21 @@ def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch
 
 
 def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
-    """The same without an end: None for every look that completes none."""
-    reader, joiner = (
-        log.reader({BATCHES: max(start, beginning_offset(log, *BATCHES))}),
-        Joiner(),
-    )
+    """The same without an end: None for every look that finds none."""
+    reader = log.reader({BATCHES: max(start, beginning_offset(log, *BATCHES))})
     with closing(reader):
         while True:
-            complete = [
-                (batch, m.offset + 1)
-                for m in reader.poll(1, POLL_S)
-                if (batch := _joined(joiner, m)) is not None
-            ]
-            yield complete[0] if complete else None  # of one message there is at most one
+            found = None
+            for message in reader.poll(1, POLL_S):
+                batch = _batch(message)
+                found = None if batch is None else (batch, message.offset + 1)
+            yield found
 
 
 def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
     """As `batches`, but only those that are there now."""
-    joiner = Joiner()
     for message in read(log, *BATCHES, max(start, beginning_offset(log, *BATCHES))):
-        if (batch := _joined(joiner, message)) is not None:
+        if (batch := _batch(message)) is not None:
             yield batch, message.offset + 1
 
 
@@ -208,16 +202,13 @@ def _scores(message: Message) -> Scores | None:
     return None
 
 
-def _joined(joiner: Joiner, message: Message) -> Batch | None:
-    """The batch that a message completes. What cannot be read is passed over: a batch that is lost
-    by it is missed at the next number.
+def _batch(message: Message) -> Batch | None:
+    """What cannot be read is passed over: a batch that is lost by it is missed at the next
+    number.
     """
-    record = to_event(message, ("batch", "batch-part")).record
-    if isinstance(record, Batch | BatchPart):
-        try:
-            return joiner.add(record)
-        except ValueError as error:
-            record = error
+    record = to_event(message, ("batch",)).record
+    if isinstance(record, Batch):
+        return record
     logger.warning(
         "batches@%d is passed over, because it cannot be read: %s", message.offset, record
     )

@@ -10,20 +10,26 @@ other:
 The last chunk also has the headers of the record. The record lies at the offset of its last chunk.
 
 Whether chunks make a record follows from the partition alone, wherever a reader has begun: from the
-first chunk to the last there are at most SPAN_RECORDS offsets and SPAN_BYTES of chunks, of this
-record and of others. So a reader never holds more than that. A last chunk that makes no record is
-handed on as it is, and becomes a dead letter; other chunks that make none are passed over.
-docs/records.md says it for other languages.
+first chunk to the last there are at most SPAN_RECORDS offsets, and twice as many bytes of chunks, of
+this record and of others, as the largest record has. So a reader never holds more than that. A last
+chunk that makes no record is handed on as it is, and becomes a dead letter; other chunks that make
+none are passed over. docs/records.md says it for other languages.
+
+Earlier versions of streamrl cut batches by themselves, into records `batch-part/1`. Readers join
+these by the same rules: what they hand on is a batch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
+from streamrl.config import topology
 from streamrl.errors import StreamrlError
 from streamrl.log.protocol import (
     Log,
@@ -34,6 +40,7 @@ from streamrl.log.protocol import (
     beginning_offset,
     read,
 )
+from streamrl.records import BatchPart
 
 CHUNK_SCHEMA = ("schema", b"chunk/1")
 CHUNK_HEADER = "streamrl.chunk"
@@ -44,10 +51,21 @@ CHUNK_BYTES = 4_000_000
 HEADER_BYTES = 200  # of a chunk's own headers, at most
 KEY_BYTES = 1_000_000  # longer keys are cut: no partition and nobody's reading depends on the rest
 RECORD_BYTES = 128_000_000  # that a writer takes
-SPAN_BYTES = 2 * RECORD_BYTES  # several producers may write to a partition at the same time
+OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)  # no env writes records there
+# The same for these: half a gigabyte is what a transaction takes, and a batch of 40 million tokens
+LARGE_RECORD_BYTES = 512_000_000
 SPAN_RECORDS = 100_000
 
 INCOMPLETE = "it is the last chunk of a record whose other chunks are missing, in another order, altered, or too far away"
+
+PART_SCHEMA = ("schema", b"batch-part/1")
+BATCH_SCHEMA = ("schema", b"batch/1")
+_BATCH_PARTS = msgspec.msgpack.Decoder(BatchPart)
+
+
+def record_limit(topic: str) -> int:
+    """Bytes that a record of the topic has at most."""
+    return LARGE_RECORD_BYTES if topology.kind_of(topic) in OWN_TOPICS else RECORD_BYTES
 
 
 def size_of(message: Message) -> int:
@@ -76,9 +94,10 @@ def _chunks(message: Message) -> Iterator[Message]:
         message = message._replace(key=(message.key or b"")[:KEY_BYTES])
     value = message.value or b""
     size = min(CHUNK_BYTES, MESSAGE_BYTES - HEADER_BYTES - size_of(message._replace(value=b"")))
-    if size <= 0 or len(value) > RECORD_BYTES:
+    limit = record_limit(message.topic)
+    if size <= 0 or len(value) > limit:
         raise StreamrlError(
-            f"a record of {len(value):,} bytes for {message.topic} cannot be written, at most {RECORD_BYTES:,}; lower max_seq_len or group_size"
+            f"a record of {len(value):,} bytes for {message.topic} cannot be written, at most {limit:,}; lower max_seq_len, group_size or total_token_budget"
         )
     # without a key each would go elsewhere
     partition = message.partition if message.key or message.partition >= 0 else 0
@@ -105,31 +124,74 @@ def is_chunk(message: Message) -> bool:
     )
 
 
-class Place(NamedTuple):
-    """What a chunk says of itself."""
+class Chunk(NamedTuple):
+    """What a chunk carries, and what it says of itself."""
 
-    name: bytes
+    message: Message
+    name: bytes  # of its record
     number: int  # of this chunk, from 0
     total: int  # chunks of the record
-    sha256: bytes  # of the whole; empty but in the last chunk
+    sha256: str  # of the whole; empty but in the last chunk
+    data: bytes
+    headers: tuple[tuple[str, bytes], ...]  # of the record, in the last chunk
 
     @property
     def is_last(self) -> bool:
         return self.number == self.total - 1
 
+    @property
+    def makes_sense(self) -> bool:
+        return 0 <= self.number < self.total and self.is_last == bool(self.sha256)
 
-def place_of(message: Message) -> Place | None:
-    """None where the header says nothing that makes sense."""
+
+def may_be_chunk(message: Message) -> bool:
+    """Does it have the headers of a chunk, or of a part of a batch in an earlier log?"""
+    return is_chunk(message) or (
+        message.topic == topology.BATCHES and message.headers[:1] == (PART_SCHEMA,)
+    )
+
+
+def chunk_of(message: Message) -> Chunk | None:
+    """None where it is none, or says nothing that makes sense."""
+    if is_chunk(message):
+        chunk = _chunk_by_header(message)
+    elif may_be_chunk(message):
+        chunk = _chunk_of_batch_part(message)
+    else:
+        chunk = None
+    return chunk if chunk is not None and chunk.makes_sense else None
+
+
+def _chunk_by_header(message: Message) -> Chunk | None:
     name, *rest = message.headers[1][1][:200].split(b" ")
     sha256 = rest.pop() if len(rest) == 3 else b""
     if len(rest) != 2 or not all(number.isdigit() and len(number) < 7 for number in rest):
         return None
-    place = Place(name, int(rest[0]), int(rest[1]), sha256)
-    return place if 0 <= place.number < place.total and place.is_last == bool(sha256) else None
+    return Chunk(
+        message,
+        name,
+        int(rest[0]),
+        int(rest[1]),
+        sha256.decode("ascii", "replace"),
+        message.value or b"",
+        message.headers[2:],
+    )
+
+
+def _chunk_of_batch_part(message: Message) -> Chunk | None:
+    """A BatchPart, which only earlier versions of streamrl have written, as a chunk of its batch."""
+    try:
+        part = _BATCH_PARTS.decode(message.value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    name = b"batch %d" % part.number
+    return Chunk(
+        message, name, part.part, part.parts, part.digest.hex(), part.data, (BATCH_SCHEMA,)
+    )
 
 
 @dataclass
-class _Begun:
+class _PartialRecord:
     """A record of which the first chunks have come."""
 
     offset: int  # of its first chunk
@@ -139,49 +201,64 @@ class _Begun:
 
 
 @dataclass
-class Joiner:
+class ChunkAssembler:
     """Joins the chunks of one partition, fed in order. What is begun is a function of the last
     SPAN_RECORDS offsets.
     """
 
     # by name, in the order of their first chunks
-    begun: dict[bytes, _Begun] = field(default_factory=dict[bytes, _Begun])
+    begun: dict[bytes, _PartialRecord] = field(default_factory=dict[bytes, _PartialRecord])
     total_bytes: int = 0
 
-    def is_expected(self, place: Place) -> bool:
-        record = self.begun.get(place.name)
-        return place.number == 0 or (record is not None and place.number == len(record.pieces))
+    def is_expected(self, chunk: Chunk) -> bool:
+        record = self.begun.get(chunk.name)
+        return chunk.number == 0 or (record is not None and chunk.number == len(record.pieces))
 
-    def add(self, message: Message, place: Place) -> Message | None:
+    def add(self, chunk: Chunk) -> Message | None:
         """The whole record with its last chunk, or that chunk itself where they make none; None
         with all others.
         """
-        value = message.value or b""
-        self.total_bytes += len(value)
+        message = chunk.message
+        self.total_bytes += len(chunk.data)
+        self._forget_distant(message)
+        if chunk.number == 0:
+            self.begun.pop(chunk.name, None)  # it begins anew, behind all others
+            self.begun[chunk.name] = _PartialRecord(
+                message.offset, self.total_bytes - len(chunk.data), chunk.total
+            )
+        record = self.begun.get(chunk.name)
+        if record is None or (chunk.number, chunk.total) != (len(record.pieces), record.count):
+            self.begun.pop(chunk.name, None)
+            return message if chunk.is_last else None
+        record.pieces.append(chunk.data)
+        if not chunk.is_last:
+            return None
+        del self.begun[chunk.name]
+        whole = b"".join(record.pieces)
+        if hashlib.sha256(whole).hexdigest() != chunk.sha256:
+            return message
+        return message._replace(value=whole, headers=chunk.headers)
+
+    def _forget_distant(self, message: Message) -> None:
+        """Drop the records that began so far before this message that it cannot be theirs."""
+        span_bytes = 2 * record_limit(message.topic)  # several producers may write at the same time
         for name, record in list(self.begun.items()):
             if (
                 message.offset - record.offset <= SPAN_RECORDS
-                and self.total_bytes - record.total_bytes <= SPAN_BYTES
+                and self.total_bytes - record.total_bytes <= span_bytes
             ):
                 break
             del self.begun[name]
-        if place.number == 0:
-            self.begun.pop(place.name, None)  # it begins anew, behind all others
-            self.begun[place.name] = _Begun(
-                message.offset, self.total_bytes - len(value), place.total
-            )
-        record = self.begun.get(place.name)
-        if record is None or (place.number, place.total) != (len(record.pieces), record.count):
-            self.begun.pop(place.name, None)
-            return message if place.is_last else None
-        record.pieces.append(value)
-        if not place.is_last:
-            return None
-        del self.begun[place.name]
-        whole = b"".join(record.pieces)
-        if hashlib.sha256(whole).hexdigest().encode() != place.sha256:
-            return message
-        return message._replace(value=whole, headers=message.headers[2:])
+
+
+def joined(messages: Iterable[Message]) -> Iterator[Message]:
+    """Messages of one partition, in order and from its first one on, as whole records."""
+    assembler = ChunkAssembler()
+    for message in messages:
+        chunk = chunk_of(message)
+        whole = message if chunk is None else assembler.add(chunk)
+        if whole is not None:
+            yield whole
 
 
 class JoiningReader:
@@ -199,13 +276,13 @@ class JoiningReader:
         self._log = log
         self._origins = dict(positions)  # what lies from here on has been looked at
         self._positions = dict(positions)
-        self._joiners: dict[TopicPartition, Joiner] = {}
+        self._assemblers: dict[TopicPartition, ChunkAssembler] = {}
         self._cut: dict[TopicPartition, bool] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         """As `Reader.poll`; what has brought chunks only gives nothing, before the time is over."""
         messages = self._reader.poll(max_messages, timeout_s)
-        if not any(is_chunk(message) for message in messages):
+        if not any(may_be_chunk(message) for message in messages):
             return messages
         return [whole for message in messages if (whole := self._whole(message)) is not None]
 
@@ -219,24 +296,22 @@ class JoiningReader:
         self._reader.close()
 
     def _whole(self, message: Message) -> Message | None:
-        if not is_chunk(message):
-            return message
-        place = place_of(message)
-        if place is None:
+        chunk = chunk_of(message)
+        if chunk is None:
             return message
         where = message.topic, message.partition
-        joiner = self._joiners.setdefault(where, Joiner())
+        assembler = self._assemblers.setdefault(where, ChunkAssembler())
         oldest = message.offset - SPAN_RECORDS  # where its record can have begun
-        if not joiner.is_expected(place) and oldest < self._origins[where]:
-            joiner = self._joiners[where] = self._read_back(message, place)
+        if not assembler.is_expected(chunk) and oldest < self._origins[where]:
+            assembler = self._assemblers[where] = self._read_back(chunk)
         if (
-            not joiner.is_expected(place)
+            not assembler.is_expected(chunk)
             and oldest < self._positions[where]
             and self._begins_with_retention(where)
         ):
             # the chunks before it are deleted: the first whole record is the first one here
             return None
-        return joiner.add(message, place)
+        return assembler.add(chunk)
 
     def _begins_with_retention(self, where: TopicPartition) -> bool:
         """Has this reader begun at the first record that retention has left?"""
@@ -244,21 +319,24 @@ class JoiningReader:
             self._cut[where] = 0 < self._positions[where] <= beginning_offset(self._log, *where)
         return self._cut[where]
 
-    def _read_back(self, message: Message, place: Place) -> Joiner:
+    def _read_back(self, chunk: Chunk) -> ChunkAssembler:
         """What the chunks before this one have begun, from as far back as its first one, or as it
         could be.
         """
+        message = chunk.message
         where = message.topic, message.partition
-        first, distance, joiner = beginning_offset(self._log, *where), 4 * place.number, Joiner()
-        while not joiner.is_expected(place):
+        first = beginning_offset(self._log, *where)
+        distance = 4 * chunk.number
+        assembler = ChunkAssembler()
+        while not assembler.is_expected(chunk):
             begin = max(first, message.offset - distance, message.offset - SPAN_RECORDS, 0)
-            joiner = Joiner()
+            assembler = ChunkAssembler()
             for before in read(self._log, *where, begin, message.offset, whole=False):
-                if is_chunk(before) and (its_place := place_of(before)) is not None:
-                    joiner.add(before, its_place)
+                if (its_chunk := chunk_of(before)) is not None:
+                    assembler.add(its_chunk)
             self._origins[where] = min(self._origins[where], begin)
             if begin in (first, 0) or begin == message.offset - SPAN_RECORDS:
                 self._origins[where] = min(begin, message.offset - SPAN_RECORDS)
                 break
             distance *= 16
-        return joiner
+        return assembler

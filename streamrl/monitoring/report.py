@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from streamrl import __version__
-from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile
@@ -29,7 +28,6 @@ from streamrl.monitoring.plot import Curve, draw
 from streamrl.monitoring.run_view import believable, mean_rewards
 from streamrl.records import (
     Batch,
-    BatchPart,
     Evaluation,
     Fate,
     Metric,
@@ -76,16 +74,9 @@ class History:
 def gather(run: RunFile, log: Log) -> History:
     """Read the run's topics from the first message to the last."""
     found, there = History(), log.topics()
-    joiner = Joiner()
-    for record, time_s in records(log, there, topology.BATCHES, ("batch", "batch-part")):
-        if not isinstance(record, Batch | BatchPart):
-            continue
-        try:
-            batch = joiner.add(record)
-        except ValueError:  # retention has cut into it
-            continue
-        if batch is not None:
-            _batch(found, batch, time_s)
+    for record, time_s in records(log, there, topology.BATCHES, ("batch",)):
+        if isinstance(record, Batch):
+            _batch(found, record, time_s)
     for record, _ in records(log, there, topology.FATES, ("fate",)):
         if isinstance(record, Fate):
             found.fates[record.environment][record.fate] += len(record.offsets)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import Orchestrator, RunFile, Target
@@ -26,7 +25,6 @@ from streamrl.log.dead_letters import printable
 from streamrl.log.protocol import Event
 from streamrl.records import (
     Batch,
-    BatchPart,
     Demand,
     Evaluation,
     Fate,
@@ -44,7 +42,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     topology.EVALS: ("evaluation",),  # its answers lie there too, and are passed over
 }
 """What is folded: topic -> schemas."""
-BATCHES: Mapping[str, tuple[str, ...]] = {topology.BATCHES: ("batch", "batch-part")}
+BATCHES: Mapping[str, tuple[str, ...]] = {topology.BATCHES: ("batch",)}
 """Folded as well where the rewards of batches decide."""
 WRITERS = {
     "batches": "batcher",
@@ -112,8 +110,8 @@ class View:
     active_before_s: float = 0.0  # how long earlier sessions had a server
     # source of metrics -> its last sign of life
     heard_s: dict[str, float] = field(default_factory=dict[str, float])
-    # of the records of `batches`, where rewards are taken from there and not from metrics
-    joiner: Joiner | None = None
+    # rewards are taken from the batches themselves, not from the batcher's metrics
+    counts_batches: bool = False
     rewards_kept: int = 0  # batches of an env whose reward is kept; 0: all
 
 
@@ -125,7 +123,7 @@ def deciding_view(run: RunFile, since_s: float = 0.0) -> View:
     """The view that a run is judged by: where it has a target, rewards come from `batches`."""
     target = run.orchestrator.target
     kept = max(REWARDS_KEPT, target.batches if target else 0)
-    return View(run.learner.name, since_s, joiner=Joiner() if target else None, rewards_kept=kept)
+    return View(run.learner.name, since_s, counts_batches=target is not None, rewards_kept=kept)
 
 
 def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> View:
@@ -140,8 +138,8 @@ def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> Vie
             case Metric():
                 if (metric := believable(event, seen.version)) is not None:
                     _measure(seen, metric)
-            case Batch() | BatchPart() as record if seen.joiner is not None:
-                _earn(seen, seen.joiner, record)
+            case Batch() as batch if seen.counts_batches:
+                _earn(seen, batch)
             case Server() as server:
                 _meet(seen, server, now_s)
             case None if event.topic == topology.SERVERS:
@@ -202,7 +200,7 @@ def _measure(seen: View, metric: Metric) -> None:
         if name.startswith(ARRIVALS) and metric.source == "buffer":
             _arrive(seen.arrivals[name.removeprefix(ARRIVALS)], gauges[name])
         if (
-            seen.joiner is None
+            not seen.counts_batches
             and metric.step is not None
             and name.startswith("batches/")
             and name.endswith("/reward/mean")
@@ -256,18 +254,10 @@ def troubles(seen: View, least: float = 0.0) -> list[str]:
     return found
 
 
-def _earn(seen: View, joiner: Joiner, record: Batch | BatchPart) -> None:
-    try:
-        batch = joiner.add(record)
-    except ValueError:
-        # reading began in the middle of a batch; its learner says what is wrong with one that is
-        # damaged
-        seen.joiner = Joiner()
-        return
-    if batch is not None:
-        seen.batch = max(seen.batch, batch.number)
-        for env, mean in mean_rewards(batch).items():
-            _reward(seen, env, batch.number, mean)
+def _earn(seen: View, batch: Batch) -> None:
+    seen.batch = max(seen.batch, batch.number)
+    for env, mean in mean_rewards(batch).items():
+        _reward(seen, env, batch.number, mean)
 
 
 def mean_rewards(batch: Batch) -> dict[str, float]:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from streamrl.batcher.parts import Joiner
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, Target
 from streamrl.config.topology import Part
@@ -242,7 +241,7 @@ def batches_begin(log: Log, target: Target) -> int:
     distance = 4 * target.batches
     while True:
         begin = max(start, end - distance)
-        seen = View("", joiner=Joiner())
+        seen = View("", counts_batches=True)
         fold(
             seen,
             (

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from streamrl.errors import InputGone
+from streamrl.log.chunks import is_chunk
 from streamrl.log.codec import decode, to_event
 from streamrl.log.protocol import (
     Event,
@@ -63,6 +64,8 @@ def record_slices(
 def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, Record]]:
     """(offset, record) of a journal, from an offset on."""
     for message in read(log, topic, 0, start):
+        if is_chunk(message):
+            continue  # the end of a record whose beginning is deleted
         yield message.offset, decode(dict(message.headers)["schema"], message.value or b"")
 
 

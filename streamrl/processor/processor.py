@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -74,7 +73,6 @@ SNAPSHOT_EVENTS = 5_000
 # journals are kept for ever, so snapshots take at most so many bytes of one for each event
 SNAPSHOT_EVENT_BYTES = 100
 SNAPSHOT_S = 21 * 3600.0  # an eighth of a retention of seven days
-SNAPSHOT_BYTES = 4_000_000  # of one record
 REPORT_S = 1.0
 
 
@@ -238,11 +236,9 @@ def save(
     transaction markers that follow the last records: retention deletes these too.
     """
     positions = {where: max(fold.positions[where], reader.position(*where)) for where in inputs}
-    records = snapshot(fold, {**fold.positions, **positions})
-    offset = commit(
-        [to_message(Output(topology.journal(part.name), part.name, record)) for record in records]
-    )
-    saved(fold, offset - len(records) + 1, sum(len(record.state) for record in records))
+    record = snapshot(fold, {**fold.positions, **positions})
+    offset = commit([to_message(Output(topology.journal(part.name), part.name, record))])
+    saved(fold, offset, len(record.state))
 
 
 def save_if_possible(
@@ -425,7 +421,7 @@ def write_entry(
     changed, fold.config = part.config != fold.config, part.config
     fold.sequence += 1
     fold.unsaved_since_s = time_s if fold.unsaved_since_s is None else fold.unsaved_since_s
-    snapshots = snapshot(fold, fold.positions) if with_snapshot else []
+    saving = snapshot(fold, fold.positions) if with_snapshot else None
     entry = JournalEntry(
         sequence=fold.sequence,
         time_s=time_s,
@@ -438,18 +434,20 @@ def write_entry(
         if removed is None
         else [(topic, partition, offset) for (topic, partition), offset in removed.items()],
     )
+    journaled = [entry] if saving is None else [saving, entry]
     offset = commit(
         [
             *outputs,
             *[
                 to_message(Output(topology.journal(part.name), part.name, record))
-                for record in (*snapshots, entry)
+                for record in journaled
             ],
         ]
     )
-    # only now it is known where it lies, right before the entry: the next one says so
-    if snapshots:
-        saved(fold, offset - len(snapshots), sum(len(record.state) for record in snapshots))
+    if saving is not None:
+        # Only now it is known where it lies, right before the entry, which is always smaller than a
+        # message. The next entry says so.
+        saved(fold, offset - 1, len(saving.state))
 
 
 def decode_and_step(
@@ -479,26 +477,24 @@ def decode_and_step(
     return state, [m for m in made if m.topic != METRICS], [m for m in made if m.topic == METRICS]
 
 
-def snapshot(fold: ProcessorState[Any, Any], positions: Positions) -> list[Snapshot]:
-    """The state after this turn, in as many records as it needs."""
-    data = serialize_state(fold.state)
-    pieces = [data[i : i + SNAPSHOT_BYTES] for i in range(0, len(data), SNAPSHOT_BYTES)]
-    places = [(topic, partition, offset) for (topic, partition), offset in positions.items()]
-    make = partial(
-        Snapshot,
+def snapshot(fold: ProcessorState[Any, Any], positions: Positions) -> Snapshot:
+    """The state after this turn."""
+    return Snapshot(
         sequence=fold.sequence,
-        positions=places,
+        positions=[(topic, partition, offset) for (topic, partition), offset in positions.items()],
+        state=serialize_state(fold.state),
         config=to_json(fold.config),
-        parts=len(pieces),
     )
-    return [make(state=piece, part=i) for i, piece in enumerate(pieces)]
 
 
 def whole_snapshots(
     records: Iterable[tuple[int, Record]],
 ) -> Iterator[tuple[int, JournalEntry | Snapshot]]:
-    """The entries of a journal and its snapshots, each put together, with the offset of the first
-    record. One that lacks a record is left out.
+    """The entries of a journal and its snapshots, with their offsets.
+
+    Earlier versions of streamrl wrote a large snapshot as several records, each with a part of the
+    state. These are put together here, with the offset of the first; one that lacks a record is left
+    out.
     """
     begins_at, pieces = -1, list[Snapshot]()
     for offset, record in records:

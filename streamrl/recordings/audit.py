@@ -25,7 +25,7 @@ from streamrl.log.protocol import Event, Log, Message, beginning_offset, end_off
 from streamrl.processor.processor import Processor, restore
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.progress import Report, silent
-from streamrl.records import Batch, BatchPart, Fate, PolicyVersion, Rollout, ScoredGroup
+from streamrl.records import Batch, Fate, PolicyVersion, Rollout, ScoredGroup
 
 KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
 EVERY = 1_000  # records between two reports
@@ -193,11 +193,9 @@ def audit(
             and topology.rollouts(event.record.environment) not in left_out
         ):
             enter(result, ledgers, event.record, log)
-    for event in reading.events(topology.BATCHES, ("batch", "batch-part")):
+    for event in reading.events(topology.BATCHES, ("batch",)):
         if isinstance(event.record, Batch):
             result.batches[event.record.number] = len(set(event.record.uids))
-        elif isinstance(event.record, BatchPart):
-            result.batches.setdefault(event.record.number, 0)
     valid = newest_lineages(
         r for r in versions if isinstance(r, PolicyVersion) and r.learner == learner
     )

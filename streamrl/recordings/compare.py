@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from streamrl.config import topology
+from streamrl.log.chunks import joined
 from streamrl.log.codec import DecodeError, decode, digest
 from streamrl.log.protocol import Log, Message, beginning_offset, end_offset, read
 from streamrl.processor.journal import entries
@@ -126,7 +127,7 @@ def compare(
     """The first difference between an entry's outputs now and then, in a line; empty when there is
     none.
     """
-    for output in outputs:
+    for output in joined(outputs):  # batches of an earlier run are made in parts
         kind = output.topic.partition(".")[0]
         if kind not in COMPARED:
             continue

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from streamrl.batcher import batch_builder
 from streamrl.batcher import process as batcher
 from streamrl.batcher.batch_builder import Config, State
-from streamrl.batcher.parts import Joiner
 from streamrl.buffer.staleness import fresh
+from streamrl.config import topology
+from streamrl.log.chunks import joined
+from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Output
-from streamrl.records import Batch, BatchPart, Rollout, ScoredGroup
+from streamrl.records import Batch, Rollout, ScoredGroup
 
 Group = tuple[str, str]  # env, group id
 
@@ -91,18 +93,7 @@ class Cut:
             if state.next_batch == self.number and fold.due():
                 self.note(state)
                 fold.build()
-                joiner = Joiner()
-                self.batch = next(
-                    filter(
-                        None,
-                        (
-                            joiner.add(o.record)
-                            for o in fold.outputs
-                            if isinstance(o.record, Batch | BatchPart)
-                        ),
-                    ),
-                    None,
-                )
+                self.batch = batch_of(fold.outputs)
         return state, []
 
     def note(self, state: State) -> None:
@@ -118,6 +109,16 @@ class Cut:
             for record in held
             if isinstance(record, ScoredGroup)
         ]
+
+
+def batch_of(outputs: Iterable[Output]) -> Batch | None:
+    """The batch among these outputs, which may be in parts where the run is an earlier one."""
+    written = [to_message(output) for output in outputs if output.topic == topology.BATCHES]
+    for message in joined(written):
+        record = to_event(message, ("batch",)).record
+        if isinstance(record, Batch):
+            return record
+    return None
 
 
 def next_problem(replicas_at: Collection[int], replica: int, replicas: int) -> int:

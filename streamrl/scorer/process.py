@@ -28,13 +28,13 @@ from streamrl.learner.inputs import announcement, batches, recorded_scores
 from streamrl.learner.masking import masked
 from streamrl.learner.mesh import deterministic, keep_compiled
 from streamrl.learner.reference import Reference, fixed
+from streamrl.learner.scores import ScoreAssembler
 from streamrl.learner.update import Updater
 from streamrl.log.codec import to_message
 from streamrl.log.instrumented import ready
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
-from streamrl.records import Batch
-from streamrl.scorer.pieces import Collected, split
+from streamrl.records import Batch, Scores
 from streamrl.weights.store import pull
 
 logger = logging.getLogger(__name__)
@@ -70,10 +70,14 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             begun = time.monotonic()
             scored_now = score(updater, reference, batch)
             assert reference.version is not None
-            pieces = split(batch, scored_now.logprobs, identity, reference.version)
-            writer.commit(
-                [to_message(Output(topology.SCORES, str(batch.number), piece)) for piece in pieces]
+            scores = Scores(
+                number=batch.number,
+                scorer=identity,
+                reference=reference.version,
+                tokens=len(scored_now.logprobs),
+                logprobs=scored_now.logprobs,
             )
+            writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
             writer.commit_offsets({BATCHES: offset})
             values = measured(
                 batch, reference.version, begun - idle_since, time.monotonic() - begun
@@ -97,10 +101,10 @@ def check(run: RunFile, worker: int) -> None:
         )
 
 
-def left(run: RunFile, log: Log) -> tuple[int, Collected]:
+def left(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:
     """Where in `batches` the lead learner goes on, and what is scored already from there on."""
     dealt_with = log.committed_offsets(topology.learner_identity(run.learner.name))
-    scored = Collected()
+    scored = ScoreAssembler()
     for scores, offset in recorded_scores(log, dealt_with.get(SCORES, 0)):
         scored.add(scores, offset)
     return dealt_with.get(BATCHES, 0), scored

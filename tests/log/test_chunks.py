@@ -7,20 +7,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from msgspec import structs
 
 from streamrl.errors import StreamrlError
 from streamrl.log import chunks
 from streamrl.log.chunks import CHUNK_HEADER, CHUNK_SCHEMA, is_chunk, split
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.dead_letters import letter_of, reject
-from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Log, Message, Output, Undecodable, end_offset, read
-from streamrl.records import Rollout
-from tests.support.build import rollout, turns
-from tests.support.kafka import make_topics
-from tests.support.waiting import until
+from streamrl.log.protocol import Log, Message, Undecodable, read
 
 SCHEMA = ("schema", b"x/1")
 
@@ -30,6 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "MESSAGE_BYTES", 2_000)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 10)
     monkeypatch.setattr(chunks, "RECORD_BYTES", 10_000)
+    monkeypatch.setattr(chunks, "LARGE_RECORD_BYTES", 20_000)
 
 
 def large(letter: str, size: int = 2_005, topic: str = "in") -> Message:
@@ -129,13 +124,13 @@ def test_a_last_chunk_that_makes_no_record_becomes_a_dead_letter_that_is_no_chun
 def test_chunks_without_end_take_bounded_memory_and_what_is_too_far_apart_is_no_record(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(chunks, "SPAN_BYTES", 100)
-    joiner = chunks.Joiner()
+    monkeypatch.setattr(chunks, "RECORD_BYTES", 50)  # so all chunks of a record lie within 100
+    assembler = chunks.ChunkAssembler()
     for offset in range(1_000):
-        message = pieces("a")[0]._replace(offset=offset)
-        place = chunks.place_of(message)
-        assert place is not None and joiner.add(message, place) is None
-        assert sum(len(piece) for record in joiner.begun.values() for piece in record.pieces) <= 100
+        chunk = chunks.chunk_of(pieces("a")[0]._replace(offset=offset))
+        assert chunk is not None and assembler.add(chunk) is None
+        held = [piece for record in assembler.begun.values() for piece in record.pieces]
+        assert sum(map(len, held)) <= 100
     a, others = pieces("a"), [piece for letter in "bcde" for piece in pieces(letter)]
     assert [size for _, size in found(log_of(*a[:2], *others[:10], a[2]))][-1] == b"a5", (
         "85 bytes between: with its own 110"
@@ -148,7 +143,7 @@ def test_chunks_without_end_take_bounded_memory_and_what_is_too_far_apart_is_no_
 
 
 def test_what_random_producers_write_is_read_alike_from_everywhere(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chunks, "SPAN_BYTES", 120)
+    monkeypatch.setattr(chunks, "RECORD_BYTES", 60)
     monkeypatch.setattr(chunks, "SPAN_RECORDS", 30)
     choose = random.Random(7)
     streams = [
@@ -181,6 +176,10 @@ def test_what_no_reader_would_join_is_refused_and_a_key_that_fits_in_no_message_
         StreamrlError, match="10,001 bytes for in cannot be written, at most 10,000"
     ):
         split([large("a", 10_001)])
+    whole = large("a", 20_000, topic="journal.buffer")
+    assert len(split([whole])) == 2_000, "those of the run's own parts may be larger"
+    with pytest.raises(StreamrlError, match="20,001 bytes for batches cannot be written"):
+        split([large("a", 20_001, topic="batches")])
     (message,) = split([Message("in", b"k" * 1_990, b"v")])
     assert message.key == b"k" * 1_990
 
@@ -190,26 +189,3 @@ def test_a_key_that_fits_in_no_message_is_cut(monkeypatch: pytest.MonkeyPatch):
     log = log_of(Message("in", b"k" * 5_000, b"v" * 20))
     (message,) = read(log, "in", 0, 0)
     assert (message.key, message.value) == (b"k" * 100, b"v" * 20)
-
-
-def test_on_a_broker_a_rollout_larger_than_a_message_is_one_record(
-    broker: str, run_name: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.undo()
-    make_topics(broker, {f"{run_name}.rollouts.x": 1})
-    log = KafkaLog({"bootstrap.servers": broker}, run_name)
-    prompt, answer = turns()
-    sent = rollout(turns=[structs.replace(prompt, message="x" * 9_000_000), answer])
-    writer = log.writer("a")
-    assert writer.commit([to_message(Output("rollouts.x", "g", sent))]) == 2
-    writer.close()
-    until(lambda: end_offset(log, "rollouts.x", 0) == 4)
-    for start in range(3):
-        (message,) = read(log, "rollouts.x", 0, start)
-        record = to_event(message, ("rollout",)).record
-        assert (
-            isinstance(record, Rollout)
-            and record.turns[0].message == sent.turns[0].message
-            and message.offset == 2
-        )
-    assert len(list(read(log, "rollouts.x", 0, 0, whole=False))) == 3

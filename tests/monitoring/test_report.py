@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamrl.batcher.parts import split
+from streamrl.batcher.parts import split_batch
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
@@ -154,7 +154,7 @@ def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, v
 
 def test_a_batch_that_retention_has_cut_is_left_out(run: RunFile, log: MemoryLog):
     before = summarise(run, gather(run, log), {})
-    for piece in split(batch(3, {"copy": [0.5]}), limit_bytes=100)[1:]:
+    for piece in split_batch(batch(3, {"copy": [0.5]}), limit_bytes=100)[1:]:
         log.append([to_message(Output("batches", "3", piece))], marker=False)
     assert summarise(run, gather(run, log), {}) == before
 

@@ -1,11 +1,8 @@
-from hashlib import sha256
-
 import numpy as np
 import pytest
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.log.codec import encode
 from streamrl.log.protocol import Event, Undecodable
 from streamrl.monitoring.run_view import (
     View,
@@ -22,7 +19,7 @@ from streamrl.monitoring.run_view import (
     view,
     waiting,
 )
-from streamrl.records import BatchPart, Demand, Fate, Metric, PolicyVersion, Record, Server
+from streamrl.records import Demand, Fate, Metric, PolicyVersion, Record, Server
 from tests.orchestrator.actor import batch
 
 
@@ -169,22 +166,6 @@ def test_metrics_of_whomever_reach_no_target(run: RunFile):
     verdict = judge(run.orchestrator, seen(run, *mixed), 100.0)
     assert verdict is not None and "copy earned 0.550 over its last 2 batches" in verdict.reason
     assert seen(run, *mixed).batch == 1
-
-
-def test_a_batch_that_is_damaged_or_begins_in_its_middle_is_passed_over(run: RunFile):
-    first, second, third = (
-        BatchPart(
-            number=7,
-            part=i,
-            parts=3,
-            data=data,
-            digest=sha256(encode(batch(7, {"copy": [1.0]}))).digest(),
-        )
-        for i, data in enumerate((b"", b"", encode(batch(7, {"copy": [1.0]}))))
-    )
-    pieces = [event("batches", "7", piece) for piece in (first, second, third)]
-    assert recent_rewards(seen(run, *pieces[1:], reward(8, 0.5)), "copy", 5) == [0.5]
-    assert recent_rewards(seen(run, *pieces, reward(8, 0.5)), "copy", 5) == [1.0, 0.5]
 
 
 @pytest.mark.parametrize(

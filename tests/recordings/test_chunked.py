@@ -1,20 +1,27 @@
 """A run in which every record is larger than a message: it is journaled, restored, replayed,
-audited, and exported like any other.
+audited, and exported like any other. So is one whose batches an earlier streamrl wrote in parts.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from streamrl.batcher import batch_builder
+from streamrl.batcher import process as batcher
+from streamrl.batcher.parts import split_batch
 from streamrl.log import chunks
 from streamrl.log.chunks import is_chunk
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import read
+from streamrl.monitoring.report import gather
 from streamrl.processor import processor
 from streamrl.processor.snapshots import serialize_state
 from streamrl.recordings.archive import export
+from streamrl.recordings.fork import cut_of
 from tests.recordings.test_archive import account, everything, replays
 from tests.support.data_path import RUN, TOPICS, parts, play
 
@@ -61,3 +68,26 @@ def test_files_hold_its_messages_as_they_lie_there(recording: MemoryLog, tmp_pat
         assert [(m.offset, m.value, m.headers) for m in there] == [
             (m.offset, m.value, m.headers) for m in lay
         ]
+
+
+def test_a_run_whose_batches_are_in_parts_replays_and_balances(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """As the batcher wrote them under rules 1, which its journal names."""
+    monkeypatch.setattr(batch_builder, "split_batch", partial(split_batch, limit_bytes=300))
+    today, log = batcher.part, MemoryLog(TOPICS)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            batcher,
+            "part",
+            lambda run: replace(today(run), config=replace(today(run).config, rules_version=1)),
+        )
+        batches = play(log)
+    lying = [dict(m.headers)["schema"] for m in read(log, "batches", 0, 0, whole=False)]
+    assert lying.count(b"batch-part/1") == len(lying) > 2 * len(batches) >= 8
+    assert len(list(read(log, "batches", 0, 0))) == len(batches)
+    for there in (log, export(log, RUN, tmp_path / "x")):
+        assert account(there).balanced and account(there).batches == account(log).batches
+        assert replays(there)[1] == len(batches)
+        assert gather(RUN, there).batches == len(batches)
+        assert (made := cut_of(there, RUN, 2).batch) is not None and made.number == 2
