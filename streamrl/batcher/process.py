@@ -22,9 +22,6 @@ from streamrl.processor import processor
 from streamrl.processor.processor import Processor, Report
 from streamrl.records import PolicyVersion, ScoredGroup
 
-CONSUMES = ("groups", "policy-versions")
-PRODUCES = ("batches", "demand", "fates", "dead-letters", "metrics", "journal")
-
 
 def step(
     config: Config, state: State, events: Iterable[Event], time_s: float, before: int | None = None

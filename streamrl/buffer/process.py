@@ -19,9 +19,6 @@ from streamrl.processor import processor
 from streamrl.processor.processor import Processor, Report
 from streamrl.records import PolicyVersion, Rollout
 
-CONSUMES = ("rollouts", "policy-versions")
-PRODUCES = ("groups", "fates", "dead-letters", "metrics", "journal")
-
 
 @dataclass(frozen=True)
 class OwnRules:

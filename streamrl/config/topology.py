@@ -95,6 +95,11 @@ def env_part(env: str, index: int) -> str:
     return f"env-{producer(env, index)}"
 
 
+def outside_identity(env: str) -> str:
+    """Under which an env that the run does not start (`replicas: 0`) writes transactions."""
+    return f"{env}-outside"
+
+
 def scorer_part(index: int) -> str:
     return f"scorer-{index}"
 

@@ -48,8 +48,6 @@ from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("demand", "servers", "visits")
-PRODUCES = ("rollouts", "visits", "journal", "metrics")
 TICK_S = 0.02  # what finishes within one is one transaction
 REPORT_S = 1.0
 WAITING_S = 5.0  # without a demand for so long, it says so, and again after as much
@@ -337,9 +335,7 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the
     next life.
     """
-    positions = log.beginning_offsets(
-        partitions_of(log, [topic for topic in CONSUMES if topic != "visits"])
-    )
+    positions = log.beginning_offsets(partitions_of(log, [topology.DEMAND, topology.SERVERS]))
     if me.visits:
         positions |= recall(me, log)
     me.began = log.end_offsets(positions)

@@ -27,8 +27,6 @@ from streamrl.weights.store import Store
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("policy-versions",)
-PRODUCES = ("evals", "metrics")
 
 PART = "evaluator"
 POLL_S = 0.1

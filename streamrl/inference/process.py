@@ -29,8 +29,6 @@ from streamrl.records import PolicyVersion, Server
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("policy-versions",)
-PRODUCES = ("servers", "metrics")
 
 POLL_S = 0.05
 # after a bad copy or a probe that failed, unless a newer version comes first; it doubles

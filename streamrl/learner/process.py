@@ -36,9 +36,6 @@ from streamrl.log.retrying import RetryingWriter
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("batches", "scores")
-PRODUCES = ("policy-versions", "metrics")
-
 
 def main(
     run: RunFile,

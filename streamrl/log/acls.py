@@ -1,12 +1,11 @@
-"""Who may do what on the broker: each role of a run, as a user of its own, what its part reads and
-writes, and nothing else.
+"""Who may do what on the broker: each role of a run, as a user of its own, what its parts read and
+write, and nothing else.
 
-A part's topics are those that the templates in topics/ give its room (tests/test_topology.py holds
-CONSUMES and PRODUCES to them). A user is named `<run>.<role>`. Roles are `env-<name>` (each env its
-own), buffer, batcher, scorer, learner, inference, evaluator, orchestrator; `auditor` reads all
-(status, audit, replay, export), `operator` does everything within the run, such as `streamrl topics
-apply` and `streamrl up`. Idempotent writing needs no rule of its own: since Kafka 2.8 whoever may
-write to a topic may do it idempotently.
+All of it follows from `config/topology.py`. A user is named `<run>.<role>`: `env-<name>` (each env
+has its own), buffer, batcher, scorer, learner, inference, evaluator, orchestrator. Besides, the
+user `auditor` reads everything (status, audit, replay, export), and `operator` does everything
+within the run, such as `streamrl topics apply` and `streamrl up`. Writing idempotently needs no rule
+of its own: since Kafka 2.8 whoever may write to a topic may do it idempotently.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -29,17 +28,13 @@ from confluent_kafka.admin import (
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import Role
 from streamrl.errors import AccessDenied, ConfigError
 from streamrl.log import topics
 from streamrl.log.kafka import READER, Admin, again, denied
 from streamrl.log.topics import Topic
 
 CALL_TIMEOUT_S = 10.0
-READS_BACK = {  # what it has done, when it starts again
-    "learner": (topology.POLICY_VERSIONS,),
-    "evaluator": (topology.EVALS, topology.ROLLOUTS),  # what was posed in training is not held out
-}
-
 
 # Of an env's user on each broker: it may be taken over, or written by somebody else, and is to
 # leave room for the others. The byte rates are far above what rollouts need (docs/operations.md,
@@ -47,13 +42,13 @@ READS_BACK = {  # what it has done, when it starts again
 QUOTAS = {"producerByteRate": 20_000_000, "consumerByteRate": 20_000_000, "requestPercentage": 50}
 
 
-class Role(NamedTuple):
-    """A kind of process with a user of its own."""
+class User(NamedTuple):
+    """All parts of a role; of a role that has parts for each env, those of one env."""
 
-    name: str
-    room: str  # of streamrl/, as the templates call it
-    identities: tuple[str, ...] = ()  # under which it writes transactions and commits positions
-    env: str = ""  # the only one it has to do with
+    name: str  # on the broker: after the run
+    role: Role
+    identities: tuple[str, ...]  # under which it writes transactions
+    env: str = ""  # the only one that it has to do with
 
 
 class Rule(NamedTuple):
@@ -69,55 +64,36 @@ class Rule(NamedTuple):
         return f"{','.join(self.operations):10} {self.resource} {self.name}{'*' if self.prefixed else ''}"
 
 
-def user(run: RunFile, role: str) -> str:
-    """The name a role goes by on the broker."""
-    return f"{run.run}.{role}"
+def user_name(run: RunFile, name: str) -> str:
+    """The name a user goes by on the broker."""
+    return f"{run.run}.{name}"
 
 
-def roles(run: RunFile) -> list[Role]:
-    """The parts' roles, in the order of the loop. An env from outside (`replicas: 0`) writes
-    transactions as `<env>-outside`.
-    """
-    envs = [
-        Role(
-            f"env-{name}",
-            "envs",
-            tuple(topology.env_part(name, i) for i in range(env.replicas)) or (f"{name}-outside",),
-            name,
-        )
-        for name, env in run.envs.items()
-    ]
-    return [
-        *envs,
-        Role("buffer", "buffer", ("buffer",)),
-        Role("batcher", "batcher", ("batcher",)),
-        Role(
-            "scorer", "scorer", tuple(topology.scorer_part(i) for i in range(run.scorer.replicas))
-        ),
-        Role("learner", "learner"),
-        Role("inference", "inference"),
-        Role("evaluator", "evaluator", ("evaluator",)),
-        Role("orchestrator", "orchestrator"),
-    ]
+def users(run: RunFile) -> list[User]:
+    """The users of the run's parts, in the order of the loop."""
+    found = list[User]()
+    for role in topology.ROLES:
+        parts = role.parts(run) if role.is_transactional else ()
+        if not role.is_per_env:
+            found.append(User(role.name, role, tuple(part.identity for part in parts)))
+            continue
+        for env in run.envs:
+            own = tuple(part.identity for part in parts if part.env == env)
+            outside = (topology.outside_identity(env),)  # of an env that the run does not start
+            found.append(User(f"{role.name}-{env}", role, own or outside, env))
+    return found
 
 
 def rules(run: RunFile) -> dict[str, list[Rule]]:
-    """What each role is to be allowed, by role."""
+    """What each user is to be allowed, by its name."""
     whole = f"{run.run}."  # a run's name has no dot, so no other run's begins like that
     reading = [Rule("topic", whole, ("READ",), True), Rule("group", whole, ("DESCRIBE",), True)]
     everything = [
         Rule(resource, whole, ("ALL",), True) for resource in ("topic", "group", "transactional-id")
     ]
-    found = {role.name: list(_of(role, run)) for role in roles(run)}
-    # Any learner's name: a second one on the same batches is the same role. The report that an
-    # orchestrator ends with is made of all topics.
-    found["learner"] += [
-        Rule("transactional-id", f"{whole}learner-", ("WRITE",), True),
-        Rule("group", f"{whole}learner-", ("READ",), True),
-    ]
-    # how far the lead is: the rest is to be scored
-    found["scorer"] += [Rule("group", f"{whole}learner-{run.learner.name}", ("DESCRIBE",))]
-    found["orchestrator"] += reading
+    found = {user.name: list(_rules_of(user, run)) for user in users(run)}
+    # The report that an orchestrator ends with is made of all topics.
+    found[topology.ORCHESTRATOR.name] += reading
     return {**found, "auditor": reading, "operator": everything}
 
 
@@ -128,9 +104,9 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
     admin = Admin(settings)
     wanted = [
         binding
-        for role, allowed in rules(run).items()
+        for name, allowed in rules(run).items()
         for rule in allowed
-        for binding in _bindings(user(run, role), rule)
+        for binding in _bindings(user_name(run, name), rule)
     ]
 
     def order() -> None:
@@ -154,8 +130,8 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
 
 def in_words(run: RunFile) -> list[str]:
     return [
-        f"User:{user(run, role)}  {rule}"
-        for role, allowed in rules(run).items()
+        f"User:{user_name(run, name)}  {rule}"
+        for name, allowed in rules(run).items()
         for rule in allowed
     ]
 
@@ -169,16 +145,16 @@ def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
             "apiVersion": "kafka.strimzi.io/v1",
             "kind": "KafkaUser",
             "metadata": {
-                "name": user(run, role),
+                "name": user_name(run, name),
                 "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
             },
             "spec": {
                 "authentication": {"type": "scram-sha-512"},
                 "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
-                **({"quotas": dict(QUOTAS)} if role.startswith("env-") else {}),
+                **({"quotas": dict(QUOTAS)} if name.startswith(f"{topology.ENV.name}-") else {}),
             },
         }
-        for role, allowed in rules(run).items()
+        for name, allowed in rules(run).items()
     ]
 
 
@@ -201,23 +177,27 @@ def _acl(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _of(role: Role, run: RunFile) -> Iterator[Rule]:
+def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
+    role, whole = user.role, f"{run.run}."
     for topic in topics.plan(run):
-        if _concerns(topic, role, run):
-            reads = role.room in topic.kind.readers or topic.kind.name in READS_BACK.get(
-                role.room, ()
-            )
-            operations = ("READ",) * reads + ("WRITE",) * (role.room in topic.kind.writers)
+        if _concerns(topic, user, run):
+            kind = topic.kind.name
+            operations = ("READ",) * role.reads(kind) + ("WRITE",) * (kind in role.produces)
             if operations:
                 yield Rule("topic", topic.name, operations)
-    yield Rule("group", f"{run.run}.{READER}", ("DESCRIBE",))
-    for identity in role.identities:
-        yield Rule("transactional-id", f"{run.run}.{identity}", ("WRITE",))
-        if not role.env:  # it is a source: it has no positions to commit
-            yield Rule("group", f"{run.run}.{identity}", ("READ",))
+    yield Rule("group", f"{whole}{READER}", ("DESCRIBE",))
+    # A role that others may join has any identity that begins with its name.
+    identities = (f"{role.name}-",) if role.is_open else user.identities
+    for identity in identities:
+        yield Rule("transactional-id", f"{whole}{identity}", ("WRITE",), role.is_open)
+        if role.has_offsets:
+            yield Rule("group", f"{whole}{identity}", ("READ",), role.is_open)
+    if role is topology.SCORER:  # it scores what the lead learner has not dealt with
+        (lead,) = topology.LEARNER.parts(run)
+        yield Rule("group", f"{whole}{lead.identity}", ("DESCRIBE",))
 
 
-def _concerns(topic: Topic, role: Role, run: RunFile) -> bool:
+def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
     """Of the topics of a kind: an env has its own, a journal belongs to one part, and dead letters
     are written by whoever reads their source.
     """
@@ -226,11 +206,11 @@ def _concerns(topic: Topic, role: Role, run: RunFile) -> bool:
         case "run":
             return True
         case "env":
-            return role.env in ("", of)
+            return user.env in ("", of)
         case "part":
-            return of in role.identities
+            return of in user.identities
         case "topic":
-            return role.room in topics.kinds()[of.partition(".")[0]].readers
+            return user.role.reads(topology.kind_of(of))
 
 
 def _bindings(name: str, rule: Rule) -> Iterator[AclBinding]:

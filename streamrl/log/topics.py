@@ -65,8 +65,6 @@ class Kind:
     per: Literal["run", "env", "part", "topic"]
     records: tuple[str, ...]  # schemas it carries, names in records.RECORDS; empty: anything
     key: str
-    writers: tuple[str, ...]  # rooms
-    readers: tuple[str, ...]
     has_dead_letters: bool
     text: str
 
@@ -108,32 +106,14 @@ def _kind(path: Path) -> Kind:
         name.removeprefix("streamrl/"): note
         for name, note in yaml.safe_load(text)["metadata"]["annotations"].items()
     }
-    records, writers, readers = (
-        tuple(filter(None, notes[name].split(","))) for name in ("records", "writers", "readers")
-    )
     return Kind(
         path.stem,
         notes["per"],
-        records,
+        tuple(filter(None, notes["records"].split(","))),
         notes["key"],
-        writers,
-        readers,
         notes.get("dead-letters") == "true",
         text,
     )
-
-
-def parts_with_journal(run: RunFile) -> list[str]:
-    """Who keeps a journal. The learner does not: its checkpoint holds its position."""
-    return [
-        "buffer",
-        "batcher",
-        *(
-            topology.env_part(name, i)
-            for name, env in run.envs.items()
-            for i in range(env.replicas)
-        ),
-    ]
 
 
 def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
@@ -159,8 +139,17 @@ def _instances(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
 
 def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
     """What the topics of a kind are named after."""
-    envs = [name for name, env in run.envs.items() if kind.name != topology.VISITS or env.pass_rate]
-    return {"run": [""], "env": envs, "part": parts_with_journal(run), "topic": sources}[kind.per]
+    match kind.per:
+        case "run":
+            return [""]
+        case "env":
+            filtered = kind.name == topology.VISITS
+            return [name for name, env in run.envs.items() if env.pass_rate or not filtered]
+        case "part":
+            roles = [role for role in topology.ROLES if role.has_journal]
+            return [part.identity for role in roles for part in role.parts(run)]
+        case "topic":
+            return sources
 
 
 def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
@@ -169,6 +158,8 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
         kind.per: of,
         "run": run.run,
         "cluster": cluster,
+        "writers": ",".join(role.room for role in topology.writers(kind.name)),
+        "readers": ",".join(role.room for role in topology.readers(kind.name)),
         "partitions": wanted.partitions,
         "replicas": wanted.replicas,
         # one copy may be away, and nothing acknowledged is lost with another

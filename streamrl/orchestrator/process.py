@@ -53,8 +53,6 @@ from streamrl.records import FateKind, RunConfig
 
 logger = logging.getLogger(__name__)
 
-CONSUMES = ("metrics", "servers", "policy-versions", "demand", "fates", "evals", "batches")
-PRODUCES = ("config", "metrics")
 
 SCHEMAS = {**TOPICS, **BATCHES}
 POLL_S = 0.2

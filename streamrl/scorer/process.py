@@ -42,9 +42,6 @@ logger = logging.getLogger(__name__)
 BATCHES = topology.sole_partition(topology.BATCHES)
 SCORES = topology.sole_partition(topology.SCORES)
 
-CONSUMES = ("batches", "policy-versions", "scores")
-PRODUCES = ("scores", "metrics")
-
 
 def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None:
     """Be that worker until `stop` is set."""

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from streamrl.batcher import process as batcher
+from streamrl.buffer import process as buffer
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.config.topology import parts
+from streamrl.config.topology import ROLES, Role, parts
+from streamrl.log import topics
+from streamrl.monitoring.run_view import BATCHES, TOPICS
+from streamrl.processor.processor import Processor
+
+PACKAGE = Path(topology.__file__).parents[1]
+KINDS = {name: value for name, value in vars(topology).items() if name.isupper()}
+BUILDERS = {"rollouts", "groups", "visits", "journal"}
+# What a room does with a kind of topics by code that all rooms share.
+SHARED = {
+    topology.METRICS: "log/meter.py",
+    topology.DEAD_LETTERS: "log/dead_letters.py",
+    topology.JOURNAL: "processor/processor.py",
+}
+ELSEWHERE = {
+    "scorer": {topology.POLICY_VERSIONS},  # learner/inputs.py
+    "orchestrator": {*TOPICS, *BATCHES},  # monitoring/run_view.py
+}
 
 
 def commands(run: RunFile) -> list[tuple[str, tuple[str, ...]]]:
@@ -65,3 +90,53 @@ def test_a_scorer_pool_has_a_process_for_every_worker():
         ("scorer-0", ("--worker", "0")),
         ("scorer-1", ("--worker", "1")),
     ]
+
+
+def named_in(room: str) -> set[str]:
+    """The kinds of topics that the files of a room name."""
+    found = set[str]()
+    for file in (PACKAGE / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Attribute(value=ast.Name(id="topology"), attr=name):
+                    found.add(name if name in BUILDERS else str(KINDS.get(name, "")))
+                case _:
+                    pass
+    return found & set(topics.kinds())
+
+
+def stands_on_the_page(role: Role) -> set[str]:
+    return {kind for kind in topics.kinds() if role.reads(kind) or kind in role.produces}
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_room_names_the_topics_that_the_page_gives_its_role_and_no_others(role: Role):
+    named, page = named_in(role.room), stands_on_the_page(role)
+    assert named <= page
+    assert page - named <= {*SHARED, *ELSEWHERE.get(role.name, ())}
+
+
+def test_a_topic_that_the_page_does_not_give_is_found():
+    assert not named_in("learner") <= stands_on_the_page(topology.BUFFER)
+
+
+def test_every_room_with_a_process_is_a_role():
+    assert {path.parent.name for path in PACKAGE.glob("*/process.py")} == {
+        role.room for role in ROLES
+    }
+    assert set(topology.STARTED) == {*ROLES} - {topology.ORCHESTRATOR}
+
+
+@pytest.mark.parametrize(
+    ("role", "make"), [(topology.BUFFER, buffer.part), (topology.BATCHER, batcher.part)]
+)
+def test_the_inputs_of_a_processor_are_those_of_its_role(
+    role: Role, make: Callable[[RunFile], Processor[Any, Any]]
+):
+    made = make(parse({"run": "r", "envs": {"a": {}, "b": {}}}))
+    assert {topology.kind_of(topic) for topic in made.inputs} == set(role.consumes)
+    assert made.name == role.parts(parse({"run": "r", "envs": {"a": {}}}))[0].identity
+
+
+def test_every_topic_is_written_by_somebody():
+    assert {kind for role in ROLES for kind in role.produces} == set(topics.kinds())

@@ -123,7 +123,7 @@ class People(NamedTuple):
     run: RunFile
 
     def settings(self, role: str) -> dict[str, Any]:
-        return self.secure.client(acls.user(self.run, role), f"password of {role}")
+        return self.secure.client(acls.user_name(self.run, role), f"password of {role}")
 
     def log(self, role: str) -> KafkaLog:
         return KafkaLog(self.settings(role), self.run.run)
@@ -142,7 +142,7 @@ class People(NamedTuple):
 def people(secure: Secure) -> People:
     made = People(secure, run_file(f"t{uuid.uuid4().hex[:10]}"))
     secure.add_users(
-        {acls.user(made.run, role): f"password of {role}" for role in acls.rules(made.run)}
+        {acls.user_name(made.run, role): f"password of {role}" for role in acls.rules(made.run)}
     )
     assert acls.apply(made.run, secure.admin) == acls.in_words(made.run)
     topics.apply(made.run, made.settings("operator"))

@@ -70,13 +70,14 @@ class Run:
 
     def log(self, role: str) -> KafkaLog:
         return KafkaLog(
-            self.secure.client(acls.user(self.settings, role), password(role)), self.settings.run
+            self.secure.client(acls.user_name(self.settings, role), password(role)),
+            self.settings.run,
         )
 
     def environment(self, role: str, secret: str | None = None) -> dict[str, str]:
         """Each process has its own role's password; the key have only those who talk to servers."""
         given = {
-            "STREAMRL_KAFKA_USER": acls.user(self.settings, role),
+            "STREAMRL_KAFKA_USER": acls.user_name(self.settings, role),
             "STREAMRL_KAFKA_PASSWORD": secret or password(role),
         }
         key = {"STREAMRL_TEST_KEY": KEY} if role.startswith("env-") else {}
@@ -218,7 +219,7 @@ def left_behind(run: Run) -> Iterator[tuple[str, bytes]]:
 def run(secure: Secure, tmp_path: Path, run_name: str) -> Iterator[Run]:
     made = Run(secure, tmp_path, run_name)
     secure.add_users(
-        {acls.user(made.settings, role): password(role) for role in acls.rules(made.settings)}
+        {acls.user_name(made.settings, role): password(role) for role in acls.rules(made.settings)}
     )
     acls.apply(made.settings, secure.admin)
     yield made

@@ -317,7 +317,7 @@ def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: 
         }
     )
     log, stop, over = (
-        MemoryLog(dict.fromkeys(process.CONSUMES, 1)),
+        MemoryLog(dict.fromkeys(topology.ORCHESTRATOR.consumes, 1)),
         threading.Event(),
         threading.Event(),
     )
