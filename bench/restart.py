@@ -123,7 +123,7 @@ class Source:
     """Writes the part's input: a window's worth, then a trickle until it is closed."""
 
     def __init__(self, log: KafkaLog, topic: str, records: Iterator[Record]) -> None:
-        self._writer, self._topic, self._records = log.plain_writer(), topic, records
+        self._writer, self._topic, self._records = log.producer(), topic, records
         self._closing, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._trickle)
 

@@ -34,7 +34,7 @@ from streamrl.buffer.group_buffer import LEFT
 from streamrl.buffer.staleness import fresh
 from streamrl.config import topology
 from streamrl.log.dead_letters import text_of
-from streamrl.log.protocol import Event, Output, Positions
+from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import Batch, Demand, Fate, FateKind, Metric, ScoredGroup
 
 RECENT_GROUPS = 256  # that the cost of a group is the mean of, about
@@ -529,7 +529,7 @@ class Fold:
                 }
         return dict(pool.granted)
 
-    def reconcile(self, removed: Positions) -> None:
+    def reconcile(self, removed: Offsets) -> None:
         """Let go of groups that retention has deleted, and of envs that were taken out; what these
         were owed goes to the others.
 

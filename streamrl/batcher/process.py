@@ -17,7 +17,7 @@ from streamrl.batcher.curriculum import Progress, Rules
 from streamrl.batcher.selection import REST
 from streamrl.config import topology
 from streamrl.config.run_file import Fork, RunFile
-from streamrl.log.protocol import Event, Log, Output, Positions
+from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
 from streamrl.processor.processor import Processor, Report
 from streamrl.records import PolicyVersion, ScoredGroup
@@ -48,7 +48,7 @@ def step(
 
 
 def reconcile(
-    config: Config, state: State, removed: Positions, time_s: float
+    config: Config, state: State, removed: Offsets, time_s: float
 ) -> tuple[State, list[Output]]:
     """The state under this configuration, without what retention has deleted: everything below the
     offsets of `removed`.

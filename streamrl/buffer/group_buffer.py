@@ -19,7 +19,7 @@ from streamrl.buffer.staleness import FUTURE_VERSIONS, fresh, last_chance
 from streamrl.buffer.validation import Intake, foreign_token, objection, unsound
 from streamrl.config import topology
 from streamrl.log.dead_letters import printable, reject, text_of
-from streamrl.log.protocol import Event, Output, Positions
+from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
 
 LEFT = "its env was taken out of the run"
@@ -369,7 +369,7 @@ class Fold:
         )
         self.outputs.append(Output(topology.groups(env), group_id, record))
 
-    def expire_removed(self, env: str, removed: Positions) -> None:
+    def expire_removed(self, env: str, removed: Offsets) -> None:
         """End the members whose records retention has deleted: they lie below these offsets."""
         window = self.state.windows[env]
         for group_id, group in list(window.open.items()):

@@ -14,7 +14,7 @@ from streamrl.buffer.group_buffer import LOOK_S, Fold, Rules, State, Window, qui
 from streamrl.buffer.staleness import FUTURE_VERSIONS, furthest
 from streamrl.config import topology
 from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
-from streamrl.log.protocol import Event, Log, Output, Positions
+from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
 from streamrl.processor.processor import Processor, Report
 from streamrl.records import PolicyVersion, Rollout
@@ -111,7 +111,7 @@ def step(
 
 
 def reconcile(
-    config: Config, state: State, removed: Positions, time_s: float
+    config: Config, state: State, removed: Offsets, time_s: float
 ) -> tuple[State, list[Output]]:
     """The state under this configuration, without what retention has deleted: everything below the
     offsets of `removed`.

@@ -31,7 +31,6 @@ from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.instrumented import ready
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import (
     Log,
@@ -342,7 +341,7 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
     reader = log.reader(positions)
     meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
     me.go_on()
-    ready(log)
+    log.mark_ready()
     try:
         while not stop.is_set():
             me.hear(reader.poll(500, 0))

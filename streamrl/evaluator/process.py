@@ -19,7 +19,6 @@ from streamrl.evaluator.schedule import due, missed
 from streamrl.inference.vllm_host import VLLM, Host
 from streamrl.inference.vllm_server import check
 from streamrl.log.codec import to_event
-from streamrl.log.instrumented import ready, show
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Reader, partitions_of
 from streamrl.records import PolicyVersion
@@ -47,7 +46,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     writer = log.writer(PART, topology.EVALS)
     host, meter = Host(run, PART, sum(run.inference.sizes.values()), stop), Meter(log, PART)
     examiner = Examiner(run, PART, host, writer, meter, stop)
-    show(log, VLLM, host.vllm_metrics)
+    log.register_metrics_page(VLLM, host.vllm_metrics)
     try:
         examiner.prepare(list(run.eval.envs), {})
         _check_unseen(examiner, log)
@@ -79,7 +78,7 @@ async def _follow(examiner: Examiner, log: Log) -> None:
         run.learner.name,
     )
     reporting = asyncio.create_task(_report(examiner, announced))
-    ready(log)
+    log.mark_ready()
     try:
         while True:
             _hear(reader, announced, run.learner.name)

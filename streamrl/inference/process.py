@@ -22,7 +22,6 @@ from streamrl.errors import InferenceError, StreamrlError, WeightError
 from streamrl.inference.vllm_host import VLLM, Host, Served, objection
 from streamrl.inference.vllm_server import check
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.instrumented import ready, show
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output, partitions_of
 from streamrl.records import PolicyVersion, Server
@@ -80,7 +79,7 @@ class Entry:
 
     def __init__(self, log: Log, server: Server, heartbeat_s: float) -> None:
         self.server, self._log, self._heartbeat_s = server, log, heartbeat_s
-        self._writer = log.plain_writer()
+        self._writer = log.producer()
         self._beat_s = 0.0  # monotonic
         self.update()
 
@@ -91,7 +90,7 @@ class Entry:
         """Publish it, with these fields changed."""
         self._beat_s = time.monotonic()
         self.server = msgspec.structs.replace(self.server, heartbeat_s=time.time(), **changes)
-        ready(self._log, self.server.state == "ready")
+        self._log.mark_ready(self.server.state == "ready")
         self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, self.server)))
 
     def skip(self) -> None:
@@ -128,7 +127,7 @@ def main(
         run.inference.heartbeat_s,
     )
     host, worker = Host(run, identity, place, stop), ThreadPoolExecutor(1, "host")
-    show(log, VLLM, host.vllm_metrics)
+    log.register_metrics_page(VLLM, host.vllm_metrics)
     try:
         serve(run, announced, host, worker, entry, meter, stop)
         entry.remove()

@@ -29,7 +29,6 @@ from streamrl.learner.mesh import deterministic, keep_compiled
 from streamrl.learner.publisher import Trainee
 from streamrl.learner.recompute import recomputed
 from streamrl.learner.trainer import Start, checkpoint_directory, training
-from streamrl.log.instrumented import ready
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log
 from streamrl.log.retrying import RetryingWriter
@@ -106,7 +105,7 @@ def main(
                 found.offset,
                 max(announced),
             )
-        ready(log)
+        log.mark_ready()
         idle_since = time.monotonic()
         coming = trainee.watched(
             following(log, own.learner.pooled, policy.position.offset, policy.position.scores)

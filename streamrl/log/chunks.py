@@ -34,7 +34,7 @@ from streamrl.errors import StreamrlError
 from streamrl.log.protocol import (
     Log,
     Message,
-    Positions,
+    Offsets,
     Reader,
     TopicPartition,
     beginning_offset,
@@ -269,13 +269,13 @@ class JoiningReader:
     def __init__(
         self,
         reader: Reader,
-        positions: Positions,
+        offsets: Offsets,
         log: Log,
     ) -> None:
         self._reader = reader
         self._log = log
-        self._origins = dict(positions)  # what lies from here on has been looked at
-        self._positions = dict(positions)
+        self._origins = dict(offsets)  # what lies from here on has been looked at
+        self._positions = dict(offsets)
         self._assemblers: dict[TopicPartition, ChunkAssembler] = {}
         self._cut: dict[TopicPartition, bool] = {}
 
@@ -289,8 +289,8 @@ class JoiningReader:
     def position(self, topic: str, partition: int) -> int:
         return self._reader.position(topic, partition)
 
-    def pause(self, topics: Collection[str]) -> None:
-        self._reader.pause(topics)
+    def set_paused(self, topics: Collection[str]) -> None:
+        self._reader.set_paused(topics)
 
     def close(self) -> None:
         self._reader.close()

@@ -43,7 +43,7 @@ from streamrl.errors import (
 )
 from streamrl.log.chunks import JoiningReader, size_of, split
 from streamrl.log.offsets import Step
-from streamrl.log.protocol import Log, Message, Positions, Reader, end_offset
+from streamrl.log.protocol import Log, Message, Offsets, Reader, end_offset
 from streamrl.log.protocol import TopicPartition as Where
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Admin(AdminClient):
             self._refusal = error.str()
 
 
-class KafkaLog:
+class KafkaLog(Log):
     """The topics of one run on a broker. `settings` are librdkafka's and pass through;
     `bootstrap.servers` is needed.
     """
@@ -202,11 +202,11 @@ class KafkaLog:
     def end_offsets(self, partitions: Collection[Where]) -> dict[Where, int]:
         return self._offsets(partitions, _LATEST)
 
-    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
+    def reader(self, offsets: Offsets, whole: bool = True, bounded: bool = False) -> Reader:
         # librdkafka itself would say so after half a minute
-        self._require({topic for topic, _ in positions})
-        reader = KafkaReader(self._settings, self._prefix, positions, bounded)
-        return JoiningReader(reader, positions, self) if whole else reader
+        self._require({topic for topic, _ in offsets})
+        reader = KafkaReader(self._settings, self._prefix, offsets, bounded)
+        return JoiningReader(reader, offsets, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> KafkaWriter:
         writer = KafkaWriter(self._settings, self._prefix, identity)
@@ -227,8 +227,8 @@ class KafkaLog:
                 )
             time.sleep(0.01)
 
-    def plain_writer(self) -> KafkaPlainWriter:
-        return KafkaPlainWriter(self._settings, self._prefix)
+    def producer(self) -> KafkaProducer:
+        return KafkaProducer(self._settings, self._prefix)
 
     def committed_offsets(self, identity: str) -> dict[Where, int]:
         consumer = Consumer({**self._settings, **CONSUMER, "group.id": self._prefix + identity})
@@ -319,7 +319,7 @@ class KafkaLog:
 
 class KafkaReader:
     def __init__(
-        self, settings: Mapping[str, Any], prefix: str, positions: Positions, bounded: bool = False
+        self, settings: Mapping[str, Any], prefix: str, offsets: Offsets, bounded: bool = False
     ) -> None:
         self._prefix, self._settings, self._address = (
             prefix,
@@ -331,11 +331,11 @@ class KafkaReader:
             {**settings, **CONSUMER, "group.id": prefix + READER, "fetch.wait.max.ms": wait_ms}
         )
         self._consumer.assign(
-            [TopicPartition(prefix + t, p, offset) for (t, p), offset in positions.items()]
+            [TopicPartition(prefix + t, p, offset) for (t, p), offset in offsets.items()]
         )
         self._positions, self._names = (
-            dict(positions),
-            {prefix + topic: topic for topic, _ in positions},
+            dict(offsets),
+            {prefix + topic: topic for topic, _ in offsets},
         )
         self._paused = frozenset[str]()
 
@@ -383,7 +383,7 @@ class KafkaReader:
     def position(self, topic: str, partition: int) -> int:
         return self._positions[topic, partition]
 
-    def pause(self, topics: Collection[str]) -> None:
+    def set_paused(self, topics: Collection[str]) -> None:
         wanted = frozenset(topics)
         for action, names in (
             (self._consumer.pause, wanted - self._paused),
@@ -471,10 +471,8 @@ class KafkaWriter:
             self._fail([exception.args[0], *undelivered], {message.topic for message in messages})
         return last[0]
 
-    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
-        where = [
-            TopicPartition(self._prefix + t, p, offset) for (t, p), offset in positions.items()
-        ]
+    def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
+        where = [TopicPartition(self._prefix + t, p, offset) for (t, p), offset in offsets.items()]
         if not where:
             return True
         if not wait:
@@ -579,7 +577,7 @@ class KafkaWriter:
         )
 
 
-class KafkaPlainWriter:
+class KafkaProducer:
     def __init__(self, settings: Mapping[str, Any], prefix: str) -> None:
         self._prefix, self._settings, self._address = (
             prefix,
@@ -808,7 +806,3 @@ def _note(
         last[0] = message.offset()
     else:
         undelivered.append(error)
-
-
-def _check(log: KafkaLog) -> Log:  # pyright: ignore[reportUnusedFunction]
-    return log  # the type checker holds KafkaLog to the protocol here

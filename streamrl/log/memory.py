@@ -1,7 +1,7 @@
-"""The log in one process, for tests and replays: the same rules as a broker, none of the network.
+"""The log in one process, for tests and replays: the rules of a broker without the network.
 
-Each transaction leaves a marker in every partition it wrote to, as Kafka does, so offsets have gaps
-here too.
+Each transaction leaves a marker in every partition that it wrote to, as Kafka does, so offsets have
+gaps here too.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from collections.abc import Collection, Mapping, Sequence
 
 from streamrl.errors import Fenced, InputGone, TopicMissing
 from streamrl.log.chunks import JoiningReader, split
-from streamrl.log.protocol import Log, Message, Positions, Reader, TopicPartition
+from streamrl.log.protocol import Log, Message, Offsets, Reader, TopicPartition
 
 
-class MemoryLog:
+class MemoryLog(Log):
     """Topics as lists of messages; `None` in a list is a transaction marker."""
 
     def __init__(self, topics: Mapping[str, int]) -> None:
-        self._partitions: dict[TopicPartition, list[Message | None]] = {}
-        # offset of the first message kept, which is the first of the list
-        self._starts: dict[TopicPartition, int] = {}
         self._counts: dict[str, int] = {}
+        self._partitions: dict[TopicPartition, list[Message | None]] = {}
+        # The beginning offset of each partition is that of the first element of its list.
+        self._beginnings: dict[TopicPartition, int] = {}
+        self._epochs: dict[str, int] = {}
+        self._committed: dict[str, dict[TopicPartition, int]] = {}
+        self._lock = threading.Condition()
         for topic, count in topics.items():
             self.add(topic, count)
-        self._epochs: dict[str, int] = {}
-        self._positions: dict[str, dict[TopicPartition, int]] = {}
-        self._lock = threading.Condition()
 
     def add(self, topic: str, partitions: int) -> None:
-        """Make another topic."""
+        """Create another topic."""
         self._counts[topic] = partitions
         for partition in range(partitions):
             self._partitions[topic, partition] = []
-            self._starts[topic, partition] = 0
+            self._beginnings[topic, partition] = 0
 
     def topics(self) -> dict[str, int]:
         return dict(self._counts)
@@ -44,52 +44,58 @@ class MemoryLog:
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
         with self._lock:
-            return {tp: self._first(tp) for tp in partitions}
+            for tp in partitions:
+                self._partition(tp)
+            return {tp: self._beginnings[tp] for tp in partitions}
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         with self._lock:
-            return {tp: self._first(tp) + len(self._partitions[tp]) for tp in partitions}
+            return {tp: len(self._partition(tp)) + self._beginnings[tp] for tp in partitions}
 
-    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
-        reader = MemoryReader(self, positions)
-        return JoiningReader(reader, positions, self) if whole else reader
+    def reader(self, offsets: Offsets, whole: bool = True, bounded: bool = False) -> Reader:
+        reader = MemoryReader(self, offsets)
+        return JoiningReader(reader, offsets, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         with self._lock:
             self._epochs[identity] = self._epochs.get(identity, 0) + 1
             return MemoryWriter(self, identity, self._epochs[identity])
 
-    def plain_writer(self) -> MemoryPlainWriter:
-        return MemoryPlainWriter(self)
+    def producer(self) -> MemoryProducer:
+        return MemoryProducer(self)
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
-        return dict(self._positions.get(identity, {}))
+        return dict(self._committed.get(identity, {}))
 
-    def delete_before(self, starts: Positions) -> None:
+    def delete_before(self, offsets: Offsets) -> None:
         """Delete the messages of each partition below an offset, as retention would."""
         with self._lock:
-            for where, offset in starts.items():
-                if (count := offset - self._starts[where]) > 0:
-                    del self._partition(*where)[:count]
-                    self._starts[where] = offset
+            for tp, offset in offsets.items():
+                count = offset - self._beginnings[tp]
+                if count > 0:
+                    del self._partition(tp)[:count]
+                    self._beginnings[tp] = offset
 
     def close(self) -> None: ...
 
     def append(self, messages: Sequence[Message], marker: bool) -> list[int]:
-        """All messages, each at the end of its partition; then the markers."""
+        """Append each message to its partition, and then the transaction markers. Returns the
+        offsets of the messages.
+        """
         messages = split(messages)
         with self._lock:
-            chosen = [self._choose(message) for message in messages]
+            chosen = [self._choose_partition(message) for message in messages]
             offsets: list[int] = []
-            for message, (topic, partition) in zip(messages, chosen, strict=True):
-                messages_there = self._partitions[topic, partition]
-                offset = self._starts[topic, partition] + len(messages_there)
-                offsets.append(offset)
-                messages_there.append(
-                    message._replace(partition=partition, offset=offset, timestamp_s=time.time())
+            for message, tp in zip(messages, chosen, strict=True):
+                log = self._partitions[tp]
+                offset = self._beginnings[tp] + len(log)
+                log.append(
+                    message._replace(partition=tp[1], offset=offset, timestamp_s=time.time())
                 )
-            for where in set(chosen) if marker else ():
-                self._partitions[where].append(None)
+                offsets.append(offset)
+            if marker:
+                for tp in set(chosen):
+                    self._partitions[tp].append(None)
             self._lock.notify_all()
             return offsets
 
@@ -97,84 +103,84 @@ class MemoryLog:
         with self._lock:
             if self._epochs[identity] != epoch:
                 raise Fenced(
-                    f"{identity}: another process with this identity has taken over; stop one of the two"
+                    f"{identity}: another process with this identity has taken over; "
+                    "stop one of the two"
                 )
             offsets = self.append(messages, marker=True)
             return offsets[-1] if offsets else -1
 
-    def commit_offsets(self, identity: str, positions: Positions) -> None:
+    def commit_offsets(self, identity: str, offsets: Offsets) -> None:
         with self._lock:
-            self._positions.setdefault(identity, {}).update(positions)
+            self._committed.setdefault(identity, {}).update(offsets)
 
-    def take(self, where: TopicPartition, start: int, count: int) -> tuple[list[Message], int]:
-        """Up to `count` messages from `start`, and the position behind them."""
+    def take(self, tp: TopicPartition, start: int, count: int) -> tuple[list[Message], int]:
+        """Up to `count` messages from offset `start`, and the offset behind them."""
         with self._lock:
-            there, first = self._partition(*where), self._starts[where]
-            if not first <= start <= first + len(there):
+            log = self._partition(tp)
+            beginning = self._beginnings[tp]
+            end = beginning + len(log)
+            if not beginning <= start <= end:
                 raise InputGone(
-                    f"{where[0]}[{where[1]}] has no offset {start}; it begins at {first} and ends at {first + len(there)}"
+                    f"{tp[0]}[{tp[1]}] has no offset {start}; "
+                    f"it begins at {beginning} and ends at {end}"
                 )
-            found: list[Message] = []
-            while start < first + len(there) and len(found) < count:
-                message = there[start - first]
+            messages: list[Message] = []
+            while start < end and len(messages) < count:
+                message = log[start - beginning]
                 start += 1
                 if message is not None:
-                    found.append(message)
-            return found, start
+                    messages.append(message)
+            return messages, start
 
     def wait(self, timeout_s: float) -> None:
+        """Wait until something is appended."""
         with self._lock:
             self._lock.wait(timeout_s)
 
-    def _first(self, tp: TopicPartition) -> int:
-        self._partition(*tp)
-        return self._starts[tp]
-
-    def _partition(self, topic: str, partition: int) -> list[Message | None]:
+    def _partition(self, tp: TopicPartition) -> list[Message | None]:
         try:
-            return self._partitions[topic, partition]
+            return self._partitions[tp]
         except KeyError:
             raise TopicMissing(
-                f"topic {topic} has no partition {partition}; create it with `streamrl topics apply`"
+                f"topic {tp[0]} has no partition {tp[1]}; create it with `streamrl topics apply`"
             ) from None
 
-    def _choose(self, message: Message) -> TopicPartition:
+    def _choose_partition(self, message: Message) -> TopicPartition:
         if message.topic not in self._counts:
             raise TopicMissing(
                 f"topic {message.topic} does not exist; create it with `streamrl topics apply`"
             )
-        partition = (
-            message.partition
-            if message.partition >= 0
-            else zlib.crc32(message.key or b"") % self._counts[message.topic]
-        )
+        partition = message.partition
+        if partition < 0:
+            partition = zlib.crc32(message.key or b"") % self._counts[message.topic]
         return message.topic, partition
 
 
 class MemoryReader:
-    def __init__(self, log: MemoryLog, positions: Positions) -> None:
-        self._log, self._positions, self._paused = log, dict(positions), frozenset[str]()
-        log.beginning_offsets(positions)  # raises TopicMissing
+    def __init__(self, log: MemoryLog, offsets: Offsets) -> None:
+        self._log = log
+        self._offsets = dict(offsets)
+        self._paused = frozenset[str]()
+        log.beginning_offsets(offsets)  # raises TopicMissing
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
         deadline = time.monotonic() + timeout_s
         while True:
-            found: list[Message] = []
-            for where in self._positions:
-                if where[0] not in self._paused:
-                    messages, self._positions[where] = self._log.take(
-                        where, self._positions[where], max_messages - len(found)
-                    )
-                    found += messages
-            left = deadline - time.monotonic()
-            if found or left <= 0:
-                return found
-            self._log.wait(left)
+            polled: list[Message] = []
+            for tp, offset in self._offsets.items():
+                if tp[0] in self._paused:
+                    continue
+                messages, self._offsets[tp] = self._log.take(tp, offset, max_messages - len(polled))
+                polled += messages
+            left_s = deadline - time.monotonic()
+            if polled or left_s <= 0:
+                return polled
+            self._log.wait(left_s)
 
     def position(self, topic: str, partition: int) -> int:
-        return self._positions[topic, partition]
+        return self._offsets[topic, partition]
 
-    def pause(self, topics: Collection[str]) -> None:
+    def set_paused(self, topics: Collection[str]) -> None:
         self._paused = frozenset(topics)
 
     def close(self) -> None: ...
@@ -182,19 +188,21 @@ class MemoryReader:
 
 class MemoryWriter:
     def __init__(self, log: MemoryLog, identity: str, epoch: int) -> None:
-        self._log, self._identity, self._epoch = log, identity, epoch
+        self._log = log
+        self._identity = identity
+        self._epoch = epoch
 
     def commit(self, messages: Sequence[Message]) -> int:
         return self._log.commit(self._identity, self._epoch, messages)
 
-    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
-        self._log.commit_offsets(self._identity, positions)
+    def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
+        self._log.commit_offsets(self._identity, offsets)
         return True
 
     def close(self) -> None: ...
 
 
-class MemoryPlainWriter:
+class MemoryProducer:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
 
@@ -204,7 +212,3 @@ class MemoryPlainWriter:
     def flush(self, timeout_s: float = 5.0) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _check(log: MemoryLog) -> Log:  # pyright: ignore[reportUnusedFunction]
-    return log  # the type checker holds MemoryLog to the protocol here

@@ -26,7 +26,7 @@ class Meter:
 
     def __init__(self, log: Log, source: str) -> None:
         self.source = source
-        self._writer = log.plain_writer()
+        self._writer = log.producer()
 
     def publish(
         self, values: Mapping[str, float], step: int | None = None, time_s: float | None = None

@@ -26,8 +26,8 @@ from streamrl.log.columns import RAW, messages_of, schema_of, table_of
 from streamrl.log.protocol import (
     Log,
     Message,
-    PlainWriter,
-    Positions,
+    NonTransactionalProducer,
+    Offsets,
     Reader,
     TopicPartition,
     Writer,
@@ -149,7 +149,7 @@ def sha256_of(path: Path) -> str:
 
 
 @dataclass
-class FileLog:
+class FileLog(Log):
     """An export as a log that can only be read. Raises ExportError where a file is missing or has
     changed; files are checked when first read.
     """
@@ -199,14 +199,14 @@ class FileLog:
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {tp: self.partition(*tp).end for tp in partitions}
 
-    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
-        reader = FileReader(self, positions)
-        return JoiningReader(reader, positions, self) if whole else reader
+    def reader(self, offsets: Offsets, whole: bool = True, bounded: bool = False) -> Reader:
+        reader = FileReader(self, offsets)
+        return JoiningReader(reader, offsets, self) if whole else reader
 
     def writer(self, identity: str, changelog_topic: str = "") -> Writer:
         self._refuse(identity)
 
-    def plain_writer(self) -> PlainWriter:
+    def producer(self) -> NonTransactionalProducer:
         self._refuse("a part")
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
@@ -250,12 +250,12 @@ class FileLog:
 class FileReader:
     """One row group a partition in memory at a time."""
 
-    def __init__(self, log: FileLog, positions: Positions) -> None:
-        self._log, self._positions, self._paused = log, dict(positions), frozenset[str]()
-        for topic, partition in positions:
+    def __init__(self, log: FileLog, offsets: Offsets) -> None:
+        self._log, self._positions, self._paused = log, dict(offsets), frozenset[str]()
+        for topic, partition in offsets:
             log.partition(topic, partition)
         # reversed
-        self._ahead: dict[TopicPartition, list[Message]] = {where: [] for where in positions}
+        self._ahead: dict[TopicPartition, list[Message]] = {where: [] for where in offsets}
         self._groups: dict[TopicPartition, Iterator[list[Message]]] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
@@ -271,7 +271,7 @@ class FileReader:
     def position(self, topic: str, partition: int) -> int:
         return self._positions[topic, partition]
 
-    def pause(self, topics: Collection[str]) -> None:
+    def set_paused(self, topics: Collection[str]) -> None:
         self._paused = frozenset(topics)
 
     def close(self) -> None:
@@ -341,7 +341,3 @@ def problems(manifest: Manifest) -> Iterator[str]:
                 or holes + partition.end - following > HOLES
             ):
                 yield f"{topic}[{number}] has {partition.count} records from {partition.start} to {partition.end}"
-
-
-def _check(log: FileLog) -> Log:  # pyright: ignore[reportUnusedFunction]
-    return log  # the type checker holds FileLog to the protocol here

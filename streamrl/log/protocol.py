@@ -1,16 +1,16 @@
-"""What a part knows of the log: messages by topic, partition and offset; one way in, one way out.
+"""What a part knows of the log: messages by topic, partition and offset, one way in and one way out.
 
-Topics are named without the run (`rollouts.copy-digits`); the log that is handed to a part adds it.
-`kafka.py` is the log on a broker, `memory.py` the same in one process;
-tests/log/test_contract.py holds both to this page. A part whose outputs cannot be computed again
-(an env, the learner) writes through `retrying.RetryingWriter`, which finds out whether a failed
-transaction was committed, and commits it again if not.
+Topics are named without the run (`rollouts.copy-digits`); the log that a part is given adds it.
+`kafka.py` is the log on a broker, `memory.py` the log in one process, `parquet.py` the one in
+files; tests/log/test_contract.py holds them to this page. A part whose outputs cannot be computed
+again (an env, the learner) writes through `retrying.RetryingWriter`, which finds out whether a
+failed transaction was committed, and commits it again if not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from streamrl.errors import BrokerUnreachable, TopicMissing
@@ -18,17 +18,17 @@ from streamrl.records import Record
 
 STALLED_S = 30.0  # a read whose end is known gives up after so long without a record
 POLL_S = 0.02
-LONGEST_POLL_S = 1.0  # of one poll: what is longer was spent elsewhere
+LONGEST_POLL_S = 1.0  # one poll counts for no more: the process itself may have been stopped
 PORTION_MESSAGES = 500
 PORTION_BYTES = 32_000_000
 
 TopicPartition = tuple[str, int]
-Positions = Mapping[TopicPartition, int]  # the next offset to read
+Offsets = Mapping[TopicPartition, int]  # the next offset to read of each partition
 
 
 class Message(NamedTuple):
-    """Bytes as they lie in the log (read), or as they are to be written (offset -1; partition -1:
-    chosen by the key).
+    """Bytes as they lie in the log, or as they are to be written. One that is to be written has no
+    offset yet, and its key chooses the partition if it names none.
     """
 
     topic: str
@@ -41,11 +41,11 @@ class Message(NamedTuple):
 
 
 class Event:
-    """A decoded message: what a step function takes, and may hold. `record` is None for a
-    tombstone.
+    """A decoded message: what a step function takes, and may keep in its state. `record` is None
+    for a tombstone.
 
-    A plain class on purpose: a state that holds one is written with a reference in its place
-    (`snapshots.py`).
+    This is a plain class on purpose: a snapshot of a state that holds one has a reference in its
+    place (`processor/snapshots.py`).
     """
 
     __slots__ = ("headers", "key", "offset", "partition", "record", "topic", "value")
@@ -57,28 +57,25 @@ class Event:
         offset: int,
         key: str,
         record: Record | Undecodable | None,
-        # as it came: what a dead letter is made of. The record's arrays are views of it, so it is
-        # there anyway
+        # The bytes of the record, for a dead letter. They cost nothing, because the arrays of the
+        # record are views of them.
         value: bytes | None = None,
         headers: tuple[tuple[str, bytes], ...] = (),
     ) -> None:
-        self.topic, self.partition, self.offset, self.key, self.record = (
-            topic,
-            partition,
-            offset,
-            key,
-            record,
-        )
-        self.value, self.headers = value, headers
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.key = key
+        self.record = record
+        self.value = value
+        self.headers = headers
 
     def __repr__(self) -> str:
         return f"Event({self.topic}[{self.partition}]@{self.offset} {self.key!r} {self.record!r})"
 
 
 class Undecodable(NamedTuple):
-    """Stands in an event for a record that cannot be read. `value` and `headers` are kept as they
-    were.
-    """
+    """Stands in an event for a record that cannot be read. `value` and `headers` are unchanged."""
 
     cause: str
     value: bytes | None
@@ -86,8 +83,8 @@ class Undecodable(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a step function gives: a record for a topic. A null record is a tombstone; `Undecodable`
-    goes out as it came in.
+    """What a step function gives: a record for a topic. A record of None is a tombstone, and an
+    `Undecodable` is written as it came.
     """
 
     topic: str
@@ -97,21 +94,19 @@ class Output(NamedTuple):
 
 class Reader(Protocol):
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
-        """Up to `max_messages` committed messages, in the order of each partition; fewer, or none,
-        after `timeout_s`.
+        """Return up to `max_messages` committed messages, in the order of each partition. After
+        `timeout_s` there may be fewer, or none.
         """
         ...
 
     def position(self, topic: str, partition: int) -> int:
-        """Offset of the next message; behind the last one, at the end of the log, transaction
-        markers are passed too.
+        """Offset of the next message. At the end of the log it lies behind the transaction markers
+        that follow the last message.
         """
         ...
 
-    def pause(self, topics: Collection[str]) -> None:
-        """Take nothing from the partitions of these topics, and again from all others. Positions
-        stay.
-        """
+    def set_paused(self, topics: Collection[str]) -> None:
+        """Pause the partitions of exactly these topics, and resume all others. Offsets stay."""
         ...
 
     def close(self) -> None: ...
@@ -122,13 +117,13 @@ class Writer(Protocol):
         """Write all messages in one transaction, or raise and leave nothing. Returns the offset of
         the last message.
 
-        Raises `Fenced` when another process has taken this identity or the broker has ended the
-        transaction because it stood still for too long, `TransactionFailed` for anything else. The
-        writer is of no use afterwards (`retrying.py` opens another).
+        Raises `Fenced` when another process has taken this identity, or when the broker has ended
+        the transaction because it stood still for too long; raises `TransactionFailed` for anything
+        else. After an error the writer is of no use (`retrying.py` opens another).
         """
         ...
 
-    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+    def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
         """Commit consumer offsets, for whoever looks at lag (`Log.committed_offsets`). They are
         advisory: on restart a part resumes from its journal or checkpoint, never from these. A part
         that starts from the committed offsets of another part may repeat work, but loses nothing.
@@ -143,9 +138,9 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-class PlainWriter(Protocol):
+class NonTransactionalProducer(Protocol):
     def send(self, message: Message) -> None:
-        """Write outside any transaction; at least once, not waited for (metrics, heartbeats)."""
+        """Write at least once, outside any transaction and without waiting (metrics, heartbeats)."""
         ...
 
     def flush(self, timeout_s: float = 5.0) -> None:
@@ -169,24 +164,24 @@ class Log(Protocol):
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The last stable offset of each partition: behind the last message that a reader may see.
 
-        Another writer's transaction shows a moment after its commit returned; a writer's own
-        earlier ones always show once `writer` has returned.
+        A transaction of another writer shows a moment after its commit has returned. Earlier ones
+        of a writer's own identity always show once `writer` has returned.
         """
         ...
 
-    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
+    def reader(self, offsets: Offsets, whole: bool = True, bounded: bool = False) -> Reader:
         """A reader of these partitions, each from its offset. An offset that retention has removed
         raises `InputGone` on poll.
 
         `whole`: records that are larger than a message are joined (`chunks.py`); otherwise their
-        chunks are read as they lie there. `bounded`: it is not to follow; that the end is reached
-        shows at once, and a broker is asked more often.
+        chunks are read as they lie there. `bounded`: the reader is to reach the end and not to
+        follow it, so it asks the broker more often and learns at once that the end is reached.
         """
         ...
 
     def writer(self, identity: str, changelog_topic: str = "") -> Writer:
-        """The one transactional writer of that name: an earlier one is fenced, and what it left
-        open is aborted, before this returns.
+        """The one transactional writer of that identity. Before this returns, an earlier one is
+        fenced and the transaction that it left open is aborted.
 
         `changelog_topic`: the topic, of one partition, from which the next instance learns what the
         last one did. This returns only once everything in it is committed or aborted, and raises
@@ -194,11 +189,19 @@ class Log(Protocol):
         """
         ...
 
-    def plain_writer(self) -> PlainWriter: ...
+    def producer(self) -> NonTransactionalProducer: ...
 
     def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
-        """The offsets that the writer of that name has committed last."""
+        """The offsets that the writer of that identity has committed last."""
         ...
+
+    def mark_ready(self, is_ready: bool = True) -> None:
+        """The part can do its work from now on, or no longer. A log that measures its part
+        (`instrumented.py`) makes that known; others need not.
+        """
+
+    def register_metrics_page(self, path: str, page: Callable[[], bytes]) -> None:
+        """The part has a page of its own beside its metrics, which is shown at this path."""
 
     def close(self) -> None: ...
 
@@ -258,9 +261,9 @@ def read(
         return
     reader = log.reader({(topic, partition): start}, whole, bounded=True)
     try:
-        progress = Progress(reader, (topic, partition), last)
+        bounded = BoundedReader(reader, (topic, partition), last)
         while True:
-            messages = progress.poll()
+            messages = bounded.poll()
             for message in messages:
                 if message.offset >= last:
                     return
@@ -272,30 +275,32 @@ def read(
 
 
 def portions(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """The messages in lists that a transaction each is not too large for: of PORTION_MESSAGES and
-    little more than PORTION_BYTES at most.
+    """The messages in lists that each fit into a transaction: at most PORTION_MESSAGES, and little
+    more than PORTION_BYTES.
     """
-    portion, size = list[Message](), 0
+    portion: list[Message] = []
+    size = 0
     for message in messages:
         portion.append(message)
         size += len(message.value or b"")
         if len(portion) >= PORTION_MESSAGES or size >= PORTION_BYTES:
             yield portion
-            portion, size = [], 0
+            portion = []
+            size = 0
     if portion:
         yield portion
 
 
-class Progress:
-    """Polls one partition up to an offset, and gives up when the log stands still, so that no
-    command waits for ever for a broker that is gone.
+class BoundedReader:
+    """Polls one partition up to an offset, and gives up when nothing comes, so that no command
+    waits forever for a broker that is gone.
     """
 
-    def __init__(self, reader: Reader, where: TopicPartition, last: int) -> None:
+    def __init__(self, reader: Reader, tp: TopicPartition, end: int) -> None:
         self._reader = reader
-        self._where = where
-        self._last = last
-        self._position = reader.position(*where)
+        self._tp = tp
+        self._end = end
+        self._position = reader.position(*tp)
         self._idle_s = 0.0
 
     def poll(self) -> list[Message]:
@@ -304,15 +309,17 @@ class Progress:
         """
         began_s = time.monotonic()
         messages = self._reader.poll(500, POLL_S)
-        position = self._reader.position(*self._where)
+        position = self._reader.position(*self._tp)
         if messages or position > self._position:
             self._position = position
             self._idle_s = 0.0
             return messages
-        # a process that was stopped meanwhile has not waited for the broker
+        # A process that was stopped meanwhile has not waited for the broker.
         self._idle_s += min(time.monotonic() - began_s, LONGEST_POLL_S)
         if self._idle_s >= STALLED_S:
-            topic, partition = self._where
-            stands = f"{topic}[{partition}]: nothing has come for {STALLED_S:.0f} s at offset {position} of {self._last}"
-            raise BrokerUnreachable(f"{stands}; is the broker up? Ask again when it is")
+            topic, partition = self._tp
+            raise BrokerUnreachable(
+                f"{topic}[{partition}]: nothing has come for {STALLED_S:.0f} s at offset "
+                f"{position} of {self._end}; is the broker up? Ask again when it is"
+            )
         return messages

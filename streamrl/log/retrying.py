@@ -26,7 +26,7 @@ from streamrl.errors import (
     TopicMissing,
     TransactionFailed,
 )
-from streamrl.log.protocol import Log, Message, Positions, Writer, end_offset, read
+from streamrl.log.protocol import Log, Message, Offsets, Writer, end_offset, read
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class RetryingWriter:
                     raise
             self._stop.wait(PAUSE_S)
 
-    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
-        return self._writer.commit_offsets(positions, wait) if self._writer is not None else False
+    def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
+        return self._writer.commit_offsets(offsets, wait) if self._writer is not None else False
 
     def close(self) -> None:
         if self._writer is not None:

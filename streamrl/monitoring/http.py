@@ -30,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from streamrl.config.checks import is_loopback
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, PortTaken
-from streamrl.log.instrumented import Watched
+from streamrl.log.instrumented import InstrumentedLog
 from streamrl.log.protocol import Log
 from streamrl.monitoring.metric_names import Measure, exposed, measure
 
@@ -79,15 +79,15 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
     if not run.metrics.serve:
         yield log
         return
-    watched = Watched(log, part)
-    pages = Pages(run.run, watched, limit_s(run, part))
+    instrumented = InstrumentedLog(log, part)
+    pages = Pages(run.run, instrumented, limit_s(run, part))
     server, over = listen(place(run, at), pages), threading.Event()
     file = note_of(run, part)
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
         threading.Thread(
             target=_look,
-            args=(watched, over, file, run.run, server.address),
+            args=(instrumented, over, file, run.run, server.address),
             name="lag",
             daemon=True,
         ),
@@ -95,7 +95,7 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
     for thread in threads:
         thread.start()
     try:
-        yield watched
+        yield instrumented
     finally:
         over.set()
         server.shutdown()
@@ -130,31 +130,33 @@ def forget(run: RunFile) -> None:
         file.unlink(missing_ok=True)
 
 
-def _look(watched: Watched, over: threading.Event, file: Path, run: str, address: Address) -> None:
+def _look(
+    log: InstrumentedLog, over: threading.Event, file: Path, run: str, address: Address
+) -> None:
     """Ask the broker for the ends of the inputs, now and then; soon again while that is what
     readiness waits for. And keep the note.
     """
     pages, said = -1, False
     while not over.is_set():
-        if pages != len(watched.pages) or not file.exists():
-            first, pages = pages < 0, len(watched.pages)
-            _note(file, run, address, watched, logging.INFO if first else logging.DEBUG)
-        if watched.is_ready and not said:  # before that, what a part says is why it cannot begin
+        if pages != len(log.pages) or not file.exists():
+            first, pages = pages < 0, len(log.pages)
+            _note(file, run, address, log, logging.INFO if first else logging.DEBUG)
+        if log.is_ready and not said:  # before that, what a part says is why it cannot begin
             said = True
-            logger.info("%s: http://%s:%d/metrics, /livez, /readyz", watched.part, *address)
-        watched.look()
-        over.wait(LOOK_S if not watched.unready() else LOOK_S / 10)
+            logger.info("%s: http://%s:%d/metrics, /livez, /readyz", log.part, *address)
+        log.refresh_end_offsets()
+        over.wait(LOOK_S if not log.readiness_problems() else LOOK_S / 10)
 
 
-def _note(file: Path, run: str, address: Address, watched: Watched, level: int) -> None:
+def _note(file: Path, run: str, address: Address, log: InstrumentedLog, level: int) -> None:
     """Tell Prometheus where this part is. A directory that cannot be written is no reason not to
     work: then somebody has chosen the port.
     """
     host = gethostname() if address.host in ("0.0.0.0", "::") else address.host
     target = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
-    labels = {"run": run, "part": watched.part}
+    labels = {"run": run, "part": log.part}
     entries: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
-    for path in watched.pages:
+    for path in log.pages:
         entries.append(
             {
                 "targets": [target],
@@ -182,10 +184,10 @@ def _note(file: Path, run: str, address: Address, watched: Watched, level: int) 
 class Pages:
     """What is shown at each path."""
 
-    def __init__(self, run: str, watched: Watched, within_s: float) -> None:
-        self._watched, self._within_s = watched, within_s
+    def __init__(self, run: str, log: InstrumentedLog, within_s: float) -> None:
+        self._log, self._within_s = log, within_s
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(Families(run, watched))
+        self._registry.register(Families(run, log))
         ProcessCollector(registry=self._registry)
 
     def at(self, path: str) -> Page:
@@ -193,38 +195,38 @@ class Pages:
             case "/livez":
                 return self.live()
             case "/readyz":
-                lacks = self._watched.unready()
+                lacks = self._log.readiness_problems()
                 return (
-                    Page(503, "".join(f"{self._watched.part}: {lack}\n" for lack in lacks).encode())
+                    Page(503, "".join(f"{self._log.part}: {lack}\n" for lack in lacks).encode())
                     if lacks
                     else Page(200, b"ready\n")
                 )
             case "/metrics":
                 return Page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
-            case _ if path in self._watched.pages:
+            case _ if path in self._log.pages:
                 try:
-                    return Page(200, self._watched.pages[path](), CONTENT_TYPE_LATEST)
+                    return Page(200, self._log.pages[path](), CONTENT_TYPE_LATEST)
                 except InferenceError as error:
                     return Page(503, f"{error}\n".encode())
             case _:
-                there = ", ".join(("/livez", "/readyz", "/metrics", *self._watched.pages))
+                there = ", ".join(("/livez", "/readyz", "/metrics", *self._log.pages))
                 return Page(404, f"nothing at {path}; there are {there}\n".encode())
 
     def live(self) -> Page:
         """Does its loop turn?"""
-        if (since_s := self._watched.since_turn_s) <= self._within_s:
+        if (since_s := self._log.since_activity_s) <= self._within_s:
             return Page(200, b"alive\n")
         return Page(
             503,
-            f"{self._watched.part}: its loop last turned {since_s:.0f} s ago, the limit is {self._within_s:.0f} s\n".encode(),
+            f"{self._log.part}: its loop last turned {since_s:.0f} s ago, the limit is {self._within_s:.0f} s\n".encode(),
         )
 
 
 class Families:
     """The newest value of every metric, as prometheus_client collects them."""
 
-    def __init__(self, run: str, watched: Watched) -> None:
-        self._run, self._watched = run, watched
+    def __init__(self, run: str, log: InstrumentedLog) -> None:
+        self._run, self._log = run, log
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         return iter(())
@@ -249,8 +251,8 @@ class Families:
 
     def _values(self) -> dict[tuple[str, str], float]:
         """(source, name) -> value: of steps, of reports, of the log."""
-        watched, values = self._watched, dict(self._watched.steps)
-        for source, report in (*watched.reports.items(), (watched.part, watched.own())):
+        log, values = self._log, dict(self._log.steps)
+        for source, report in (*log.reports.items(), (log.part, log.metrics())):
             values |= {(source, name): value for name, value in report.items()}
         return values
 

@@ -24,7 +24,6 @@ from streamrl.errors import StreamrlError
 from streamrl.local_kafka import broker
 from streamrl.log import topics
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.instrumented import ready
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output, beginning_offset, end_offset, partitions_of, read
@@ -212,7 +211,7 @@ def watch(
                 }
                 # or counts of what has been would look like what is going on
                 if not history and now - measured_s >= MEASURE_EVERY_S:
-                    ready(log)
+                    log.mark_ready()
                     measured_s = now
                     meter.publish(gauges(seen, lines, now))
                 while not lines_said.empty():
@@ -363,7 +362,7 @@ def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> N
 
 def _publish_config(run: RunFile, log: Log) -> None:
     """The resolved run file; secrets are not in it, only where to find them."""
-    writer = log.plain_writer()
+    writer = log.producer()
     writer.send(
         to_message(
             Output(

@@ -18,10 +18,10 @@ from streamrl.errors import InputGone
 from streamrl.log.chunks import is_chunk
 from streamrl.log.codec import decode, to_event
 from streamrl.log.protocol import (
+    BoundedReader,
     Event,
     Log,
     Message,
-    Progress,
     Reader,
     TopicPartition,
     beginning_offset,
@@ -149,7 +149,7 @@ class SliceReader:
                 [],
             )
         reader, buffer = self._open[where]
-        progress = Progress(reader, where, last + 1)
+        progress = BoundedReader(reader, where, last + 1)
         while True:
             while not buffer:
                 if reader.position(*where) > last:

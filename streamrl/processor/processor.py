@@ -27,14 +27,13 @@ from streamrl.config.plugins import imports_in
 from streamrl.errors import InputGone, StreamrlError, TransactionFailed
 from streamrl.log.codec import digest, to_event, to_message
 from streamrl.log.dead_letters import TOPIC, Letter, letter_of, reject
-from streamrl.log.instrumented import ready
 from streamrl.log.meter import METRICS, Meter
 from streamrl.log.protocol import (
     Event,
     Log,
     Message,
+    Offsets,
     Output,
-    Positions,
     Reader,
     TopicPartition,
     Undecodable,
@@ -99,7 +98,7 @@ class Processor(Generic[C, S]):
     paused: Callable[[C, S], frozenset[str]] = lambda config, state: frozenset()
     # never part of the outputs
     report: Callable[[C, S, float], Report] = lambda config, state, time_s: Report({})
-    reconcile: Callable[[C, S, Positions, float], tuple[S, list[Output]]] = (
+    reconcile: Callable[[C, S, Offsets, float], tuple[S, list[Output]]] = (
         lambda config, state, removed, time_s: (state, [])
     )
     """(config, state, removed, time_s): called at a start where the configuration has changed, or
@@ -178,10 +177,10 @@ def run_processor(
     marked = dict(positions) if writer.commit_offsets(positions) else {}
     for message in fold.metrics:  # its last life may have ended between that transaction and these
         meter.send(message)
-    ready(log)
+    log.mark_ready()
     try:
         while not stop.is_set():
-            reader.pause(part.paused(part.config, fold.state) | breaker.paused_topics(clock()))
+            reader.set_paused(part.paused(part.config, fold.state) | breaker.paused_topics(clock()))
             first = reader.poll(PIECE_MESSAGES, POLL_S)
             if first or (
                 tally.elapsed_s >= REPORT_S and part.due(part.config, fold.state, clock())
@@ -263,7 +262,7 @@ def saved(fold: ProcessorState[Any, Any], offset: int, state_bytes: int) -> None
     fold.events_since_snapshot, fold.unsaved_since_s = 0, None
 
 
-def move_behind(fold: ProcessorState[Any, Any], removed: Positions) -> None:
+def move_behind(fold: ProcessorState[Any, Any], removed: Offsets) -> None:
     """What retention has deleted is not read any more."""
     fold.positions.update(
         {
@@ -295,7 +294,7 @@ def reconcile(
     log: Log,
     part: Processor[C, S],
     fold: ProcessorState[C, S],
-    begin: Positions,
+    begin: Offsets,
     time_s: float,
     commit: Callable[[Sequence[Message]], int],
 ) -> list[str]:
@@ -351,7 +350,7 @@ class BatchResult(NamedTuple):
 
 
 def commit_positions(
-    writer: Writer, positions: Positions, marked: Positions
+    writer: Writer, positions: Offsets, marked: Offsets
 ) -> dict[TopicPartition, int]:
     """Mark the positions that are not marked yet. Returns those that are marked now."""
     moved = {where: offset for where, offset in positions.items() if marked.get(where) != offset}
@@ -414,7 +413,7 @@ def write_entry(
     slices: list[Slice],
     outputs: Sequence[Message],
     commit: Callable[[Sequence[Message]], int],
-    removed: Positions | None = None,
+    removed: Offsets | None = None,
     with_snapshot: bool = False,
 ) -> None:
     """Commit the outputs together with the entry that says what they were made of."""
@@ -477,7 +476,7 @@ def decode_and_step(
     return state, [m for m in made if m.topic != METRICS], [m for m in made if m.topic == METRICS]
 
 
-def snapshot(fold: ProcessorState[Any, Any], positions: Positions) -> Snapshot:
+def snapshot(fold: ProcessorState[Any, Any], positions: Offsets) -> Snapshot:
     """The state after this turn."""
     return Snapshot(
         sequence=fold.sequence,

@@ -409,7 +409,7 @@ def _feed(
     """Be that part for these messages of its inputs. `positions`: where it begins to read, if not
     at the start.
     """
-    writer, meter = log.writer(part.name), log.plain_writer()
+    writer, meter = log.writer(part.name), log.producer()
     fold = ProcessorState(part.initial(), positions=dict(positions))
     for some in portions(messages):
         for metric in process_batch(part, fold, some, time_s, writer.commit).metrics:

@@ -31,7 +31,6 @@ from streamrl.learner.reference import Reference, fixed
 from streamrl.learner.scores import ScoreAssembler
 from streamrl.learner.update import Updater
 from streamrl.log.codec import to_message
-from streamrl.log.instrumented import ready
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
 from streamrl.records import Batch, Scores
@@ -54,7 +53,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
     keep_compiled(run.directory / "compiled")
     updater = Updater(run.learner, run.batcher.rows)
     logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
-    ready(log)
+    log.mark_ready()
     with closing(writer), closing(meter), updater.meshed():
         reference, idle_since = None, time.monotonic()
         for batch, offset in batches(log, start, stop):

@@ -65,7 +65,7 @@ def code_of_a_journal(directory: Path) -> str:
         part = parts()[0]
         named = to_json(part.config).replace('"rloo"', '"planted:advantage"')
         log = MemoryLog(TOPICS)
-        writer = log.plain_writer()
+        writer = log.producer()
         entry = JournalEntry(
             sequence=0, time_s=1.0, slices=[], config=named, digest=b"", output_count=0
         )
@@ -174,7 +174,7 @@ def letter_to_another_topic(directory: Path) -> str:
         "exception.message": b"early",
     }
     headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
-    writer = log.plain_writer()
+    writer = log.producer()
     writer.send(message._replace(topic="dead-letters.rollouts.copy", headers=headers))
     writer.flush()
     retry(log, ["rollouts.copy"], lambda letter: True)

@@ -88,13 +88,13 @@ def remove(log: MemoryLog, topic: str, true: Callable[[Any], bool] = lambda reco
 
 
 def append(log: Log, topic: str, record: Record, key: str = "") -> None:
-    log.plain_writer().send(to_message(Output(topic, key, record)))
+    log.producer().send(to_message(Output(topic, key, record)))
 
 
 def double(log: MemoryLog, topic: str, true: Callable[[Any], bool] = lambda record: True) -> None:
     """The first such record comes once more at the end."""
     _, _, message = next(found for found in messages(log, topic) if true(record_of(found[2])))
-    log.plain_writer().send(message)
+    log.producer().send(message)
 
 
 def alter(log: MemoryLog, topic: str, **changes: Any) -> None:

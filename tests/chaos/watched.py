@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from streamrl.errors import TransactionFailed
 from streamrl.log.kafka import CALL_TIMEOUT_S, COMMON, PRODUCER, KafkaLog, produce
-from streamrl.log.protocol import Message, Positions, Writer
+from streamrl.log.protocol import Message, Offsets, Writer
 
 SIZE = 3 * 8  # bytes
 # outputs and journal, where they are written one after the other: somebody may be killed there
@@ -120,7 +120,7 @@ class UntransactedWriter:
         self._note.committed()
         return last
 
-    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+    def commit_offsets(self, positions: Offsets, wait: bool = True) -> bool:
         return True
 
     def close(self) -> None: ...

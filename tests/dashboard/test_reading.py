@@ -27,7 +27,7 @@ from tests.support.waiting import patience
 def recording() -> MemoryLog:
     log = MemoryLog(TOPICS)
     play(log)
-    log.plain_writer().send(Message("rollouts.copy", b"g", b"\xc1", (("schema", b"rollout/1"),)))
+    log.producer().send(Message("rollouts.copy", b"g", b"\xc1", (("schema", b"rollout/1"),)))
     return log
 
 

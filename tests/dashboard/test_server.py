@@ -169,7 +169,7 @@ def test_a_broker_that_is_away_is_said(client: TestClient, board: Board):
             raise BrokerUnreachable("no Kafka broker answers")
 
     board.log = Away(TOPICS)  # type: ignore[assignment]
-    board.log.plain_writer().send(made().take(("rollouts.copy", 0), 0, 1)[0][0])
+    board.log.producer().send(made().take(("rollouts.copy", 0), 0, 1)[0][0])
     answer = client.get("/api/rollouts/copy/0/0")
     assert answer.status_code == 503 and "no Kafka broker answers" in answer.json()["error"]
 

@@ -19,7 +19,6 @@ from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.local_kafka import broker
 from streamrl.log.codec import to_message
-from streamrl.log.instrumented import ready, show
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
@@ -44,7 +43,7 @@ def values(prefix: str) -> dict[str, float]:
 
 
 def measure(log: Log, source: str, prefix: str, stop: threading.Event) -> None:
-    meter, writer = Meter(log, source), log.plain_writer()
+    meter, writer = Meter(log, source), log.producer()
     while not stop.wait(EVERY_S):
         meter.publish(values(prefix))
         if prefix == "inference/":
@@ -74,14 +73,18 @@ def main(run: RunFile, stop: threading.Event) -> None:
             (f"env-{name}-0", "env/", lambda log, name=name: env.main(run, log, stop, name))
             for name in run.envs
         ),
-        ("inference-0", "inference/", lambda log: show(log, "/metrics/vllm", lambda: VLLM)),
+        (
+            "inference-0",
+            "inference/",
+            lambda log: log.register_metrics_page("/metrics/vllm", lambda: VLLM),
+        ),
         ("evaluator", "evals/", lambda log: None),
     ]
     threads: list[threading.Thread] = []
     with contextlib.ExitStack() as held:
         for source, prefix, act in acts:
             log = held.enter_context(serving(run, KafkaLog(broker.settings(run), run.run), source))
-            ready(log)
+            log.mark_ready()
             threads += [
                 threading.Thread(target=measure, args=(log, source, prefix, stop)),
                 threading.Thread(target=act, args=(log,)),

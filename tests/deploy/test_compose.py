@@ -220,7 +220,7 @@ def play(run: Composed, server: Stub, batches: int) -> None:
     """Be learner and inference agent: announce versions, and serve each at once, until there are so
     many batches.
     """
-    writer = run.log.plain_writer()
+    writer = run.log.producer()
 
     def batch(number: int) -> bool:
         return any(

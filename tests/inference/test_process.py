@@ -99,7 +99,7 @@ class Agent:
             self.error = error
 
     def announce(self, *versions: int, learner: str = "lead") -> None:
-        writer = self.log.plain_writer()
+        writer = self.log.producer()
         for version in versions:
             record = PolicyVersion(
                 learner=learner, version=version, uri="file:///nowhere", size_bytes=1, sha256="0"

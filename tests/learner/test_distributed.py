@@ -144,7 +144,7 @@ def until_version(learner: Learner, log: KafkaLog, version: int) -> None:
 
 
 def publish(log: KafkaLog, number: int) -> None:
-    writer = log.plain_writer()
+    writer = log.producer()
     writer.send(to_message(Output("batches", str(number), batch(number))))
     writer.flush(PATIENCE_S)
     writer.close()

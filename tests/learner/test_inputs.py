@@ -153,7 +153,7 @@ def test_while_there_is_nothing_it_says_so():
 def test_scores_that_cannot_be_read_are_passed_over():
     log = a_log()
     publish(log, Output("batches", "0", batch(0)))
-    log.plain_writer().send(
+    log.producer().send(
         to_message(Output("scores", "0", scores(0, 0, -1, -2)))._replace(value=b"rubbish")
     )
     assert list(again(log, True, 0, 0)) == []

@@ -555,7 +555,7 @@ def test_no_batch_ends_the_learner(lived: Lived, tmp_path: Path):
     rubbish = to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish")
     with learning(run, log) as life:
         life.until(lambda: len(versions(log)) == 1)
-        log.plain_writer().send(rubbish)
+        log.producer().send(rubbish)
         send(
             log,
             unknown(batch(0)),
@@ -638,9 +638,7 @@ def test_what_cannot_be_read_is_passed_over():
     """
     first, _, third, *_ = split_batch(batch(5), limit_bytes=100)
     log = a_log(third, first, third)
-    log.plain_writer().send(
-        to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish")
-    )
+    log.producer().send(to_message(Output("batches", "lead", batch(0)))._replace(value=b"rubbish"))
     publish(
         log,
         Output(

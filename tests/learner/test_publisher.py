@@ -23,7 +23,7 @@ from streamrl.learner.trainer import Training, training
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Message, Output, Positions, Writer
+from streamrl.log.protocol import Message, Offsets, Output, Writer
 from streamrl.log.retrying import RetryingWriter
 from streamrl.weights.store import Store, Stored, pull
 from tests.learner.test_process import PATIENCE_S, a_log, batch, metrics, run_of, versions
@@ -69,7 +69,7 @@ class GatedWriter:
         self._gate()
         return self._writer.commit(messages)
 
-    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+    def commit_offsets(self, positions: Offsets, wait: bool = True) -> bool:
         return self._writer.commit_offsets(positions, wait)
 
     def close(self) -> None: ...

@@ -185,7 +185,7 @@ def test_the_broker_allows_each_role_what_its_part_does_and_nothing_else(people:
 def test_an_env_does_its_work(people: People):
     log = people.log("env-a")
     assert write(people, "env-a", "env-a-0", "rollouts.a", "journal.env-a-0") == 0
-    plain = log.plain_writer()
+    plain = log.producer()
     plain.send(Message("metrics", b"env-a-0", b"value"))
     plain.flush()
     plain.close()
@@ -245,7 +245,7 @@ def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
     )
     with pytest.raises(AccessDenied, match=refused):
         write(people, "env-a", "env-a-1", "rollouts.a", topic)
-    plain = people.log("env-a").plain_writer()
+    plain = people.log("env-a").producer()
     with pytest.raises(AccessDenied, match=refused):
         plain.send(Message(topic, b"key", b"value"))
         plain.flush()
@@ -272,7 +272,7 @@ def test_nobody_can_be_somebody_else(people: People):
 
 
 def test_the_inference_agent_announces_nothing(people: People):
-    plain = people.log("inference").plain_writer()
+    plain = people.log("inference").producer()
     with pytest.raises(
         AccessDenied,
         match=people.refused("inference", f"write to topic {people.run.run}.policy-versions"),
@@ -292,7 +292,7 @@ def test_topics_and_rules_are_the_operators(people: People):
         AccessDenied, match=people.refused("auditor", f"write to topic {people.run.run}.config")
     ):
         write(people, "operator", "operator", "config")
-        plain = people.log("auditor").plain_writer()
+        plain = people.log("auditor").producer()
         plain.send(Message("config", b"key", b"value"))
         plain.flush()
 

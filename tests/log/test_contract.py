@@ -12,12 +12,12 @@ import pytest
 
 from streamrl.errors import Fenced, InputGone, TopicMissing
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.memory import MemoryLog, MemoryPlainWriter, MemoryWriter
+from streamrl.log.memory import MemoryLog, MemoryProducer, MemoryWriter
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import (
     Log,
     Message,
-    Positions,
+    Offsets,
     Reader,
     TopicPartition,
     beginning_offset,
@@ -34,7 +34,7 @@ TOPICS = {"in": 2, "out": 1}
 Open = Callable[[], Log]
 
 
-class Exported:
+class Exported(Log):
     """A log in memory that is read through an export of what it holds at that moment."""
 
     def __init__(self, directory: Path) -> None:
@@ -51,14 +51,14 @@ class Exported:
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return self._files().end_offsets(partitions)
 
-    def reader(self, positions: Positions, whole: bool = True, bounded: bool = False) -> Reader:
-        return self._files().reader(positions, whole, bounded)
+    def reader(self, offsets: Offsets, whole: bool = True, bounded: bool = False) -> Reader:
+        return self._files().reader(offsets, whole, bounded)
 
     def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         return self._memory.writer(identity)
 
-    def plain_writer(self) -> MemoryPlainWriter:
-        return self._memory.plain_writer()
+    def producer(self) -> MemoryProducer:
+        return self._memory.producer()
 
     def _files(self) -> FileLog:
         return export(self._memory, RUN, self._directory / uuid.uuid4().hex)
@@ -223,16 +223,16 @@ def test_a_paused_topic_gives_nothing_until_resumed(open_recording: Open):
     log = open_recording()
     log.writer("a").commit([message("k", "1", "out"), message("k", "2", "in", partition=0)])
     reader = log.reader({("out", 0): 0, ("in", 0): 0})
-    reader.pause({"out"})
+    reader.set_paused({"out"})
     assert [m.value for m in drain(reader, 1) + reader.poll(5, 0.2)] == [b"2"]
-    reader.pause(())
+    reader.set_paused(())
     assert [m.value for m in drain(reader, 1)] == [b"1"]
     reader.close()
 
 
 def test_plain_messages_arrive(open_recording: Open):
     log = open_recording()
-    writer = log.plain_writer()
+    writer = log.producer()
     writer.send(message("k", "1", "out"))
     writer.flush()
     writer.close()

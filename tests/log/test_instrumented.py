@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamrl.log.codec import to_event
-from streamrl.log.instrumented import ANSWER_S, PEAK_S, Peak, Watched, ready
+from streamrl.log.instrumented import ANSWER_S, PEAK_S, InstrumentedLog, WindowedMax
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Message, beginning_offset, end_offset, read
@@ -32,15 +32,15 @@ def memory() -> MemoryLog:
 
 
 @pytest.fixture
-def log(memory: MemoryLog, time: Time) -> Watched:
-    return Watched(memory, "buffer", time)
+def log(memory: MemoryLog, time: Time) -> InstrumentedLog:
+    return InstrumentedLog(memory, "buffer", time)
 
 
 def messages(topic: str, count: int, partition: int = 0) -> list[Message]:
     return [Message(topic, b"k", b"v", partition=partition)] * count
 
 
-def test_it_is_the_log_that_it_watches(log: Watched, memory: MemoryLog):
+def test_it_is_the_log_that_it_watches(log: InstrumentedLog, memory: MemoryLog):
     writer = log.writer("a")
     writer.commit(messages("out", 2))
     writer.commit_offsets({("in", 0): 5})
@@ -54,27 +54,27 @@ def test_it_is_the_log_that_it_watches(log: Watched, memory: MemoryLog):
     assert len(list(read(log, "out", 0, 0))) == 2
 
 
-def test_lag_is_what_lies_before_the_ends_last_seen(log: Watched, memory: MemoryLog):
+def test_lag_is_what_lies_before_the_ends_last_seen(log: InstrumentedLog, memory: MemoryLog):
     reader = log.reader({("in", 0): 0, ("in", 1): 0})
-    assert log.own()["part/lag_records/in"] == 0
+    assert log.metrics()["part/lag_records/in"] == 0
     memory.append(messages("in", 3), marker=False)
     memory.append(messages("in", 2, 1), marker=False)
-    log.look()
-    assert log.own()["part/lag_records/in"] == 5
+    log.refresh_end_offsets()
+    assert log.metrics()["part/lag_records/in"] == 5
     reader.poll(4, 0)
-    own = log.own()
+    own = log.metrics()
     assert (own["part/lag_records/in"], own["part/read_records/in"]) == (1, 4)
     reader.close()
-    assert "part/lag_records/in" not in log.own()
+    assert "part/lag_records/in" not in log.metrics()
 
 
 def test_transactions_are_timed_and_their_records_counted(
-    log: Watched, memory: MemoryLog, time: Time, monkeypatch: pytest.MonkeyPatch
+    log: InstrumentedLog, memory: MemoryLog, time: Time, monkeypatch: pytest.MonkeyPatch
 ):
     writer, real = log.writer("buffer"), MemoryLog.commit
     log.reader({("in", 0): 0})
     # a first one is one more
-    assert log.own()["part/dead_letters/in"] == 0 and log.own()["part/transactions"] == 0
+    assert log.metrics()["part/dead_letters/in"] == 0 and log.metrics()["part/transactions"] == 0
 
     def slow(*arguments: object) -> int:
         time.now += 0.25
@@ -83,7 +83,7 @@ def test_transactions_are_timed_and_their_records_counted(
     monkeypatch.setattr(MemoryLog, "commit", slow)
     writer.commit([*messages("out", 2), *messages("dead-letters.in", 1)])
     time.now += 2.0
-    own = log.own()
+    own = log.metrics()
     assert (
         own["part/transactions"],
         own["part/transactions_s"],
@@ -98,55 +98,60 @@ def test_transactions_are_timed_and_their_records_counted(
 
 
 def test_a_peak_is_shown_for_half_a_minute_at_least_and_a_minute_at_most():
-    peak = Peak()
+    peak = WindowedMax(PEAK_S)
     for time_s, value in ((1000.0, 0.1), (1001.0, 5.0), (1002.0, 0.2)):
         peak.add(value, time_s)
-    assert peak.at(1001.0 + PEAK_S) == 5.0
+    assert peak.value(1001.0 + PEAK_S) == 5.0
     peak.add(0.3, 1035.0)
-    assert peak.at(1035.0) == 5.0 and peak.at(1065.0) == 0.3 and peak.at(2000.0) == 0.0
+    assert peak.value(1035.0) == 5.0 and peak.value(1065.0) == 0.3 and peak.value(2000.0) == 0.0
 
 
-def test_ready_is_restored_connected_and_caught_up(log: Watched, memory: MemoryLog, time: Time):
+def test_ready_is_restored_connected_and_caught_up(
+    log: InstrumentedLog, memory: MemoryLog, time: Time
+):
     memory.append(messages("in", 3), marker=False)
-    assert log.unready() == ["its state is not restored yet", "the broker does not answer"]
+    assert log.readiness_problems() == [
+        "its state is not restored yet",
+        "the broker does not answer",
+    ]
     reader = log.reader({("in", 0): 0})
-    ready(log)
-    assert log.unready()[-1] == "it has not seen how far behind it is"
-    log.look()
-    assert log.unready() == ["3 records that lay there at its start are not read"]
+    log.mark_ready()
+    assert log.readiness_problems()[-1] == "it has not seen how far behind it is"
+    log.refresh_end_offsets()
+    assert log.readiness_problems() == ["3 records that lay there at its start are not read"]
     reader.poll(2, 0)
-    assert log.unready() == ["1 records that lay there at its start are not read"]
+    assert log.readiness_problems() == ["1 records that lay there at its start are not read"]
     reader.poll(2, 0)
-    assert log.unready() == [] and log.own()["part/ready"] == 1
+    assert log.readiness_problems() == [] and log.metrics()["part/ready"] == 1
     memory.append(messages("in", 9), marker=False)
-    log.look()
-    assert log.unready() == []  # that is load
+    log.refresh_end_offsets()
+    assert log.readiness_problems() == []  # that is load
     time.now += ANSWER_S + 1
-    assert log.unready() == ["the broker does not answer"]
-    log.look()
-    ready(log, False)
-    assert log.unready() == ["its state is not restored yet"]
+    assert log.readiness_problems() == ["the broker does not answer"]
+    log.refresh_end_offsets()
+    log.mark_ready(False)
+    assert log.readiness_problems() == ["its state is not restored yet"]
 
 
 def test_what_a_part_has_chosen_not_to_read_does_not_keep_it_from_being_ready(
-    log: Watched, memory: MemoryLog
+    log: InstrumentedLog, memory: MemoryLog
 ):
     memory.append(messages("in", 3), marker=False)
     reader = log.reader({("in", 0): 0})
-    ready(log)
-    log.look()
-    reader.pause({"in"})
-    assert log.unready() == []
+    log.mark_ready()
+    log.refresh_end_offsets()
+    reader.set_paused({"in"})
+    assert log.readiness_problems() == []
 
 
-def test_a_broker_that_does_not_answer_is_no_error_here(log: Watched):
+def test_a_broker_that_does_not_answer_is_no_error_here(log: InstrumentedLog):
     log.reader({("in", 0): 0})
     log._readers[0].where = (("gone", 0),)
-    log.look()
-    assert "the broker does not answer" in log.unready()
+    log.refresh_end_offsets()
+    assert "the broker does not answer" in log.readiness_problems()
 
 
-def test_a_part_turns_when_it_uses_its_log(log: Watched, time: Time):
+def test_a_part_turns_when_it_uses_its_log(log: InstrumentedLog, time: Time):
     reader, writer, meter = log.reader({("in", 0): 0}), log.writer("a"), Meter(log, "a")
     for use in (
         lambda: reader.poll(1, 0),
@@ -154,12 +159,12 @@ def test_a_part_turns_when_it_uses_its_log(log: Watched, time: Time):
         lambda: meter.publish({"worker/turn_s": 1.0}),
     ):
         time.now += 7
-        assert log.since_turn_s == 7
+        assert log.since_activity_s == 7
         use()
-        assert log.since_turn_s == 0
+        assert log.since_activity_s == 0
 
 
-def test_reports_take_each_others_place_and_steps_stay(log: Watched):
+def test_reports_take_each_others_place_and_steps_stay(log: InstrumentedLog):
     meter = Meter(log, "batcher")
     meter.publish({"batcher/missing_tokens/copy": 9.0, "worker/turn_s": 1.0})
     meter.publish({"worker/turn_s": 2.0})  # nothing is missing any more
@@ -173,7 +178,7 @@ def test_reports_take_each_others_place_and_steps_stay(log: Watched):
 
 
 def test_its_own_numbers_lie_in_the_topic_behind_those_of_the_part_once_a_second(
-    log: Watched, memory: MemoryLog, time: Time
+    log: InstrumentedLog, memory: MemoryLog, time: Time
 ):
     log.reader({("in", 0): 0})
     meter = Meter(log, "env-copy-0")
@@ -192,4 +197,4 @@ def test_its_own_numbers_lie_in_the_topic_behind_those_of_the_part_once_a_second
 
 
 def test_readiness_of_a_plain_log_is_nobodys_business(memory: MemoryLog):
-    ready(memory)
+    memory.mark_ready()

@@ -106,7 +106,7 @@ def test_a_directory_that_is_no_export(tmp_path: Path):
 
 def test_it_cannot_be_written_to(tmp_path: Path):
     log = written(tmp_path / "x", [message(0)])
-    for write in (lambda: log.writer("buffer"), log.plain_writer):
+    for write in (lambda: log.writer("buffer"), log.producer):
         with pytest.raises(ExportError, match="streamrl import"):
             write()
     assert log.committed_offsets("buffer") == {}

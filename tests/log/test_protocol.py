@@ -27,7 +27,7 @@ class Vanishing(MemoryLog):
 def log(monkeypatch: pytest.MonkeyPatch) -> Vanishing:
     monkeypatch.setattr(protocol, "STALLED_S", 0.1)
     made = Vanishing({"in": 1})
-    made.plain_writer().send(Message("in", b"k", b"v"))
+    made.producer().send(Message("in", b"k", b"v"))
     return made
 
 

@@ -14,7 +14,7 @@ from streamrl.errors import BrokerUnreachable, Fenced, TransactionFailed
 from streamrl.log import retrying
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog, MemoryWriter
-from streamrl.log.protocol import Log, Message, Positions, TopicPartition, read
+from streamrl.log.protocol import Log, Message, Offsets, TopicPartition, read
 from streamrl.log.retrying import RetryingWriter
 from tests.support.kafka import make_topics
 from tests.support.waiting import until
@@ -55,7 +55,7 @@ class FailingWriter(MemoryWriter):
             raise TransactionFailed(f"a: transaction failed ({how})")
         return offset
 
-    def commit_offsets(self, positions: Positions, wait: bool = True) -> bool:
+    def commit_offsets(self, positions: Offsets, wait: bool = True) -> bool:
         return True
 
 

@@ -302,7 +302,7 @@ def test_partitions_change_only_before_there_is_data(cluster: dict[str, Any], ru
     ):
         topics.apply(run_file(run_name, partitions=1), cluster)
 
-    writer = log.plain_writer()
+    writer = log.producer()
     writer.send(Message("rollouts.a", b"key", b"value"))
     writer.flush()
     writer.close()

@@ -98,7 +98,7 @@ def good(number: int, version: int) -> list[Message]:
 
 
 def send(log: KafkaLog, messages: list[Message]) -> None:
-    writer = log.plain_writer()
+    writer = log.producer()
     for message in messages:
         writer.send(message)
     writer.flush(30)

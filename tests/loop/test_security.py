@@ -134,7 +134,7 @@ def learn(run: Run, server: Stub, command_lines: set[str]) -> None:
     """Play the learner and the inference agent until the orchestrator has seen enough. Every
     version is served as soon as it is announced.
     """
-    learner, agent = run.log("learner"), run.log("inference").plain_writer()
+    learner, agent = run.log("learner"), run.log("inference").producer()
     writer = learner.writer("learner-lead")
     deadline = time.monotonic() + patience(60)
 

@@ -24,7 +24,7 @@ from streamrl.buffer import process as buffer
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, PortTaken, StreamrlError
-from streamrl.log.instrumented import Watched, ready, show
+from streamrl.log.instrumented import InstrumentedLog
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, end_offset
@@ -85,7 +85,7 @@ def test_a_part_from_its_start_to_its_end(run: RunFile):
             and "its state is not restored yet" in get(f"{base}/readyz")[1]
         )
         log.reader({("in", 0): 0})
-        ready(log)
+        log.mark_ready()
         until(lambda: get(f"{base}/readyz") == (200, "ready\n"))
         Meter(log, "buffer").publish({"buffer/window_tokens/copy": 12.0, "worker/turn_s": 0.5})
         Meter(log, "buffer").publish({"replays/copy/reward/mean": 0.25, "learner/own": 4.0}, step=3)
@@ -118,7 +118,7 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
         (batcher.main, "batcher", "batches"),
     ):
         with serving(run, memory, part) as log:
-            assert isinstance(log, Watched)
+            assert isinstance(log, InstrumentedLog)
             live(
                 lambda stop, main=main, log=log: main(run, log, stop),
                 lambda log=log, wanted=wanted: (
@@ -130,13 +130,13 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
             names = (
                 {name for report in log.reports.values() for name in report}
                 | {name for _, name in log.steps}
-                | log.own().keys()
+                | log.metrics().keys()
             )
             assert [name for name in names if measure(name) is None] == []
             # its reader is closed
             assert (
                 log.is_ready
-                and any(name.startswith("part/lag_records/") for name in log.own()) is False
+                and any(name.startswith("part/lag_records/") for name in log.metrics()) is False
             )
             page = samples(get(noted(run, part)[0])[1])
             for (source, name), value in log.steps.items():
@@ -180,7 +180,7 @@ def test_a_part_may_have_a_page_of_its_own(run: RunFile):
 
     up: list[bool] = []
     with serving(run, MemoryLog(TOPICS), "inference-0") as log:
-        show(log, "/metrics/vllm", vllm)
+        log.register_metrics_page("/metrics/vllm", vllm)
         url = next(url for url in noted(run, "inference-0", 2) if url.endswith("/metrics/vllm"))
         assert get(url) == (503, "vLLM is not up yet\n")
         up.append(True)
@@ -251,10 +251,10 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFil
     (tmp_path / "file").write_text("")
     nowhere = run.model_copy(update={"runs_dir": str(tmp_path / "file")})
     with serving(nowhere, MemoryLog(TOPICS), "buffer", Asked(None, 0)) as log:
-        assert isinstance(log, Watched)
+        assert isinstance(log, InstrumentedLog)
         log.reader({("in", 0): 0})
-        ready(log)
-        until(lambda: log.unready() == [])  # the thread that notes it lives
+        log.mark_ready()
+        until(lambda: log.readiness_problems() == [])  # the thread that notes it lives
 
 
 @pytest.mark.parametrize(

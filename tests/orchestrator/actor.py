@@ -56,7 +56,7 @@ def play(run: RunFile, log: Log, steps: int, pause_s: float = 0.02) -> None:
     """The topics of a run of `steps` steps: a reward of 0 in the first half, 1 in the second; one
     of ten rollouts expires.
     """
-    writer, meter, envs = log.plain_writer(), Meter(log, "batcher"), list(run.envs)
+    writer, meter, envs = log.producer(), Meter(log, "batcher"), list(run.envs)
     inference, offset = Meter(log, "inference-0"), 0
 
     def send(topic: str, key: str, record: object) -> None:

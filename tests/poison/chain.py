@@ -94,7 +94,7 @@ def take_all(log: MemoryLog, part: Processor[Any, Any], time_s: float) -> None:
     fold.positions = {**log.beginning_offsets(partitions_of(log, part.inputs)), **fold.positions}
     reader = log.reader(fold.positions)
     for _ in range(10_000):
-        reader.pause(part.paused(part.config, fold.state))
+        reader.set_paused(part.paused(part.config, fold.state))
         messages = reader.poll(64, 0.0)
         process_batch(part, fold, messages, time_s, writer.commit)
         if not messages:

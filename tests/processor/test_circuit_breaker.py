@@ -81,7 +81,7 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(
         processor, "CircuitBreaker", lambda max_frac: CircuitBreaker(max_frac, window_records=10)
     )
     log, stop, now = MemoryLog(TOPICS), threading.Event(), [1000.0]
-    source = log.plain_writer()
+    source = log.producer()
     me = replace(part(), max_invalid_frac=0.5)
     thread = threading.Thread(target=run_processor, args=(log, me, stop, lambda: now[0]))
     with caplog.at_level(logging.WARNING):

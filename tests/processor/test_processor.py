@@ -160,7 +160,7 @@ def test_a_turn_is_one_transaction_with_its_journal_entry():
 @pytest.mark.parametrize(("lying", "taken"), [(70, 70), (2 * MAX_POLL_RECORDS, MAX_POLL_RECORDS)])
 def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
     log = MemoryLog({"a": 1})
-    source = log.plain_writer()
+    source = log.producer()
     for i in range(lying):
         source.send(number("a", i))
     reader, folded, ahead = log.reader({("a", 0): 0}), 0, list[int]()
@@ -172,7 +172,7 @@ def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
 
 def test_a_turn_is_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch):
     log = MemoryLog({"a": 1})
-    source = log.plain_writer()
+    source = log.producer()
     for i in range(2 * MAX_POLL_RECORDS):
         source.send(number("a", i))
     sizes = [len(message.value or b"") for message in read(log, "a", 0, 0)]

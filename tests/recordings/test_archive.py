@@ -220,7 +220,7 @@ def test_aborted_transactions_retention_and_several_partitions(
     def record(topic: str, value: int, partition: int = 0) -> Message:
         return Message(topic, b"k%d" % value, b"%d" % value, partition=partition, timestamp_s=value)
 
-    plain, writer, rewriter = log.plain_writer(), log.writer("a"), log.rewriter()
+    plain, writer, rewriter = log.producer(), log.writer("a"), log.rewriter()
     for i in range(8):
         plain.send(record("rollouts.copy", i, 1))
     plain.flush()

@@ -103,7 +103,7 @@ def test_a_fate_that_points_nowhere_is_named(recording: MemoryLog):
 
 def test_rubbish_is_accounted_for_too():
     log = MemoryLog(TOPICS)
-    writer = log.plain_writer()
+    writer = log.producer()
     writer.send(Message("rollouts.copy", b"g", b"\xc1", (("schema", b"rollout/1"),)))
     play(log)
     result = account(log)

@@ -23,7 +23,7 @@ from tests.support.waiting import patience, until
 
 
 def send(log: MemoryLog, *messages: Message) -> None:
-    writer = log.plain_writer()
+    writer = log.producer()
     for message in messages:
         writer.send(message)
 

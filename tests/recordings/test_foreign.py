@@ -37,7 +37,7 @@ def recording() -> MemoryLog:
 def naming(log: MemoryLog, name: str) -> MemoryLog:
     """The same log, but its journals say that advantages came from `name`."""
     forged = MemoryLog(TOPICS)
-    writer = forged.plain_writer()
+    writer = forged.producer()
     for topic in TOPICS:
         for message in read(log, topic, 0, 0):
             record = (

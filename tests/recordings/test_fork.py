@@ -155,7 +155,7 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
                 publish(log, Output(topology.rollouts(record.environment), record.group_id, record))
         else:
             i = which % 2
-            readers[i].pause(parts[i].paused(parts[i].config, folds[i].state))
+            readers[i].set_paused(parts[i].paused(parts[i].config, folds[i].state))
             if messages := readers[i].poll(rng.randint(1, 9), 0):
                 process_batch(parts[i], folds[i], messages, 0.0, writers[i].commit)
     return log

@@ -45,7 +45,7 @@ WELL = [GOOD, RUBBISH, batched(0), *put_aside(RUBBISH, 1)]
 
 def account(messages: list[Message]) -> Soaked:
     log, found = MemoryLog(TOPICS), Soaked()
-    writer = log.plain_writer()
+    writer = log.producer()
     for message in messages:
         writer.send(message)
     look_at_fates(log, RUN, found)

@@ -73,7 +73,7 @@ def running(log: Log, run: RunFile = RUN) -> Iterator[None]:
 
 
 def publish(log: Log, *outputs: Output) -> None:
-    writer = log.plain_writer()
+    writer = log.producer()
     for output in outputs:
         writer.send(to_message(output))
     writer.flush()

@@ -174,7 +174,7 @@ class Live:
             await client.close()
 
     def write(self, topic: str, key: str, record: Any) -> None:
-        self.log.plain_writer().send(to_message(Output(topic, key, record)))
+        self.log.producer().send(to_message(Output(topic, key, record)))
 
     def close(self) -> None:
         for _, stop in self._agents:
