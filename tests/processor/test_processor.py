@@ -12,10 +12,12 @@ import msgspec
 import pytest
 
 from streamrl.errors import StreamrlError
+from streamrl.log import chunks
 from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, Output, end_offset, read
 from streamrl.processor import processor
+from streamrl.processor.journal import last_record
 from streamrl.processor.processor import (
     MAX_POLL_RECORDS,
     PIECE_MESSAGES,
@@ -223,6 +225,43 @@ def test_a_restart_reads_the_window_and_not_the_past():
     live(log, [2], each=part(snapshot_events=20))
     _, records_read = restore(log, part())
     assert records_read < 30
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
+    """One that lacks a part is passed over, and the one before it is used."""
+    log, me = filled(), part(snapshot_events=6)
+    fold = live(log, [2], each=me)
+    whole = processor.snapshot(fold, fold.positions)
+    parts = [
+        msgspec.structs.replace(whole, state=whole.state[i : i + 2], part=i // 2)
+        for i in range(0, len(whole.state), 2)
+    ]
+    assert len(parts) > 2
+    parts = [msgspec.structs.replace(record, parts=len(parts)) for record in parts]
+    begin = end_offset(log, "journal.adder", 0)
+    log.writer(me.name).commit(
+        [to_message(Output("journal.adder", "adder", r)) for r in parts[: -1 if missing else None]]
+    )
+    again, _ = restore(log, me)
+    assert (again.snapshot_offset == begin) == (not missing)
+    assert again.sequence == fold.sequence
+    assert serialize_state(again.state) == serialize_state(fold.state)
+
+
+def test_in_a_journal_that_begins_within_a_large_snapshot_the_last_entry_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(chunks, "MESSAGE_BYTES", 500)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    log = MemoryLog(TOPICS)
+    large = Snapshot(sequence=3, positions=[], state=bytes(2_000), config="{}")
+    entry = JournalEntry(sequence=4, time_s=1.0, slices=[], digest=b"", output_count=0)
+    log.writer("adder").commit(
+        [to_message(Output("journal.adder", "adder", record)) for record in (large, entry)]
+    )
+    log.delete_before({("journal.adder", 0): 2})
+    assert last_record(log, "journal.adder", JournalEntry) == entry
 
 
 def test_settings_may_change_between_two_lives():
