@@ -17,7 +17,7 @@ from streamrl.monitoring import report
 from streamrl.monitoring.plot import named, spread, trailing_mean
 from streamrl.monitoring.report import History, clock, gather, summarise, time_to_target
 from streamrl.records import Fate, PolicyVersion, Record, Server
-from tests.orchestrator.actor import batch
+from tests.orchestrator.script import batch
 from tests.support import build
 
 TOPICS = {

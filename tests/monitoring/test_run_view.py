@@ -20,7 +20,7 @@ from streamrl.monitoring.run_view import (
     waiting,
 )
 from streamrl.records import Demand, Fate, Metric, PolicyVersion, Record, Server
-from tests.orchestrator.actor import batch
+from tests.orchestrator.script import batch
 
 
 @pytest.fixture

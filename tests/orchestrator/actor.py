@@ -1,6 +1,6 @@
 """Plays a part of a run: `python -m tests.orchestrator.actor NAME RUN.yaml`. The actor called
 learner plays the whole loop by publishing what a run leaves in its topics, with a reward that
-rises; the others only live, each with a child of its own.
+rises; the others only live, each with a child of its own, and import nothing for it.
 """
 
 from __future__ import annotations
@@ -9,130 +9,29 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import chain
-
-import numpy as np
-
-from streamrl.config import run_file, topology
-from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
-from streamrl.log.codec import to_message
-from streamrl.log.kafka import KafkaLog
-from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Output
-from streamrl.records import Batch, Fate, PolicyVersion, Server
-from tests.support import build
 
 STEPS = 60
 
 
-def batch(number: int, rewards: dict[str, list[float]], oldest: int | None = None) -> Batch:
-    """A batch of one group an env, with these rewards."""
-    counts, n = [len(r) for r in rewards.values()], sum(map(len, rewards.values()))
-    return Batch(
-        number=number,
-        policy_version=number,
-        row_count=n,
-        max_seq_len=8,
-        environments=list(rewards),
-        group_ids=[f"{env}-{number}" for env in rewards],
-        group_environments=np.arange(len(rewards), dtype=np.int32),
-        prompts=build.tokens(*([1] * len(rewards))),
-        prompt_lengths=np.ones(len(rewards), np.int32),
-        uids=[f"{number}-{i}" for i in range(n)],
-        groups=np.repeat(np.arange(len(rewards), dtype=np.int32), counts),
-        rows=np.arange(n, dtype=np.int32),
-        lengths=np.ones(n, np.int32),
-        tokens=build.tokens(*([2] * n)),
-        policy_logprobs=np.zeros(n, np.float32),
-        advantages=np.zeros(n, np.float32),
-        rewards=build.floats(*chain(*rewards.values())),
-        temperatures=np.ones(n, np.float32),
-        oldest_versions=np.full(n, number if oldest is None else oldest, np.int32),
-    )
+def play(path: str) -> None:
+    from streamrl.config import run_file
+    from streamrl.local_kafka import broker
+    from streamrl.log.kafka import KafkaLog
+    from tests.orchestrator import script
 
-
-def play(run: RunFile, log: Log, steps: int, pause_s: float = 0.02) -> None:
-    """The topics of a run of `steps` steps: a reward of 0 in the first half, 1 in the second; one
-    of ten rollouts expires.
-    """
-    writer, meter, envs = log.producer(), Meter(log, "batcher"), list(run.envs)
-    inference, offset = Meter(log, "inference-0"), 0
-
-    def send(topic: str, key: str, record: object) -> None:
-        writer.send(to_message(Output(topic, key, record)))  # type: ignore[arg-type]
-
-    for step in range(steps):
-        send(
-            "policy-versions",
-            run.learner.name,
-            PolicyVersion(
-                learner=run.learner.name,
-                version=step,
-                uri="x",
-                size_bytes=1,
-                sha256="0",
-                time_s=time.time(),
-            ),
-        )
-        send(
-            "servers",
-            "inference-0",
-            Server(
-                server_id="inference-0",
-                url="http://127.0.0.1:1",
-                version=step,
-                state="ready",
-                heartbeat_s=time.time(),
-                mismatch_tokens=63,
-            ),
-        )
-        inference.publish(
-            {"inference/mismatch_max_abs": 1e-6 * (step + 1), "inference/mismatch_tokens": 63.0},
-            step,
-        )
-        earned = {env: [float(step >= steps // 2)] * 9 for env in envs}
-        for env in envs:
-            for i in range(10):
-                send(
-                    topology.rollouts(env),
-                    f"{step}",
-                    build.rollout(env=env, group=f"{step}", sample=i),
-                )
-            for kind, first, count in (("batched", offset, 9), ("expired", offset + 9, 1)):
-                at = np.arange(first, first + count, dtype=np.int64)
-                send(
-                    "fates",
-                    env,
-                    Fate(
-                        fate=kind,
-                        environment=env,
-                        partition=0,
-                        offsets=at,
-                        batch=step if kind == "batched" else None,
-                    ),
-                )  # type: ignore[arg-type]
-        offset += 10
-        send("batches", str(step), batch(step, earned))
-        meter.publish(
-            {f"batches/{env}/reward/mean": rewards[0] for env, rewards in earned.items()}, step
-        )
-        time.sleep(pause_s)
-    writer.flush()
-    meter.close()
-    inference.close()
+    run = run_file.load(path)
+    script.play(run, KafkaLog(broker.settings(run), run.run), STEPS)
 
 
 def main() -> None:
     name, path = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    run = run_file.load(path)
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     print(f"{name} is on stage", flush=True)
-    if name == "batcher" and run.run == "doomed":
+    if name == "batcher" and "/doomed/" in path:
         sys.exit("out of cues")
     if name == "learner":
-        play(run, KafkaLog(broker.settings(run), run.run), STEPS)
+        play(path)
     time.sleep(600)
 
 

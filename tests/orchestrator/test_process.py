@@ -38,8 +38,8 @@ from streamrl.orchestrator.process import (
 from streamrl.orchestrator.supervisor import Supervisor, last_line
 from streamrl.records import Demand, Server
 from tests.monitoring.sinks import stories
-from tests.orchestrator.actor import batch
 from tests.orchestrator.processes import MARK, left_after, marked
+from tests.orchestrator.script import batch
 from tests.support.waiting import patience, until
 
 REPOSITORY = Path(__file__).parents[2]
