@@ -21,11 +21,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from streamrl import __version__
+from streamrl.config import topology
 from streamrl.errors import StreamrlError, TopicMissing, escaped
 from streamrl.processor.signals import stop_on
 
 if TYPE_CHECKING:
     from streamrl.config.run_file import RunFile
+    from streamrl.config.topology import Role
     from streamrl.log.protocol import Log
     from streamrl.monitoring.http import Asked
 
@@ -151,6 +153,11 @@ def shows_metrics(command: Callable[..., Any]) -> Callable[..., Any]:
         **options,
     )
     return host(port(command))
+
+
+def indexed(role: Role) -> Callable[..., Any]:
+    """The option that says which of a role's parts this is."""
+    return click.option("--index", type=click.IntRange(0), default=0, help=role.index)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -680,11 +687,9 @@ def delete(run: str, yes: bool) -> None:
 @cli.command()
 @click.argument("run", metavar="[RUN]", type=RunName())
 @click.argument("name", metavar="NAME", required=False)
-@click.option(
-    "--replica", type=click.IntRange(0), default=0, help="Which of the env's replicas this is."
-)
+@indexed(topology.ENV)
 @shows_metrics
-def env(run: str, name: str | None, replica: int) -> None:
+def env(run: str, name: str | None, index: int) -> None:
     """Pose problems, sample and publish rollouts, as env NAME of the run.
 
     NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an
@@ -697,7 +702,7 @@ def env(run: str, name: str | None, replica: int) -> None:
     if name is None:
         run, name = with_env(run), run
     asked = name
-    _be(run, lambda settings: env_part(named(settings, asked), replica), main, name, replica)
+    _be(run, lambda settings: env_part(named(settings, asked), index), main, name, index)
 
 
 @cli.command()
@@ -722,16 +727,14 @@ def batcher(run: str) -> None:
 
 @cli.command()
 @run_argument
-@click.option(
-    "--worker", type=click.IntRange(0), default=0, help="Which of the pool's workers this is."
-)
+@indexed(topology.SCORER)
 @shows_metrics
-def scorer(run: str, worker: int) -> None:
+def scorer(run: str, index: int) -> None:
     """Compute the reference's logprobs of batches, as one worker of the pool."""
     from streamrl.config.topology import scorer_part
     from streamrl.scorer.process import main
 
-    _be(run, lambda settings: scorer_part(worker), main, worker)
+    _be(run, lambda settings: scorer_part(index), main, index)
 
 
 @cli.command()
@@ -759,7 +762,7 @@ def scorer(run: str, worker: int) -> None:
 )
 @click.option("--processes", type=click.IntRange(1), help="With --coordinator: how many.")
 @click.option(
-    "--process",
+    "--index",
     type=click.IntRange(0),
     help="With --coordinator: which of them this is; 0 announces the versions.",
 )
@@ -771,7 +774,7 @@ def learner(
     overrides: tuple[str, ...],
     coordinator: str | None,
     processes: int | None,
-    process: int | None,
+    index: int | None,
 ) -> None:
     """Train on batches, announce policy versions.
 
@@ -786,15 +789,15 @@ def learner(
     if (
         coordinator is not None
         and processes is not None
-        and process is not None
-        and process < processes
+        and index is not None
+        and index < processes
     ):
-        place = Place(coordinator, processes, process)
-    elif not (coordinator is processes is process is None):
+        place = Place(coordinator, processes, index)
+    elif not (coordinator is processes is index is None):
         raise click.UsageError(
-            "--coordinator, --processes and --process belong together, and the processes are numbered from 0."
+            "--coordinator, --processes and --index belong together, and the processes are numbered from 0."
         )
-    which = f"-process-{process}" if process else ""
+    which = f"-process-{index}" if index else ""
     _be(
         run,
         lambda settings: learner_identity(name or settings.learner.name) + which,
@@ -808,12 +811,7 @@ def learner(
 
 @cli.command()
 @run_argument
-@click.option(
-    "--index",
-    type=click.IntRange(0),
-    default=0,
-    help="Which of the pool's servers this is; one more than it has may join.",
-)
+@indexed(topology.INFERENCE)
 @click.option(
     "--pool", default="generation", help="Of inference.pools in the run file.", show_default=True
 )

@@ -155,7 +155,7 @@ class Role:
 
 def env_parts(run: RunFile) -> tuple[Part, ...]:
     return tuple(
-        Part("env", name := env_part(env, i), name, (env, "--replica", str(i)), env)
+        Part("env", name := env_part(env, i), name, (env, "--index", str(i)), env)
         for env, settings in run.envs.items()
         for i in range(settings.replicas)
     )
@@ -163,7 +163,7 @@ def env_parts(run: RunFile) -> tuple[Part, ...]:
 
 def scorer_parts(run: RunFile) -> tuple[Part, ...]:
     names = [scorer_part(i) for i in range(run.scorer.replicas)]
-    return tuple(Part("scorer", name, name, ("--worker", str(i))) for i, name in enumerate(names))
+    return tuple(Part("scorer", name, name, ("--index", str(i))) for i, name in enumerate(names))
 
 
 def learner_parts(run: RunFile) -> tuple[Part, ...]:

@@ -50,7 +50,7 @@ def join(place: Place) -> None:
         )
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())[:300]
-        hint = "start every --process of it, with the same --coordinator and --processes"
+        hint = "start every --index of it, with the same --coordinator and --processes"
         raise ConfigError(
             f"the learner's {place.processes} processes did not meet at {place.coordinator} ({said}); {hint}"
         ) from None

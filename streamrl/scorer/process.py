@@ -93,7 +93,7 @@ def check(run: RunFile, worker: int) -> None:
         )
     if worker >= run.scorer.replicas:
         raise ConfigError(
-            f"--worker {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is {run.scorer.replicas - 1}"
+            f"--index {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is {run.scorer.replicas - 1}"
         )
 
 

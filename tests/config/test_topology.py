@@ -56,9 +56,9 @@ def test_a_run_has_a_process_for_every_replica():
         ("inference-1", ("inference", "--index", "1")),
         ("buffer", ("buffer",)),
         ("batcher", ("batcher",)),
-        ("env-copy-0", ("env", "copy", "--replica", "0")),
-        ("env-copy-1", ("env", "copy", "--replica", "1")),
-        ("env-add-0", ("env", "add", "--replica", "0")),
+        ("env-copy-0", ("env", "copy", "--index", "0")),
+        ("env-copy-1", ("env", "copy", "--index", "1")),
+        ("env-add-0", ("env", "add", "--index", "0")),
     ]
 
 
@@ -87,8 +87,8 @@ def test_a_scorer_pool_has_a_process_for_every_worker():
     assert [part.name for part in parts(parse(settings)) if part.role == "scorer"] == []
     pooled = parts(parse({**settings, "learner": {"reference": {"by": "pool"}}}))
     assert [(part.name, part.options) for part in pooled if part.role == "scorer"] == [
-        ("scorer-0", ("--worker", "0")),
-        ("scorer-1", ("--worker", "1")),
+        ("scorer-0", ("--index", "0")),
+        ("scorer-1", ("--index", "1")),
     ]
 
 

@@ -40,7 +40,7 @@ from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = patience(300.0)
-ALL = ["--coordinator", "127.0.0.1:1", "--processes", "2", "--process", "1"]
+ALL = ["--coordinator", "127.0.0.1:1", "--processes", "2", "--index", "1"]
 # of weights after four steps: Adam's first steps are as large for a small gradient as for a large
 # one
 TOLERANCE = 1e-4
@@ -101,7 +101,7 @@ class Learner:
             coordinator,
             "--processes",
             "2",
-            "--process",
+            "--index",
         ]
         self.logs = [logs / f"process-{i}.log" for i in range(2)]
         self.processes = list[subprocess.Popen[bytes]]()
@@ -246,11 +246,11 @@ def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: 
 
 @pytest.mark.parametrize(
     "options",
-    [["--process", "0"], ["--coordinator", "127.0.0.1:1", "--processes", "2"], [*ALL[:-1], "2"]],
+    [["--index", "0"], ["--coordinator", "127.0.0.1:1", "--processes", "2"], [*ALL[:-1], "2"]],
 )
 def test_a_place_is_said_as_a_whole(options: list[str]):
     result = CliRunner().invoke(cli, ["learner", "quickstart", *options])
     assert (
         result.exit_code == 2
-        and "--coordinator, --processes and --process belong together" in result.output
+        and "--coordinator, --processes and --index belong together" in result.output
     )

@@ -16,7 +16,7 @@ from streamrl.local_kafka import broker
 from streamrl.records import Scores
 from tests.loop.runs import ROOT, any_part, live, metric_values
 
-WORKER = "scorer --worker 1"
+WORKER = "scorer --index 1"
 
 
 @pytest.mark.live

@@ -260,14 +260,14 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFil
 @pytest.mark.parametrize(
     ("command", "part"),
     [
-        (["env", "FILE", "copy", "--replica", "2"], "env-copy-2"),
+        (["env", "FILE", "copy", "--index", "2"], "env-copy-2"),
         (["buffer", "FILE"], "buffer"),
         (["batcher", "FILE"], "batcher"),
-        (["scorer", "FILE", "--worker", "1"], "scorer-1"),
+        (["scorer", "FILE", "--index", "1"], "scorer-1"),
         (["learner", "FILE"], "learner-lead"),
         (["learner", "FILE", "--name", "b"], "learner-b"),
         (
-            ["learner", "FILE", "--coordinator", "h:1", "--processes", "2", "--process", "1"],
+            ["learner", "FILE", "--coordinator", "h:1", "--processes", "2", "--index", "1"],
             "learner-lead-process-1",
         ),
         (["inference", "FILE", "--index", "3"], "inference-3"),

@@ -308,7 +308,7 @@ def test_a_worker_without_work_is_refused(tiny: Path, tmp_path: Path):
     error = Worker(run_of(tmp_path, tiny, "pool"), a_log(), 2).end()
     assert (
         isinstance(error, ConfigError)
-        and str(error) == "--worker 2: scorer.replicas is 2, so the last worker is 1"
+        and str(error) == "--index 2: scorer.replicas is 2, so the last worker is 1"
     )
 
 
