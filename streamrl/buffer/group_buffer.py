@@ -18,7 +18,7 @@ from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import FUTURE_VERSIONS, fresh, last_chance
 from streamrl.buffer.validation import Intake, foreign_token, objection, unsound
 from streamrl.config import topology
-from streamrl.log.dead_letters import printable, reject, text_of
+from streamrl.log.dead_letters import printable, text_of, to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
 
@@ -160,7 +160,7 @@ class Fold:
                 for event in list(group.members):
                     cause = foreign_token(rollout_of(event), self.state.vocab_size)
                     if cause:
-                        self.outputs += reject(event, cause)
+                        self.outputs += to_dead_letter(event, cause)
                         window.lose(group_id, [event])
                         group.refused += 1
                         group.look_at = self.state.version
@@ -173,7 +173,7 @@ class Fold:
         if not cause and rules.version:
             cause = unsound(event, rollout, rules.max_seq_len, rules.partitions)
         if cause:
-            self.outputs += reject(event, cause)
+            self.outputs += to_dead_letter(event, cause)
             # so that its group can close
             if rules.version and not (
                 self.is_closed(env, group_id) or self.is_known(env, rollout.rollout_uid)
@@ -191,7 +191,7 @@ class Fold:
         tokens = rollout.total_tokens
         window.intake.count(rollout, tokens)
         if rollout.misaligned:
-            self.outputs += reject(event, rollout.misaligned)
+            self.outputs += to_dead_letter(event, rollout.misaligned)
         if self.is_closed(env, group_id):
             if not rollout.misaligned:
                 self.end("filtered", [event], "late for its group")
@@ -337,7 +337,7 @@ class Fold:
             if rollout_of(event).newest_policy_version > self.state.version
         ]:
             version = rollout_of(event).newest_policy_version
-            self.outputs += reject(
+            self.outputs += to_dead_letter(
                 event,
                 f"policy version {version} was not announced while its group waited; the newest is {self.state.version}",
             )

@@ -31,7 +31,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Role
 from streamrl.errors import AccessDenied, ConfigError
 from streamrl.log import topics
-from streamrl.log.kafka import READER, Admin, again, denied
+from streamrl.log.kafka import READER, Admin, access_denied, call_with_retries
 from streamrl.log.topics import Topic
 
 CALL_TIMEOUT_S = 10.0
@@ -120,11 +120,11 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
                     ) from None
                 raise
 
-    admin.seen()  # says why where nobody answers
+    admin.visible_topics()  # says why where nobody answers
     try:
-        again(order, admin.address)
+        call_with_retries(order, admin.address)
     except AccessDenied:
-        raise denied(settings, "change access rules") from None
+        raise access_denied(settings, "change access rules") from None
     return in_words(run)
 
 

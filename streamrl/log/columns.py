@@ -45,11 +45,11 @@ DECODED = pa.schema(
 )
 
 
-def schema_of(topic: str) -> pa.Schema:
+def arrow_schema(topic: str) -> pa.Schema:
     return pa.schema([*RAW, *DECODED]) if _is_decoded(topic) else RAW
 
 
-def table_of(topic: str, messages: Sequence[Message]) -> pa.Table:
+def to_arrow(topic: str, messages: Sequence[Message]) -> pa.Table:
     columns: dict[str, list[Any]] = {
         "offset": [m.offset for m in messages],
         "timestamp": [round(m.timestamp_s * 1000) for m in messages],
@@ -62,10 +62,10 @@ def table_of(topic: str, messages: Sequence[Message]) -> pa.Table:
     if _is_decoded(topic):
         rows = [_decoded(message) for message in messages]
         columns |= {name: [row.get(name) for row in rows] for name in DECODED.names}
-    return pa.table(columns, schema=schema_of(topic))
+    return pa.table(columns, schema=arrow_schema(topic))
 
 
-def messages_of(where: TopicPartition, table: pa.Table) -> Iterator[Message]:
+def from_arrow(where: TopicPartition, table: pa.Table) -> Iterator[Message]:
     """The messages again, of the columns of `RAW`."""
     columns = (table[name].to_pylist() for name in ("offset", "key", "headers", "value"))
     times_ms = table["timestamp"].cast(pa.int64()).to_pylist()

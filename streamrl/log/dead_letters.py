@@ -34,7 +34,7 @@ WHOLE_BYTES = 8 * 1024 * 1024  # a record above it is kept by its first bytes
 HEAD_BYTES = 65_536
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A record that was put aside: where it lay, why, and the message that keeps it."""
 
     topic: str
@@ -52,7 +52,7 @@ class Letter(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-def reject(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Output]:
+def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Output]:
     """The dead letter of an event, and its fate if it is a rollout. `cause` says what is wrong with
     it, in a line.
     """
@@ -138,7 +138,7 @@ def text_of(error: Exception) -> str:
     return printable(ADDRESS.sub("0x...", f"{type(error).__name__}: {error}"))
 
 
-def letter_of(message: Message) -> Letter | None:
+def parse_dead_letter(message: Message) -> DeadLetter | None:
     """The letter that a message of `dead-letters.<topic>` is; None for anything else: a note that
     one was put back, a letter of another topic.
     """
@@ -151,10 +151,10 @@ def letter_of(message: Message) -> Letter | None:
     # whoever may write letters of one topic may not write to another through whoever puts them back
     if message.topic != TOPIC + topic:
         return None
-    return Letter(topic, partition, offset, cause, message)
+    return DeadLetter(topic, partition, offset, cause, message)
 
 
-def put_back(letter: Letter) -> list[Message]:
+def requeue(letter: DeadLetter) -> list[Message]:
     """The record as it came, for the topic it came from, and the note that it was put back: to be
     written in one transaction.
     """
@@ -169,7 +169,7 @@ def put_back(letter: Letter) -> list[Message]:
     return [again, note]
 
 
-def retried_offset(message: Message) -> int | None:
+def requeued_offset(message: Message) -> int | None:
     """Offset of the letter that a note says was put back; None when the message is no note."""
     offset = dict(message.headers).get(RETRIED, b"") if message.value is None else b""
     return int(offset) if offset.isdigit() else None

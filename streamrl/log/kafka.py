@@ -42,7 +42,7 @@ from streamrl.errors import (
     TransactionFailed,
 )
 from streamrl.log.chunks import JoiningReader, size_of, split
-from streamrl.log.offsets import Step
+from streamrl.log.offsets import WriteOp
 from streamrl.log.protocol import Log, Message, Offsets, Reader, end_offset
 from streamrl.log.protocol import TopicPartition as Where
 
@@ -154,12 +154,12 @@ class Admin(AdminClient):
                 f"kafka: librdkafka does not take these settings: {exception.args[0].str()}"
             ) from None
 
-    def seen(self, timeout_s: float = START_TIMEOUT_S) -> Mapping[str, Any]:
+    def visible_topics(self, timeout_s: float = START_TIMEOUT_S) -> Mapping[str, Any]:
         """Metadata of all topics that this user may see. Raises BrokerUnreachable, or AccessDenied
         when the two do not accept each other.
         """
         try:
-            return again(
+            return call_with_retries(
                 lambda: self.list_topics(timeout=CALL_TIMEOUT_S), self.address, timeout_s
             ).topics
         except BrokerUnreachable:
@@ -192,7 +192,7 @@ class KafkaLog(Log):
     def topics(self) -> dict[str, int]:
         return {
             name.removeprefix(self._prefix): len(topic.partitions)
-            for name, topic in self._admin.seen().items()
+            for name, topic in self._admin.visible_topics().items()
             if name.startswith(self._prefix)
         }
 
@@ -238,7 +238,9 @@ class KafkaLog(Log):
                 for t, n in self.topics().items()
                 for p in range(n)
             ]
-            found = again(lambda: consumer.committed(asked, timeout=CALL_TIMEOUT_S), self.address)
+            found = call_with_retries(
+                lambda: consumer.committed(asked, timeout=CALL_TIMEOUT_S), self.address
+            )
             return {
                 (tp.topic.removeprefix(self._prefix), tp.partition): tp.offset
                 for tp in found
@@ -247,11 +249,11 @@ class KafkaLog(Log):
         finally:
             consumer.close()
 
-    def rewriter(self) -> KafkaRewriter:
+    def offset_preserving_writer(self) -> OffsetPreservingWriter:
         """What writes a recorded run into the run's topics, which must be empty and nobody else's.
         Not part of the protocol.
         """
-        return KafkaRewriter(self, self._settings, self._prefix)
+        return OffsetPreservingWriter(self, self._settings, self._prefix)
 
     def delete_before(self, starts: Mapping[Where, int]) -> None:
         """Delete the records of each partition below an offset, as retention would."""
@@ -268,7 +270,7 @@ class KafkaLog(Log):
                 future.result()
 
         if asked:
-            again(order, self.address)
+            call_with_retries(order, self.address)
 
     def close(self) -> None: ...
 
@@ -295,7 +297,7 @@ class KafkaLog(Log):
             }
 
         try:
-            return again(ask, self.address)
+            return call_with_retries(ask, self.address)
         except BrokerError:
             # librdkafka says no more than that it has found no leader.
             self._require({topic for topic, _ in partitions})
@@ -304,14 +306,14 @@ class KafkaLog(Log):
     def _require(self, topics: Collection[str]) -> None:
         if missing := set(topics) - self.topics().keys():
             name = self._prefix + min(missing)
-            asked = again(
+            asked = call_with_retries(
                 lambda: self._admin.list_topics(name, timeout=CALL_TIMEOUT_S), self.address
             ).topics[name]
             if (
                 asked.error is not None
                 and asked.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
             ):
-                raise denied(self._settings, f"read topic {name}")
+                raise access_denied(self._settings, f"read topic {name}")
             raise TopicMissing(
                 f"topic {name} is missing on {self.address}; create it with `streamrl topics apply RUN.yaml`"
             )
@@ -373,9 +375,9 @@ class KafkaReader:
                     f"topic {raw.topic()} is missing on {self._address}; create it with `streamrl topics apply RUN.yaml`"
                 )
             elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                raise denied(self._settings, f"use group {self._prefix}{READER}")
+                raise access_denied(self._settings, f"use group {self._prefix}{READER}")
             elif error.code() in _DENIED:
-                raise denied(self._settings, f"read topic {raw.topic()}")
+                raise access_denied(self._settings, f"read topic {raw.topic()}")
             elif error.code() not in _AGAIN:
                 raise BrokerError(f"reading {raw.topic()} from {self._address}: {error.str()}")
         return found
@@ -430,7 +432,7 @@ class KafkaWriter:
         try:
             self._take_identity()
         except AccessDenied:
-            raise denied(settings, f"write as transactional id {name}") from None
+            raise access_denied(settings, f"write as transactional id {name}") from None
 
     def _take_identity(self) -> None:
         """Fence whoever had this identity. The broker first ends a transaction that he has left
@@ -439,7 +441,7 @@ class KafkaWriter:
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             try:
-                again(
+                call_with_retries(
                     lambda: self._producer.init_transactions(CALL_TIMEOUT_S),
                     self._address,
                     START_TIMEOUT_S,
@@ -479,11 +481,11 @@ class KafkaWriter:
             self._hear(0.0)  # the answers before it: they are kept until somebody takes them
             return self._send(where) if self._unanswered < MAX_UNANSWERED else False
         try:
-            again(partial(self._mark, where), self._address)
+            call_with_retries(partial(self._mark, where), self._address)
             return True
         except AccessDenied:
             self.close()
-            raise denied(
+            raise access_denied(
                 self._settings, f"commit offsets of group {self._prefix}{self._identity}"
             ) from None
         except StreamrlError as error:
@@ -547,9 +549,9 @@ class KafkaWriter:
         error, codes = errors[0], {error.code() for error in errors}
         if KafkaError.TOPIC_AUTHORIZATION_FAILED in codes:
             names = [self._prefix + topic for topic in sorted(topics)]
-            raise denied(
+            raise access_denied(
                 self._settings,
-                f"write to topic {' or '.join(unwritable(self._settings, names) or names)}",
+                f"write to topic {' or '.join(topics_without_write_access(self._settings, names) or names)}",
             )
         if error.code() in _FENCED:
             raise Fenced(
@@ -615,10 +617,10 @@ class KafkaProducer:
 
     def _check(self) -> None:
         if self._denied:
-            raise denied(self._settings, f"write to topic {self._denied}")
+            raise access_denied(self._settings, f"write to topic {self._denied}")
 
 
-class KafkaRewriter:
+class OffsetPreservingWriter:
     """Writes recorded messages to empty partitions, each at its old offset and with its old time.
     Raises BrokerError when one lands elsewhere.
     """
@@ -632,38 +634,38 @@ class KafkaRewriter:
             "message.timeout.ms": 30_000,
         }
         self._transactional = Producer({**settings, **PRODUCER, **own})
-        again(lambda: self._transactional.init_transactions(CALL_TIMEOUT_S), log.address)
+        call_with_retries(
+            lambda: self._transactional.init_transactions(CALL_TIMEOUT_S), log.address
+        )
         self._ends: dict[Where, int] = {}
-        self._astray = ""
+        self._misplaced = ""
 
-    def write(self, steps: Sequence[Step]) -> None:
-        """The next step of some partitions, each there once at most: what is plain, then one
+    def write(self, ops: Sequence[WriteOp]) -> None:
+        """The next op of some partitions, each there once at most: what is plain, then one
         transaction that commits, then one that aborts.
         """
         try:
-            plain = [step for step in steps if step.messages and not step.committed]
-            for step in plain:
+            plain = [op for op in ops if op.messages and not op.committed]
+            for op in plain:
                 # a marker may come after its transaction has ended; the next one of the same
                 # producer waits for it
-                self._settle(step.where)
-            self._produce(self._plain, (message for step in plain for message in step.messages))
-            if committed := [
-                message for step in steps if step.committed for message in step.messages
-            ]:
+                self._settle(op.where)
+            self._produce(self._plain, (message for op in plain for message in op.messages))
+            if committed := [message for op in ops if op.committed for message in op.messages]:
                 self._transactional.begin_transaction()
                 self._produce(self._transactional, committed)
                 self._transactional.commit_transaction(IMPORT_TIMEOUT_S)
-            if any(step.hole > 1 for step in steps):
+            if any(op.gap > 1 for op in ops):
                 self._transactional.begin_transaction()
                 self._produce(
-                    self._transactional, (message for step in steps for message in step.fillers)
+                    self._transactional, (message for op in ops for message in op.placeholders)
                 )
                 self._transactional.abort_transaction(IMPORT_TIMEOUT_S)
         except KafkaException as exception:
             raise BrokerError(
                 f"writing to {self._log.address}: {exception.args[0].str()}"
             ) from None
-        self._ends |= {step.where: step.end for step in steps}
+        self._ends |= {op.where: op.end for op in ops}
 
     def settle(self) -> None:
         """Wait until all partitions end where they should."""
@@ -683,15 +685,15 @@ class KafkaRewriter:
             raise BrokerUnreachable(
                 f"{self._log.address} has taken nothing for {IMPORT_TIMEOUT_S:.0f} s; is the broker up?"
             )
-        if self._astray:
-            raise BrokerError(self._astray)
+        if self._misplaced:
+            raise BrokerError(self._misplaced)
 
     def _check(self, message: Message, error: KafkaError | None, written: Any) -> None:
         where = f"{message.topic}[{message.partition}]@{message.offset}"
         if error is not None:
-            self._astray = f"{where} cannot be written to {self._log.address}: {error.str()}"
+            self._misplaced = f"{where} cannot be written to {self._log.address}: {error.str()}"
         elif written.offset() != message.offset:
-            self._astray = f"{where} was written at offset {written.offset()}; does somebody else write to {self._prefix}{message.topic}?"
+            self._misplaced = f"{where} was written at offset {written.offset()}; does somebody else write to {self._prefix}{message.topic}?"
 
     def _settle(self, where: Where) -> None:
         """Wait until everything written to a partition shows there, markers included."""
@@ -739,7 +741,7 @@ def produce(
             producer.poll(0.01)
 
 
-def again(call: Callable[[], T], address: str, timeout_s: float = START_TIMEOUT_S) -> T:
+def call_with_retries(call: Callable[[], T], address: str, timeout_s: float = START_TIMEOUT_S) -> T:
     """Make a call that a starting or recovering broker may refuse, until it succeeds or `timeout_s`
     is over.
     """
@@ -771,7 +773,7 @@ def again(call: Callable[[], T], address: str, timeout_s: float = START_TIMEOUT_
             time.sleep(0.05)
 
 
-def denied(settings: Mapping[str, Any], what: str) -> AccessDenied:
+def access_denied(settings: Mapping[str, Any], what: str) -> AccessDenied:
     """`what`: the operation, and on what."""
     who = f"user {settings['sasl.username']!r}" if "sasl.username" in settings else "this client"
     return AccessDenied(
@@ -779,7 +781,7 @@ def denied(settings: Mapping[str, Any], what: str) -> AccessDenied:
     )
 
 
-def unwritable(settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def topics_without_write_access(settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Those of the topics that the broker says we may not write to: an error of a transaction does
     not tell.
     """

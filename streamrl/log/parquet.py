@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from streamrl.errors import ExportError, InputGone, TopicMissing
 from streamrl.log.chunks import JoiningReader
-from streamrl.log.columns import RAW, messages_of, schema_of, table_of
+from streamrl.log.columns import RAW, arrow_schema, from_arrow, to_arrow
 from streamrl.log.protocol import (
     Log,
     Message,
@@ -41,11 +41,13 @@ FILE_BYTES = 256_000_000  # then the next file of a partition begins
 # of a row group that is read, unpacked: what is written here has one of GROUP_BYTES and the largest
 # message
 READ_GROUP_BYTES = 64_000_000
-HOLES = 10_000_000  # offsets of a partition without a record: an import writes fillers there
+MAX_GAP_OFFSETS = (
+    10_000_000  # offsets of a partition without a record: an import writes placeholders there
+)
 TOPIC_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 
 
-class File(msgspec.Struct, frozen=True):
+class ExportedFile(msgspec.Struct, frozen=True):
     name: str  # relative to the directory
     first: int  # offset of its first record
     last: int
@@ -54,20 +56,20 @@ class File(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Partition(msgspec.Struct, frozen=True):
+class ExportedPartition(msgspec.Struct, frozen=True):
     start: int  # as `Log.beginning_offsets` and `Log.end_offsets` said
     end: int
-    files: list[File] = []
+    files: list[ExportedFile] = []
 
     @property
     def count(self) -> int:
         return sum(file.count for file in self.files)
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ExportManifest(msgspec.Struct, frozen=True):
     run: str
     run_file: dict[str, Any]  # as resolved, without the cluster
-    topics: dict[str, list[Partition]]  # by name without the run; partitions in their order
+    topics: dict[str, list[ExportedPartition]]  # by name without the run; partitions in their order
     format: int = FORMAT
 
 
@@ -76,15 +78,15 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def write_partition(
     directory: Path, where: TopicPartition, start: int, end: int, messages: Iterable[Message]
-) -> Partition:
+) -> ExportedPartition:
     """Write one partition's messages to files below `directory`, in bounded memory."""
-    files: list[File] = []
+    files: list[ExportedFile] = []
     for chunk in _files(_row_groups(messages)):
         files.append(_write_file(directory, where, chunk))
-    return Partition(start, end, files)
+    return ExportedPartition(start, end, files)
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Path, manifest: ExportManifest) -> None:
     (directory / MANIFEST).write_bytes(
         msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     )
@@ -118,18 +120,20 @@ def _files(groups: Iterator[list[Message]]) -> Iterator[Iterator[list[Message]]]
         yield until_full(first)
 
 
-def _write_file(directory: Path, where: TopicPartition, groups: Iterator[list[Message]]) -> File:
+def _write_file(
+    directory: Path, where: TopicPartition, groups: Iterator[list[Message]]
+) -> ExportedFile:
     group = next(groups)
     first, last, count = group[0].offset, group[-1].offset, 0
     name = f"{where[0]}/{where[1]}-{first:020d}.parquet"
     path = directory / name
     path.parent.mkdir(exist_ok=True)
-    with pq.ParquetWriter(path, schema_of(where[0]), compression="zstd") as writer:
+    with pq.ParquetWriter(path, arrow_schema(where[0]), compression="zstd") as writer:
         while group:
-            writer.write_table(table_of(where[0], group), row_group_size=len(group))
+            writer.write_table(to_arrow(where[0], group), row_group_size=len(group))
             count, last = count + len(group), group[-1].offset
             group = next(groups, [])
-    return File(name, first, last, count, path.stat().st_size, sha256_of(path))
+    return ExportedFile(name, first, last, count, path.stat().st_size, sha256_of(path))
 
 
 def _size(message: Message) -> int:
@@ -155,13 +159,13 @@ class FileLog(Log):
     """
 
     directory: Path
-    manifest: Manifest = field(init=False)
+    manifest: ExportManifest = field(init=False)
     _checked: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         path = self.directory / MANIFEST
         try:
-            self.manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            self.manifest = msgspec.json.decode(path.read_bytes(), type=ExportManifest)
         except OSError as error:
             raise ExportError(
                 f"{path}: {error.strerror}; give a directory that `streamrl export` has written"
@@ -214,7 +218,7 @@ class FileLog(Log):
 
     def close(self) -> None: ...
 
-    def partition(self, topic: str, partition: int) -> Partition:
+    def partition(self, topic: str, partition: int) -> ExportedPartition:
         there = self.manifest.topics.get(topic, [])
         if partition >= len(there):
             raise TopicMissing(
@@ -222,7 +226,7 @@ class FileLog(Log):
             )
         return there[partition]
 
-    def open(self, file: File) -> pq.ParquetFile:
+    def open(self, file: ExportedFile) -> pq.ParquetFile:
         """The file, once it is known to be the one that was written."""
         path = self.directory / file.name
         if path.is_symlink() or path.parent.is_symlink():
@@ -298,7 +302,10 @@ class FileReader:
 
 
 def row_groups(
-    where: TopicPartition, files: list[File], start: int, opened: Callable[[File], pq.ParquetFile]
+    where: TopicPartition,
+    files: list[ExportedFile],
+    start: int,
+    opened: Callable[[ExportedFile], pq.ParquetFile],
 ) -> Iterator[list[Message]]:
     """Messages with start <= offset, a row group at a time; those before are not read."""
     for file in files:
@@ -313,19 +320,19 @@ def row_groups(
                 if parquet.metadata.row_group(index).column(0).statistics.max >= start:
                     table = parquet.read_row_group(index, RAW.names, use_threads=False)
                     yield [
-                        message for message in messages_of(where, table) if message.offset >= start
+                        message for message in from_arrow(where, table) if message.offset >= start
                     ]
 
 
-def problems(manifest: Manifest) -> Iterator[str]:
+def problems(manifest: ExportManifest) -> Iterator[str]:
     """What `write_partition` would not have written: names that lead elsewhere, records outside of
-    their partition, endless holes.
+    their partition, endless gaps.
     """
     for topic, partitions in manifest.topics.items():
         if not TOPIC_NAME.fullmatch(topic):
             yield f"{topic[:80]!r} is not the name of a topic"
         for number, partition in enumerate(partitions):
-            following, holes = partition.start, 0
+            following, gaps = partition.start, 0
             for file in partition.files:
                 if file.name != f"{topic}/{number}-{file.first:020d}.parquet":
                     yield f"{file.name[:80]!r} is not the name of a file of {topic}[{number}]"
@@ -334,10 +341,10 @@ def problems(manifest: Manifest) -> Iterator[str]:
                     or not 0 < file.count <= file.last + 1 - file.first
                 ):
                     yield f"{file.name[:80]}: {file.count} records from {file.first} to {file.last} of {partition.start} to {partition.end}"
-                holes += file.last + 1 - following - file.count
+                gaps += file.last + 1 - following - file.count
                 following = file.last + 1
             if (
                 not 0 <= partition.start <= partition.end
-                or holes + partition.end - following > HOLES
+                or gaps + partition.end - following > MAX_GAP_OFFSETS
             ):
                 yield f"{topic}[{number}] has {partition.count} records from {partition.start} to {partition.end}"

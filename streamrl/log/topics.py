@@ -36,7 +36,7 @@ from confluent_kafka.admin import (
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import AccessDenied, BrokerError, ConfigError, StreamrlError
-from streamrl.log.kafka import Admin, again, denied
+from streamrl.log.kafka import Admin, access_denied, call_with_retries
 
 T = TypeVar("T")
 
@@ -474,13 +474,13 @@ class _Cluster:
             time.sleep(0.05)
 
     def _topics(self) -> Mapping[str, Any]:
-        return self._admin.seen(CALL_TIMEOUT_S / 2)
+        return self._admin.visible_topics(CALL_TIMEOUT_S / 2)
 
     def _again(self, call: Callable[[], T]) -> T:
         try:
-            return again(call, self.address)
+            return call_with_retries(call, self.address)
         except AccessDenied:
-            raise denied(self._settings, "make, describe or change topics") from None
+            raise access_denied(self._settings, "make, describe or change topics") from None
 
 
 def requests(topics: list[Topic]) -> Iterator[list[Topic]]:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from streamrl.log.dead_letters import Letter
+from streamrl.log.dead_letters import DeadLetter
 
 WINDOW_RECORDS = 1_000
 PAUSE_S = 30.0
@@ -43,7 +43,9 @@ class CircuitBreaker:
     pause_s: float = PAUSE_S
     topics: dict[str, TopicHealth] = field(default_factory=dict[str, TopicHealth])
 
-    def count(self, taken: Iterable[str], letters: Iterable[Letter], time_s: float) -> list[str]:
+    def count(
+        self, taken: Iterable[str], letters: Iterable[DeadLetter], time_s: float
+    ) -> list[str]:
         """Count a batch: the topics of its records, and its dead letters. Returns a warning for
         each topic whose pause begins now.
         """

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from streamrl.config import topology
 from streamrl.log.codec import DecodeError, decode
-from streamrl.log.dead_letters import Letter, printable
+from streamrl.log.dead_letters import DeadLetter, printable
 from streamrl.log.protocol import Message
 from streamrl.records import Fate
 
@@ -29,7 +29,7 @@ class Notices:
         self._causes: defaultdict[str, dict[str, str]] = defaultdict(dict[str, str])
         self._told_s: float | None = None
 
-    def take(self, failed: Iterable[Fate], letters: Iterable[Letter]) -> None:
+    def take(self, failed: Iterable[Fate], letters: Iterable[DeadLetter]) -> None:
         for fate in failed:
             self._failed[fate.environment] += len(fate.offsets)
             self._causes[fate.environment]["failed"] = fate.cause

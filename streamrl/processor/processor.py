@@ -26,7 +26,7 @@ from streamrl.config import topology
 from streamrl.config.plugins import imports_in
 from streamrl.errors import InputGone, StreamrlError, TransactionFailed
 from streamrl.log.codec import digest, to_event, to_message
-from streamrl.log.dead_letters import TOPIC, Letter, letter_of, reject
+from streamrl.log.dead_letters import TOPIC, DeadLetter, parse_dead_letter, to_dead_letter
 from streamrl.log.meter import METRICS, Meter
 from streamrl.log.protocol import (
     Event,
@@ -344,7 +344,7 @@ class BatchResult(NamedTuple):
     """What a turn leaves to the loop."""
 
     metrics: list[Message]  # they stay outside the transaction
-    letters: list[Letter]  # what it put aside, in the transaction
+    letters: list[DeadLetter]  # what it put aside, in the transaction
     taken: Counter[str]  # records, by topic
     failed: list[Fate]  # of rollouts that their env could not finish
 
@@ -399,7 +399,7 @@ def process_batch(
         [
             letter
             for message in outputs
-            if message.topic.startswith(TOPIC) and (letter := letter_of(message))
+            if message.topic.startswith(TOPIC) and (letter := parse_dead_letter(message))
         ],
         taken,
         failures(outputs),
@@ -464,10 +464,10 @@ def decode_and_step(
         for message in messages:
             event = to_event(message, part.schemas_of(message.topic))
             if isinstance(event.record, Undecodable):
-                rejected.extend(reject(event, event.record.cause))
+                rejected.extend(to_dead_letter(event, event.record.cause))
             elif event.record is None:
                 # inputs of parts are never compacted: a null record means nothing there
-                rejected.extend(reject(event, "the record is empty"))
+                rejected.extend(to_dead_letter(event, "the record is empty"))
             else:
                 yield event
 

@@ -24,12 +24,12 @@ from streamrl.config.secrets import is_reference
 from streamrl.errors import BrokerError, ConfigError, ExportError
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.offsets import Step, steps
+from streamrl.log.offsets import WriteOp, plan_writes
 from streamrl.log.parquet import (
-    HOLES,
+    MAX_GAP_OFFSETS,
+    ExportedPartition,
+    ExportManifest,
     FileLog,
-    Manifest,
-    Partition,
     write_manifest,
     write_partition,
 )
@@ -55,7 +55,7 @@ def export(log: Log, run: RunFile, directory: Path, progress: Report = silent) -
         )
     bounds = {where: (beginning_offset(log, *where), end) for where, end in ends(log).items()}
     total, before = sum(end - start for start, end in bounds.values()), 0
-    written: dict[str, list[Partition]] = {topic: [] for topic in sorted(log.topics())}
+    written: dict[str, list[ExportedPartition]] = {topic: [] for topic in sorted(log.topics())}
     part = directory.absolute().with_name(f".{directory.name}.{os.getpid()}.part")
     part.mkdir(parents=True)
     try:
@@ -65,7 +65,7 @@ def export(log: Log, run: RunFile, directory: Path, progress: Report = silent) -
             )
             written[where[0]].append(write_partition(part, where, start, end, messages))
             before += end - start
-        write_manifest(part, Manifest(run.run, shareable(as_recorded(log, run)), written))
+        write_manifest(part, ExportManifest(run.run, shareable(as_recorded(log, run)), written))
         part.replace(directory)
     except BaseException:
         shutil.rmtree(part)
@@ -224,18 +224,18 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
         ),
         0,
     )
-    active: list[Iterator[Step]] = []
-    rewriter = log.rewriter()
+    active: list[Iterator[WriteOp]] = []
+    writer = log.offset_preserving_writer()
     while True:
         active += (plan(files, where) for where in islice(waiting, AT_ONCE - len(active)))
-        turn = [(step, partition) for partition in active if (step := next(partition, None))]
+        turn = [(op, partition) for partition in active if (op := next(partition, None))]
         active = [partition for _, partition in turn]
         if not turn:
             break
-        rewriter.write([step for step, _ in turn])
-        done += sum(len(step.messages) + step.hole for step, _ in turn)
+        writer.write([op for op, _ in turn])
+        done += sum(len(op.messages) + op.gap for op, _ in turn)
         progress(done, total)
-    rewriter.settle()
+    writer.settle()
     log.delete_before(
         {
             (topic, p): beginning_offset(files, topic, p)
@@ -245,14 +245,14 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
     )
 
 
-def plan(files: FileLog, where: TopicPartition) -> Iterator[Step]:
+def plan(files: FileLog, where: TopicPartition) -> Iterator[WriteOp]:
     start, end = beginning_offset(files, *where), end_offset(files, *where)
-    if start > HOLES:
+    if start > MAX_GAP_OFFSETS:
         raise BrokerError(
-            f"{where[0]}[{where[1]}] begins at {start:,}: an import would write as many fillers; replay it from the files instead"
+            f"{where[0]}[{where[1]}] begins at {start:,}: an import would write as many placeholders; replay it from the files instead"
         )
     try:
-        yield from steps(where, start, end, read(files, *where, start, whole=False))
+        yield from plan_writes(where, start, end, read(files, *where, start, whole=False))
     except ValueError as error:
         raise BrokerError(f"{error}; replay it from the files instead") from None
 

@@ -13,7 +13,7 @@ import msgpack
 
 from streamrl.errors import ConfigError
 from streamrl.log.codec import ARRAY, unpack_array
-from streamrl.log.dead_letters import TOPIC, Letter, letter_of, put_back, retried_offset
+from streamrl.log.dead_letters import TOPIC, DeadLetter, parse_dead_letter, requeue, requeued_offset
 from streamrl.log.protocol import Log, Message, read
 
 IDENTITY = "dead-letters"  # of the one writer that puts letters back
@@ -30,8 +30,8 @@ class Row:
 
     letters: int
     retried: int  # of them, put back
-    first: Letter
-    last: Letter
+    first: DeadLetter
+    last: DeadLetter
 
 
 def topics(log: Log) -> list[str]:
@@ -45,13 +45,13 @@ def messages(log: Log, topic: str) -> Iterator[Message]:
         yield from read(log, TOPIC + topic, partition)
 
 
-def letters(log: Log, topic: str) -> Iterator[Letter]:
-    return (letter for message in messages(log, topic) if (letter := letter_of(message)))
+def letters(log: Log, topic: str) -> Iterator[DeadLetter]:
+    return (letter for message in messages(log, topic) if (letter := parse_dead_letter(message)))
 
 
 def retried(log: Log, topic: str) -> set[tuple[int, int]]:
     """(partition, offset) of the letters that were put back."""
-    found = ((message.partition, retried_offset(message)) for message in messages(log, topic))
+    found = ((message.partition, requeued_offset(message)) for message in messages(log, topic))
     return {(partition, offset) for partition, offset in found if offset is not None}
 
 
@@ -89,7 +89,7 @@ def table(log: Log) -> dict[tuple[str, str], Row]:
     return rows
 
 
-def find(log: Log, place: str) -> Letter:
+def find(log: Log, place: str) -> DeadLetter:
     """The letter of the record that lay at `place`, as `rollouts.copy[0]@17`; the first, if two
     parts put it aside. Raises ConfigError.
     """
@@ -116,7 +116,7 @@ def parse(place: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
-def retry(log: Log, among: list[str], chosen: Callable[[Letter], bool]) -> dict[str, int]:
+def retry(log: Log, among: list[str], chosen: Callable[[DeadLetter], bool]) -> dict[str, int]:
     """Put the chosen letters of these topics back to where they came from, each once for ever.
     Returns how many, by topic.
 
@@ -139,18 +139,18 @@ def retry(log: Log, among: list[str], chosen: Callable[[Letter], bool]) -> dict[
             )
             wanted = (letter for letter in left if letter.is_whole and chosen(letter))
             for chunk in chunks(wanted):
-                writer.commit([message for letter in chunk for message in put_back(letter)])
+                writer.commit([message for letter in chunk for message in requeue(letter)])
                 counts[topic] = counts.get(topic, 0) + len(chunk)
     finally:
         writer.close()
     return counts
 
 
-def chunks(wanted: Iterator[Letter]) -> Iterator[list[Letter]]:
+def chunks(wanted: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
     """Of bounded size. What is refused again in the meantime is not among them: `read` ends where
     the topic ended when it began.
     """
-    chunk, size = list[Letter](), 0
+    chunk, size = list[DeadLetter](), 0
     for letter in wanted:
         chunk.append(letter)
         size += len(letter.message.value or b"")

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from streamrl.errors import ConfigError
-from streamrl.log.dead_letters import PREFIX, Letter, printable
+from streamrl.log.dead_letters import PREFIX, DeadLetter, printable
 from streamrl.log.protocol import Log
 from streamrl.recordings import dead_letters
 
@@ -93,7 +93,7 @@ def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
         )
     wanted = [topic] if topic is not None else known
 
-    def chosen(letter: Letter) -> bool:
+    def chosen(letter: DeadLetter) -> bool:
         here = place is None or place == (letter.topic, letter.partition, letter.offset)
         return here and (cause in letter.cause or cause in dead_letters.kind_of(letter.cause))
 
@@ -110,9 +110,9 @@ def hex_lines(data: bytes) -> Iterator[str]:
         yield f"{start:08x}  {piece.hex(' '):<47}  {''.join(chr(b) if 32 <= b < 127 else '.' for b in piece)}"
 
 
-def _when(letter: Letter) -> str:
+def _when(letter: DeadLetter) -> str:
     return f"[{letter.partition}]@{letter.offset} {_time(letter)}"
 
 
-def _time(letter: Letter) -> str:
+def _time(letter: DeadLetter) -> str:
     return f"{datetime.fromtimestamp(letter.message.timestamp_s):%Y-%m-%d %H:%M:%S}"

@@ -20,7 +20,13 @@ from streamrl.local_kafka import distribution
 from streamrl.log.codec import to_message
 from streamrl.log.dead_letters import PREFIX
 from streamrl.log.memory import MemoryLog
-from streamrl.log.parquet import File, FileLog, Manifest, Partition, write_manifest
+from streamrl.log.parquet import (
+    ExportedFile,
+    ExportedPartition,
+    ExportManifest,
+    FileLog,
+    write_manifest,
+)
 from streamrl.log.protocol import Log, Output, end_offset, read
 from streamrl.monitoring.display import quoted
 from streamrl.processor.processor import to_json
@@ -79,10 +85,10 @@ def code_of_a_journal(directory: Path) -> str:
 
 
 def export_of(
-    directory: Path, run_file: dict[str, object], topics: dict[str, list[Partition]]
+    directory: Path, run_file: dict[str, object], topics: dict[str, list[ExportedPartition]]
 ) -> FileLog:
     (directory / "x").mkdir()
-    write_manifest(directory / "x", Manifest("small", run_file, topics))
+    write_manifest(directory / "x", ExportManifest("small", run_file, topics))
     return FileLog(directory / "x")
 
 
@@ -98,17 +104,23 @@ def variables_of_an_importer(directory: Path) -> str:
 
 def file_elsewhere(directory: Path) -> str:
     (directory / "secret").write_text(SECRET)
-    there = {"fates": [Partition(0, 1, [File(str(directory / "secret"), 0, 0, 1, 1, "0")])]}
+    there = {
+        "fates": [
+            ExportedPartition(0, 1, [ExportedFile(str(directory / "secret"), 0, 0, 1, 1, "0")])
+        ]
+    }
     with contextlib.suppress(StreamrlError):
         list(read(export_of(directory, {}, there), "fates", 0, 0))
         return "the file was opened"
     return ""
 
 
-def endless_hole(directory: Path) -> str:
+def endless_gap(directory: Path) -> str:
     with contextlib.suppress(StreamrlError):
-        next(plan(export_of(directory, {}, {"fates": [Partition(0, 10**12)]}), ("fates", 0)))
-        return "an import would write 10^12 fillers"
+        next(
+            plan(export_of(directory, {}, {"fates": [ExportedPartition(0, 10**12)]}), ("fates", 0))
+        )
+        return "an import would write 10^12 placeholders"
     return ""
 
 
@@ -222,7 +234,7 @@ ATTACKS = (
         variables_of_an_importer,
     ),
     Attack("S7", "an export names a file elsewhere", "log/parquet.py", file_elsewhere),
-    Attack("S7", "an export has an endless hole", "log/parquet.py", endless_hole),
+    Attack("S7", "an export has an endless gap", "log/parquet.py", endless_gap),
     Attack("S7", "a setting of Kafka loads a library", "config.py", library),
     Attack("S12", "a secret stands in a run file", "credentials.py", secrets_in_a_run_file),
     Attack("S13", "vLLM reads the user's secrets", "inference/vllm_server.py", secrets_of_vllm),

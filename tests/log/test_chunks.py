@@ -12,7 +12,7 @@ from streamrl.errors import StreamrlError
 from streamrl.log import chunks
 from streamrl.log.chunks import CHUNK_HEADER, CHUNK_SCHEMA, is_chunk, split
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.dead_letters import letter_of, reject
+from streamrl.log.dead_letters import parse_dead_letter, to_dead_letter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Undecodable, read
 
@@ -112,7 +112,7 @@ def test_a_last_chunk_that_makes_no_record_becomes_a_dead_letter_that_is_no_chun
     if message.value is None:
         return
     assert isinstance(event.record, Undecodable) and "last chunk of a record" in event.record.cause
-    letter = letter_of(to_message(reject(event, event.record.cause)[0]))
+    letter = parse_dead_letter(to_message(to_dead_letter(event, event.record.cause)[0]))
     assert (
         letter is not None
         and not is_chunk(letter.message)

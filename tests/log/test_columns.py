@@ -4,7 +4,7 @@ import msgspec
 import pyarrow as pa
 
 from streamrl.log.codec import encode, to_message
-from streamrl.log.columns import DECODED, RAW, messages_of, table_of
+from streamrl.log.columns import DECODED, RAW, from_arrow, to_arrow
 from streamrl.log.protocol import Message, Output
 from streamrl.records import Rollout
 from tests.support.build import rollout
@@ -24,12 +24,12 @@ def test_messages_come_back_as_they_were():
         Message(TOPIC, None, None, (), 1, 1, 2.0),
         Message(TOPIC, b"\xff", b"\xc1", (("a", b""),), 1, 2, 0.001),
     ]
-    assert list(messages_of((TOPIC, 1), table_of(TOPIC, there))) == there
+    assert list(from_arrow((TOPIC, 1), to_arrow(TOPIC, there))) == there
 
 
 def test_rollouts_are_decoded_beside_their_bytes():
     good, failed = rollout(reward=0.5, version=3), rollout(sample=1, failure="timed out")
-    first, second = table_of(TOPIC, [lying(good), lying(failed, 1)]).to_pylist()
+    first, second = to_arrow(TOPIC, [lying(good), lying(failed, 1)]).to_pylist()
     assert first["value"] == encode(good) and first["timestamp"].timestamp() == 1.5
     assert (first["environment"], first["problem_id"], first["rollout_uid"], first["reward"]) == (
         "copy",
@@ -50,15 +50,15 @@ def test_rollouts_are_decoded_beside_their_bytes():
 
 
 def test_what_cannot_be_read_has_no_decoded_columns():
-    for row in table_of(
+    for row in to_arrow(
         TOPIC, [Message(TOPIC, b"k", b"\xc1"), Message(TOPIC, b"k", None)]
     ).to_pylist():
         assert {row[name] for name in DECODED.names} == {None}
 
 
 def test_other_topics_have_their_bytes_only():
-    assert table_of("fates", []).schema == RAW
-    assert table_of(TOPIC, []).schema == pa.schema([*RAW, *DECODED])
+    assert to_arrow("fates", []).schema == RAW
+    assert to_arrow(TOPIC, []).schema == pa.schema([*RAW, *DECODED])
 
 
 def test_every_decoded_column_is_a_field_or_made_of_some():

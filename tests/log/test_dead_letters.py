@@ -9,11 +9,11 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.dead_letters import (
     CAUSE_CHARS,
     HEAD_BYTES,
-    letter_of,
+    parse_dead_letter,
     printable,
-    put_back,
-    reject,
-    retried_offset,
+    requeue,
+    requeued_offset,
+    to_dead_letter,
 )
 from streamrl.log.protocol import Message, Output
 from streamrl.records import Fate
@@ -26,7 +26,7 @@ RUBBISH = Message(
 
 def letter_message(message: Message = RUBBISH) -> Message:
     event = to_event(message, ("rollout",))
-    letter, _ = reject(event, event.record.cause)  # type: ignore[union-attr]
+    letter, _ = to_dead_letter(event, event.record.cause)  # type: ignore[union-attr]
     return to_message(letter)._replace(partition=0, offset=3)
 
 
@@ -38,7 +38,7 @@ def test_a_letter_is_the_record_as_it_came_with_what_is_wrong():
         RUBBISH.value,
     )
     assert message.headers[:2] == RUBBISH.headers
-    letter = letter_of(message)
+    letter = parse_dead_letter(message)
     assert (
         letter is not None and letter[:3] == ("rollouts.copy", 1, 7) and "malformed" in letter.cause
     )
@@ -46,16 +46,16 @@ def test_a_letter_is_the_record_as_it_came_with_what_is_wrong():
 
 
 def test_put_back_it_is_what_came_and_a_note_says_so():
-    letter = letter_of(letter_message())
+    letter = parse_dead_letter(letter_message())
     assert letter is not None
-    again, note = put_back(letter)
+    again, note = requeue(letter)
     assert again == RUBBISH._replace(partition=-1, offset=-1)  # by its key, as its sender would
     assert (
         note.topic == "dead-letters.rollouts.copy"
         and note.partition == 0
-        and retried_offset(note) == 3
+        and requeued_offset(note) == 3
     )
-    assert letter_of(note) is None and retried_offset(letter_message()) is None
+    assert parse_dead_letter(note) is None and requeued_offset(letter_message()) is None
 
 
 def test_a_rollout_that_can_be_read_is_kept_as_it_came_too():
@@ -63,7 +63,7 @@ def test_a_rollout_that_can_be_read_is_kept_as_it_came_too():
     event = to_event(
         sent._replace(headers=(*sent.headers, ("trace", b"7")), partition=0, offset=2), ("rollout",)
     )
-    letter = to_message(reject(event, "no")[0])
+    letter = to_message(to_dead_letter(event, "no")[0])
     assert letter.value == sent.value and letter.headers[:2] == (*sent.headers, ("trace", b"7"))
 
 
@@ -74,14 +74,14 @@ def test_what_others_write_there_is_no_letter():
         (("__connect.errors.topic", b"\xff"), ("__connect.errors.offset", b"1")),
     ):
         message = Message("dead-letters.rollouts.copy", None, b"x", headers, 0, 0)
-        assert letter_of(message) is None and retried_offset(message) is None
+        assert parse_dead_letter(message) is None and requeued_offset(message) is None
 
 
 def test_a_cause_is_one_short_line_that_a_terminal_survives():
     assert printable("\x1b[31mred\nnext é") == "\\x1b[31mred\\nnext é"
     assert len(printable("x" * 10_000)) == CAUSE_CHARS + 3
     event = to_event(to_message(Output("rollouts.copy", "g0", rollout())), ("rollout",))
-    letter, fate = reject(event, "bad\n" + "x" * 10_000)
+    letter, fate = to_dead_letter(event, "bad\n" + "x" * 10_000)
     assert (
         isinstance(fate.record, Fate)
         and len(fate.record.cause) < 310
@@ -97,7 +97,7 @@ def test_a_rollout_that_can_be_read_is_named_by_its_fate():
         ),
         ("rollout",),
     )
-    _, fate = reject(event, "no")
+    _, fate = to_dead_letter(event, "no")
     record = fate.record
     assert isinstance(record, Fate) and record.uids == ["g0-0"] and record.partition == 1
     assert (
@@ -121,12 +121,12 @@ def test_of_a_record_that_is_larger_than_a_message_a_letter_keeps_the_head_and_t
     )
     message = letter_message(sent)
     assert message.value == bytes(HEAD_BYTES) and size_of(message) < HEAD_BYTES + 2_000
-    letter = letter_of(message)
+    letter = parse_dead_letter(message)
     assert letter is not None and not letter.is_whole and letter[:3] == ("rollouts.copy", 1, 7)
     assert letter.cause.endswith("; of its 20,000,000 bytes the first 65,536 are kept")
     assert (
         dict(message.headers)["streamrl.sha256"]
         == hashlib.sha256(bytes(20_000_000)).hexdigest().encode()
     )
-    whole = letter_of(letter_message())
+    whole = parse_dead_letter(letter_message())
     assert whole is not None and whole.is_whole

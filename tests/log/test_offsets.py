@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamrl.log import offsets
-from streamrl.log.offsets import Step, steps
+from streamrl.log.offsets import WriteOp, plan_writes
 from streamrl.log.protocol import Message
 
 WHERE = ("fates", 0)
@@ -14,14 +14,14 @@ def message(offset: int, value: bytes = b"v") -> Message:
 
 
 def planned(there: list[int], end: int, start: int = 0) -> list[tuple[list[int], int]]:
-    """(offsets, hole) of each step for a partition whose readable offsets are `there`."""
+    """(offsets, gap) of each step for a partition whose readable offsets are `there`."""
     return [
-        ([m.offset for m in step.messages], step.hole)
-        for step in steps(WHERE, start, end, map(message, there))
+        ([m.offset for m in step.messages], step.gap)
+        for step in plan_writes(WHERE, start, end, map(message, there))
     ]
 
 
-def written(made: list[Step]) -> tuple[list[int], int]:
+def written(made: list[WriteOp]) -> tuple[list[int], int]:
     """What a broker makes of the steps: the offsets that a reader sees, and the end."""
     seen, next_offset = list[int](), 0
     for step in made:
@@ -30,18 +30,18 @@ def written(made: list[Step]) -> tuple[list[int], int]:
             next_offset += 1
         if step.committed:
             next_offset += 1  # the marker
-        if fillers := list(step.fillers):
-            assert [filler.offset for filler in fillers] == list(
-                range(next_offset, next_offset + len(fillers))
+        if placeholders := list(step.placeholders):
+            assert [placeholder.offset for placeholder in placeholders] == list(
+                range(next_offset, next_offset + len(placeholders))
             )
-            next_offset += len(fillers) + 1
+            next_offset += len(placeholders) + 1
         assert next_offset == step.end
     return seen, next_offset
 
 
 def test_records_without_holes_are_one_plain_step():
     assert planned([0, 1, 2], 3) == [([0, 1, 2], 0)]
-    assert not next(steps(WHERE, 0, 1, [message(0)])).committed
+    assert not next(plan_writes(WHERE, 0, 1, [message(0)])).committed
 
 
 def test_a_hole_of_one_is_the_marker_of_the_transaction_before_it():
@@ -50,9 +50,12 @@ def test_a_hole_of_one_is_the_marker_of_the_transaction_before_it():
 
 def test_a_larger_hole_is_an_aborted_transaction():
     assert planned([0, 4], 5) == [([0], 3), ([4], 0)]
-    first = next(steps(WHERE, 0, 5, [message(0), message(4)]))
+    first = next(plan_writes(WHERE, 0, 5, [message(0), message(4)]))
     # and a marker at 3
-    assert not first.committed and [filler.offset for filler in first.fillers] == [1, 2]
+    assert not first.committed and [placeholder.offset for placeholder in first.placeholders] == [
+        1,
+        2,
+    ]
 
 
 def test_nothing_readable_at_all():
@@ -75,7 +78,7 @@ def test_chunks_are_bounded_and_the_last_one_closes_the_hole(monkeypatch: pytest
     assert planned([0, 1, 2, 3, 4], 6) == [([0, 1], 0), ([2, 3], 0), ([4], 1)]
     monkeypatch.setattr(offsets, "CHUNK_MESSAGES", 99)
     monkeypatch.setattr(offsets, "CHUNK_BYTES", 10)
-    made = list(steps(WHERE, 0, 3, [message(i, b"x" * 10) for i in range(3)]))
+    made = list(plan_writes(WHERE, 0, 3, [message(i, b"x" * 10) for i in range(3)]))
     assert [len(step.messages) for step in made] == [1, 1, 1]
 
 
@@ -84,4 +87,4 @@ def test_chunks_are_bounded_and_the_last_one_closes_the_hole(monkeypatch: pytest
 )
 def test_every_record_gets_its_offset_back(there: list[int]):
     for end in range(there[-1] + 1, there[-1] + 5):
-        assert written(list(steps(WHERE, 0, end, map(message, there)))) == (there, end)
+        assert written(list(plan_writes(WHERE, 0, end, map(message, there)))) == (there, end)

@@ -6,7 +6,7 @@ import pytest
 
 from streamrl.errors import ExportError, InputGone
 from streamrl.log import parquet
-from streamrl.log.parquet import FileLog, Manifest, write_manifest, write_partition
+from streamrl.log.parquet import ExportManifest, FileLog, write_manifest, write_partition
 from streamrl.log.protocol import Message, beginning_offset, end_offset, read
 
 WHERE = ("fates", 0)
@@ -27,7 +27,7 @@ def message(offset: int, value: bytes | None = b"v", key: bytes | None = b"k") -
 def written(directory: Path, messages: list[Message], start: int = 0, end: int = 0) -> FileLog:
     directory.mkdir()
     partition = write_partition(directory, WHERE, start, end or messages[-1].offset + 1, messages)
-    write_manifest(directory, Manifest("small", {}, {"fates": [partition]}))
+    write_manifest(directory, ExportManifest("small", {}, {"fates": [partition]}))
     return FileLog(directory)
 
 

@@ -13,7 +13,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import BrokerUnreachable, ConfigError
 from streamrl.log import acls, topics
-from streamrl.log.dead_letters import reject
+from streamrl.log.dead_letters import to_dead_letter
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Event, Message, Undecodable, end_offset
 from streamrl.records import RECORDS
@@ -99,7 +99,9 @@ def test_every_record_has_a_topic_and_no_template_names_another():
 def test_what_is_put_aside_has_a_topic_to_go_to():
     planned = {topic.name for topic in topics.plan(run_file())}
     for topic in ("rollouts.a", "groups.b", "batches", "policy-versions"):
-        for output in reject(Event(topic, 0, 0, "", Undecodable("cause", b"", ())), "cause"):
+        for output in to_dead_letter(
+            Event(topic, 0, 0, "", Undecodable("cause", b"", ())), "cause"
+        ):
             assert f"r.{output.topic}" in planned
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamrl.log.dead_letters import Letter
+from streamrl.log.dead_letters import DeadLetter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message
 from streamrl.processor import processor
@@ -17,8 +17,8 @@ from tests.processor.test_processor import TOPICS, number, part
 from tests.support.waiting import patience, until
 
 
-def letters(topic: str, count: int, cause: str = "broken") -> list[Letter]:
-    return [Letter(topic, 0, i, cause, Message("", None, None)) for i in range(count)]
+def letters(topic: str, count: int, cause: str = "broken") -> list[DeadLetter]:
+    return [DeadLetter(topic, 0, i, cause, Message("", None, None)) for i in range(count)]
 
 
 def test_more_than_the_share_of_a_window_trips_and_only_that_topic():

@@ -12,7 +12,7 @@ import pytest
 
 from streamrl.buffer import process as buffer
 from streamrl.log.codec import to_message
-from streamrl.log.dead_letters import Letter
+from streamrl.log.dead_letters import DeadLetter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.processor import processor
@@ -30,8 +30,8 @@ def fate(kind: str = "failed", env: str = "even", count: int = 1, cause: str = "
     )  # type: ignore[arg-type]
 
 
-def letter(topic: str = "rollouts.even", cause: str = "the record is empty") -> Letter:
-    return Letter(topic, 0, 7, cause, Message(topic, None, None))
+def letter(topic: str = "rollouts.even", cause: str = "the record is empty") -> DeadLetter:
+    return DeadLetter(topic, 0, 7, cause, Message(topic, None, None))
 
 
 def test_counts_and_last_causes_are_told_every_ten_seconds():

@@ -18,7 +18,7 @@ from streamrl.errors import BrokerError, ConfigError, ExportError
 from streamrl.log import offsets, topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
-from streamrl.log.parquet import FileLog, Manifest, write_manifest, write_partition
+from streamrl.log.parquet import ExportManifest, FileLog, write_manifest, write_partition
 from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset, read
 from streamrl.recordings import archive
 from streamrl.recordings.archive import export, restore, run_of
@@ -91,7 +91,7 @@ def test_a_run_that_differs_is_found_in_files_too(recording: MemoryLog, tmp_path
     )
     write_manifest(
         files.directory,
-        Manifest(
+        ExportManifest(
             "small",
             files.manifest.run_file,
             {**files.manifest.topics, "rollouts.copy": [partition]},
@@ -219,7 +219,7 @@ def test_aborted_transactions_retention_and_several_partitions(
     def record(topic: str, value: int, partition: int = 0) -> Message:
         return Message(topic, b"k%d" % value, b"%d" % value, partition=partition, timestamp_s=value)
 
-    plain, writer, rewriter = log.producer(), log.writer("a"), log.rewriter()
+    plain, writer, rewriter = log.producer(), log.writer("a"), log.offset_preserving_writer()
     for i in range(8):
         plain.send(record("rollouts.copy", i, 1))
     plain.flush()
@@ -228,8 +228,8 @@ def test_aborted_transactions_retention_and_several_partitions(
     plain.send(record("batches", 0))
     plain.flush()
     settled(log)
-    for topic, hole in (("fates", 4), ("batches", 2)):  # aborted transactions of 3 records and of 1
-        rewriter.write([offsets.Step((topic, 0), [], hole, end_offset(log, topic, 0) + hole)])
+    for topic, gap in (("fates", 4), ("batches", 2)):  # aborted transactions of 3 records and of 1
+        rewriter.write([offsets.WriteOp((topic, 0), [], gap, end_offset(log, topic, 0) + gap)])
         rewriter.settle()
         plain.send(record(topic, 9))
     plain.flush()
@@ -263,7 +263,7 @@ def test_an_import_that_fails_leaves_nothing(broker: str, run_name: str, tmp_pat
         tmp_path / "x", ("fates", 0), 0, 2, [Message("fates", b"k", b"v", (), 0, 1, 1.0)]
     )
     write_manifest(
-        tmp_path / "x", Manifest("small", archive.shareable(RUN), {"fates": [partition]})
+        tmp_path / "x", ExportManifest("small", archive.shareable(RUN), {"fates": [partition]})
     )
     files = FileLog(tmp_path / "x")
     with pytest.raises(

@@ -17,7 +17,14 @@ from streamrl.config.run_file import Metrics, parse
 from streamrl.errors import BrokerError, ExportError, StreamrlError
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.parquet import File, FileLog, Manifest, Partition, sha256_of, write_manifest
+from streamrl.log.parquet import (
+    ExportedFile,
+    ExportedPartition,
+    ExportManifest,
+    FileLog,
+    sha256_of,
+    write_manifest,
+)
 from streamrl.log.protocol import Output, beginning_offset, read
 from streamrl.recordings.archive import export, plan, run_of
 from streamrl.recordings.compare import replay
@@ -123,10 +130,12 @@ HOSTILE: dict[str, Any] = {
 
 
 def exported(
-    directory: Path, run_file: dict[str, Any], topics: dict[str, list[Partition]] | None = None
+    directory: Path,
+    run_file: dict[str, Any],
+    topics: dict[str, list[ExportedPartition]] | None = None,
 ) -> Path:
     directory.mkdir(exist_ok=True)
-    write_manifest(directory, Manifest("small", run_file, topics or {}))
+    write_manifest(directory, ExportManifest("small", run_file, topics or {}))
     return directory
 
 
@@ -178,8 +187,8 @@ def test_what_a_run_exports_it_can_be_made_of_again(recording: MemoryLog, tmp_pa
     assert run_of(files) == RUN
 
 
-def file(name: str, first: int = 0, last: int = 1, count: int = 2) -> File:
-    return File(name, first, last, count, 1, "0" * 64)
+def file(name: str, first: int = 0, last: int = 1, count: int = 2) -> ExportedFile:
+    return ExportedFile(name, first, last, count, 1, "0" * 64)
 
 
 GOOD = "fates/0-00000000000000000000.parquet"
@@ -188,27 +197,27 @@ GOOD = "fates/0-00000000000000000000.parquet"
 @pytest.mark.parametrize(
     "topics",
     [
-        {"fates": [Partition(0, 2, [file("/etc/passwd")])]},
-        {"fates": [Partition(0, 2, [file("../fates/0-00000000000000000000.parquet")])]},
-        {"..": [Partition(0, 0)]},
-        {"a/b": [Partition(0, 0)]},
-        {"fates": [Partition(0, 10**12)]},
-        {"fates": [Partition(0, 10**12, [file(GOOD)])]},
-        {"fates": [Partition(0, 2, [file(GOOD, count=3)])]},
-        {"fates": [Partition(0, 2, [file(GOOD), file(GOOD)])]},
-        {"fates": [Partition(0, 1, [file(GOOD)])]},
-        {"fates": [Partition(-1, 1)]},
+        {"fates": [ExportedPartition(0, 2, [file("/etc/passwd")])]},
+        {"fates": [ExportedPartition(0, 2, [file("../fates/0-00000000000000000000.parquet")])]},
+        {"..": [ExportedPartition(0, 0)]},
+        {"a/b": [ExportedPartition(0, 0)]},
+        {"fates": [ExportedPartition(0, 10**12)]},
+        {"fates": [ExportedPartition(0, 10**12, [file(GOOD)])]},
+        {"fates": [ExportedPartition(0, 2, [file(GOOD, count=3)])]},
+        {"fates": [ExportedPartition(0, 2, [file(GOOD), file(GOOD)])]},
+        {"fates": [ExportedPartition(0, 1, [file(GOOD)])]},
+        {"fates": [ExportedPartition(-1, 1)]},
     ],
 )
 def test_a_manifest_that_no_export_has_is_refused_before_a_file_is_opened(
-    tmp_path: Path, topics: dict[str, list[Partition]]
+    tmp_path: Path, topics: dict[str, list[ExportedPartition]]
 ):
     with pytest.raises(ExportError, match="is damaged"):
         FileLog(exported(tmp_path / "x", {}, topics))
 
 
 def test_an_import_does_not_fill_up_an_endless_beginning(tmp_path: Path):
-    files = FileLog(exported(tmp_path / "x", {}, {"fates": [Partition(10**12, 10**12)]}))
+    files = FileLog(exported(tmp_path / "x", {}, {"fates": [ExportedPartition(10**12, 10**12)]}))
     with pytest.raises(BrokerError, match="replay it from the files instead"):
         next(plan(files, ("fates", 0)))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.dead_letters import reject
+from streamrl.log.dead_letters import to_dead_letter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.records import Fate
@@ -23,7 +23,7 @@ from tests.support.rubbish import bad
 def put_aside(message: Message, offset: int) -> list[Message]:
     """Letter and fate."""
     event = to_event(message._replace(partition=0, offset=offset), ("rollout",))
-    return [to_message(output) for output in reject(event, "broken")]
+    return [to_message(output) for output in to_dead_letter(event, "broken")]
 
 
 def batched(offset: int) -> Message:
