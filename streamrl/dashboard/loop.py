@@ -238,7 +238,7 @@ def _evaluator(look: Look) -> Node:
     facts = [
         Fact("behind", look.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions")
     ]
-    newest = max((max(by_version) for by_version in look.seen.evals.values()), default=None)
+    newest = max((made.version for made in look.seen.evals.values()), default=None)
     return Node(
         "evaluator",
         "evaluator",

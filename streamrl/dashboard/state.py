@@ -212,6 +212,9 @@ class State:
     curves: dict[tuple[str, str], dict[int, float]] = field(
         default_factory=lambda: defaultdict[tuple[str, str], dict[int, float]](dict)
     )  # (metric, source) -> step -> value
+    evals: dict[str, dict[int, Evaluation]] = field(
+        default_factory=lambda: defaultdict[str, dict[int, Evaluation]](dict)
+    )  # name -> version, the last of its piece -> results
     # the first offset that the log still had
     starts: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     moments: Moments = field(default_factory=Moments)
@@ -247,8 +250,8 @@ def _regroup(state: State) -> None:
         counts.regroup(steps)
     for name, values in state.curves.items():
         state.curves[name] = {steps.end_of(step): values[step] for step in sorted(values)}
-    for name, made in state.view.evals.items():
-        state.view.evals[name] = {steps.end_of(version): made[version] for version in sorted(made)}
+    for name, made in state.evals.items():
+        state.evals[name] = {steps.end_of(version): made[version] for version in sorted(made)}
     together = defaultdict[int, Counter[tuple[str, int]]](Counter)
     for number in sorted(state.made_of):
         together[steps.end_of(number)] += state.made_of[number]
@@ -338,13 +341,11 @@ def _end(state: State, fate: Fate, step: int) -> None:
 
 def _evaluated(state: State, made: Evaluation) -> None:
     """Of an evaluation its results are kept, not its problems."""
-    by_version = state.view.evals[made.name]
-    by_version.pop(made.version)
     ids, counts, rewards = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
     results = msgspec.structs.replace(
         made, problems=ids, samples=counts, passed=counts, rewards=rewards
     )
-    by_version[state.steps.end_of(made.version)] = results
+    state.evals[made.name][state.steps.end_of(made.version)] = results
 
 
 # ---- questions -----------------------------------------------------------------------------------

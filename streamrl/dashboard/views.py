@@ -158,7 +158,7 @@ def panels(state: State, step: int | None = None) -> list[dict[str, Any]]:
             "series": [made for made in earned if made["points"]],
         }
     ]
-    found += [made for name in state.view.evals if (made := _evaluation(state, name, step))]
+    found += [made for name in state.evals if (made := _evaluation(state, name, step))]
     for title, unit, names in PANELS:
         there = [
             (name, source) for name in names for metric, source in state.curves if metric == name
@@ -212,7 +212,7 @@ def thinned(steps: Sequence[int], values: np.ndarray) -> list[list[float | None]
 def _evaluation(state: State, name: str, step: int | None) -> dict[str, Any] | None:
     made = {
         version: evaluation
-        for version, evaluation in sorted(state.view.evals[name].items())
+        for version, evaluation in sorted(state.evals[name].items())
         if step is None or version <= step
     }
     ks = sorted({passed.k for evaluation in made.values() for passed in evaluation.pass_at})

@@ -180,10 +180,9 @@ def line(frame: Frame) -> str:
 
 def evaluated(seen: View) -> str:
     """The newest evaluations, by the smallest k of each."""
-    newest = [by_version[max(by_version)] for _, by_version in sorted(seen.evals.items())]
     shown = [
         f"{e.name} pass@{e.pass_at[0].k} {e.pass_at[0].value:.3f} (v{e.version})"
-        for e in newest
+        for _, e in sorted(seen.evals.items())
         if e.pass_at
     ]
     return f"eval {', '.join(shown)}"

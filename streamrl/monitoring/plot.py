@@ -13,23 +13,26 @@ import numpy as np
 from streamrl.config.run_file import RunFile
 
 SMOOTH_BATCHES = 20
-DRAWN = 5_000  # points of a curve, and versions of the rug: the picture is narrower than that
+DRAWN = 5_000  # points of a curve, at most: the picture is narrower than that
 COLORS = ("#1f6feb", "#e36209", "#1a7f37", "#8250df", "#bf3989", "#0a7ea4")
 INK, FAINT = "#24292f", "#d0d7de"
 
 
 class Curve(NamedTuple):
-    """Mean rewards of one env, batch by batch."""
+    """Mean rewards of one env, batch by batch, or of every so many of a long run's batches."""
 
     steps: Sequence[int]
     seconds: Sequence[float]  # since the first server was ready
     rewards: Sequence[float]
+    smooth: Sequence[float]  # mean of the last SMOOTH_BATCHES batches
 
 
 def draw(
     run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float], path: Path
 ) -> None:
-    """Write the picture. `versions`: version -> seconds since the first server was ready."""
+    """Write the picture. `versions`: version -> seconds since the first server was ready, in
+    ascending order.
+    """
     # not pyplot: no display is asked for, nothing global is changed
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -38,15 +41,13 @@ def draw(
     FigureCanvasAgg(figure)
     by_step, by_time = figure.subplots(1, 2, sharey=True)
     for index, env in enumerate(run.envs):
-        curve = curves.get(env, Curve([], [], []))
+        curve = curves.get(env, Curve([], [], [], []))
         color = COLORS[index % len(COLORS)]
-        drawn = spread(len(curve.rewards))
-        smooth = trailing_mean(curve.rewards, SMOOTH_BATCHES)[drawn]
-        rewards = np.asarray(curve.rewards, np.float64)[drawn]
-        for axes, every in ((by_step, curve.steps), (by_time, curve.seconds)):
-            x = np.asarray(every, np.float64)[drawn]
-            axes.scatter(x, rewards, s=7, color=color, alpha=0.28, linewidths=0)
-            axes.plot(x, smooth, color=color, linewidth=2.2, label=env, solid_capstyle="round")
+        for axes, x in ((by_step, curve.steps), (by_time, curve.seconds)):
+            axes.scatter(x, curve.rewards, s=7, color=color, alpha=0.28, linewidths=0)
+            axes.plot(
+                x, curve.smooth, color=color, linewidth=2.2, label=env, solid_capstyle="round"
+            )
     _versions(by_step, {version: float(version) for version in versions})
     _versions(by_time, versions)
     target = run.orchestrator.target
@@ -98,7 +99,7 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
         return
     transform = axes.get_xaxis_transform()
     axes.vlines(
-        np.array(list(at.values()))[spread(len(at))],
+        list(at.values()),
         1.0,
         1.02,
         transform=transform,
@@ -108,33 +109,19 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
         clip_on=False,
     )
     for version in named(max(at)):
-        if version in at:
-            axes.vlines(
-                [at[version]],
-                1.0,
-                1.035,
-                transform=transform,
-                color=INK,
-                linewidth=1.0,
-                clip_on=False,
-            )
-            axes.annotate(
-                f"policy v{version}" if version == 0 else f"v{version}",
-                (at[version], 1.045),
-                xycoords=transform,
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color=INK,
-            )
-
-
-def spread(count: int, most: int = DRAWN) -> np.ndarray:
-    """Which of `count` points in a row are drawn: at most `most`, at equal distances, the last one
-    among them. (m,) int64, ascending.
-    """
-    every = max(1, -(-count // most))
-    return np.arange(count - 1, -1, -every)[::-1]
+        if version < min(at):
+            continue
+        x = float(np.interp(version, list(at), list(at.values())))
+        axes.vlines([x], 1.0, 1.035, transform=transform, color=INK, linewidth=1.0, clip_on=False)
+        axes.annotate(
+            f"policy v{version}" if version == 0 else f"v{version}",
+            (x, 1.045),
+            xycoords=transform,
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=INK,
+        )
 
 
 def named(newest: int, most: int = 7) -> list[int]:

@@ -7,25 +7,26 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamrl import __version__
 from streamrl.config import topology
 from streamrl.config.goals import reaches
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RunFile, Target
 from streamrl.local_kafka.broker import VERSION as KAFKA_VERSION
 from streamrl.local_kafka.broker import cluster
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, read
-from streamrl.monitoring.plot import Curve, draw
+from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES, Curve, draw
 from streamrl.monitoring.run_view import believable, mean_rewards
+from streamrl.monitoring.thinning import Thinned
 from streamrl.records import (
     Batch,
     Evaluation,
@@ -37,62 +38,163 @@ from streamrl.records import (
 )
 
 EDGE_BATCHES = 20  # reward_mean_first20 and reward_mean_last20
+RECENT_BATCHES = 1_000  # of which a second metric is known to be one
+SESSIONS = 20_000  # points of what the orchestrator says about time, at most
+EVALUATIONS = 1_000  # versions of an evaluation that the report lists, at most
+
+
+class Point(NamedTuple):
+    """A batch in the curve of an env's rewards."""
+
+    batch: int
+    time_s: float  # when it was made
+    reward: float  # mean of the env's rollouts in it
+    smooth: float  # mean over the last SMOOTH_BATCHES batches
+
+
+class Rewards:
+    """The mean rewards of an env, batch by batch: the first and the last of them, a curve, and when
+    the target was reached, if it is this env's.
+    """
+
+    def __init__(self, target: Target | None) -> None:
+        self._target = target
+        kept = max(EDGE_BATCHES, SMOOTH_BATCHES, target.batches if target else 0)
+        self._last = deque[float](maxlen=kept)
+        self._sum = 0.0  # of the last SMOOTH_BATCHES
+        self._curve = Thinned[Point](DRAWN)
+        self.first = list[float]()
+        self.reached_s: float | None = None
+
+    @property
+    def last(self) -> list[float]:
+        return list(self._last)[-EDGE_BATCHES:]
+
+    @property
+    def curve(self) -> list[Point]:
+        return self._curve.points()
+
+    def add(self, batch: int, time_s: float, reward: float) -> None:
+        over = self._last[-SMOOTH_BATCHES] if len(self._last) >= SMOOTH_BATCHES else 0.0
+        self._sum += reward - over
+        self._last.append(reward)
+        if len(self.first) < EDGE_BATCHES:
+            self.first.append(reward)
+        smooth = self._sum / min(len(self._last), SMOOTH_BATCHES)
+        self._curve.add(Point(batch, time_s, reward, smooth))
+        target = self._target
+        if target is None or self.reached_s is not None or len(self._last) < target.batches:
+            return
+        if reaches(fmean(list(self._last)[-target.batches :]), target.reward):
+            self.reached_s = time_s
+
+
+@dataclass
+class MixedVersions:
+    """How many of an env's rollouts in batches more than one version sampled. A batch of which two
+    records speak counts once.
+    """
+
+    mixed: float = 0.0
+    rollouts: float = 0.0
+    _recent: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+
+    def add(self, batch: int, mixed: float, rollouts: float) -> None:
+        before = self._recent.pop(batch, (0.0, 0.0))
+        self._recent[batch] = mixed, rollouts
+        self.mixed += mixed - before[0]
+        self.rollouts += rollouts - before[1]
+        if len(self._recent) > RECENT_BATCHES:
+            del self._recent[next(iter(self._recent))]
 
 
 @dataclass
 class History:
-    """What the topics say, gathered. Times are seconds since the epoch, as the log has them."""
+    """What the topics say, gathered: as large for a long run as for a short one. Times are seconds
+    since the epoch, as the log has them.
+    """
 
-    rewards: dict[str, list[tuple[int, float, float]]] = field(
-        default_factory=lambda: defaultdict[str, list[tuple[int, float, float]]](list)
-    )
-    """env -> (batch, when it was made, mean reward of the env's rollouts in it)"""
-    mixed: dict[str, dict[int, tuple[float, float]]] = field(
-        default_factory=lambda: defaultdict[str, dict[int, tuple[float, float]]](dict)
-    )
-    """env -> batch -> (rollouts that more than one version sampled, all of the env's)"""
+    target: Target | None = None
+    rewards: dict[str, Rewards] = field(default_factory=dict[str, Rewards])  # by env
+    mixed: dict[str, MixedVersions] = field(
+        default_factory=lambda: defaultdict[str, MixedVersions](MixedVersions)
+    )  # by env
     batches: int = 0
     last_batch_s: float = 0.0
     rollouts: dict[str, int] = field(default_factory=dict[str, int])
     fates: dict[str, Counter[str]] = field(
         default_factory=lambda: defaultdict[str, Counter[str]](Counter)
     )
-    # of the lead learner -> when it was announced
-    versions: dict[int, float] = field(default_factory=dict[int, float])
-    # (name, version) -> the last one made
-    evals: dict[tuple[str, int], Evaluation] = field(
-        default_factory=dict[tuple[str, int], Evaluation]
+    newest: int = -1  # version of the lead learner
+    # (version of the lead learner, when it was announced first)
+    versions: Thinned[tuple[int, float]] = field(
+        default_factory=lambda: Thinned[tuple[int, float]](DRAWN)
+    )
+    # name -> version -> the last evaluation made of it, as the report lists it
+    evals: dict[str, dict[int, dict[str, Any]]] = field(
+        default_factory=lambda: defaultdict[str, dict[int, dict[str, Any]]](dict)
     )
     # id -> the last version it served
     servers: dict[str, int] = field(default_factory=dict[str, int])
     mismatch_max_abs: float = 0.0
     mismatch_tokens: int = 0
     # (time, seconds the run has had a server by then)
-    active: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    active: Thinned[tuple[float, float]] = field(
+        default_factory=lambda: Thinned[tuple[float, float]](SESSIONS)
+    )
+
+    def add_rewards(self, batch: int, time_s: float, means: Mapping[str, float]) -> None:
+        """A batch was made; `means`: the mean reward of each env's rollouts in it."""
+        self.batches += 1
+        self.last_batch_s = time_s
+        for env, mean in means.items():
+            if env not in self.rewards:
+                is_targets = self.target is not None and self.target.env == env
+                self.rewards[env] = Rewards(self.target if is_targets else None)
+            self.rewards[env].add(batch, time_s, mean)
+
+    def add_version(self, version: int, time_s: float) -> None:
+        """A version was announced; only the first time counts."""
+        if version > self.newest:
+            self.newest = version
+            self.versions.add((version, time_s))
+
+    def add_evaluation(self, made: Evaluation) -> None:
+        passed = {f"pass@{p.k}": [p.value, p.low, p.high] for p in made.pass_at}
+        reward = [made.reward_mean, made.reward_low, made.reward_high]
+        versions = self.evals[made.name]
+        versions[made.version] = {
+            "version": made.version,
+            **passed,
+            "reward": reward,
+            "problems": len(made.problems),
+        }
+        if len(versions) > EVALUATIONS:
+            for version in sorted(versions)[1:-1:2]:
+                del versions[version]
 
 
 def gather(run: RunFile, log: Log) -> History:
     """Read the run's topics from the first message to the last."""
-    found, there = History(), log.topics()
+    found, there = History(run.orchestrator.target), log.topics()
     for record, time_s in records(log, there, topology.BATCHES, ("batch",)):
         if isinstance(record, Batch):
-            _batch(found, record, time_s)
+            found.add_rewards(record.number, time_s, mean_rewards(record))
     for record, _ in records(log, there, topology.FATES, ("fate",)):
         if isinstance(record, Fate):
             found.fates[record.environment][record.fate] += len(record.offsets)
     for record, time_s in records(log, there, topology.POLICY_VERSIONS, ("policy-version",)):
         if isinstance(record, PolicyVersion) and record.learner == run.learner.name:
-            found.versions.setdefault(record.version, time_s)
+            found.add_version(record.version, time_s)
     for record, _ in records(log, there, topology.EVALS, ("evaluation",)):
         if isinstance(record, Evaluation) and record.learner == run.learner.name:
-            found.evals[record.name, record.version] = record
+            found.add_evaluation(record)
     for record, _ in records(log, there, topology.SERVERS, ("server",)):
         if isinstance(record, Server):  # what a server was before it left counts
             found.servers[record.server_id] = record.version
     for message in messages(log, there, topology.METRICS):
-        if (
-            metric := believable(to_event(message, ("metric",)), max(found.versions, default=-1))
-        ) is not None:
+        metric = believable(to_event(message, ("metric",)), found.newest)
+        if metric is not None:
             _metric(found, metric)
     for env in run.envs:
         topic = topology.rollouts(env)
@@ -119,12 +221,6 @@ def messages(log: Log, there: dict[str, int], topic: str) -> Iterator[Message]:
         yield from read(log, topic, partition)
 
 
-def _batch(found: History, batch: Batch, time_s: float) -> None:
-    found.batches, found.last_batch_s = found.batches + 1, time_s
-    for env, mean in mean_rewards(batch).items():
-        found.rewards[env].append((batch.number, time_s, mean))
-
-
 def _metric(found: History, metric: Metric) -> None:
     values = metric.values
     found.mismatch_max_abs = max(
@@ -140,9 +236,9 @@ def _metric(found: History, metric: Metric) -> None:
             env = name.removeprefix("batches/").removesuffix("/mixed_versions_frac")
             used = values.get(f"batches/{env}/rollouts_used", 0.0)
             if 0 <= frac <= 1 and 0 <= used < 2**53:
-                found.mixed[env][metric.step] = frac * used, used
+                found.mixed[env].add(metric.step, frac * used, used)
     if "orchestrator/active_s" in values:
-        found.active.append((metric.time_s, values["orchestrator/active_s"]))
+        found.active.add((metric.time_s, values["orchestrator/active_s"]))
 
 
 # ---- the report ----------------------------------------------------------------------------------
@@ -150,27 +246,21 @@ def _metric(found: History, metric: Metric) -> None:
 
 def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[str, Any]:
     """The contents of report.json."""
+    ends = [found.last_batch_s]
+    ends += [time_s for _, time_s in found.versions.points()]
+    ends += [time_s for time_s, _ in found.active.points()]
     return {
         "run": run.run,
         "fork": run.fork.model_dump(include={"run", "version", "sha256"}) if run.fork else None,
-        "steps": max(found.versions, default=0),  # each step makes a version
-        "wall_s": round(
-            clock(
-                found,
-                max(
-                    [
-                        found.last_batch_s,
-                        *found.versions.values(),
-                        *(time_s for time_s, _ in found.active),
-                    ]
-                ),
-            ),
-            3,
-        ),
-        "time_to_target_s": time_to_target(run, found),
+        "steps": max(found.newest, 0),  # each step makes a version
+        "wall_s": round(clock(found, max(ends)), 3),
+        "time_to_target_s": time_to_target(found),
         "envs": {env: _env(found, env) for env in run.envs},
-        "evals": _evals(found),
-        "policy_version": max(found.versions, default=-1),
+        "evals": {
+            name: [versions[version] for version in sorted(versions)]
+            for name, versions in sorted(found.evals.items())
+        },
+        "policy_version": found.newest,
         "servers": [
             {"id": name, "version": version} for name, version in sorted(found.servers.items())
         ],
@@ -181,31 +271,19 @@ def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[st
 
 
 def _env(found: History, env: str) -> dict[str, Any]:
-    rewards = [reward for _, _, reward in found.rewards.get(env, [])]
-    counts = found.mixed.get(env, {}).values()
-    used = sum(rollouts for _, rollouts in counts)
+    rewards, sampled = found.rewards.get(env), found.mixed.get(env)
     return {
         "rollouts": found.rollouts.get(env, 0),
-        "reward_mean_first20": fmean(rewards[:EDGE_BATCHES]) if rewards else None,
-        "reward_mean_last20": fmean(rewards[-EDGE_BATCHES:]) if rewards else None,
+        "reward_mean_first20": fmean(rewards.first) if rewards else None,
+        "reward_mean_last20": fmean(rewards.last) if rewards else None,
         # of what was trained on: sampled by more than one version
-        "mixed_versions_frac": sum(mixed for mixed, _ in counts) / used if used else None,
+        "mixed_versions_frac": (
+            sampled.mixed / sampled.rollouts if sampled and sampled.rollouts else None
+        ),
         "expired": found.fates[env]["expired"],
         "batched": found.fates[env]["batched"],
         "fates": dict(sorted(found.fates[env].items())),
     }
-
-
-def _evals(found: History) -> dict[str, list[dict[str, Any]]]:
-    """By name, version after version: [value, low, high] of each pass@k and of the reward."""
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for (name, version), made in sorted(found.evals.items()):
-        passed = {f"pass@{p.k}": [p.value, p.low, p.high] for p in made.pass_at}
-        reward = [made.reward_mean, made.reward_low, made.reward_high]
-        by_name.setdefault(name, []).append(
-            {"version": version, **passed, "reward": reward, "problems": len(made.problems)}
-        )
-    return by_name
 
 
 def clock(found: History, time_s: float) -> float:
@@ -222,27 +300,23 @@ def clocks(found: History, times_s: Sequence[float]) -> list[float]:
     at = np.asarray(times_s, np.float64)
     if not len(at):
         return []
-    if not found.active:
-        return np.maximum(0.0, at - min(found.versions.values(), default=at[0])).tolist()
-    times, seconds = np.array(found.active, np.float64).T
+    active, versions = found.active.points(), found.versions.points()
+    if not active:
+        return np.maximum(0.0, at - (versions[0][1] if versions else at[0])).tolist()
+    times, seconds = np.array(active, np.float64).T
     before = np.maximum(0.0, seconds[0] - (times[0] - at))
     since = np.interp(at, times, seconds) + np.maximum(0.0, at - times[-1])
     return np.where(at <= times[0], before, since).tolist()
 
 
-def time_to_target(run: RunFile, found: History) -> float | None:
+def time_to_target(found: History) -> float | None:
     """When the last batch that the target needed was made, by `clock`; None without a target, or if
     it was not reached.
     """
-    target = run.orchestrator.target
-    rewards = found.rewards.get(target.env, []) if target else []
-    for end in range(target.batches if target else 1, len(rewards) + 1):
-        assert target is not None
-        if reaches(
-            fmean(reward for _, _, reward in rewards[end - target.batches : end]), target.reward
-        ):
-            return round(clock(found, rewards[end - 1][1]), 3)
-    return None
+    rewards = found.rewards.get(found.target.env) if found.target else None
+    if rewards is None or rewards.reached_s is None:
+        return None
+    return round(clock(found, rewards.reached_s), 3)
 
 
 def installed(run: RunFile) -> dict[str, str]:
@@ -288,7 +362,9 @@ def write(run: RunFile, log: Log) -> dict[str, Any]:
     report = summarise(run, found, installed(run))
     run.directory.mkdir(parents=True, exist_ok=True)
     (run.directory / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    versions = dict(zip(found.versions, clocks(found, list(found.versions.values())), strict=True))
+    numbers = [version for version, _ in found.versions.points()]
+    seconds = clocks(found, [time_s for _, time_s in found.versions.points()])
+    versions = dict(zip(numbers, seconds, strict=True))
     draw(run, curves(found), versions, run.directory / "reward.png")
     return report
 
@@ -296,11 +372,12 @@ def write(run: RunFile, log: Log) -> dict[str, Any]:
 def curves(found: History) -> dict[str, Curve]:
     return {
         env: Curve(
-            [b for b, _, _ in points],
-            clocks(found, [t for _, t, _ in points]),
-            [r for _, _, r in points],
+            [point.batch for point in rewards.curve],
+            clocks(found, [point.time_s for point in rewards.curve]),
+            [point.reward for point in rewards.curve],
+            [point.smooth for point in rewards.curve],
         )
-        for env, points in found.rewards.items()
+        for env, rewards in found.rewards.items()
     }
 
 

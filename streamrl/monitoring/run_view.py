@@ -101,10 +101,8 @@ class View:
     rewards: dict[str, dict[int, float]] = field(
         default_factory=lambda: defaultdict[str, dict[int, float]](dict)
     )
-    # name -> version
-    evals: dict[str, dict[int, Evaluation]] = field(
-        default_factory=lambda: defaultdict[str, dict[int, Evaluation]](dict)
-    )
+    # name -> the evaluation of the newest version
+    evals: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
     batch: int = -1  # the newest made
     ready_s: float | None = None  # when the first server of this session was ready
     active_before_s: float = 0.0  # how long earlier sessions had a server
@@ -112,7 +110,7 @@ class View:
     heard_s: dict[str, float] = field(default_factory=dict[str, float])
     # rewards are taken from the batches themselves, not from the batcher's metrics
     counts_batches: bool = False
-    rewards_kept: int = 0  # batches of an env whose reward is kept; 0: all
+    rewards_kept: int = REWARDS_KEPT  # batches of an env whose reward is kept
 
 
 def view(run: RunFile, since_s: float = 0.0) -> View:
@@ -155,7 +153,9 @@ def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> Vie
                 if fate.fate in TROUBLES:
                     seen.causes[fate.environment, fate.fate] = fate.cause
             case Evaluation(learner=seen.learner) as evaluation:
-                seen.evals[evaluation.name][evaluation.version] = evaluation
+                known = seen.evals.get(evaluation.name)
+                if known is None or known.version <= evaluation.version:
+                    seen.evals[evaluation.name] = evaluation
             case _:
                 pass
     return seen
@@ -278,7 +278,7 @@ def _reward(seen: View, env: str, step: int, value: float) -> None:
     rewards[step] = value
     if is_late:
         rewards = seen.rewards[env] = dict(sorted(rewards.items()))
-    if 0 < seen.rewards_kept < len(rewards):
+    if len(rewards) > seen.rewards_kept:
         del rewards[next(iter(rewards))]
 
 

@@ -286,8 +286,7 @@ def _evals(seen: View) -> Table:
     all.
     """
     table = _table("evaluation", "of version", "pass@k (95 %)", "reward", "problems")
-    for name, by_version in sorted(seen.evals.items()):
-        newest = by_version[max(by_version)]
+    for name, newest in sorted(seen.evals.items()):
         passed = ", ".join(
             f"@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in newest.pass_at
         )

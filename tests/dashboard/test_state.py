@@ -293,5 +293,5 @@ def test_evaluations_keep_their_results_and_not_their_problems():
         reward_high=1.0,
     )
     fold(state, to_message(Output("evals", "held", made))._replace(timestamp_s=33.0))
-    kept = state.view.evals["held"][1]
+    kept = state.evals["held"][1]
     assert kept.reward_mean == 0.5 and len(kept.problems) == len(kept.rewards) == 0

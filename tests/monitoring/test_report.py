@@ -1,21 +1,31 @@
 import json
 import math
-from collections.abc import Iterator
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from streamrl.batcher.parts import split_batch
-from streamrl.config.run_file import RunFile, parse
+from streamrl.config.run_file import RunFile, Target, parse
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output
 from streamrl.monitoring import report
-from streamrl.monitoring.plot import named, spread, trailing_mean
-from streamrl.monitoring.report import History, clock, gather, summarise, time_to_target
+from streamrl.monitoring.plot import named, trailing_mean
+from streamrl.monitoring.report import (
+    History,
+    MixedVersions,
+    clock,
+    gather,
+    summarise,
+    time_to_target,
+)
+from streamrl.monitoring.thinning import Thinned
 from streamrl.records import Fate, PolicyVersion, Record, Server
 from tests.orchestrator.script import batch
 from tests.support import build
@@ -183,58 +193,89 @@ def test_a_run_in_which_nothing_happened_has_a_report(run: RunFile):
     assert (run.directory / "reward.png").exists()
 
 
+def history(active: Sequence[tuple[float, float]] = (), target: Target | None = None) -> History:
+    found = History(target)
+    for point in active:
+        found.active.add(point)
+    return found
+
+
 def test_time_runs_while_there_is_a_server():
     """Two sessions: a server from 100 to 110, and from 200 on; the orchestrator says how long there
     has been one.
     """
-    found = History(active=[(101.0, 1.0), (110.0, 10.0), (201.0, 11.0), (210.0, 20.0)])
+    found = history([(101.0, 1.0), (110.0, 10.0), (201.0, 11.0), (210.0, 20.0)])
     assert [
         clock(found, time_s) for time_s in (100.0, 105.0, 110.0, 201.0, 205.5, 212.0)
     ] == pytest.approx([0.0, 5.0, 10.0, 11.0, 15.5, 22.0])
     assert clock(found, 90.0) == 0.0
+    without = history()
+    without.add_version(0, 5.0)
+    assert report.clocks(without, []) == [] and report.clocks(without, [4.0, 7.0]) == [0.0, 2.0]
 
 
-class Gone(list[tuple[float, float]]):
-    """Counts how often it is gone through."""
-
-    times = 0
-
-    def __iter__(self) -> Iterator[tuple[float, float]]:
-        self.times += 1
-        return super().__iter__()
-
-
-def test_the_times_of_a_long_run_are_found_in_one_pass():
-    """A server from the first second on: 1,000 batches ask for their time, and what the
-    orchestrator said is not gone through for each.
-    """
-    said = Gone((float(i), float(i)) for i in range(1_000))
-    found = History(active=said)
-    found.rewards["copy"] = [(i, i + 0.5, 0.0) for i in range(1_000)]
-    assert report.curves(found)["copy"].seconds == pytest.approx([i + 0.5 for i in range(1_000)])
-    assert said.times <= 1
-    assert report.clocks(found, []) == [] and report.clocks(
-        History(versions={0: 5.0}), [4.0, 7.0]
-    ) == [0.0, 2.0]
+def test_a_curve_has_every_batch_and_the_mean_of_the_last_twenty():
+    found = history()
+    rewards = [float(i % 7) for i in range(100)]
+    for number, reward in enumerate(rewards):
+        found.add_rewards(number, number + 0.5, {"copy": reward})
+    curve = report.curves(found)["copy"]
+    assert (list(curve.steps), list(curve.rewards)) == (list(range(100)), rewards)
+    np.testing.assert_allclose(curve.smooth, trailing_mean(rewards, 20))
 
 
-def test_of_a_long_run_so_many_points_are_drawn():
-    assert spread(0).tolist() == [] and spread(3, most=3).tolist() == [0, 1, 2]
-    assert spread(10, most=4).tolist() == [0, 3, 6, 9] and spread(11, most=4).tolist() == [
-        1,
-        4,
-        7,
-        10,
-    ]
-    assert len(spread(1_000_000)) == 5_000
+def long_run(batches: int) -> History:
+    """Of 20 envs; evaluated at every twentieth version, each metric said twice."""
+    found = History()
+    means = {f"env-{i}": i / 20 for i in range(20)}
+    for number in range(batches):
+        found.add_rewards(number, float(number), means)
+        found.add_version(number, float(number))
+        found.active.add((float(number), float(number)))
+        for _ in range(2):
+            found.mixed["env-0"].add(number, 1.0, 4.0)
+        if number % 20 == 0:
+            found.add_evaluation(build.evaluation(version=number))
+    return found
 
 
-def test_the_target_is_reached_with_its_last_batch(run: RunFile):
-    found = History(active=[(0.0, 0.0)])
-    found.rewards["copy"] = [(0, 1.0, 0.2), (1, 2.0, 0.4), (2, 3.0, 0.6), (3, 4.0, 0.1)]
-    assert time_to_target(run, found) == 3.0
-    found.rewards["copy"] = found.rewards["copy"][:2]
-    assert time_to_target(run, found) is None
+def test_a_long_run_takes_no_more_than_a_short_one(run: RunFile):
+    """10^5 batches of 20 envs."""
+    sizes = list[int]()
+    for batches in (10_000, 100_000):
+        found = long_run(batches)
+        made = summarise(run, found, {})
+        sizes.append(len(pickle.dumps((found.rewards, found.active, found.versions))))
+        assert len(json.dumps(made)) < 200_000
+        assert made["steps"] == made["wall_s"] == batches - 1
+        assert found.mixed["env-0"] == MixedVersions(batches, 4 * batches, ANY)
+        versions = [entry["version"] for entry in made["evals"]["held"]]
+        assert versions[0] == 0 and versions[-1] == batches - 20 and len(versions) <= 1_000
+        for curve in report.curves(found).values():
+            assert curve.steps[0] == 0 and curve.steps[-1] == batches - 1
+            assert 2_500 <= len(curve.steps) <= 5_001
+    assert sizes[1] < 1.1 * sizes[0] < 10_000_000
+
+
+def test_points_are_kept_at_equal_distances_and_the_newest_among_them():
+    thinned = Thinned[int](4)
+    seen = list[list[int]]()
+    for point in range(10):
+        thinned.add(point)
+        seen.append(thinned.points())
+    assert seen[3] == [0, 1, 2, 3] and seen[4] == [0, 2, 4] and seen[5] == [0, 2, 4, 5]
+    assert seen[8] == [0, 4, 8] and seen[9] == [0, 4, 8, 9]
+    with pytest.raises(ValueError, match="most is 1; it must be at least 2"):
+        Thinned[int](1)
+
+
+def test_the_target_is_reached_with_its_last_batch():
+    target = Target(env="copy", reward=0.5, batches=2)
+    found = history([(0.0, 0.0)], target)
+    for number, reward in enumerate([0.2, 0.4, 0.6, 0.1]):
+        found.add_rewards(number, number + 1.0, {"copy": reward, "add": 1.0})
+        assert time_to_target(found) == (3.0 if number >= 2 else None)
+    assert time_to_target(history([(0.0, 0.0)])) is None
 
 
 def test_trailing_mean():
