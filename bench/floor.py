@@ -18,7 +18,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.learner.examples import expand
 from streamrl.log.codec import digest, to_event, to_message
 from streamrl.log.protocol import Message, Output
-from streamrl.processor.processor import Processor
+from streamrl.processor.definition import Processor
 from streamrl.records import Batch, PolicyVersion, Record
 
 T = TypeVar("T")

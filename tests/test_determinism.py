@@ -34,8 +34,9 @@ import numpy as np
 import pytest
 
 from streamrl.log.codec import digest
-from streamrl.processor.processor import Processor, decode_and_step
+from streamrl.processor.definition import Processor
 from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.transaction import decode_and_step
 from tests.support.inputs import busy, log_of, real_parts, schedule_of
 from tests.support.waiting import patience
 
@@ -44,7 +45,7 @@ ROOTS = [
     (f"streamrl.{room}.process", name)
     for room in ("buffer", "batcher")
     for name in ("step", "paused")
-] + [("streamrl.processor.processor", "decode_and_step")]
+] + [("streamrl.processor.transaction", "decode_and_step")]
 
 # ---- by its sources ------------------------------------------------------------------------------
 

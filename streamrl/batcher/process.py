@@ -19,7 +19,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import Fork, RunFile
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
-from streamrl.processor.processor import Processor, Report
+from streamrl.processor.definition import Processor, Report, run_settings
 from streamrl.records import PolicyVersion, ScoredGroup
 
 
@@ -177,9 +177,7 @@ def part(run: RunFile) -> Processor[Config, State]:
         report,
         reconcile,
         due=due,
-        snapshot_s=run.topics.snapshot_s,
-        expires_removed=run.topics.on_removed == "expire",
-        imports=run.imported,
+        **run_settings(run),
     )
 
 

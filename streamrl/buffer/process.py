@@ -16,7 +16,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
-from streamrl.processor.processor import Processor, Report
+from streamrl.processor.definition import Processor, Report, run_settings
 from streamrl.records import PolicyVersion, Rollout
 
 
@@ -250,10 +250,8 @@ def part(run: RunFile) -> Processor[Config, State]:
         report,
         reconcile,
         due=due,
-        snapshot_s=run.topics.snapshot_s,
-        expires_removed=run.topics.on_removed == "expire",
-        imports=run.imported,
         max_invalid_frac=rules.max_invalid_frac,
+        **run_settings(run),
     )
 
 

@@ -1,9 +1,10 @@
-"""The journal of a part: which records it took, in which order, at what time. From it the part's
-state is rebuilt, and a run replayed.
+"""The journal of a processor: which records it took, in which order, at what time.
 
-One partition per part holds entries and, every so often, a snapshot. Slices tile: each starts where
-the last of its partition ended, and its last offset is always that of a record, so a hole shows and
-a reader knows when it is done.
+The state is rebuilt from it, and a run replayed.
+
+A processor's journal is one partition of entries and, every so often, a snapshot. The slices of the
+entries tile the inputs: each begins where the last of its partition ended, and its last offset is
+always that of a record. So a missing record shows, and a reader knows when a slice is complete.
 """
 
 from __future__ import annotations
@@ -28,137 +29,144 @@ from streamrl.log.protocol import (
     end_offset,
     read,
 )
+from streamrl.processor.retention import first_offsets
 from streamrl.processor.snapshots import RecordRef
 from streamrl.records import Record, Slice
 
 R = TypeVar("R", bound=Record)
-TAIL = 8  # messages looked at first when the last entry is sought
-NOTHING_LEFT = 2**63 - 1
-# between two records wanted: rather than read so many for nothing, begin anew behind them
+TAIL = 8  # messages looked at first when the last record is sought
+# If more records than this lie between two that are wanted, a new reader begins behind them.
 SKIP_RECORDS = 2_000
 
 
 def record_slices(
-    messages: Iterable[Message], positions: dict[TopicPartition, int], slices: list[Slice]
+    messages: Iterable[Message], offsets: dict[TopicPartition, int], slices: list[Slice]
 ) -> Iterator[Message]:
-    """The messages, whose order is noted in `slices` as they are taken, run-length encoded. Moves
-    `positions` behind them.
+    """Pass the messages on, and append to `slices` in which order they were taken, run-length
+    encoded. Moves `offsets` behind them.
     """
-    for where, run in groupby(messages, attrgetter("topic", "partition")):
-        count = end = 0
+    for tp, run in groupby(messages, attrgetter("topic", "partition")):
+        topic, partition = tp
+        count = 0
+        end = 0
         for message in run:
-            count, end = count + 1, message.offset + 1
+            count += 1
+            end = message.offset + 1
             yield message
-        slices.append(
-            Slice(
-                topic=where[0],
-                partition=where[1],
-                start=positions.get(where, 0),
-                end=end,
-                count=count,
-            )
-        )
-        positions[where] = end
+        start = offsets.get(tp, 0)
+        slices.append(Slice(topic=topic, partition=partition, start=start, end=end, count=count))
+        offsets[tp] = end
 
 
 def entries(log: Log, topic: str, start: int = 0) -> Iterator[tuple[int, Record]]:
-    """(offset, record) of a journal, from an offset on."""
+    """(offset, record) of a journal, from offset `start` on."""
     for message in read(log, topic, 0, start):
         if is_chunk(message):
-            continue  # the end of a record whose beginning is deleted
+            continue  # the end of a record whose beginning retention has deleted
         yield message.offset, decode(dict(message.headers)["schema"], message.value or b"")
 
 
 def last_record(log: Log, topic: str, kind: type[R]) -> R | None:
-    """The last record of that kind in a journal, found from the end; None when there is none."""
-    end, tail, found = end_offset(log, topic, 0), TAIL, None
-    while found is None and end > 0:
-        for _, record in entries(log, topic, max(beginning_offset(log, topic, 0), end - tail)):
-            found = record if isinstance(record, kind) else found
+    """The last record of this kind in a journal, found from its end. None if there is none."""
+    begin = beginning_offset(log, topic, 0)
+    end = end_offset(log, topic, 0)
+    tail = TAIL
+    while end > 0:
+        found = [
+            record
+            for _, record in entries(log, topic, max(begin, end - tail))
+            if isinstance(record, kind)
+        ]
+        if found:
+            return found[-1]
         if tail >= end:
-            break
+            return None
         tail *= 8
-    return found
+    return None
 
 
 @dataclass
 class SliceReader:
-    """Reads slices of inputs again, in the order asked, each partition forward only."""
+    """Reads slices of inputs again, in the order asked. It reads each partition forwards only."""
 
     log: Log
     schemas_of: Callable[[str], tuple[str, ...]]  # of a topic
     records_read: int = 0
+    # A reader for each partition, and the messages that it has read ahead, the last one first.
     _open: dict[TopicPartition, tuple[Reader, list[Message]]] = field(
         default_factory=dict[Any, Any]
     )
 
-    def read_slice(self, part: Slice) -> list[Message]:
-        """Those of a slice, as they lie in the log. Raises InputGone when they are not all there
-        any more.
-        """
-        messages = list(self._read_range((part.topic, part.partition), part.start, part.end - 1))
-        if len(messages) != part.count:
-            where = f"{part.topic}[{part.partition}] {part.start} to {part.end}"
+    def read_slice(self, piece: Slice) -> list[Message]:
+        """The messages of a slice, as they lie in the log. Raises InputGone if any is missing."""
+        messages = list(
+            self._read_range((piece.topic, piece.partition), piece.start, piece.end - 1)
+        )
+        if len(messages) != piece.count:
             raise InputGone(
-                f"{where} held {part.count} records, now {len(messages)}: retention or somebody has removed them"
+                f"{piece.topic}[{piece.partition}] {piece.start} to {piece.end} held "
+                f"{piece.count} records, now {len(messages)}: "
+                "retention or somebody has removed them"
             )
         return messages
 
     def read_records(self, references: Collection[RecordRef]) -> dict[RecordRef, Event]:
-        """Single records, wherever they lie. One that retention has deleted comes as an event
+        """Single records, wherever they lie. One that retention has deleted becomes an event
         without a record.
         """
         found: dict[RecordRef, Event] = {}
         begin = first_offsets(self.log, {(topic, partition) for topic, partition, _ in references})
+        existing: dict[TopicPartition, list[int]] = {tp: [] for tp in sorted(begin)}
         for topic, partition, offset in references:
             if offset < begin[topic, partition]:
                 found[topic, partition, offset] = Event(topic, partition, offset, "", None)
-        for where in sorted(begin):
-            there = sorted(
-                offset
-                for topic, partition, offset in references
-                if (topic, partition) == where and offset >= begin[where]
-            )
-            for offsets in split_at_gaps(there):
-                wanted = set(offsets)
-                for message in self._read_range(where, offsets[0], offsets[-1]):
-                    if message.offset in wanted:
-                        found[*where, message.offset] = to_event(message, self.schemas_of(where[0]))
-            if there:
-                self._close(where)
+            else:
+                existing[topic, partition].append(offset)
+        for tp, wanted in existing.items():
+            found |= self._read_offsets(tp, sorted(wanted))
         if missing := set(references) - found.keys():
             raise InputGone(
-                f"{len(missing)} records that a snapshot refers to are gone, the first {min(missing)}: somebody has removed them"
+                f"{len(missing)} records that a snapshot refers to are gone, "
+                f"the first {min(missing)}: somebody has removed them"
             )
         return found
 
     def close(self) -> None:
-        for where in list(self._open):
-            self._close(where)
+        for tp in list(self._open):
+            self._close(tp)
 
-    def _close(self, where: TopicPartition) -> None:
-        self._open.pop(where)[0].close()
+    def _close(self, tp: TopicPartition) -> None:
+        reader, _ = self._open.pop(tp)
+        reader.close()
 
-    def _read_range(self, where: TopicPartition, start: int, last: int) -> Iterator[Message]:
-        """Messages with start <= offset <= last, where `last` is that of a message."""
-        if where not in self._open:
-            self._open[where] = (
-                self.log.reader(
-                    {where: max(start, beginning_offset(self.log, *where))}, bounded=True
-                ),
-                [],
-            )
-        reader, buffer = self._open[where]
-        progress = BoundedReader(reader, where, last + 1)
+    def _read_offsets(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[RecordRef, Event]:
+        """The records at these ascending offsets of one partition."""
+        found: dict[RecordRef, Event] = {}
+        wanted = set(offsets)
+        schemas = self.schemas_of(tp[0]) if offsets else ()
+        for group in split_at_gaps(offsets):
+            for message in self._read_range(tp, group[0], group[-1]):
+                if message.offset in wanted:
+                    found[*tp, message.offset] = to_event(message, schemas)
+        if offsets:
+            self._close(tp)
+        return found
+
+    def _read_range(self, tp: TopicPartition, start: int, last: int) -> Iterator[Message]:
+        """Messages with start <= offset <= last, where `last` is the offset of a message."""
+        if tp not in self._open:
+            begin = max(start, beginning_offset(self.log, *tp))
+            self._open[tp] = self.log.reader({tp: begin}, bounded=True), []
+        reader, ahead = self._open[tp]
+        progress = BoundedReader(reader, tp, last + 1)
         while True:
-            while not buffer:
-                if reader.position(*where) > last:
+            while not ahead:
+                if reader.position(*tp) > last:
                     return
-                buffer.extend(reversed(progress.poll()))
-            message = buffer[-1]
-            if message.offset > last:
+                ahead.extend(reversed(progress.poll()))
+            if ahead[-1].offset > last:
                 return
-            buffer.pop()
+            message = ahead.pop()
             if message.offset >= start:
                 self.records_read += 1
                 yield message
@@ -166,29 +174,13 @@ class SliceReader:
                 return
 
 
-def first_offsets(log: Log, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """The first offset that each partition still has; of a topic that does not exist any more:
-    NOTHING_LEFT.
-    """
-    there = log.topics()
-    begin = log.beginning_offsets([where for where in partitions if where[0] in there])
-    return {where: begin.get(where, NOTHING_LEFT) for where in partitions}
-
-
-def is_gone(start: int, begin: int) -> bool:
-    """Has retention deleted records from offset `start` on, where `begin` is the first offset left?
-    A single offset may be a transaction's marker.
-    """
-    return start < begin - 1
-
-
 def split_at_gaps(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Ascending offsets, cut where more than SKIP_RECORDS lie between two of them."""
+    """Ascending offsets, split where more than SKIP_RECORDS lie between two of them."""
     if not offsets:
         return
     start = 0
-    for place in range(1, len(offsets)):
-        if offsets[place] - offsets[place - 1] > SKIP_RECORDS:
-            yield offsets[start:place]
-            start = place
+    for i in range(1, len(offsets)):
+        if offsets[i] - offsets[i - 1] > SKIP_RECORDS:
+            yield offsets[start:i]
+            start = i
     yield offsets[start:]

@@ -1,58 +1,69 @@
-"""State to bytes and back, with the records it holds by reference: where they lie in the input, not
-what is in them.
+"""Snapshots: a processor's state as bytes, in its journal and back from it.
 
-A state is a msgspec.Struct of plain values, arrays and `Event`s. An Event is written as extension
-type 2, [topic, partition, offset]; to read a state back, those records are read again from the log.
-10,000 held rollouts are 184 KB this way and 70 MB with their payload.
+A state is a msgspec.Struct of plain values, arrays and `Event`s. An Event is written as a reference
+to its record in the input topic: MessagePack extension type 2, [topic, partition, offset]. To read
+a state back, those records are read again from the log. 10,000 held rollouts are 184 KB this way
+and 70 MB with their payload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgpack
 import msgspec
 
-from streamrl.log.protocol import Event
+from streamrl.errors import TransactionFailed
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Event, Message, Offsets, Output, Reader, TopicPartition
+from streamrl.processor.definition import Processor, ProcessorState, to_json
+from streamrl.records import JournalEntry, Record, Snapshot
+
+logger = logging.getLogger(__name__)
+S = TypeVar("S")
 
 EVENT = 2  # MessagePack extension type of references
-S = TypeVar("S")
+
 RecordRef = tuple[str, int, int]  # topic, partition, offset
 ReadRecords = Callable[[Collection[RecordRef]], Mapping[RecordRef, Event]]
 
 
+# ---- a state and its bytes -----------------------------------------------------------------------
+
+
 def serialize_state(state: Any) -> bytes:
-    """Bytes of a state; equal states give equal bytes, so their digest tells whether two states are
-    the same.
+    """Bytes of a state. Equal states give equal bytes, so a digest of them tells whether two states
+    are the same.
     """
-    return msgspec.msgpack.encode(state, enc_hook=_reference)
+    return msgspec.msgpack.encode(state, enc_hook=_encode_event)
 
 
-def deserialize_state(data: bytes, state_type: type[S], fetch: ReadRecords) -> S:
-    """The state again. All references are collected first and read in one go, then put in their
-    places.
+def deserialize_state(data: bytes, state_type: type[S], read_records: ReadRecords) -> S:
+    """The state of these bytes. All records that it refers to are read in one go, and then put in
+    their places.
     """
     wanted = references(data)
-    events = fetch(wanted) if wanted else {}
+    events = read_records(wanted) if wanted else {}
 
-    def place(code: int, body: memoryview) -> Any:
+    def event_at(code: int, body: memoryview) -> Any:
         if code != EVENT:
             raise ValueError(f"extension type {code} in a state")
-        return events[_read(body)]
+        return events[_decode_reference(body)]
 
     return msgspec.msgpack.decode(
-        data, type=state_type, ext_hook=place, dec_hook=lambda _, value: value
+        data, type=state_type, ext_hook=event_at, dec_hook=lambda _, value: value
     )
 
 
 def references(data: bytes) -> set[RecordRef]:
-    """Where the records lie that a frozen state holds."""
+    """Where the records lie that a serialized state holds."""
     wanted = set[RecordRef]()
 
     def collect(code: int, body: memoryview) -> Any:
         if code == EVENT:
-            wanted.add(_read(body))
+            wanted.add(_decode_reference(body))
         return None
 
     msgspec.msgpack.decode(data, ext_hook=collect)
@@ -74,14 +85,90 @@ def held_events(value: Any) -> Iterator[Event]:
             yield from held_events(getattr(value, name))
 
 
-def _reference(value: Any) -> Any:
+def _encode_event(value: Any) -> Any:
     if isinstance(value, Event):
-        return msgspec.msgpack.Ext(
-            EVENT, msgpack.packb([value.topic, value.partition, value.offset]) or b""
-        )
+        body = msgpack.packb([value.topic, value.partition, value.offset]) or b""
+        return msgspec.msgpack.Ext(EVENT, body)
     raise NotImplementedError(f"{type(value).__name__} cannot be part of a state")
 
 
-def _read(body: memoryview) -> RecordRef:
+def _decode_reference(body: memoryview) -> RecordRef:
     topic, partition, offset = msgpack.unpackb(body)
     return topic, partition, offset
+
+
+# ---- snapshots in a journal ----------------------------------------------------------------------
+
+
+def to_snapshot(current: ProcessorState[Any, Any], offsets: Offsets) -> Snapshot:
+    """The state as it is now. `offsets`: where a processor that starts from it reads on."""
+    return Snapshot(
+        sequence=current.sequence,
+        positions=[(*tp, offset) for tp, offset in offsets.items()],
+        state=serialize_state(current.state),
+        config=to_json(current.config),
+    )
+
+
+def whole_snapshots(
+    records: Iterable[tuple[int, Record]],
+) -> Iterator[tuple[int, JournalEntry | Snapshot]]:
+    """The entries of a journal and its snapshots, with their offsets.
+
+    Earlier versions of streamrl wrote a large snapshot as several records, each with a part of the
+    state. They are put together here, with the offset of the first; a snapshot that lacks a record
+    is left out.
+    """
+    first_offset = -1
+    pieces = list[Snapshot]()
+    for offset, record in records:
+        if isinstance(record, JournalEntry):
+            yield offset, record
+        elif isinstance(record, Snapshot):
+            if record.part == 0:
+                first_offset = offset
+                pieces = []
+            pieces.append(record)
+            if [piece.part for piece in pieces] == list(range(record.parts)):
+                state = b"".join(piece.state for piece in pieces)
+                yield first_offset, msgspec.structs.replace(record, state=state, part=0, parts=1)
+
+
+def save_snapshot(
+    processor: Processor[Any, Any],
+    current: ProcessorState[Any, Any],
+    reader: Reader,
+    inputs: Iterable[TopicPartition],
+    commit: Callable[[Sequence[Message]], int],
+) -> None:
+    """Write a snapshot in a transaction of its own, between two batches.
+
+    Its offsets are those of the reader, which lie behind the transaction markers that follow the
+    last records: retention deletes these markers too.
+    """
+    offsets = dict(current.offsets)
+    for tp in inputs:
+        offsets[tp] = max(current.offsets[tp], reader.position(*tp))
+    record = to_snapshot(current, offsets)
+    offset = commit([to_message(Output(processor.journal, processor.name, record))])
+    current.set_snapshot(offset, len(record.state))
+
+
+def save_last_snapshot(
+    processor: Processor[Any, Any],
+    current: ProcessorState[Any, Any],
+    reader: Reader,
+    inputs: Iterable[TopicPartition],
+    commit: Callable[[Sequence[Message]], int],
+) -> None:
+    """Write a snapshot if the log takes one. A processor that is told to stop stops, also if the
+    broker has gone before it.
+    """
+    try:
+        save_snapshot(processor, current, reader, inputs, commit)
+    except TransactionFailed as error:
+        logger.warning(
+            "%s: stopped without a snapshot, so the next start replays more: %s",
+            processor.name,
+            error,
+        )

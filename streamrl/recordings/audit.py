@@ -22,7 +22,8 @@ from streamrl.config import topology
 from streamrl.learner.inputs import newest_lineages
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Event, Log, Message, beginning_offset, end_offset, read
-from streamrl.processor.processor import Processor, restore
+from streamrl.processor.definition import Processor
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.progress import Report, silent
 from streamrl.records import Batch, Fate, PolicyVersion, Rollout, ScoredGroup
@@ -263,7 +264,7 @@ def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Processor[Any, Any])
         if topic.startswith(("rollouts.", "groups."))
         for p in range(log.topics().get(topic, 0))
         for event in events(
-            log, topic, p, schemas, fold.positions.get((topic, p), beginning_offset(log, topic, p))
+            log, topic, p, schemas, fold.offsets.get((topic, p), beginning_offset(log, topic, p))
         )
     )
     for event in chain(held_events(fold.state), unread):

@@ -16,8 +16,9 @@ from streamrl.config import topology
 from streamrl.log.chunks import joined
 from streamrl.log.codec import DecodeError, decode, digest
 from streamrl.log.protocol import Log, Message, beginning_offset, end_offset, read
+from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import entries
-from streamrl.processor.processor import Processor, ProcessorState, beginning, replay_entry
+from streamrl.processor.restore import replay_entry, restore_earliest
 from streamrl.recordings.progress import Report, silent
 from streamrl.records import JournalEntry, Record
 
@@ -98,7 +99,7 @@ def replay(
     Ends at the first difference, or when `stop_at` says so.
     """
     end = end_offset(log, *topology.sole_partition(topology.journal(part.name)))
-    fold, start, tape = beginning(log, part)
+    fold, start, tape = restore_earliest(log, part)
     result, recorded = (
         Replayed(begins_at=fold.sequence + 1),
         Recorded(log, from_the_start=fold.sequence < 0),

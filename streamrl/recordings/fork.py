@@ -43,14 +43,11 @@ from streamrl.log.protocol import (
     read,
 )
 from streamrl.orchestrator.run_directory import write_run_file
-from streamrl.processor.journal import SliceReader, entries, is_gone, last_record
-from streamrl.processor.processor import (
-    Processor,
-    ProcessorState,
-    beginning,
-    process_batch,
-    replay_entry,
-)
+from streamrl.processor.definition import Processor, ProcessorState
+from streamrl.processor.journal import SliceReader, entries, last_record
+from streamrl.processor.restore import replay_entry, restore_earliest
+from streamrl.processor.retention import is_gone
+from streamrl.processor.transaction import process_batch
 from streamrl.recordings.inheritance import Census, Cut, Group, next_problem
 from streamrl.recordings.progress import Report, shown
 from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup, Visit
@@ -275,7 +272,7 @@ def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
     """
     cut = Cut(version)
     part = replace(batcher.part(parent), step=cut.step)
-    fold, start, tape = beginning(old, part)
+    fold, start, tape = restore_earliest(old, part)
     if fold.state.next_batch > version:
         before = f"retention has deleted what batch {version} of run {parent.run} was made of; the first that is there is {fold.state.next_batch}"
         raise InputGone(f"{before}: fork without --rollouts, or at a later version")
@@ -410,7 +407,7 @@ def _feed(
     at the start.
     """
     writer, meter = log.writer(part.name), log.producer()
-    fold = ProcessorState(part.initial(), positions=dict(positions))
+    fold = ProcessorState(part.initial(), offsets=dict(positions))
     for some in portions(messages):
         for metric in process_batch(part, fold, some, time_s, writer.commit).metrics:
             meter.send(metric)

@@ -14,7 +14,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
-from streamrl.processor.processor import Processor
+from streamrl.processor.definition import Processor
 from streamrl.recordings.audit import KINDS, Audit, audit
 from streamrl.recordings.compare import Replayed, replay
 from streamrl.recordings.progress import shown

@@ -29,7 +29,7 @@ from streamrl.log.parquet import (
 )
 from streamrl.log.protocol import Log, Output, end_offset, read
 from streamrl.monitoring.display import quoted
-from streamrl.processor.processor import to_json
+from streamrl.processor.definition import to_json
 from streamrl.recordings.archive import plan, run_of
 from streamrl.recordings.compare import replay
 from streamrl.recordings.dead_letters import retry

@@ -33,8 +33,10 @@ from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Output, read
-from streamrl.processor.processor import ProcessorState, process_batch, restore
+from streamrl.processor.definition import ProcessorState
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.transaction import process_batch
 from streamrl.recordings.compare import replay
 from streamrl.records import Batch, Demand, Metric
 from tests.batcher.test_process import CONFIG

@@ -14,7 +14,7 @@ from streamrl.buffer.process import Config, part, paused, step
 from streamrl.config.run_file import parse
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Event, Output, Undecodable
-from streamrl.processor.processor import from_json, to_json
+from streamrl.processor.definition import from_json, to_json
 from streamrl.records import Fate, Metric, ScoredGroup
 from tests.support.build import rollout, rollout_event, turns, version_event
 

@@ -16,7 +16,7 @@ from streamrl.config.run_file import RunFile, parse
 from streamrl.config.topology import ROLES, Role, parts
 from streamrl.log import topics
 from streamrl.monitoring.run_view import BATCHES, TOPICS
-from streamrl.processor.processor import Processor
+from streamrl.processor.definition import Processor
 
 PACKAGE = Path(topology.__file__).parents[1]
 KINDS = {name: value for name, value in vars(topology).items() if name.isupper()}

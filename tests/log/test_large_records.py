@@ -18,9 +18,11 @@ from streamrl.log.codec import encode, to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Output, read
-from streamrl.processor import processor
+from streamrl.processor.definition import ProcessorState
 from streamrl.processor.journal import entries
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.transaction import process_batch
 from streamrl.records import JournalEntry, Record, Rollout, Scores, Snapshot
 from tests.recordings.test_archive import account, replays
 from tests.support.build import rollout, turns
@@ -110,15 +112,15 @@ def test_all_that_may_be_larger_than_a_message_is_one_record(log: Log):
 
 def test_a_snapshot_that_is_larger_than_a_message_is_one_record(log: Log):
     part = replace(parts(RUN)[1], snapshot_events=1)
-    writer, fold = log.writer(part.name), processor.ProcessorState(part.initial())
+    writer, fold = log.writer(part.name), ProcessorState(part.initial())
     fold.state.balance = {"x" * 9_000_000: 1.0}
     for _ in range(2):  # the second entry names the snapshot that comes with the first
         fold.events_since_snapshot = fold.snapshot_bytes + 1
-        processor.process_batch(part, fold, [], 1.0, writer.commit)
+        process_batch(part, fold, [], 1.0, writer.commit)
     offset, snapshot = only(log, "journal.batcher", "snapshot")
     assert isinstance(snapshot, Snapshot) and snapshot.parts == 1
     last = [record for _, record in entries(log, "journal.batcher")][-1]
     assert isinstance(last, JournalEntry) and last.snapshot_offset < offset == fold.snapshot_offset
-    again, _ = processor.restore(log, part)
+    again, _ = restore(log, part)
     assert serialize_state(again.state) == serialize_state(fold.state)
     writer.close()

@@ -20,7 +20,9 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Output, partitions_of, read
 from streamrl.orchestrator.resuming import refusals
 from streamrl.orchestrator.run_directory import take
-from streamrl.processor.processor import process_batch, reconcile, restore
+from streamrl.processor.reconcile import reconcile
+from streamrl.processor.restore import restore
+from streamrl.processor.transaction import process_batch
 from streamrl.records import Batch
 from tests.support.build import group
 from tests.support.data_path import RUN, TOPICS, announce, parts, play, publish, send_groups
@@ -193,9 +195,9 @@ def outputs_of_the_next_life(log: Log, run: RunFile) -> list[Message]:
         begin = log.beginning_offsets(partitions_of(log, part.inputs))
         list(reconcile(log, part, fold, begin, time.time(), commit))
         positions = {
-            where: max(fold.positions.get(where, first), first) for where, first in begin.items()
+            where: max(fold.offsets.get(where, first), first) for where, first in begin.items()
         }
-        fold.positions.update(positions)
+        fold.offsets.update(positions)
         messages = [
             message
             for (topic, partition), start in positions.items()

@@ -18,7 +18,9 @@ from streamrl.log import memory
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, partitions_of, read
-from streamrl.processor.processor import Processor, process_batch, restore
+from streamrl.processor.definition import Processor
+from streamrl.processor.restore import restore
+from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.dead_letters import letters
@@ -91,8 +93,8 @@ def take_all(log: MemoryLog, part: Processor[Any, Any], time_s: float) -> None:
     """One life of a part: it takes all there is, and ends."""
     writer = log.writer(part.name)
     fold, _ = restore(log, part)
-    fold.positions = {**log.beginning_offsets(partitions_of(log, part.inputs)), **fold.positions}
-    reader = log.reader(fold.positions)
+    fold.offsets = {**log.beginning_offsets(partitions_of(log, part.inputs)), **fold.offsets}
+    reader = log.reader(fold.offsets)
     for _ in range(10_000):
         reader.set_paused(part.paused(part.config, fold.state))
         messages = reader.poll(64, 0.0)

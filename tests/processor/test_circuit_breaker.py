@@ -12,7 +12,8 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message
 from streamrl.processor import processor
 from streamrl.processor.circuit_breaker import CircuitBreaker
-from streamrl.processor.processor import restore, run_processor
+from streamrl.processor.processor import run_processor
+from streamrl.processor.restore import restore
 from tests.processor.test_processor import TOPICS, number, part
 from tests.support.waiting import patience, until
 
@@ -99,4 +100,4 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(
         stop.set()
         thread.join(patience(30))
     # a restart folds what was taken, and asks no breaker
-    assert restore(log, me)[0].positions["a", 0] == 17
+    assert restore(log, me)[0].offsets["a", 0] == 17

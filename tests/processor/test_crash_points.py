@@ -24,8 +24,10 @@ from streamrl.errors import StreamrlError
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, TopicPartition
-from streamrl.processor.processor import Processor, ProcessorState, process_batch, restore
+from streamrl.processor.definition import Processor, ProcessorState
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.transaction import process_batch
 from streamrl.records import Batch, Fate
 from tests.support.inputs import (
     ENVS,
@@ -98,7 +100,7 @@ def live(
     alive()
     for number in range(fold.sequence + 1, len(schedule)):
         messages: list[Message] = []
-        positions = dict(fold.positions)
+        positions = dict(fold.offsets)
         for where, count in schedule[number]:
             more, positions[where] = log.take(where, positions.get(where, 0), count)
             messages += more

@@ -23,9 +23,11 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, beginning_offset, end_offset, read
 from streamrl.processor import processor
+from streamrl.processor.definition import SNAPSHOT_EVENT_BYTES, Processor
 from streamrl.processor.journal import entries
-from streamrl.processor.processor import Processor, restore
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.fork import cut_of
@@ -304,8 +306,7 @@ def test_a_large_state_is_written_in_proportion_to_what_comes_in():
         sizes.append(sum(len(record.state) for record in journal(log, "buffer", Snapshot)))
     grown = [after - before for before, after in pairwise(sizes)]
     assert (
-        max(grown) <= 2 * processor.SNAPSHOT_EVENT_BYTES * 600
-        and len(journal(log, "buffer", Snapshot)) >= 4
+        max(grown) <= 2 * SNAPSHOT_EVENT_BYTES * 600 and len(journal(log, "buffer", Snapshot)) >= 4
     )
 
 
@@ -313,9 +314,9 @@ def killed_in_pieces(log: MemoryLog, part: Processor[Any, Any]) -> None:
     """The part takes all there is, in turns of twenty, and ends without a word."""
     fold, _ = restore(log, part)
     writer = log.writer(part.name)
-    reader = log.reader({(topic, 0): fold.positions.get((topic, 0), 0) for topic in part.inputs})
+    reader = log.reader({(topic, 0): fold.offsets.get((topic, 0), 0) for topic in part.inputs})
     while messages := reader.poll(20, 0):
-        processor.process_batch(part, fold, messages, 1.0, writer.commit)
+        process_batch(part, fold, messages, 1.0, writer.commit)
 
 
 def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(

@@ -17,18 +17,17 @@ from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, Output, end_offset, read
 from streamrl.processor import processor
+from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import last_record
 from streamrl.processor.processor import (
+    FETCH_RECORDS,
     MAX_POLL_RECORDS,
-    PIECE_MESSAGES,
-    Processor,
-    ProcessorState,
     drain_available,
-    process_batch,
-    restore,
     run_processor,
 )
-from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.restore import restore
+from streamrl.processor.snapshots import serialize_state, to_snapshot
+from streamrl.processor.transaction import process_batch
 from streamrl.records import Demand, EnvProgress, JournalEntry, Metric, Snapshot
 from tests.support import life
 from tests.support.waiting import patience
@@ -108,7 +107,7 @@ def live(
     me = each or part()
     writer = log.writer(me.name)
     fold, _ = restore(log, me)
-    reader = log.reader({(topic, 0): fold.positions.get((topic, 0), 0) for topic in me.inputs})
+    reader = log.reader({(topic, 0): fold.offsets.get((topic, 0), 0) for topic in me.inputs})
     operations = itertools.count()
 
     def commit(messages: Sequence[Message]) -> int:
@@ -166,10 +165,10 @@ def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
     for i in range(lying):
         source.send(number("a", i))
     reader, folded, ahead = log.reader({("a", 0): 0}), 0, list[int]()
-    for message in drain_available(reader, reader.poll(PIECE_MESSAGES, 0)):
+    for message in drain_available(reader, reader.poll(FETCH_RECORDS, 0)):
         ahead.append(reader.position("a", 0) - message.offset)  # fetched, and not folded in yet
         folded += 1
-    assert folded == taken == reader.position("a", 0) and max(ahead) == PIECE_MESSAGES
+    assert folded == taken == reader.position("a", 0) and max(ahead) == FETCH_RECORDS
 
 
 def test_a_turn_is_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch):
@@ -178,9 +177,9 @@ def test_a_turn_is_cut_by_bytes_too(monkeypatch: pytest.MonkeyPatch):
     for i in range(2 * MAX_POLL_RECORDS):
         source.send(number("a", i))
     sizes = [len(message.value or b"") for message in read(log, "a", 0, 0)]
-    monkeypatch.setattr(processor, "MAX_POLL_BYTES", sum(sizes[: 3 * PIECE_MESSAGES]))
+    monkeypatch.setattr(processor, "MAX_POLL_BYTES", sum(sizes[: 3 * FETCH_RECORDS]))
     reader = log.reader({("a", 0): 0})
-    assert len(list(drain_available(reader, reader.poll(PIECE_MESSAGES, 0)))) == 3 * PIECE_MESSAGES
+    assert len(list(drain_available(reader, reader.poll(FETCH_RECORDS, 0)))) == 3 * FETCH_RECORDS
 
 
 @pytest.mark.parametrize("cuts", [[1], [3], [7, 1, 2]])
@@ -232,7 +231,7 @@ def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
     """One that lacks a part is passed over, and the one before it is used."""
     log, me = filled(), part(snapshot_events=6)
     fold = live(log, [2], each=me)
-    whole = processor.snapshot(fold, fold.positions)
+    whole = to_snapshot(fold, fold.offsets)
     parts = [
         msgspec.structs.replace(whole, state=whole.state[i : i + 2], part=i // 2)
         for i in range(0, len(whole.state), 2)

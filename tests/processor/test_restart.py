@@ -16,9 +16,11 @@ from streamrl.config import run_file
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
+from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import SKIP_RECORDS, split_at_gaps
-from streamrl.processor.processor import Processor, ProcessorState, process_batch, restore
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.transaction import process_batch
 from tests.support.build import group, rollout, version_event
 from tests.support.data_path import TOPICS
 

@@ -18,8 +18,10 @@ from streamrl.log.chunks import is_chunk
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import read
 from streamrl.monitoring.report import gather
-from streamrl.processor import processor
+from streamrl.processor.definition import ProcessorState
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
+from streamrl.processor.transaction import process_batch
 from streamrl.recordings.archive import export
 from streamrl.recordings.fork import cut_of
 from tests.recordings.test_archive import account, everything, replays
@@ -40,16 +42,16 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
 def test_it_replays_and_balances_and_restores(recording: MemoryLog):
     assert replays(recording)[1] >= 4 and account(recording).balanced
     for part in parts():
-        fold, _ = processor.restore(recording, part)
+        fold, _ = restore(recording, part)
         writer, copy = (
             recording.writer(part.name),
-            processor.ProcessorState(fold.state, part.config, fold.sequence, dict(fold.positions)),
+            ProcessorState(fold.state, part.config, fold.sequence, dict(fold.offsets)),
         )
         # a snapshot now, which holds chunked records by their offsets
         copy.events_since_snapshot = part.snapshot_events
-        processor.process_batch(part, copy, [], 1.0, writer.commit)
-        processor.process_batch(part, copy, [], 2.0, writer.commit)
-        again, _ = processor.restore(recording, part)
+        process_batch(part, copy, [], 1.0, writer.commit)
+        process_batch(part, copy, [], 2.0, writer.commit)
+        again, _ = restore(recording, part)
         assert again.snapshot_offset > 0 and serialize_state(again.state) == serialize_state(
             copy.state
         )

@@ -18,7 +18,8 @@ from streamrl.log.codec import decode, encode
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log, Message, read
-from streamrl.processor import processor
+from streamrl.processor import restore as restoring
+from streamrl.processor.definition import Processor
 from streamrl.processor.journal import entries
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.archive import export, restore, run_of
@@ -54,7 +55,7 @@ def messages(log: Log) -> list[Message]:
     ]
 
 
-def replays(log: Log, parts: dict[str, processor.Processor]) -> tuple[int, int]:
+def replays(log: Log, parts: dict[str, Processor]) -> tuple[int, int]:
     results = {name: replay(log, part)[0] for name, part in parts.items()}
     assert [result.difference for result in results.values()] == ["", ""]
     return results["buffer"].identical["groups"], results["batcher"].identical["batches"]
@@ -103,12 +104,12 @@ def test_snapshots_are_read_and_hold_what_the_whole_fold_holds(earlier: FileLog,
         for _, record in entries(earlier, topology.journal(name))
         if isinstance(record, Snapshot)
     ]
-    fold, taken = processor.restore(earlier, part)
+    fold, taken = restoring.restore(earlier, part)
     assert len(written) >= 2 and fold.snapshot_offset > 0
     # not from the beginning
     assert taken < sum(1 for m in messages(earlier) if m.topic in part.inputs)
     whole = replay(earlier, part)[1]
-    assert (fold.sequence, fold.positions) == (whole.sequence, whole.positions)
+    assert (fold.sequence, fold.offsets) == (whole.sequence, whole.offsets)
     assert held(fold.state) == held(whole.state) and bool(held(fold.state)) == (name == "batcher")
 
 

@@ -19,8 +19,9 @@ from streamrl.learner.examples import expand
 from streamrl.log.codec import encode
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
+from streamrl.processor.definition import ProcessorState
 from streamrl.processor.journal import last_record
-from streamrl.processor.processor import ProcessorState, process_batch
+from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
 from streamrl.recordings.fork import Forked, child, transplant
@@ -124,13 +125,13 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
     folds = [
         ProcessorState(
             part.initial(),
-            positions={(t, p): 0 for t in part.inputs for p in range(log.topics()[t])},
+            offsets={(t, p): 0 for t in part.inputs for p in range(log.topics()[t])},
         )
         for part in parts
     ]
     writers, readers = (
         [log.writer(part.name) for part in parts],
-        [log.reader(fold.positions) for fold in folds],
+        [log.reader(fold.offsets) for fold in folds],
     )
     announce(log, 0)
     version, number, waiting = 0, 0, list[Rollout]()

@@ -31,8 +31,9 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.processor import processor
+from streamrl.processor.definition import Processor
 from streamrl.processor.journal import last_record
-from streamrl.processor.processor import Processor, restore
+from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.records import JournalEntry, PolicyVersion
 from tests.support.build import rollout

@@ -15,7 +15,7 @@ from streamrl.config import run_file, topology
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, TopicPartition
-from streamrl.processor.processor import Processor
+from streamrl.processor.definition import Processor
 from streamrl.records import PolicyVersion
 from tests.support.build import rollout
 from tests.support.data_path import TOPICS

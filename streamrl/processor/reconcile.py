@@ -1,0 +1,81 @@
+"""Bring a restored state in line with today's configuration and with what retention has left."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from streamrl.errors import InputGone
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Log, Offsets, TopicPartition
+from streamrl.processor.definition import Processor, ProcessorState
+from streamrl.processor.retention import first_offsets, is_gone, listed
+from streamrl.processor.snapshots import held_events
+from streamrl.processor.transaction import Commit, write_entry
+
+S = TypeVar("S")
+C = TypeVar("C")
+
+
+def reconcile(
+    log: Log,
+    processor: Processor[C, S],
+    current: ProcessorState[C, S],
+    begin: Offsets,
+    time_s: float,
+    commit: Commit,
+) -> list[str]:
+    """Call `Processor.reconcile` if there is anything to bring in line, and commit what it gives in
+    an entry of its own.
+
+    `begin`: the first offsets of the inputs. Returns warnings. Raises InputGone if something is
+    gone and the processor is not to go on without it.
+    """
+    if current.sequence < 0:
+        return []
+    removed = removed_offsets(log, current, begin)
+    if not removed and current.config == processor.config:
+        return []
+    warnings: list[str] = []
+    gone = sorted(
+        f"{topic}[{partition}] below offset {offset}"
+        for (topic, partition), offset in removed.items()
+        if topic in processor.inputs
+    )
+    if gone:
+        what = f"retention has deleted records that it holds or has not read: {listed(gone)}"
+        if not processor.expires_removed:
+            raise InputGone(
+                f"{processor.name}: {what}; to go on without them: --set topics.on_removed=expire"
+            )
+        warnings.append(f"{what}; it goes on without them (topics.on_removed: expire)")
+    current.state, outputs = processor.reconcile(processor.config, current.state, removed, time_s)
+    current.skip_removed(removed)
+    write_entry(
+        processor,
+        current,
+        time_s,
+        slices=[],
+        outputs=[to_message(output) for output in outputs],
+        commit=commit,
+        removed=removed,
+    )
+    return warnings
+
+
+def removed_offsets(
+    log: Log, current: ProcessorState[Any, Any], begin: Offsets
+) -> dict[TopicPartition, int]:
+    """The first offset left of each partition of which retention has deleted what the processor
+    holds or has not read.
+    """
+    unread = {
+        tp: first
+        for tp, first in begin.items()
+        if tp in current.offsets and is_gone(current.offsets[tp], first)
+    }
+    held = {
+        (event.topic, event.partition)
+        for event in held_events(current.state)
+        if event.record is None
+    }
+    return unread | first_offsets(log, held)

@@ -1,0 +1,137 @@
+"""One batch of records is one transaction: its outputs, and the journal entry that names its
+inputs, are committed together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from streamrl.log.codec import digest, to_event, to_message
+from streamrl.log.dead_letters import TOPIC, DeadLetter, parse_dead_letter, to_dead_letter
+from streamrl.log.meter import METRICS
+from streamrl.log.protocol import Event, Message, Offsets, Output, Undecodable
+from streamrl.processor.definition import (
+    SNAPSHOT_EVENT_BYTES,
+    Processor,
+    ProcessorState,
+    to_json,
+)
+from streamrl.processor.journal import record_slices
+from streamrl.processor.notices import failures
+from streamrl.processor.snapshots import to_snapshot
+from streamrl.records import Fate, JournalEntry, Slice
+
+S = TypeVar("S")
+C = TypeVar("C")
+Commit = Callable[[Sequence[Message]], int]  # returns the offset of the last message
+
+
+class BatchResult(NamedTuple):
+    """What is left to do for the loop once a batch is committed."""
+
+    metrics: list[Message]  # to be sent outside the transaction
+    letters: list[DeadLetter]  # the dead letters in the transaction
+    taken: Counter[str]  # records, by topic
+    failed: list[Fate]  # the fates of rollouts that their env could not finish
+
+
+def process_batch(
+    processor: Processor[C, S],
+    current: ProcessorState[C, S],
+    messages: Iterable[Message],
+    time_s: float,
+    commit: Commit,
+) -> BatchResult:
+    """Step over these messages, and commit the outputs with their journal entry."""
+    slices = list[Slice]()
+    noted = record_slices(messages, current.offsets, slices)
+    current.state, outputs, metrics = decode_and_step(
+        processor, processor.config, current.state, noted, time_s
+    )
+    taken = Counter[str]()
+    for piece in slices:
+        taken[piece.topic] += piece.count
+    current.events_since_snapshot += taken.total()
+    due_events = max(processor.snapshot_events, current.snapshot_bytes // SNAPSHOT_EVENT_BYTES)
+    write_entry(
+        processor,
+        current,
+        time_s,
+        slices,
+        outputs,
+        commit,
+        with_snapshot=current.events_since_snapshot >= due_events,
+    )
+    return BatchResult(metrics, dead_letters(outputs), taken, failures(outputs))
+
+
+def decode_and_step(
+    processor: Processor[C, S], config: C, state: S, messages: Iterable[Message], time_s: float
+) -> tuple[S, list[Message], list[Message]]:
+    """Step over the records that can be read, and dead-letter the others. Returns (state, outputs,
+    metrics).
+    """
+    rejected = list[Output]()
+
+    def readable() -> Iterator[Event]:
+        # A message is decoded when the step asks for it, while it is still in the CPU's cache.
+        for message in messages:
+            event = to_event(message, processor.schemas_of(message.topic))
+            if isinstance(event.record, Undecodable):
+                rejected.extend(to_dead_letter(event, event.record.cause))
+            elif event.record is None:
+                # The inputs of processors are never compacted, so a null record has no meaning.
+                rejected.extend(to_dead_letter(event, "the record is empty"))
+            else:
+                yield event
+
+    state, stepped = processor.step(config, state, readable(), time_s)
+    outputs = list[Message]()
+    metrics = list[Message]()
+    for output in (*rejected, *stepped):
+        destination = metrics if output.topic == METRICS else outputs
+        destination.append(to_message(output))
+    return state, outputs, metrics
+
+
+def dead_letters(outputs: Iterable[Message]) -> list[DeadLetter]:
+    found = [parse_dead_letter(message) for message in outputs if message.topic.startswith(TOPIC)]
+    return [letter for letter in found if letter is not None]
+
+
+def write_entry(
+    processor: Processor[C, S],
+    current: ProcessorState[C, S],
+    time_s: float,
+    slices: list[Slice],
+    outputs: Sequence[Message],
+    commit: Commit,
+    removed: Offsets | None = None,
+    with_snapshot: bool = False,
+) -> None:
+    """Commit the outputs together with the entry that says what they were made of."""
+    config_changed = processor.config != current.config
+    current.config = processor.config
+    current.add_entry(time_s)
+    snapshot = to_snapshot(current, current.offsets) if with_snapshot else None
+    entry = JournalEntry(
+        sequence=current.sequence,
+        time_s=time_s,
+        slices=slices,
+        digest=digest(outputs),
+        output_count=len(outputs),
+        snapshot_offset=current.snapshot_offset,
+        config=to_json(processor.config) if config_changed else "",
+        removed=None if removed is None else [(*tp, offset) for tp, offset in removed.items()],
+    )
+    records = [entry] if snapshot is None else [snapshot, entry]
+    journaled = [
+        to_message(Output(processor.journal, processor.name, record)) for record in records
+    ]
+    offset = commit([*outputs, *journaled])
+    if snapshot is not None:
+        # The snapshot lies right before the entry, which is never larger than a message. Only the
+        # commit says where, so the next entry is the first to name it.
+        current.set_snapshot(offset - 1, len(snapshot.state))
