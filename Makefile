@@ -9,7 +9,8 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))
 ENV := .venv
 INFERENCE_ENV := .venv-inference
 UV := $(ENV)/bin/uv
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests wait for brokers and processes, too: three files at a time keep two cores busy.
+THREE := -n 3 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file, and Go for the env in another language.
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
@@ -32,12 +33,12 @@ check: $(ENV)/.installed ## ruff and pyright; that the documentation builds stri
 docs: $(ENV)/.installed ## the documentation as a site, in build/site; needs no network
 	NO_MKDOCS_2_WARNING=1 $(ENV)/bin/mkdocs build --quiet --strict
 
-test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have the machine to themselves, the others are two at a time
-	$(ENV)/bin/python -m pytest -m "not slow and not live" $(TWO)
+test: setup .streamrl/.programs ## all tests but the slow ones; whole runs have the machine to themselves, the others are three files at a time
+	$(ENV)/bin/python -m pytest -m "not slow and not live" $(THREE)
 	$(ENV)/bin/python -m pytest -m "not slow and live"
 
 test-all: setup .streamrl/.programs ## all tests
-	$(ENV)/bin/python -m pytest -m "not live" $(TWO)
+	$(ENV)/bin/python -m pytest -m "not live" $(THREE)
 	$(ENV)/bin/python -m pytest -m live
 
 chaos: $(ENV)/.installed .streamrl/.kafka ## kill a run CHAOS_KILLS times (100) as CHAOS_SEED says, then account for every rollout

@@ -25,6 +25,30 @@ QUICK_TO_COMPILE = {
     "TORCH_COMPILE_DISABLE": "1",
 }
 
+# Files that take longest, the longest first. Workers take files in this order, so that none of
+# these is begun when the others have nothing left to do.
+LONGEST = (
+    "tests/inference/test_live.py",
+    "tests/chaos/test_chaos.py",
+    "tests/learner/test_update.py",
+    "tests/soak/test_soak.py",
+    "tests/orchestrator/test_process.py",
+    "tests/learner/test_gradients.py",
+    "tests/learner/test_recompute.py",
+    "tests/learner/test_process.py",
+    "tests/local_kafka/test_broker.py",
+    "tests/loop/test_bad_input.py",
+    "tests/loop/test_security.py",
+    "tests/learner/test_families.py",
+    "tests/dashboard/test_page.py",
+    "tests/deploy/test_images.py",
+    "tests/recordings/test_archive.py",
+    "tests/deploy/test_compose.py",
+    "tests/bench/test_learner.py",
+    "tests/loop/test_endings.py",
+    "tests/docs/test_site.py",
+)
+
 
 def pytest_configure() -> None:
     """Kafka's program is fetched once for the working tree, wherever a test's directory is; the
@@ -38,6 +62,11 @@ def pytest_configure() -> None:
         brokers.check()
     except (ValueError, brokers.NoDocker) as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(scope="session")
