@@ -30,8 +30,8 @@ from streamrl.batcher.selection import (
     shortage,
     waits_for,
 )
-from streamrl.buffer.group_buffer import LEFT
-from streamrl.buffer.staleness import fresh
+from streamrl.buffer.group_buffer import ENV_REMOVED
+from streamrl.buffer.staleness import is_fresh
 from streamrl.config import topology
 from streamrl.log.dead_letters import text_of
 from streamrl.log.protocol import Event, Offsets, Output
@@ -329,7 +329,7 @@ class Fold:
         """Drop the groups that the next batch can no longer take."""
         max_age = self.config.max_ages.get(env, self.config.max_age)
         for queue in (pool.groups, pool.ahead):
-            while queue and not fresh(self.state.next_batch, queue[0].oldest, max_age):
+            while queue and not is_fresh(self.state.next_batch, queue[0].oldest, max_age):
                 self.end("expired", self.usable(pool.leave(queue, 0)))
 
     def fractions(self, batch: int) -> dict[str, float]:
@@ -544,7 +544,9 @@ class Fold:
                     if event.offset < removed.get((event.topic, event.partition), 0):
                         pool.leave(queue, place)
                     elif env not in envs:
-                        self.end("filtered", self.usable(pool.leave(queue, place)), cause=LEFT)
+                        self.end(
+                            "filtered", self.usable(pool.leave(queue, place)), cause=ENV_REMOVED
+                        )
         state.short = {
             share: tokens for share, tokens in state.short.items() if share in envs or share == REST
         }

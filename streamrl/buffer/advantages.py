@@ -1,8 +1,8 @@
 """Rewards of one group to advantages: how much better each rollout did than its peers.
 
-Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. Your own: name it
-MODULE:FUNCTION in the run file. What a method asks of a whole batch, the batcher adds
-(`batcher/advantages.py`). docs/losses.md has them side by side.
+Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. The run file names a
+function of your own as MODULE:FUNCTION. What a method needs of a whole batch is added by the batcher
+(`batcher/advantages.py`). docs/losses.md has the methods side by side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamrl.config.plugins import import_path
 
 Advantage = Callable[[np.ndarray], np.ndarray]
 EPSILON = 1e-4  # keeps a group of equal rewards at 0 instead of 0/0
-NONE = 1e-6  # an advantage of that size is rounding
+ROUNDING = 1e-6  # an advantage of that size is rounding
 
 
 def rloo(rewards: np.ndarray) -> np.ndarray:
@@ -38,12 +38,10 @@ def grpo(rewards: np.ndarray) -> np.ndarray:
     `rewards`: (group,) float32. Returns (group,) float32. Equal rewards give 0. GRPO,
     arXiv:2402.03300.
     """
+    if not len(rewards):
+        return np.zeros(0, np.float32)
     exact = rewards.astype(np.float64)
-    return (
-        ((exact - exact.mean()) / (exact.std() + EPSILON)).astype(np.float32)
-        if len(rewards)
-        else np.zeros(0, np.float32)
-    )
+    return ((exact - exact.mean()) / (exact.std() + EPSILON)).astype(np.float32)
 
 
 def dr_grpo(rewards: np.ndarray) -> np.ndarray:
@@ -52,12 +50,15 @@ def dr_grpo(rewards: np.ndarray) -> np.ndarray:
 
     `rewards`: (group,) float32. Returns (group,) float32. Dr. GRPO, arXiv:2503.20783.
     """
+    if not len(rewards):
+        return np.zeros(0, np.float32)
     exact = rewards.astype(np.float64)
-    return (exact - exact.mean()).astype(np.float32) if len(rewards) else np.zeros(0, np.float32)
+    return (exact - exact.mean()).astype(np.float32)
 
 
 def reinforce_plus_plus(rewards: np.ndarray) -> np.ndarray:
-    """The reward itself: A_i = r_i; the batch is the baseline, and the scale (the batcher's stage).
+    """The reward itself: A_i = r_i. The batch gives the baseline and the scale
+    (`batcher/advantages.py`).
 
     `rewards`: (group,) float32. Returns (group,) float32. REINFORCE++, arXiv:2501.03262.
     """
@@ -68,31 +69,29 @@ def maxrl(rewards: np.ndarray) -> np.ndarray:
     """Each reward less the group's mean, in units of the mean: A_i = (r_i - mean) / mean. Problems
     that are seldom solved count for more.
 
-    Made for rewards of 0 and 1: there the mean gradient is that of log P(solved), up to its term of
-    order group - 1. `rewards`: (group,) float32. Returns (group,) float32; 0 where the mean is not
-    above 0, or so near it that it is rounding. MaxRL, arXiv:2602.02710.
+    It is made for rewards of 0 and 1, where the mean gradient is that of log P(solved) up to the
+    term of order group - 1. `rewards`: (group,) float32. Returns (group,) float32; 0 where the mean
+    is not above 0, or so close to 0 that it is rounding. MaxRL, arXiv:2602.02710.
     """
-    if not len(rewards) or rewards.astype(np.float64).mean() <= NONE * np.abs(rewards).max():
+    if not len(rewards) or rewards.astype(np.float64).mean() <= ROUNDING * np.abs(rewards).max():
         return np.zeros(len(rewards), np.float32)
     return maxrl_of_version_0(rewards)
 
 
 def maxrl_of_version_0(rewards: np.ndarray) -> np.ndarray:
-    """As runs that began before `rules_version` 1 have it: a mean that is rounding is divided by."""
+    """MaxRL of runs that began before `rules_version` 1: it divides by a mean that is rounding."""
     exact = rewards.astype(np.float64)
     mean = exact.mean() if len(rewards) else 0.0
-    return (
-        ((exact - mean) / mean).astype(np.float32)
-        if mean > 0
-        else np.zeros(len(rewards), np.float32)
-    )
+    if not mean > 0:
+        return np.zeros(len(rewards), np.float32)
+    return ((exact - mean) / mean).astype(np.float32)
 
 
-def informative(advantages: np.ndarray) -> bool:
+def has_signal(advantages: np.ndarray) -> bool:
     """Is there anything to learn from the group? `advantages`: (group,) float32. DAPO's dynamic
     sampling, arXiv:2503.14476, leaves the others out.
     """
-    return bool((np.abs(advantages) > NONE).any())
+    return bool((np.abs(advantages) > ROUNDING).any())
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -100,7 +99,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "grpo": grpo,
     "dr-grpo": dr_grpo,
     "reinforce++": reinforce_plus_plus,
-    "reinforce++-baseline": dr_grpo,  # the group's mean for a baseline, the batch for a scale
+    "reinforce++-baseline": dr_grpo,  # the group gives the baseline, the batch the scale
     "maxrl": maxrl,
 }
 

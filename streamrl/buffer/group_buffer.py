@@ -1,160 +1,214 @@
-"""What the buffer holds, and how each rollout leaves it: in a closed group, or by a fate of its
-own.
+"""GroupBuffer: how rollouts become groups. Each rollout leaves in a closed group, or by a fate of
+its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Literal
 
 import msgspec
 import numpy as np
 
 from streamrl.buffer import groups
-from streamrl.buffer.advantages import Advantage, informative
+from streamrl.buffer.advantages import Advantage, advantage_named, has_signal
 from streamrl.buffer.groups import rollout_of
-from streamrl.buffer.staleness import FUTURE_VERSIONS, fresh, last_chance
-from streamrl.buffer.validation import Intake, foreign_token, objection, unsound
+from streamrl.buffer.staleness import expires_next, is_fresh
+from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window, record_bytes
+from streamrl.buffer.stats import IntakeStats
+from streamrl.buffer.validation import foreign_token, validate_rollout, validate_strictly
 from streamrl.config import topology
 from streamrl.log.dead_letters import printable, text_of, to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
 from streamrl.records import Fate, FateKind, Metric, Rollout, ScoredGroup
 
-LEFT = "its env was taken out of the run"
-LOOK_S = 1.0  # the open groups are asked so often how long they have waited
+ENV_REMOVED = "its env was taken out of the run"
+IDLE_CHECK_S = 1.0  # the open groups are asked so often how long they have waited
 PATIENCE = 10  # times `group_wait_s` that a group below its minimum waits
-# of a window's records, at most: ids and logprobs are 8, and the text of a token about as many
-BYTES_PER_TOKEN = 64
 
 
-@dataclass(frozen=True)
-class Rules:
-    """When a group closes and how long it is known."""
+class GroupBuffer:
+    """One step of the buffer: it changes the state and collects the outputs."""
 
-    group_size: int
-    min_group_size: int
-    max_age: int
-    max_window_tokens: int
-    remember_versions: int
-    advantage: Advantage
-    zero_advantage: Literal["keep", "filter"] = "keep"
-    ahead: int = FUTURE_VERSIONS  # versions
-    version: int = 0  # of these rules (`process.Config.rules_version`)
-    group_wait_s: float = 60.0  # see `quiet_groups`
-    max_seq_len: int = 0  # tokens; 0: not said
-    partitions: int = 0  # of rollouts.<env>; 0: not said
+    def __init__(self, config: BufferConfig, state: BufferState, time_s: float) -> None:
+        self.config = config
+        self.state = state
+        self.time_s = time_s
+        self.outputs = list[Output]()
+        self._rules = dict[str, BufferConfig]()
 
+    def rules_of(self, env: str) -> BufferConfig:
+        if env not in self._rules:
+            self._rules[env] = self.config.for_env(env)
+        return self._rules[env]
 
-class OpenGroup(msgspec.Struct):
-    """A group that waits for its rollouts."""
+    # ---- events ------------------------------------------------------------------------------
 
-    opened: int  # version heard at the time
-    problem_id: str
-    producer: str
-    partition: int
-    members: list[Event] = []
-    lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
-    # the version that may first change anything about it: a member is old, or heard of; or it has
-    # waited too long
-    look_at: int = 0
-    refused: int = 0  # of the lost ones
-    last_s: float = -1.0  # when a rollout was last added to it, or lost; -1: not noted
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout_of(event) for event in self.members]
-
-
-class Window(msgspec.Struct):
-    """What one env has in flight here: bounded by age and by tokens."""
-
-    open: dict[str, OpenGroup] = {}
-    tokens: int = 0
-    intake: Intake = msgspec.field(default_factory=Intake)
-    bytes: int = 0  # of the members' records
-    # uid -> version heard when it came; in that order, so the oldest come first
-    seen: dict[str, int] = {}
-    closed: dict[str, int] = {}  # group -> version heard when it closed
-
-    def lose(self, group_id: str, events: Sequence[Event]) -> None:
-        """These members have met their end: their group counts them as lost."""
-        group, gone = self.open[group_id], dict.fromkeys(events)
-        group.members = [event for event in group.members if event not in gone]
-        group.lost += len(events)
-        self.tokens -= sum(rollout_of(event).total_tokens for event in events)
-        self.bytes -= sum(size_of(event) for event in events)
-
-
-class State(msgspec.Struct):
-    version: int = -1  # newest heard; -1: none yet
-    vocab_size: int = 0  # of the policy, as announced; 0: not said
-    windows: dict[str, Window] = {}
-    seen: dict[str, int] = {}  # by the rules of version 0: as a window's
-    closed: dict[str, int] = {}
-    looked_s: float = 0.0  # when the open groups were last asked how long they have waited
-    # open groups of envs that were taken out, without their members: their producers are owed an
-    # end of each when the env is put back
-    left: dict[str, dict[str, OpenGroup]] = {}
-
-
-@dataclass
-class Fold:
-    """One step at work: the state, and what comes out."""
-
-    rules: Rules  # of the envs that have none of their own
-    state: State
-    time_s: float = 0.0
-    own_rules: Mapping[str, Rules] = field(default_factory=dict[str, Rules])  # by env
-    outputs: list[Output] = field(default_factory=list[Output])
-
-    def rules_of(self, env: str) -> Rules:
-        return self.own_rules.get(env, self.rules)
-
-    def hear(self, version: int, vocab_size: int) -> None:
-        """A new policy version: forget what is long over, drop what has become too old, close what
-        could not wait for another.
+    def on_policy_version(self, version: int, vocab_size: int) -> None:
+        """A policy version was announced: forget ids that are long over, expire what has become too
+        old, and close what could not wait for another version.
         """
-        state, horizon = self.state, version - self.rules.remember_versions
-        news = vocab_size and vocab_size != state.vocab_size and self.rules.version >= 2
-        state.version, state.vocab_size = version, vocab_size
-        if news:
+        state = self.state
+        is_new_vocabulary = vocab_size > 0 and vocab_size != state.vocab_size
+        state.version = version
+        state.vocab_size = vocab_size
+        if is_new_vocabulary and self.config.rules_version >= 2:
             self.refuse_foreign_tokens()
-        for memory in (
-            state.seen,
-            state.closed,
-            *(
-                memory
-                for window in state.windows.values()
-                for memory in (window.seen, window.closed)
-            ),
-        ):
-            for old in [
-                name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())
-            ]:
-                del memory[old]
+        self.forget_ids(version - self.config.remember_versions)
         values = dict[str, float]()
         for env, window in state.windows.items():
-            for group_id, group in [
-                item for item in window.open.items() if item[1].look_at <= version
-            ]:
-                self.expire(env, window, group_id)
-                self.settle(env, window, group_id, ages_out=self.ages_out(env, group))
-                group.look_at = version + 1  # if it is still there, it is near its end
-            values |= window.intake.values(env)
-            window.intake = Intake()
+            for group_id, group in list(window.open.items()):
+                if group.next_check_version > version:
+                    continue
+                self.expire_old(env, window, group_id)
+                expires = self.would_expire(env, group)
+                self.maybe_close(env, window, group_id, expires=expires)
+                # a group that is still open is near its end
+                group.next_check_version = version + 1
+            values |= window.intake.metrics(env)
+            window.intake = IntakeStats()
         if values:
-            self.outputs.append(
-                Output(
-                    topology.METRICS,
-                    "buffer",
-                    Metric(source="buffer", time_s=self.time_s, step=version, values=values),
-                )
+            metric = Metric(source="buffer", time_s=self.time_s, step=version, values=values)
+            self.outputs.append(Output(topology.METRICS, "buffer", metric))
+
+    def on_rollout(self, event: Event, rollout: Rollout) -> None:
+        """A rollout has come: it joins its group, or meets its end."""
+        state = self.state
+        env = event.topic.partition(".")[2]
+        group_id = rollout.group_id
+        rules = self.rules_of(env)
+        cause = validate_rollout(
+            rollout,
+            key=event.key,
+            environment=env,
+            newest_version=state.version + rules.ahead,
+            vocab_size=state.vocab_size,
+        )
+        if not cause and rules.rules_version:
+            cause = validate_strictly(event, rollout, rules.max_seq_len, rules.partitions)
+        if cause:
+            self.refuse(env, event, rollout, cause)
+            return
+        if self.is_known(env, rollout.rollout_uid):
+            self.record_fate("duplicate", [event])
+            return
+        window = state.windows.setdefault(env, Window())
+        seen = window.seen if rules.rules_version else state.seen
+        seen[rollout.rollout_uid] = state.version
+        tokens = rollout.total_tokens
+        window.intake.add(rollout, tokens)
+        if rollout.misaligned:
+            self.outputs += to_dead_letter(event, rollout.misaligned)
+        if self.is_closed(env, group_id):
+            if not rollout.misaligned:
+                self.record_fate("filtered", [event], "late for its group")
+            return
+        group = self.get_or_open_group(window, event, rollout)
+        if rollout.misaligned:
+            group.lost += 1
+        elif rollout.failure:
+            failure = printable(rollout.failure) if rules.rules_version else rollout.failure
+            self.record_fate("failed", [event], failure)
+            group.lost += 1
+        elif not self.is_fresh(env, rollout):
+            self.record_fate("expired", [event])
+            group.lost += 1
+        else:
+            # Nobody asks for the metadata here, and its objects may take 70 times its bytes.
+            msgspec.structs.force_setattr(rollout, "metadata", {})
+            group.members.append(event)
+            window.tokens += tokens
+            window.bytes += record_bytes(event)
+            check_version = state.version + 1
+            if rollout.newest_policy_version <= state.version:
+                check_version = rollout.policy_version + rules.max_age
+            group.next_check_version = min(group.next_check_version, check_version)
+        self.maybe_close(env, window, group_id)
+        self.evict_oldest(env, window, newest=group_id)
+
+    def close_idle_groups(self) -> None:
+        """Close the groups to which nothing has been added for long (`idle_groups`). No version may
+        come while the batch is short of just these groups, so this happens by time.
+        """
+        state = self.state
+        if not self.config.rules_version or 0 <= self.time_s - state.looked_s < IDLE_CHECK_S:
+            return
+        state.looked_s = self.time_s
+        for env, window in state.windows.items():
+            for group in window.open.values():
+                # A snapshot of rules version 0 does not have the time, and a clock may be set back.
+                if group.last_rollout_s < 0 or group.last_rollout_s > self.time_s:
+                    group.last_rollout_s = self.time_s
+            for group_id in idle_groups(self.rules_of(env), window, state.version, self.time_s):
+                self.close_incomplete(env, window, group_id)
+
+    def expire_removed(self, env: str, removed: Offsets) -> None:
+        """Expire the members whose records retention has deleted: those below these offsets."""
+        window = self.state.windows[env]
+        for group_id, group in list(window.open.items()):
+            gone = [
+                event
+                for event in group.members
+                if event.offset < removed.get((event.topic, event.partition), 0)
+            ]
+            if not gone:
+                continue
+            record = Fate(
+                fate="expired",
+                environment=env,
+                partition=group.partition,
+                offsets=np.array([event.offset for event in gone], np.int64),
+                cause="retention has deleted it before it was used",
             )
+            self.outputs.append(Output(topology.FATES, group_id, record))
+            group.members = [event for event in group.members if event not in gone]
+            group.lost += len(gone)
+            self.maybe_close(env, window, group_id)
+        window.recount()
+
+    def remove_env(self, env: str) -> None:
+        """The env was taken out of the run: everything that is held of it is filtered.
+
+        Nobody may read or write its topics now, so by the rules of version 2 the ends of its groups
+        are published when it is put back.
+        """
+        for group_id, group in self.state.windows.pop(env).open.items():
+            if not self.config.rules_version:
+                self.state.closed[group_id] = self.state.version
+            if group.members:
+                self.record_fate("filtered", group.members, ENV_REMOVED)
+            if self.config.rules_version >= 2:
+                group.members = []
+                self.state.left.setdefault(env, {})[group_id] = group
+
+    def restore_env(self, env: str) -> None:
+        """The env was put back: the groups that were open when it left are over, and its producers
+        may begin as many others.
+        """
+        window = self.state.windows.setdefault(env, Window())
+        for group_id, group in self.state.left.pop(env).items():
+            window.closed[group_id] = self.state.version
+            self.publish_empty(env, group_id, group)
+
+    # ---- what a rollout is to its group ------------------------------------------------------
+
+    def refuse(self, env: str, event: Event, rollout: Rollout, cause: str) -> None:
+        """Put the rollout aside. Its group counts it as lost, so that it can close."""
+        self.outputs += to_dead_letter(event, cause)
+        if not self.rules_of(env).rules_version:
+            return
+        if self.is_closed(env, rollout.group_id) or self.is_known(env, rollout.rollout_uid):
+            return
+        window = self.state.windows.setdefault(env, Window())
+        group = self.get_or_open_group(window, event, rollout)
+        group.lost += 1
+        group.refused += 1
+        self.maybe_close(env, window, rollout.group_id)
 
     def refuse_foreign_tokens(self) -> None:
-        """The vocabulary has become known: refuse the rollouts that came before and are not of it."""
+        """The vocabulary has become known: refuse the rollouts that came before and have token ids
+        outside of it.
+        """
         for window in self.state.windows.values():
             for group_id, group in window.open.items():
                 for event in list(group.members):
@@ -163,78 +217,21 @@ class Fold:
                         self.outputs += to_dead_letter(event, cause)
                         window.lose(group_id, [event])
                         group.refused += 1
-                        group.look_at = self.state.version
+                        group.next_check_version = self.state.version
 
-    def take(self, event: Event, rollout: Rollout) -> None:
-        """A rollout has come: it joins its group, or meets its end."""
-        state, env, group_id = self.state, event.topic.partition(".")[2], rollout.group_id
-        rules = self.rules_of(env)
-        cause = objection(rollout, event.key, env, state.version + rules.ahead, state.vocab_size)
-        if not cause and rules.version:
-            cause = unsound(event, rollout, rules.max_seq_len, rules.partitions)
-        if cause:
-            self.outputs += to_dead_letter(event, cause)
-            # so that its group can close
-            if rules.version and not (
-                self.is_closed(env, group_id) or self.is_known(env, rollout.rollout_uid)
-            ):
-                window = state.windows.setdefault(env, Window())
-                group = self.opened(window, event, rollout)
-                group.lost, group.refused = group.lost + 1, group.refused + 1
-                self.settle(env, window, group_id)
-            return
-        if self.is_known(env, rollout.rollout_uid):
-            self.end("duplicate", [event])
-            return
-        window = state.windows.setdefault(env, Window())
-        (window.seen if rules.version else state.seen)[rollout.rollout_uid] = state.version
-        tokens = rollout.total_tokens
-        window.intake.count(rollout, tokens)
-        if rollout.misaligned:
-            self.outputs += to_dead_letter(event, rollout.misaligned)
-        if self.is_closed(env, group_id):
-            if not rollout.misaligned:
-                self.end("filtered", [event], "late for its group")
-            return
-        group = self.opened(window, event, rollout)
-        if rollout.misaligned:
-            group.lost += 1
-        elif rollout.failure:
-            self.end(
-                "failed", [event], printable(rollout.failure) if rules.version else rollout.failure
-            )
-            group.lost += 1
-        elif not self.fresh(env, rollout):
-            self.end("expired", [event])
-            group.lost += 1
-        else:
-            # nobody asks for it here, and its objects may take 70 times its bytes
-            msgspec.structs.force_setattr(rollout, "metadata", {})
-            group.members.append(event)
-            window.tokens += tokens
-            window.bytes += size_of(event)
-            heard = rollout.newest_policy_version <= state.version
-            group.look_at = min(
-                group.look_at,
-                rollout.policy_version + rules.max_age if heard else state.version + 1,
-            )
-        self.settle(env, window, group_id)
-        self.relieve(env, window, group_id)
-
-    def opened(self, window: Window, event: Event, rollout: Rollout) -> OpenGroup:
-        """The open group of this rollout, which has just been added to, or is new."""
+    def get_or_open_group(self, window: Window, event: Event, rollout: Rollout) -> OpenGroup:
+        """The open group of a rollout that has just come, a new one if it is the first."""
         group = window.open.get(rollout.group_id)
         if group is None:
-            forgotten = self.state.version + self.rules.remember_versions + 1
             group = OpenGroup(
-                self.state.version,
-                rollout.problem_id,
-                rollout.producer,
-                event.partition,
-                look_at=forgotten,
+                opened=self.state.version,
+                problem_id=rollout.problem_id,
+                producer=rollout.producer,
+                partition=event.partition,
+                next_check_version=self.state.version + self.config.remember_versions + 1,
             )
             window.open[rollout.group_id] = group
-        group.last_s = self.time_s
+        group.last_rollout_s = self.time_s
         return group
 
     def is_known(self, env: str, uid: str) -> bool:
@@ -248,183 +245,138 @@ class Fold:
         window = self.state.windows.get(env)
         return group_id in self.state.closed or (window is not None and group_id in window.closed)
 
-    def fresh(self, env: str, rollout: Rollout) -> bool:
-        """May batch number `version`, or a later one, still take it?"""
-        return fresh(self.state.version, rollout.policy_version, self.rules_of(env).max_age)
+    def is_fresh(self, env: str, rollout: Rollout) -> bool:
+        """May the batch of the newest announced version, or a later one, still take it?"""
+        return is_fresh(self.state.version, rollout.policy_version, self.rules_of(env).max_age)
 
-    def expire(self, env: str, window: Window, group_id: str) -> None:
+    def forget_ids(self, horizon: int) -> None:
+        """Forget uids and closed groups that were noted at a version below `horizon`."""
+        memories = [self.state.seen, self.state.closed]
+        for window in self.state.windows.values():
+            memories += [window.seen, window.closed]
+        for memory in memories:
+            old = [name for name, _ in takewhile(lambda item: item[1] < horizon, memory.items())]
+            for name in old:
+                del memory[name]
+
+    def expire_old(self, env: str, window: Window, group_id: str) -> None:
         """Take out the members that have become too old."""
-        if old := [
-            event
-            for event in window.open[group_id].members
-            if not self.fresh(env, rollout_of(event))
-        ]:
-            self.end("expired", old)
+        members = window.open[group_id].members
+        old = [event for event in members if not self.is_fresh(env, rollout_of(event))]
+        if old:
+            self.record_fate("expired", old)
             window.lose(group_id, old)
 
-    def settle(self, env: str, window: Window, group_id: str, ages_out: bool = False) -> None:
-        """Close the group if it is complete, or ages out, or has been waiting for longer than
-        anything is remembered.
-        """
-        rules, version, group = self.rules_of(env), self.state.version, window.open[group_id]
-        complete = len(group.members) + group.lost >= rules.group_size
-        if not (complete or ages_out or version - group.opened > rules.remember_versions):
-            return
-        # otherwise held until that version is heard of
-        if all(rollout.newest_policy_version <= version for rollout in group.rollouts):
-            self.close(env, window, group_id)
+    # ---- when a group closes -----------------------------------------------------------------
 
-    def ages_out(self, env: str, group: OpenGroup) -> bool:
-        """Has it enough members, some of which the next version would make too old? Asked when a
-        version is announced, not when a rollout comes: the rest of its group may be right behind
-        it.
+    def maybe_close(self, env: str, window: Window, group_id: str, expires: bool = False) -> None:
+        """Close the group if it is complete, or if it would expire, or if it has been open for
+        longer than ids are remembered.
         """
         rules = self.rules_of(env)
-        old = any(
-            last_chance(self.state.version, rollout.policy_version, rules.max_age)
+        version = self.state.version
+        group = window.open[group_id]
+        forgotten = version - group.opened > rules.remember_versions
+        if not (group.size >= rules.group_size or expires or forgotten):
+            return
+        # a group with a rollout of a later version is held until that version is announced
+        if all(rollout.newest_policy_version <= version for rollout in group.rollouts):
+            self.close_group(env, window, group_id)
+
+    def would_expire(self, env: str, group: OpenGroup) -> bool:
+        """Has the group enough members, some of which the next version would make too old?
+
+        This is asked when a version is announced, and not when a rollout comes: the rest of its
+        group may be right behind it.
+        """
+        rules = self.rules_of(env)
+        if len(group.members) < rules.min_group_size:
+            return False
+        return any(
+            expires_next(self.state.version, rollout.policy_version, rules.max_age)
             for rollout in group.rollouts
         )
-        return old and len(group.members) >= rules.min_group_size
 
-    def close_quiet(self) -> None:
-        """Close the groups that nothing has been added to for long: no version comes while the
-        batch is short of them (`Rules.group_wait_s`).
-        """
-        state = self.state
-        if not self.rules.version or 0 <= self.time_s - state.looked_s < LOOK_S:
-            return
-        state.looked_s = self.time_s
-        for env, window in state.windows.items():
-            for group in window.open.values():
-                # an earlier version of the rules did not note it; a clock may be set back
-                if group.last_s < 0 or group.last_s > self.time_s:
-                    group.last_s = self.time_s
-            for group_id in quiet_groups(self.rules_of(env), window, state.version, self.time_s):
-                self.close_incomplete(env, window, group_id)
+    def evict_oldest(self, env: str, window: Window, newest: str) -> None:
+        """A full window closes its oldest groups at their minimum size, rather than wait for
+        rollouts that it will not read.
 
-    def relieve(self, env: str, window: Window, newest: str) -> None:
-        """A full window closes its oldest groups at their minimum, rather than wait for rollouts
-        that it will not read.
-
-        If that is not enough it goes on with those below their minimum, all but the `newest`: only
-        what it reads next can complete a group, so it has to read on.
+        If that is not enough it goes on with groups below their minimum, but not with the `newest`:
+        only what the buffer reads next can complete a group, so it has to read on.
         """
         rules = self.rules_of(env)
-        if not is_full(rules, window):
+        if not window.is_full(rules):
             return
         for group_id, group in list(window.open.items()):
-            if not is_full(rules, window):
+            if not window.is_full(rules):
                 return
-            heard = all(
+            announced = all(
                 rollout.newest_policy_version <= self.state.version for rollout in group.rollouts
             )
-            if heard and len(group.members) >= rules.min_group_size:
-                self.close(env, window, group_id)
-        for group_id in list(window.open) if rules.version else ():
-            if not is_full(rules, window):
+            if announced and len(group.members) >= rules.min_group_size:
+                self.close_group(env, window, group_id)
+        if not rules.rules_version:
+            return
+        for group_id in list(window.open):
+            if not window.is_full(rules):
                 return
             if group_id != newest:
                 window.intake.crowded_out += 1
                 self.close_incomplete(env, window, group_id)
 
     def close_incomplete(self, env: str, window: Window, group_id: str) -> None:
-        """Close the group with what it has; rollouts of a version that nobody has announced cannot
-        be trained on.
+        """Close the group with what it has. Rollouts of a version that nobody has announced cannot
+        be trained on, and are refused.
         """
-        for event in [
-            event
-            for event in window.open[group_id].members
-            if rollout_of(event).newest_policy_version > self.state.version
-        ]:
+        newest = self.state.version
+        for event in list(window.open[group_id].members):
             version = rollout_of(event).newest_policy_version
-            self.outputs += to_dead_letter(
-                event,
-                f"policy version {version} was not announced while its group waited; the newest is {self.state.version}",
-            )
-            window.lose(group_id, [event])
-        self.close(env, window, group_id)
+            if version > newest:
+                waited = f"policy version {version} was not announced while its group waited"
+                self.outputs += to_dead_letter(event, f"{waited}; the newest is {newest}")
+                window.lose(group_id, [event])
+        self.close_group(env, window, group_id)
 
-    def close(self, env: str, window: Window, group_id: str) -> None:
-        """The group is over: scored and published, or published empty when too few are left of it."""
-        rules, group = self.rules_of(env), window.open[group_id]
+    def close_group(self, env: str, window: Window, group_id: str) -> None:
+        """Score the group and publish it. It is published empty when too few rollouts are left."""
+        rules = self.rules_of(env)
+        group = window.open[group_id]
         members = group.members
         window.lose(group_id, members)
         del window.open[group_id]
-        # one that was refused as a whole may be put back from the dead letters
+        # a group that was refused as a whole may be put back from the dead letters
         if group.lost > group.refused:
-            (window.closed if rules.version else self.state.closed)[group_id] = self.state.version
-        scored, cause = None, "group below its minimum size"
+            closed = window.closed if rules.rules_version else self.state.closed
+            closed[group_id] = self.state.version
+        scored = None
+        cause = "group below its minimum size"
         if len(members) >= rules.min_group_size:
-            scored, cause = score(members, rules.advantage)
-            window.intake.unscored = window.intake.unscored if scored else cause
+            scored, cause = try_score(
+                members, advantage_named(rules.advantage, rules.rules_version)
+            )
+            if scored is None:
+                window.intake.unscored = cause
         if scored is None and members:
-            self.end("filtered", members, cause)
-        flat = scored is not None and not informative(scored.advantages)
-        window.intake.flat_groups += flat
-        if flat and rules.zero_advantage == "filter":
-            self.end("filtered", members, "group whose advantages are all 0")
-            scored = None
-        record = scored or groups.nothing(
+            self.record_fate("filtered", members, cause)
+        if scored is not None and not has_signal(scored.advantages):
+            window.intake.flat_groups += 1
+            if rules.zero_advantage == "filter":
+                self.record_fate("filtered", members, "group whose advantages are all 0")
+                scored = None
+        if scored is None:
+            self.publish_empty(env, group_id, group)
+        else:
+            self.outputs.append(Output(topology.groups(env), group_id, scored))
+
+    def publish_empty(self, env: str, group_id: str, group: OpenGroup) -> None:
+        """Publish that the group is over and has nothing to train on."""
+        record = groups.empty_group(
             env, group_id, group.problem_id, group.producer, group.partition
         )
         self.outputs.append(Output(topology.groups(env), group_id, record))
 
-    def expire_removed(self, env: str, removed: Offsets) -> None:
-        """End the members whose records retention has deleted: they lie below these offsets."""
-        window = self.state.windows[env]
-        for group_id, group in list(window.open.items()):
-            gone = [
-                event
-                for event in group.members
-                if event.offset < removed.get((event.topic, event.partition), 0)
-            ]
-            if not gone:
-                continue
-            offsets = np.array([event.offset for event in gone], np.int64)
-            cause = "retention has deleted it before it was used"
-            record = Fate(
-                fate="expired",
-                environment=env,
-                partition=group.partition,
-                offsets=offsets,
-                cause=cause,
-            )
-            self.outputs.append(Output(topology.FATES, group_id, record))
-            group.members = [event for event in group.members if event not in gone]
-            group.lost += len(gone)
-            self.settle(env, window, group_id)
-        window.tokens = sum(
-            rollout.total_tokens for group in window.open.values() for rollout in group.rollouts
-        )
-        window.bytes = sum(
-            size_of(event) for group in window.open.values() for event in group.members
-        )
-
-    def leave(self, env: str) -> None:
-        """The env was taken out of the run: what is held of it ends. Nobody may read or write its
-        topics now, so by the rules of version 2 the ends of its groups are published later.
-        """
-        for group_id, group in self.state.windows.pop(env).open.items():
-            if not self.rules.version:
-                self.state.closed[group_id] = self.state.version
-            if group.members:
-                self.end("filtered", group.members, LEFT)
-            if self.rules.version >= 2:
-                group.members = []
-                self.state.left.setdefault(env, {})[group_id] = group
-
-    def come_back(self, env: str) -> None:
-        """The env was put back: the groups that were open when it left are over, and its producers
-        may begin as many others.
-        """
-        window = self.state.windows.setdefault(env, Window())
-        for group_id, group in self.state.left.pop(env).items():
-            window.closed[group_id] = self.state.version
-            over = groups.nothing(env, group_id, group.problem_id, group.producer, group.partition)
-            self.outputs.append(Output(topology.groups(env), group_id, over))
-
-    def end(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
-        """These rollouts of one group end here."""
+    def record_fate(self, fate: FateKind, events: Sequence[Event], cause: str = "") -> None:
+        """Publish the fate of these rollouts of one group."""
         rollouts = [rollout_of(event) for event in events]
         first = rollouts[0]
         record = Fate(
@@ -439,39 +391,29 @@ class Fold:
         self.outputs.append(Output(topology.FATES, first.group_id, record))
 
 
-def score(members: Sequence[Event], advantage: Advantage) -> tuple[ScoredGroup | None, str]:
-    """The group of these members, or why there is none. An advantage function may be anybody's, and
-    what it raises must not end the buffer.
+def try_score(members: Sequence[Event], advantage: Advantage) -> tuple[ScoredGroup | None, str]:
+    """The group of these members, or None and the reason.
+
+    The advantage function may be anybody's, and an exception of it must not end the buffer.
     """
     try:
-        return groups.score(members, advantage), ""
+        return groups.score_group(members, advantage), ""
     except MemoryError:
-        raise  # of this process, not of the group
+        raise  # it is about this process and not about the group
     except Exception as error:
         return None, f"the group cannot be scored: {text_of(error)}"
 
 
-def size_of(event: Event) -> int:
-    """Bytes of a record that is held: its arrays are views of them."""
-    return len(event.value) if event.value is not None else 0
-
-
-def is_full(rules: Rules, window: Window) -> bool:
-    if window.tokens >= rules.max_window_tokens:
-        return True
-    return rules.version > 0 and window.bytes >= rules.max_window_tokens * BYTES_PER_TOKEN
-
-
-def quiet_groups(rules: Rules, window: Window, version: int, time_s: float) -> list[str]:
-    """Open groups to which nothing was added for `group_wait_s`; for PATIENCE times as long where
-    fewer than `min_group_size` can be trained on.
+def idle_groups(config: BufferConfig, window: Window, version: int, time_s: float) -> list[str]:
+    """Open groups to which nothing was added for `group_wait_s`. Where fewer than `min_group_size`
+    rollouts can be trained on, it is PATIENCE times as long.
     """
     found = list[str]()
     for group_id, group in window.open.items():
-        quiet_s = time_s - group.last_s
-        if group.last_s < 0 or quiet_s < rules.group_wait_s:
+        idle_s = time_s - group.last_rollout_s
+        if group.last_rollout_s < 0 or idle_s < config.group_wait_s:
             continue
         usable = sum(rollout.newest_policy_version <= version for rollout in group.rollouts)
-        if usable >= rules.min_group_size or quiet_s >= rules.group_wait_s * PATIENCE:
+        if usable >= config.min_group_size or idle_s >= config.group_wait_s * PATIENCE:
             found.append(group_id)
     return found

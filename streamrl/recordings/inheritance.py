@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from streamrl.batcher import batch_builder
 from streamrl.batcher import process as batcher
 from streamrl.batcher.batch_builder import Config, State
-from streamrl.buffer.staleness import fresh
+from streamrl.buffer.staleness import is_fresh
 from streamrl.config import topology
 from streamrl.log.chunks import joined
 from streamrl.log.codec import to_event, to_message
@@ -65,7 +65,7 @@ class Census:
             for group, youngest in self.youngest.items()
             if group not in self.trained
             and self.newest[group] <= version
-            and fresh(version, youngest, max_age)
+            and is_fresh(version, youngest, max_age)
         }
 
 

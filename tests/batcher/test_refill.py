@@ -9,6 +9,7 @@ from dataclasses import replace
 from streamrl.batcher import process as batcher
 from streamrl.batcher.batch_builder import State
 from streamrl.buffer import process as buffer
+from streamrl.buffer.state import BufferState
 from streamrl.records import Batch, Demand, ScoredGroup
 from tests.batcher.test_process import CONFIG
 from tests.buffer.test_process import CONFIG as BUFFER
@@ -61,10 +62,10 @@ def test_by_default_they_train_and_are_counted_either_way():
     for choice in ("keep", "filter"):
         config = replace(BUFFER, zero_advantage=choice)
         flat = [rollout_event(i, rollout(group="flat", sample=i, reward=0.5)) for i in range(2)]
-        state, out = buffer.step(config, buffer.State(), [version_event(0), *flat], 0.0)
+        state, out = buffer.step(config, BufferState(), [version_event(0), *flat], 0.0)
         assert [len(o.record.uids) for o in out if isinstance(o.record, ScoredGroup)] == [
             2 if choice == "keep" else 0
         ]
         assert (
-            state.windows["copy"].intake.values("copy")["replays/copy/zero_advantage_groups"] == 1
+            state.windows["copy"].intake.metrics("copy")["replays/copy/zero_advantage_groups"] == 1
         )

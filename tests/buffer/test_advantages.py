@@ -8,7 +8,7 @@ from streamrl.buffer.advantages import (
     advantage_named,
     dr_grpo,
     grpo,
-    informative,
+    has_signal,
     maxrl,
     maxrl_of_version_0,
     reinforce_plus_plus,
@@ -75,8 +75,8 @@ def test_maxrl_follows_the_gradient_of_the_log_likelihood(tries: int):
 
 def test_equal_rewards_carry_no_information():
     for name, advantage in ADVANTAGES.items():
-        assert informative(advantage(floats(1, 0, 1)))
-        assert informative(advantage(floats(*[0.1] * 8))) is (name == "reinforce++")
+        assert has_signal(advantage(floats(1, 0, 1)))
+        assert has_signal(advantage(floats(*[0.1] * 8))) is (name == "reinforce++")
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from streamrl.buffer import process as buffer
-from streamrl.buffer.group_buffer import State
-from streamrl.buffer.process import Config, due, paused, report, step
+from streamrl.buffer.process import due, paused, report, step
+from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, Output, Undecodable
@@ -32,12 +32,15 @@ RULES = replace(CONFIG, rules_version=2)
 
 
 def fold(
-    events: Sequence[Event], config: Config = RULES, state: State | None = None, time_s: float = 0.0
-) -> tuple[State, list[Output]]:
-    return step(config, State() if state is None else state, events, time_s)
+    events: Sequence[Event],
+    config: BufferConfig = RULES,
+    state: BufferState | None = None,
+    time_s: float = 0.0,
+) -> tuple[BufferState, list[Output]]:
+    return step(config, BufferState() if state is None else state, events, time_s)
 
 
-def of_size(size: int, least: int = 2) -> Config:
+def of_size(size: int, least: int = 2) -> BufferConfig:
     return replace(RULES, group_size=size, min_group_size=least)
 
 
@@ -79,7 +82,7 @@ def test_an_env_that_comes_back_gets_the_ends_of_the_groups_it_had_open():
     state, _ = fold([version_event(0), rollout_event(0, rollout(sample=0))])
     state, out = buffer.reconcile(without, state, {}, 1.0)
     assert [fate for fate, _, _ in fates(out)] == ["filtered"] and groups(out) == []
-    state = deserialize_state(serialize_state(state), State, lambda _: {})
+    state = deserialize_state(serialize_state(state), BufferState, lambda _: {})
     state, out = buffer.reconcile(RULES, state, {}, 2.0)
     (over,) = groups(out)
     assert (over.group_id, over.uids) == ("g0", []) and over.producer == rollout().producer

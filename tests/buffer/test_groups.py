@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import checked, score
+from streamrl.buffer.groups import check_advantages, score_group
 from streamrl.records import Turn
 from tests.support.build import floats, rollout, rollout_event, tokens, turns
 
@@ -12,7 +12,7 @@ def test_the_shared_prompt_is_kept_once():
         rollout_event(i, rollout(sample=i, reward=float(i), turns=turns(response=range(3, 4 + i))))
         for i in range(3)
     ]
-    record = score(events, rloo)
+    record = score_group(events, rloo)
     assert record.prompt.tolist() == [1, 2]
     assert record.lengths.tolist() == [1, 2, 3]
     assert record.tokens.tolist() == [3, 3, 4, 3, 4, 5]
@@ -25,7 +25,9 @@ def test_the_shared_prompt_is_kept_once():
 def test_what_the_policy_did_not_sample_is_masked():
     user = Turn(message="no", role="user", tokens=tokens(8, 9))
     answer = Turn(message="5", role="assistant", tokens=tokens(5), logprobs=floats(-0.25))
-    record = score([rollout_event(0, rollout(turns=[*turns(response=[3]), user, answer]))], rloo)
+    record = score_group(
+        [rollout_event(0, rollout(turns=[*turns(response=[3]), user, answer]))], rloo
+    )
     assert record.tokens.tolist() == [3, 8, 9, 5]
     assert record.loss_mask is not None and record.loss_mask.tolist() == [1, 0, 0, 1]
     assert record.policy_logprobs.tolist() == [-0.5, 0, 0, -0.25]
@@ -36,7 +38,7 @@ def test_only_what_all_prompts_begin_with_is_shared():
         rollout_event(0, rollout(sample=0, turns=turns(prompt=[1, 2, 7]))),
         rollout_event(1, rollout(sample=1, turns=turns(prompt=[1, 2, 9]))),
     ]
-    record = score(events, rloo)
+    record = score_group(events, rloo)
     assert record.prompt.tolist() == [1, 2]
     assert record.tokens.tolist() == [7, 3, 4, 5, 9, 3, 4, 5]
     assert record.loss_mask is not None and record.loss_mask.tolist() == [0, 1, 1, 1] * 2
@@ -44,4 +46,4 @@ def test_only_what_all_prompts_begin_with_is_shared():
 
 def test_an_advantage_function_that_returns_nonsense_is_named():
     with pytest.raises(ValueError, match=r"group g7.*expected 2 finite"):
-        checked(floats(1, np.nan), "g7", 2)
+        check_advantages(floats(1, np.nan), "g7", 2)

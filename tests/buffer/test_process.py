@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.buffer.group_buffer import State
-from streamrl.buffer.process import Config, part, paused, step
+from streamrl.buffer.process import part, paused, step
+from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.config.run_file import parse
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Event, Output, Undecodable
@@ -18,7 +18,7 @@ from streamrl.processor.definition import from_json, to_json
 from streamrl.records import Fate, Metric, ScoredGroup
 from tests.support.build import rollout, rollout_event, turns, version_event
 
-CONFIG = Config(
+CONFIG = BufferConfig(
     envs=("copy",),
     learner="lead",
     group_size=2,
@@ -30,8 +30,8 @@ CONFIG = Config(
 )
 
 
-def fold(events: Sequence[Event], config: Config = CONFIG) -> list[Output]:
-    return step(config, State(), events, 0.0)[1]
+def fold(events: Sequence[Event], config: BufferConfig = CONFIG) -> list[Output]:
+    return step(config, BufferState(), events, 0.0)[1]
 
 
 def groups(outputs: Sequence[Output]) -> list[ScoredGroup]:
@@ -187,7 +187,7 @@ def test_how_far_ahead_it_may_be_is_a_matter_of_the_pipeline():
         *(rollout_event(i, rollout(sample=i, version=9)) for i in range(2)),
         version_event(9),
     ]
-    _, out = step(replace(CONFIG, ahead=9), State(), events, 0.0)
+    _, out = step(replace(CONFIG, ahead=9), BufferState(), events, 0.0)
     assert len(groups(out)) == 1 and fates(out) == []
 
 
@@ -247,7 +247,7 @@ def test_how_a_poll_is_cut_does_not_matter():
         version_event(2),
     ]
     whole = fold(events)
-    state, pieces = State(), list[Output]()
+    state, pieces = BufferState(), list[Output]()
     for event in events:
         state, outputs = step(CONFIG, state, [event], 0.0)
         pieces += outputs
@@ -256,7 +256,9 @@ def test_how_a_poll_is_cut_does_not_matter():
 
 def test_a_full_window_is_not_read_on():
     config = replace(CONFIG, max_window_tokens=10, group_size=8, min_group_size=8)
-    state, _ = step(config, State(), [version_event(0), rollout_event(0, rollout(sample=0))], 0.0)
+    state, _ = step(
+        config, BufferState(), [version_event(0), rollout_event(0, rollout(sample=0))], 0.0
+    )
     assert paused(config, state) == frozenset()  # 5 tokens
     state, _ = step(config, state, [rollout_event(1, rollout(sample=1))], 0.0)
     assert paused(config, state) == {"rollouts.copy"}
@@ -266,7 +268,7 @@ def test_a_full_window_closes_its_oldest_group_at_the_minimum():
     config = replace(CONFIG, max_window_tokens=10, group_size=8)
     state, outputs = step(
         config,
-        State(),
+        BufferState(),
         [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(2))],
         0.0,
     )
@@ -330,7 +332,7 @@ def test_a_group_is_looked_at_whenever_something_about_it_may_change(
     config = replace(
         CONFIG, group_size=4, min_group_size=least, max_age=max_age, remember_versions=5
     )
-    seldom, always, version = State(), State(), 0
+    seldom, always, version = BufferState(), BufferState(), 0
     events = [version_event(0)]
     for offset, move in enumerate(moves):
         if isinstance(move, int):
@@ -349,7 +351,7 @@ def test_a_group_is_looked_at_whenever_something_about_it_may_change(
     for event in events:
         for window in always.windows.values():
             for group in window.open.values():
-                group.look_at = 0
+                group.next_check_version = 0
         first, second = step(config, seldom, [event], 0.0)[1], step(config, always, [event], 0.0)[1]
         assert [to_message(output) for output in first] == [to_message(output) for output in second]
 
@@ -375,7 +377,7 @@ def test_an_env_may_have_rules_of_its_own():
     sent = [
         rollout_event(i, rollout(env, sample=i, reward=float(i))) for env in envs for i in range(2)
     ]
-    state, out = step(again, State(), [version_event(0), *sent], 0.0)
+    state, out = step(again, BufferState(), [version_event(0), *sent], 0.0)
     assert [(g.environment, g.advantages.tolist()) for g in groups(out)] == [("copy", [-1.0, 1.0])]
     state, out = step(again, state, [rollout_event(9, rollout("add", sample=2, reward=2.0))], 0.0)
     assert [(g.environment, g.advantages.tolist()) for g in groups(out)] == [

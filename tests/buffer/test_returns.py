@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score, sequences
-from streamrl.buffer.returns import rewards_on_the_way, to_go, token_advantages
+from streamrl.buffer.groups import score_group, split_sequences
+from streamrl.buffer.returns import per_token_rewards, reward_to_go, token_advantages
 from streamrl.records import Rollout, Turn
 from tests.support.build import floats, rollout, rollout_event, tokens
 
@@ -40,9 +40,9 @@ def test_a_turns_reward_falls_at_its_last_token_and_a_tokens_at_itself():
         asked(9, reward=0.25),
         said(5, 6, token_rewards=floats(0.125, -0.125)),
     ]
-    assert rewards_on_the_way(turns).tolist() == [0, 0, 0, 0.5, 0.25, 0.125, -0.125]
+    assert per_token_rewards(turns).tolist() == [0, 0, 0, 0.5, 0.25, 0.125, -0.125]
     # sampled: 3, 4, 5, 6. In all 2, of which 0.75 on the way: the rest, 1.25, is for everybody
-    assert to_go(of(0, 2.0, *turns)).tolist() == [2.0, 2.0, 1.25, 1.125, 1.25]
+    assert reward_to_go(of(0, 2.0, *turns)).tolist() == [2.0, 2.0, 1.25, 1.125, 1.25]
 
 
 def test_advantages_are_the_groups_function_at_every_position():
@@ -62,7 +62,10 @@ def test_where_nothing_is_earned_on_the_way_there_is_one_advantage_a_rollout():
     late = [of(i, float(i), asked(1), said(3, 4, token_rewards=floats(0, i))) for i in range(2)]
     for rollouts in (plain, late, [of(0, 1.0, asked(1), said(3)), of(1, 0.0, asked(1), said(3))]):
         assert token_advantages(rollouts, rloo) is None
-    assert score([rollout_event(i, r) for i, r in enumerate(plain)], rloo).token_advantages is None
+    assert (
+        score_group([rollout_event(i, r) for i, r in enumerate(plain)], rloo).token_advantages
+        is None
+    )
 
 
 def test_the_function_is_asked_once_where_nothing_changes():
@@ -79,7 +82,9 @@ def test_the_function_is_asked_once_where_nothing_changes():
 def test_rewards_that_float32_does_not_hold_apart_are_summed_in_float64():
     rewards = np.full(3, np.float32(0.1))
     assert (
-        to_go(of(0, float(rewards.sum(dtype=np.float64)), said(3, 4, 5, token_rewards=rewards)))[-1]
+        reward_to_go(
+            of(0, float(rewards.sum(dtype=np.float64)), said(3, 4, 5, token_rewards=rewards))
+        )[-1]
         == 0.0
     )
 
@@ -89,7 +94,7 @@ def test_nonsense_of_an_advantage_function_is_named_with_its_group():
     with pytest.raises(
         ValueError, match=r"group g0: the advantage function returned .* expected 1 finite"
     ):
-        score(
+        score_group(
             [rollout_event(0, of(0, 1.0, *turns))], lambda r: np.full(1, np.nan) if r[0] < 1 else r
         )
 
@@ -109,10 +114,10 @@ def forked() -> Rollout:
 
 
 def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
-    record = score(
+    record = score_group(
         [rollout_event(4, forked()), rollout_event(6, of(1, 0.0, asked(1, 2), said(7)))], rloo
     )
-    assert [len(turns) for turns in sequences(forked())] == [4, 2]
+    assert [len(turns) for turns in split_sequences(forked())] == [4, 2]
     assert (record.uids, record.offsets.tolist(), record.rewards.tolist()) == (
         ["g0-0", "g0-0", "g0-1"],
         [4, 4, 6],
@@ -139,4 +144,4 @@ def test_a_fork_is_another_sequence_with_the_rewritten_history_masked():
 
 def test_a_fork_in_which_nothing_was_sampled_is_left_out():
     cut = of(0, 1.0, asked(1), said(3), asked(1, 2, fork=True))
-    assert [len(turns) for turns in sequences(cut)] == [2]
+    assert [len(turns) for turns in split_sequences(cut)] == [2]

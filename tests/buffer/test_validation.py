@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from streamrl.buffer.process import State, report, step
-from streamrl.buffer.validation import objection, partition_of, unsound
+from streamrl.buffer.process import report, step
+from streamrl.buffer.state import BufferState
+from streamrl.buffer.validation import partition_of, validate_rollout, validate_strictly
 from streamrl.log.codec import DecodeError, decode, encode
 from streamrl.log.protocol import Event
 from streamrl.records import Fate, InferenceMetadata, Metric, Rollout, Turn, VersionSpan
@@ -15,7 +16,7 @@ from tests.support.build import floats, rollout, rollout_event, tokens, turns, v
 
 
 def why(record: Rollout, key: str = "g0", vocab_size: int = 0) -> str:
-    return objection(record, key, "copy", 8, vocab_size)
+    return validate_rollout(record, key, "copy", 8, vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_numbers_that_arithmetic_does_not_bear_stop_nothing(fields: dict[str, ob
         *(Event("rollouts.copy", 0, i, "g0", record) for i, record in enumerate(records)),
         version_event(1),
     ]
-    _, outputs = step(CONFIG, State(), events, 0.0)
+    _, outputs = step(CONFIG, BufferState(), events, 0.0)
     assert next(o.record.fate for o in outputs if isinstance(o.record, Fate)) == "invalid"
     assert any(isinstance(o.record, Metric) for o in outputs)
 
@@ -125,7 +126,7 @@ def spanned(*versions: int) -> list[Turn]:
     ],
 )
 def test_what_is_unsound_about_it(record: Rollout, cause: str):
-    assert unsound(rollout_event(0, record), record, max_seq_len=10).startswith(cause)
+    assert validate_strictly(rollout_event(0, record), record, max_seq_len=10).startswith(cause)
 
 
 def test_what_is_sound():
@@ -150,9 +151,9 @@ def test_what_is_sound():
         rollout(turns=forked),  # two sequences of 10 tokens each
         rollout(failure="x", producer="p" * 256),
     ]
-    assert [unsound(rollout_event(0, record), record, max_seq_len=10) for record in records] == [
-        ""
-    ] * len(records)
+    assert [
+        validate_strictly(rollout_event(0, record), record, max_seq_len=10) for record in records
+    ] == [""] * len(records)
 
 
 def test_a_turn_may_earn_what_the_rest_of_the_rollout_loses():
@@ -161,7 +162,7 @@ def test_a_turn_may_earn_what_the_rest_of_the_rollout_loses():
     """
     good = Turn(message="", role="assistant", tokens=tokens(3), logprobs=floats(-0.5), reward=3.0)
     record = rollout(reward=0.0, turns=[good, *turns()])
-    assert unsound(rollout_event(0, record), record) == ""
+    assert validate_strictly(rollout_event(0, record), record) == ""
 
 
 def test_a_rollout_says_what_it_has_earned():
@@ -176,7 +177,7 @@ def test_a_rollout_says_what_it_has_earned():
         value = msgspec.msgpack.encode(fields)
         again = decode("rollout/1", value)
         assert isinstance(again, Rollout)
-        return unsound(Event("rollouts.copy", 0, 0, "g0", again, value), again)
+        return validate_strictly(Event("rollouts.copy", 0, 0, "g0", again, value), again)
 
     bare = rollout(reward=float("0"), rewards={})
     assert why_not(bare) == "" and why_not(bare, "reward").startswith(
@@ -199,8 +200,8 @@ def test_the_partition_is_that_of_the_key():
         key: value & 0x7FFFFFFF for key, value in known.items()
     }
     record, right = rollout(), partition_of("g0", 6)
-    assert unsound(rollout_event(0, record, right), record, partitions=6) == ""
-    wrong = unsound(rollout_event(0, record, (right + 1) % 6), record, partitions=6)
+    assert validate_strictly(rollout_event(0, record, right), record, partitions=6) == ""
+    wrong = validate_strictly(rollout_event(0, record, (right + 1) % 6), record, partitions=6)
     assert wrong.startswith(
         f"it lies in partition {(right + 1) % 6}, and murmur2 of its key 'g0' is partition {right}"
     )
@@ -213,7 +214,7 @@ def test_logprobs_that_are_all_0_are_counted_and_trained_on():
     ]
     state, out = step(
         CONFIG,
-        State(),
+        BufferState(),
         [version_event(0), *(rollout_event(i, r) for i, r in enumerate(records))],
         0.0,
     )

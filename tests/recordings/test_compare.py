@@ -39,8 +39,8 @@ def test_one_ulp_of_one_advantage_is_found(recording: MemoryLog, monkeypatch: py
         fields = {name: getattr(made, name) for name in made.__struct_fields__}
         return ScoredGroup(**{**fields, "advantages": bits})
 
-    original = group_buffer.groups.score
-    monkeypatch.setattr(group_buffer.groups, "score", off_by_one_ulp)
+    original = group_buffer.groups.score_group
+    monkeypatch.setattr(group_buffer.groups, "score_group", off_by_one_ulp)
     result, _ = replay(recording, parts()[0])
     assert (
         result.difference.startswith("groups.copy[0]@")

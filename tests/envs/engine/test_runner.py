@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from streamrl.buffer.advantages import rloo
-from streamrl.buffer.groups import score
+from streamrl.buffer.groups import score_group
 from streamrl.config import run_file
 from streamrl.envs.api import Answer, Earned, Message, Problem, make_reward
 from streamrl.envs.engine.runner import Game
@@ -103,7 +103,7 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
         False,
         "",
     )
-    record = score([rollout_event(0, one)], rloo)
+    record = score_group([rollout_event(0, one)], rloo)
     assert (
         record.loss_mask is not None
         and record.loss_mask.sum() == len("no") + len("maybe") + len("yes") + 3
@@ -120,7 +120,7 @@ def test_rewards_of_turns_are_weighted_and_credited_to_what_was_said_before_them
         (0.25, {"length": 2}),
         (0.375, {"length": 3}),
     ]
-    record = score([rollout_event(0, made)], lambda rewards: rewards)
+    record = score_group([rollout_event(0, made)], lambda rewards: rewards)
     # 3 tokens of the first turn, then the tool's, then 4
     assert record.token_advantages is not None
     assert record.token_advantages.tolist() == [1.625] * 3 + [0] * 6 + [1.375] * 4
@@ -133,7 +133,7 @@ def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_o
     assert [
         turn.tokens.tolist() for turn in made.turns if turn.fork and turn.tokens is not None
     ] == sampler.prompts[1:]
-    record = score([rollout_event(0, made)], rloo)
+    record = score_group([rollout_event(0, made)], rloo)
     assert record.uids == ["talk-7-0"] * 3 and record.loss_mask is not None
     assert record.tokens[record.loss_mask > 0].tolist() == [
         t for s in ("no", "maybe", "yes") for t in [*(ord(c) + 1000 for c in s), END]

@@ -1,0 +1,148 @@
+"""What the buffer goes by and what it holds.
+
+Journals have BufferConfig as JSON, and snapshots have BufferState, both by the names of the fields.
+So a field may be added with a default, and none is renamed: where an attribute has a better name
+than the field in snapshots, `msgspec.field(name=...)` says the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+import msgspec
+
+from streamrl.buffer.groups import rollout_of
+from streamrl.buffer.staleness import FUTURE_VERSIONS
+from streamrl.buffer.stats import IntakeStats
+from streamrl.log.protocol import Event
+from streamrl.records import Rollout
+
+# A window holds at most so many bytes of records for each token that it may hold. The id and the
+# logprob of a token are 8 bytes, and its text is about as many.
+BYTES_PER_TOKEN = 64
+
+
+@dataclass(frozen=True)
+class EnvRules:
+    """All the rules that an env may have for itself."""
+
+    group_size: int
+    min_group_size: int
+    max_age: int
+    advantage: str
+    zero_advantage: Literal["keep", "filter"]
+    group_wait_s: float
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """When a group closes, what is refused, and how long ids are remembered."""
+
+    envs: tuple[str, ...]
+    learner: str  # whose versions count
+    group_size: int  # rollouts per problem
+    min_group_size: int
+    max_age: int  # policy versions
+    max_window_tokens: int  # of one env
+    remember_versions: int  # how long uids and closed groups are known
+    advantage: str
+    zero_advantage: Literal["keep", "filter"] = "keep"
+    # versions that a rollout may be ahead of the newest announced one; it is held until then
+    ahead: int = FUTURE_VERSIONS
+    # Since version 1 a refused rollout counts as lost of its group, groups do not wait for ever,
+    # ids belong to their env, and `validation.validate_strictly` refuses more. Since version 2,
+    # rollouts that came before the vocabulary was known are held to it, and an env that comes back
+    # gets the ends of the groups that it had open.
+    rules_version: int = 0
+    group_wait_s: float = 60.0  # a group without a new rollout for so long closes with what it has
+    max_seq_len: int = 0  # of the model; 0: not known
+    partitions: int = 0  # of rollouts.<env>; 0: not known
+    own: dict[str, EnvRules] = field(default_factory=dict[str, EnvRules])  # by env
+    # For a fork: no rollouts are read before this version is announced. Inherited rollouts would
+    # otherwise look as if they came from the future.
+    begins_at: int = -1
+
+    def for_env(self, env: str) -> BufferConfig:
+        """This configuration with the rules that the env has for itself."""
+        if env not in self.own:
+            return self
+        return replace(self, **asdict(self.own[env]))
+
+
+class OpenGroup(msgspec.Struct):
+    """A group that waits for its rollouts."""
+
+    opened: int  # the newest announced version at the time
+    problem_id: str
+    producer: str
+    partition: int
+    members: list[Event] = []
+    lost: int = 0  # rollouts that failed, expired or were misaligned: they count towards its size
+    # The first version whose announcement may change anything: a member gets too old, or is of a
+    # version that is announced by then, or the group has waited for too long.
+    next_check_version: int = msgspec.field(default=0, name="look_at")
+    refused: int = 0  # of the lost ones
+    # when a rollout was last added to it, or lost; -1: not known
+    last_rollout_s: float = msgspec.field(default=-1.0, name="last_s")
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout_of(event) for event in self.members]
+
+    @property
+    def size(self) -> int:
+        """Rollouts that have come, whatever their end."""
+        return len(self.members) + self.lost
+
+
+class Window(msgspec.Struct):
+    """The open groups of one env, bounded by age, tokens and bytes."""
+
+    open: dict[str, OpenGroup] = {}
+    tokens: int = 0
+    intake: IntakeStats = msgspec.field(default_factory=IntakeStats)
+    bytes: int = 0  # of the members' records
+    # uid -> the newest announced version when it came. The oldest come first.
+    seen: dict[str, int] = {}
+    closed: dict[str, int] = {}  # group -> the newest announced version when it closed
+
+    def lose(self, group_id: str, events: Sequence[Event]) -> None:
+        """Take these members out of their group, which counts them as lost."""
+        gone = dict.fromkeys(events)
+        group = self.open[group_id]
+        group.members = [event for event in group.members if event not in gone]
+        group.lost += len(events)
+        self.tokens -= sum(rollout_of(event).total_tokens for event in events)
+        self.bytes -= sum(record_bytes(event) for event in events)
+
+    def recount(self) -> None:
+        """Set `tokens` and `bytes` to what the open groups have."""
+        members = [event for group in self.open.values() for event in group.members]
+        self.tokens = sum(rollout_of(event).total_tokens for event in members)
+        self.bytes = sum(record_bytes(event) for event in members)
+
+    def is_full(self, config: BufferConfig) -> bool:
+        if self.tokens >= config.max_window_tokens:
+            return True
+        limit_bytes = config.max_window_tokens * BYTES_PER_TOKEN
+        return config.rules_version > 0 and self.bytes >= limit_bytes
+
+
+class BufferState(msgspec.Struct):
+    version: int = -1  # the newest announced version; -1: none yet
+    vocab_size: int = 0  # of the policy, as announced; 0: not known
+    windows: dict[str, Window] = {}
+    # ids under the rules of version 0, for all envs together; otherwise they are in the windows
+    seen: dict[str, int] = {}
+    closed: dict[str, int] = {}
+    looked_s: float = 0.0  # when the open groups were last asked how long they have waited
+    # By env: the groups, without their members, that were open when the env was taken out of the
+    # run. Its producers are owed an end of each when it is put back.
+    left: dict[str, dict[str, OpenGroup]] = {}
+
+
+def record_bytes(event: Event) -> int:
+    """Bytes of a record that is held: its arrays are views of them."""
+    return len(event.value) if event.value is not None else 0
