@@ -1,4 +1,4 @@
-"""Rewards of one's own, made of others. Named in a run file as
+"""Rewards of one's own that build on others. A run file names them so:
 
 envs:
   sums:
@@ -14,26 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamrl.envs.api import Answer, Earned, Problem
+from streamrl.envs.api import Completion, Problem, RewardBreakdown
 
 
 class Brief:
-    """-1 for each sampled token beyond the first so many: at the token itself, so that only what
-    was said up to it is blamed.
+    """The reward is -1 for each sampled token after the first `most_tokens` of a turn. It is given
+    at the token itself, so that only what was said up to there is blamed.
     """
 
     def __init__(self, most_tokens: int) -> None:
         self.most_tokens = most_tokens
 
-    def __call__(self, problem: Problem, answer: Answer, earned: Mapping[str, float]) -> Earned:
-        return Earned(
-            tokens=[
-                {"brief": [-1.0 * (i >= self.most_tokens) for i in range(len(said.tokens))]}
-                for said in answer.said
-            ]
-        )
+    def __call__(
+        self, problem: Problem, completion: Completion, earned: Mapping[str, float]
+    ) -> RewardBreakdown:
+        tokens: list[dict[str, list[float]]] = []
+        for turn in completion.turns:
+            penalties = [-1.0 * (i >= self.most_tokens) for i in range(len(turn.tokens))]
+            tokens.append({"brief": penalties})
+        return RewardBreakdown(tokens=tokens)
 
 
-def right_and_brief(problem: Problem, answer: Answer, earned: Mapping[str, float]) -> float:
-    """A product, which no weights could make of its factors."""
+def right_and_brief(problem: Problem, completion: Completion, earned: Mapping[str, float]) -> float:
+    """A product of two rewards, which weights alone could not make."""
     return earned["score"] * (earned["brief"] == 0)

@@ -1,4 +1,4 @@
-"""An env in one file: `47=` is to be answered `74`. Named in a run file as `kind:
+"""An env in one file: `47=` is to be answered `74`. A run file names it as `kind:
 examples/reverse_digits.py:ReverseDigits`.
 """
 
@@ -6,23 +6,28 @@ from __future__ import annotations
 
 import random
 
-from streamrl.envs.api import Answer, Problem
+from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 
 
-class ReverseDigits:
-    """Reward: the share of the positions that are right, the end of the answer being one of them."""
+class ReverseDigits(SingleTurnEnv):
+    """The rewards are the share of the positions that are right; the end of the answer is one of
+    them.
+    """
 
     def __init__(self, seed: int, digits: int = 2) -> None:
-        self.seed, self.digits = seed, digits
+        self.seed = seed
+        self.digits = digits
 
     def problem(self, index: int) -> Problem:
-        # The same seed and index must give the same problem in every process: no global randomness
-        # here.
-        number = "".join(random.Random(f"{self.seed} {index}").choices("0123456789", k=self.digits))
+        # The same seed and index must give the same problem in every process, so there is no
+        # global randomness here.
+        draw = random.Random(f"{self.seed} {index}")
+        number = "".join(draw.choices("0123456789", k=self.digits))
         return Problem([{"role": "user", "content": f"{number}="}], answer=number[::-1])
 
-    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+    def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         expected = problem.answer
-        right = sum(a == b for a, b in zip(answer.text, expected, strict=False))
-        stopped = answer.finished and len(answer.text) == len(expected)
-        return {"digits": right / (len(expected) + 1), "stopped": stopped / (len(expected) + 1)}
+        positions = len(expected) + 1
+        right = sum(a == b for a, b in zip(completion.text, expected, strict=False))
+        stopped = completion.finished and len(completion.text) == len(expected)
+        return {"digits": right / positions, "stopped": stopped / positions}

@@ -14,8 +14,9 @@ import numpy as np
 import yaml
 
 from streamrl.config import run_file
-from streamrl.envs.api import Answer, Problem, Said, make_reward
-from streamrl.envs.engine.rewards import leveled, linearise, together, totals
+from streamrl.envs.api import Completion, PolicyTurn, Problem
+from streamrl.envs.catalog import make_reward
+from streamrl.envs.engine.rewards import apply_weights, merge, normalize, totals
 from streamrl.log.codec import decode, unpack_array
 from streamrl.records import Rollout, VersionSpan
 
@@ -48,16 +49,18 @@ def test_the_pages_rewards_are_the_examples():
     named = {
         name: make_reward(reward.kind, reward.params, "w") for name, reward in env.rewards.items()
     }
-    said = [Said("4", np.zeros(3, np.uint16)), Said("4", np.zeros(30, np.uint16))]
+    said = [PolicyTurn("4", np.zeros(3, np.uint16)), PolicyTurn("4", np.zeros(30, np.uint16))]
     for answers, expected in ((said[:1], 0.5 + 0.5), (said, 0.5)):
-        earned = leveled({"score": 1.0})
+        earned = normalize({"score": 1.0})
         for name, reward in named.items():
-            earned = together(
+            earned = merge(
                 earned,
-                leveled(reward(Problem([]), Answer("4", True, answers), totals(earned)), name),
+                normalize(
+                    reward(Problem([]), Completion("4", True, answers), totals(earned)), name
+                ),
             )  # type: ignore[arg-type]
         assert (
-            linearise(earned, env.reward_weights, [len(s.tokens) for s in answers]).reward
+            apply_weights(earned, env.reward_weights, [len(s.tokens) for s in answers]).reward
             == expected
         )
 

@@ -1,53 +1,39 @@
-"""What an env is: problems, and rewards for answers. Sampling, counting and publishing are done for
-it (`process.py`).
+"""What the author of an env imports: problems, completions, rewards, and the kinds of env.
 
-class ReverseDigits:
-    def __init__(self, seed: int, digits: int = 2): ...
-    def problem(self, index: int) -> Problem: ...
-    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]: ...
+    class ReverseDigits(SingleTurnEnv):
+        def __init__(self, seed: int, digits: int = 2) -> None: ...
+        def problem(self, index: int) -> Problem: ...
+        def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]: ...
 
-One that talks with the policy has a third method, which says what the world answers to what the
-policy said:
+An env derives from the class that says how it talks with the policy:
 
-    def reply(self, problem: Problem, messages: Sequence[Message]) -> Sequence[Message] | None: ...
+- `SingleTurnEnv` asks once and gives rewards for the completion.
+- `MultiTurnEnv` also has `reply`: what the world answers to what the policy said.
+- `AgentLoopEnv` asks the policy as often as it likes (`converse`), and gives the rewards of a group
+  together (`judge`). Environments of other libraries are of this kind.
 
-One that leads the conversation itself, as those of other libraries do, has `converse` and `judge`
-instead (`Leads`).
+An env is constructed with its `seed` and the `params` of the run file. Sampling, limits, counting
+and publishing are done for it (`process.py`). docs/add-an-env.md shows how to write one.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import importlib.util
-import inspect
-import sys
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from streamrl.envs.dataset_order import DatasetIndex
-from streamrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamrl.inference.client import Sampled
 
-SHIPPED = {
-    "copy-digits": "streamrl.envs.shipped.copy_digits:CopyDigits",
-    "add-digits": "streamrl.envs.shipped.add_digits:AddDigits",
-    "calculator": "streamrl.envs.shipped.calculator:Calculator",
-    "guess-number": "streamrl.envs.shipped.guess_number:GuessNumber",
-    "dataset": "streamrl.envs.shipped.dataset:Dataset",
-    "multiple-choice": "streamrl.envs.shipped.multiple_choice:MultipleChoice",
-    "coding": "streamrl.envs.shipped.coding:Coding",
-    "reasoning-gym": "streamrl.envs.shipped.reasoning_gym:ReasoningGym",
-}
-VERIFIERS = "verifiers:"  # before MODULE or FILE.py: an env of that library
-REWARDS = {"math-verify": "streamrl.envs.shipped.math_verify:MathVerify"}
+Message = dict[str, Any]
+"""An OpenAI chat message, with `role` and `content`."""
 
-Message = dict[str, Any]  # an OpenAI chat message: role, content
+Tool = Mapping[str, Any]
+"""A tool that the policy may call, described as an OpenAI function."""
 
 
 class Problem(NamedTuple):
@@ -55,272 +41,153 @@ class Problem(NamedTuple):
 
     messages: list[Message]
     answer: Any = None  # whatever `rewards` needs
-    metadata: Mapping[str, Any] = {}  # published with the rollout: plain values
-    # OpenAI function tools, for the chat template to tell of
-    tools: Sequence[Mapping[str, Any]] = ()
-    # the very prompt, in the policy's vocabulary; then `messages` are for people only. Of an env
-    # without `reply`
+    metadata: Mapping[str, Any] = {}  # plain values, published with each rollout
+    tools: Sequence[Tool] = ()  # shown to the policy by the chat template
+    # The exact prompt in the policy's vocabulary. `messages` are then only for people to read.
+    # Only a SingleTurnEnv may pose a problem in tokens.
     tokens: Sequence[int] = ()
 
 
-class Said(NamedTuple):
+class PolicyTurn(NamedTuple):
     """What the policy said in one turn."""
 
-    text: str  # special tokens are shown, but for the closing end of sequence
-    tokens: np.ndarray  # (n,) unsigned: as sampled, the closing end of sequence among them
+    text: str  # without the closing end-of-sequence token; other special tokens are shown
+    tokens: np.ndarray  # (n,) unsigned: as sampled, the closing end-of-sequence token included
 
 
-class Answer(NamedTuple):
-    """What the policy said, in all."""
+class Completion(NamedTuple):
+    """Everything that the policy said to a problem."""
 
     text: str  # its last turn
-    finished: bool  # it ended by itself; False: a limit cut it off
-    said: Sequence[Said] = ()  # every turn of the policy
+    finished: bool  # True if it ended by itself, False if a limit cut it off
+    turns: Sequence[PolicyTurn] = ()  # every turn of the policy
     messages: Sequence[Message] = ()  # the whole conversation
-    truncation: str = ""  # which limit: length, turns, context, time, tool-time, tool-error
+    truncation: str = ""  # the limit: length, turns, context, time, tool-time or tool-error
 
 
-class Earned(NamedTuple):
-    """Named rewards at three levels. A name's total over all of them is what its metric shows and
-    its weight multiplies.
+class RewardBreakdown(NamedTuple):
+    """Named rewards at three levels. The total of a name over all levels is what its metric shows
+    and what its weight multiplies.
     """
 
-    rollout: Mapping[str, float] = {}  # for all of it
-    # one map a turn of the policy: for what was said up to its end
+    rollout: Mapping[str, float] = {}  # rewards of the whole rollout
+    # One map for each turn of the policy: rewards of what was said up to the end of that turn.
     turns: Sequence[Mapping[str, float]] = ()
-    # one map a turn, one number a sampled token: for what was said up to it
+    # One map for each turn, with one number for each sampled token: rewards of what was said up to
+    # that token.
     tokens: Sequence[Mapping[str, Sequence[float]]] = ()
-    weights: Mapping[str, float] = {}  # of names, where the run file has none; otherwise 1
+    # The weights of names to which the run file gives none. A name without any weight counts 1.
+    weights: Mapping[str, float] = {}
 
 
-Judged = Mapping[str, float] | Earned
+RewardResult = Mapping[str, float] | RewardBreakdown
+"""What `rewards` returns: named rewards of the whole rollout, or of several levels."""
+
+RewardFunction = Callable[
+    [Problem, Completion, Mapping[str, float]],
+    float | RewardResult | Awaitable[float | RewardResult],
+]
+"""A reward function of the run file.
+
+It is called with the problem, the completion, and the totals of the rewards so far by name, those
+of the env first. A number that it returns goes by the name that the function has in the run file.
+"""
 
 
-class Env(Protocol):
-    """Endless problems, and what an answer is worth. Constructed with `seed` and the `params` of
-    the run file.
-    """
+class BaseEnv(ABC):
+    """What all kinds of env have in common. An env derives from one of the kinds below."""
 
+    @abstractmethod
     def problem(self, index: int) -> Problem:
-        """Problem number `index` >= 0: the same seed and index give the same problem, in any
-        process.
+        """Problem number `index`, which is 0 or more. The same seed and index give the same problem
+        in every process.
         """
-        ...
-
-    def rewards(self, problem: Problem, answer: Answer) -> Judged | Awaitable[Judged]:
-        """Named rewards of the rollout, or at several levels. Their sum, weighted by
-        `reward_weights` of the run file, is the scalar that trains.
-
-        Called in a thread of its own, several at a time, unless it is `async`. What it raises, or
-        takes longer than `env_timeout_s` for, is a failed rollout.
-        """
-        ...
-
-
-class Finite(Env, Protocol):
-    """An env that poses the same problems again: it says which, so that they can be filtered by
-    pass rate.
-    """
 
     def dataset_index(self, index: int) -> DatasetIndex | None:
-        """Which of its problems number `index` poses, and in which epoch: each once an epoch
-        (`epochs.py`). None: it poses none twice.
+        """Which problem of a finite set `index` stands for, and in which epoch; each problem is
+        posed once an epoch (`dataset_order.py`).
+
+        None means that the env poses no problem twice. Problems of an env that has such a set can
+        be filtered by their pass rate.
         """
-        ...
+        return None
+
+    async def close(self) -> None:  # noqa: B027  # not every env has something to close
+        """End the processes and connections of the env. Called once, at the end."""
 
 
-class Replies(Env, Protocol):
-    """An env that talks with the policy."""
+class SingleTurnEnv(BaseEnv):
+    """An env that asks once and gives rewards for what the policy says."""
 
+    @abstractmethod
+    def rewards(
+        self, problem: Problem, completion: Completion
+    ) -> RewardResult | Awaitable[RewardResult]:
+        """Named rewards of one rollout. Their sum, weighted by `reward_weights` of the run file, is
+        the scalar that trains.
+
+        Unless it is a coroutine function, it is called in a thread of its own, several at a time.
+        A rollout fails if this raises, or takes longer than `env_timeout_s`.
+        """
+
+
+class MultiTurnEnv(SingleTurnEnv):
+    """An env that answers what the policy says, until the conversation is over."""
+
+    @abstractmethod
     def reply(
         self, problem: Problem, messages: Sequence[Message]
     ) -> Sequence[Message] | Awaitable[Sequence[Message] | None] | None:
-        """What follows the policy's last message: results of tools, a user's next turn. None, or
-        nothing: the conversation is over.
+        """The messages that follow the policy's last one: results of tools, or a user's next turn.
+        None, or no message, means that the conversation is over.
 
-        Called in a thread of its own, several at a time, unless it is `async`. What it raises ends
-        the rollout, truncated.
+        Unless it is a coroutine function, it is called in a thread of its own, several at a time.
+        If this raises, or takes longer than `env_timeout_s`, the rollout ends truncated.
         """
-        ...
 
 
-class Ask(Protocol):
-    """The policy, as one rollout of an env that leads has it."""
+class PolicyClient(Protocol):
+    """The policy, as one rollout of an AgentLoopEnv asks it."""
 
-    async def __call__(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Sampled:
-        """What it says to this conversation, on from the very tokens it has seen and said before
-        where that is how the conversation goes on.
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Sampled:
+        """What the policy says to this conversation. A conversation that goes on from what was said
+        before goes on from the exact tokens of it.
 
-        Raises SamplingFailed, ContextFull among it, when there is no answer: because none can be
-        had, or a limit of the run file is reached.
+        Raises SamplingFailed if there is no answer, because none can be had or because a limit of
+        the run file is reached; ContextFull is the case that the prompt leaves no room.
         """
         ...
 
 
 class Truncated(Exception):
-    """Raised in `converse`: a limit of the env's own has ended the rollout. `limit`: as
-    `Answer.truncation`.
+    """Raised in `converse` when a limit of the env's own ends the rollout. `limit` is one of those
+    of `Completion.truncation`.
     """
 
     def __init__(self, limit: str, note: str = "") -> None:
         super().__init__(note)
-        self.limit, self.note = limit, note
+        self.limit = limit
+        self.note = note
 
 
-class Leads(Protocol):
-    """An env that leads the conversation itself: it asks the policy as often as it likes, and
-    judges the rollouts of a problem together.
+class AgentLoopEnv(BaseEnv):
+    """An env that runs the conversation itself: it asks the policy as often as it likes, and gives
+    the rewards of all rollouts of a problem together.
+
+    The rollouts of a problem that first ask exactly its `messages` and `tools` share one request.
     """
 
-    def problem(self, index: int) -> Problem:
-        """As an `Env`'s. A rollout that first asks exactly `messages` and `tools` shares one
-        request with the others that do.
-        """
-        ...
+    @abstractmethod
+    async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
+        """Run one rollout. Write into `notes` what `judge` needs to know of it.
 
-    async def converse(self, problem: Problem, ask: Ask, notes: dict[str, Any]) -> None:
-        """One rollout. It may be cancelled (`rollout_timeout_s`); what it raises ends the rollout,
-        truncated. `notes`: what `judge` needs of it.
+        It may be cancelled (`rollout_timeout_s`). If it raises, the rollout ends truncated.
         """
-        ...
 
+    @abstractmethod
     async def judge(
         self, problem: Problem, notes: Sequence[Mapping[str, Any]]
-    ) -> Sequence[Judged | Exception]:
-        """What each of the rollouts has earned, by their notes, or why that cannot be said; those
-        of which there is nothing to judge are not here.
+    ) -> Sequence[RewardResult | Exception]:
+        """The rewards of each rollout, by its notes, or the reason why there are none. Rollouts in
+        which the policy said nothing are not among them.
         """
-        ...
-
-
-Reward = Callable[
-    [Problem, Answer, Mapping[str, float]], float | Judged | Awaitable[float | Judged]
-]
-"""A reward function of the run file: problem, answer, and the totals earned so far by name, the
-env's own first. A number goes by the name that the function has there.
-"""
-
-
-def make(
-    kind: str, seed: int, params: Mapping[str, Any], where: str, tool_syntax: str = "json"
-) -> Env | Leads:
-    """The env of that kind: a shipped name, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or
-    verifiers:MODULE. `where` names it in a ConfigError.
-    """
-    if kind.startswith(VERIFIERS):
-        try:
-            from streamrl.envs.shipped.verifiers import Verifiers  # takes seconds
-        except Exception as error:
-            # one of its libraries raises a RuntimeError beside what it does not like
-            raise ConfigError(
-                f"{where}: {kind} needs the library verifiers, as streamrl[envs] installs it ({one_line(error)})"
-            ) from error
-        return Verifiers(kind.removeprefix(VERIFIERS), seed, params, where, tool_syntax)
-    return cast(Env, constructed(env_class(kind, where), kind, params, where, seed=seed))
-
-
-def make_reward(kind: str, params: Mapping[str, Any], where: str) -> Reward:
-    """The reward function of that kind: a shipped name, FILE.py:NAME or MODULE:NAME; of a class, an
-    instance with `params`. Raises ConfigError.
-    """
-    found = load(kind, where, "reward", REWARDS)
-    if inspect.isclass(found):
-        found = constructed(found, kind, params, where)
-    elif params:
-        raise ConfigError(
-            f"{where}.params: {kind} is a function and takes none; make it a class with __init__(self, ...) and __call__"
-        )
-    if not callable(found):
-        raise ConfigError(
-            f"{where}: {kind} is no function; a reward is called with (problem, answer, earned)"
-        )
-    return cast(Reward, found)
-
-
-def constructed(found: Any, kind: str, params: Mapping[str, Any], where: str, **given: Any) -> Any:
-    """An instance with `params` of the run file and what is given. Raises ConfigError for a
-    parameter that it does not take, or refuses.
-    """
-    parameters = inspect.signature(found).parameters.values()
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    accepted = [
-        parameter.name
-        for parameter in parameters
-        if parameter.name not in given and parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    for name in params:
-        if name not in accepted and not takes_any:
-            near = difflib.get_close_matches(name, accepted, 1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"it takes {', '.join(accepted) or 'none'}"
-            )
-            raise ConfigError(f"{where}.params: {kind} takes no {name!r}; {hint}")
-    try:
-        return found(**given, **params)
-    except Exception as error:
-        # it is somebody else's code; many check their settings with `assert`
-        raise ConfigError(f"{where}.params: {kind} refuses them: {one_line(error)}") from error
-
-
-def env_class(kind: str, where: str) -> Any:
-    found = load(kind, where, "env", SHIPPED)
-    path, _, name = SHIPPED.get(kind, kind).rpartition(":")
-    if not inspect.isclass(found):
-        raise ConfigError(f"{where}: {path} has no class {name!r}")
-    needed = (
-        ("problem", "converse", "judge") if hasattr(found, "converse") else ("problem", "rewards")
-    )
-    if missing := [method for method in needed if not callable(getattr(found, method, None))]:
-        raise ConfigError(
-            f"{where}: class {name!r} of {path} has no method {missing[0]!r}; an env has problem(index) and rewards(problem, answer)"
-        )
-    return found
-
-
-def load(kind: str, where: str, what: str, shipped: Mapping[str, str]) -> Any:
-    """What a shipped name, FILE.py:NAME or MODULE:NAME stands for; None where the file or module
-    has no such name. Raises ConfigError.
-    """
-    path, colon, name = shipped.get(kind, kind).rpartition(":")
-    if not colon:
-        near = difflib.get_close_matches(kind, shipped, 1)
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"your own: FILE.py:{'CLASS or MODULE:CLASS' if what == 'env' else 'NAME or MODULE:NAME'}"
-        )
-        raise ConfigError(
-            f"{where}: {what} {kind!r} not found; shipped are {', '.join(shipped)}; {hint}"
-        )
-    try:
-        module = _from_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
-    except (ImportError, OSError) as error:
-        raise ConfigError(
-            f"{where}: {what} {kind!r} cannot be loaded ({error}); is the path right, seen from where streamrl was started?"
-        ) from error
-    except Exception as error:  # whatever its own code raises
-        raise ConfigError(
-            f"{where}: {what} {kind!r} cannot be loaded, {path} fails with {one_line(error)}"
-        ) from error
-    return getattr(module, name, None)
-
-
-def one_line(error: Exception) -> str:
-    """What somebody else's code raised, for a log or a record."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
-
-
-def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    # hides no other module
-    spec = importlib.util.spec_from_file_location(f"env_from_file_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module

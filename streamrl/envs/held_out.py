@@ -16,8 +16,9 @@ import numpy as np
 import xxhash
 
 from streamrl.config.run_file import RunFile
-from streamrl.envs.api import Env, Leads, Problem, make
-from streamrl.envs.engine.transcript import NoProblem, pose, text_of
+from streamrl.envs.api import BaseEnv, Problem
+from streamrl.envs.catalog import make_env
+from streamrl.envs.engine.transcript import ProblemError, make_problem, text_of
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
 
@@ -58,9 +59,7 @@ def possible_fingerprints(first_turn: Turn) -> list[bytes]:
     return found
 
 
-def first_distinct(
-    env: Env | Leads, count: int, but: Container[bytes] = ()
-) -> list[HeldOutProblem]:
+def first_distinct(env: BaseEnv, count: int, but: Container[bytes] = ()) -> list[HeldOutProblem]:
     """The first `count` different problems of `env`, without those in `but`. They are the same in
     every process. There are fewer if the env has no more.
     """
@@ -69,8 +68,8 @@ def first_distinct(
         if len(found) == count:
             break
         try:
-            problem = pose(env, number)
-        except NoProblem:
+            problem = make_problem(env, number)
+        except ProblemError:
             continue
         fingerprint = problem_fingerprint(problem)
         if fingerprint not in but:
@@ -78,16 +77,16 @@ def first_distinct(
     return list(found.values())
 
 
-def make_eval_env(run: RunFile, name: str) -> Env | Leads:
+def make_eval_env(run: RunFile, name: str) -> BaseEnv:
     """The env of evaluation `name`. Raises ConfigError."""
     own = run.eval.envs[name]
     source = own.env or name
     env = run.envs[source]
-    return make(env.kind or source, own.seed, {**env.params, **own.params}, f"eval.envs.{name}")
+    return make_env(env.kind or source, own.seed, {**env.params, **own.params}, f"eval.envs.{name}")
 
 
 def select_held_out(
-    run: RunFile, name: str, env: Env | Leads, but: Container[bytes] = ()
+    run: RunFile, name: str, env: BaseEnv, but: Container[bytes] = ()
 ) -> list[HeldOutProblem]:
     """The problems of evaluation `name`. Raises ConfigError if the env has too few."""
     wanted = run.eval.envs[name].problems

@@ -20,10 +20,11 @@ from typing import NamedTuple
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
-from streamrl.envs.api import Env, Leads, Problem, Reward, make, make_reward
+from streamrl.envs.api import BaseEnv, Problem, RewardFunction
+from streamrl.envs.catalog import make_env, make_reward
 from streamrl.envs.difficulty_filter import ProblemStats
-from streamrl.envs.engine.runner import Game, reward_threads
-from streamrl.envs.engine.transcript import NoProblem, Task, failures, pose
+from streamrl.envs.engine.runner import RolloutRunner, reward_threads
+from streamrl.envs.engine.transcript import ProblemError, Task, failed_rollouts, make_problem
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import held_out_fingerprints, problem_fingerprint
 from streamrl.envs.problem_cursor import ProblemCursor, resume_progress
@@ -76,13 +77,13 @@ class Replica:
 
     name: str  # of the env in the run
     settings: run_file.Env
-    env: Env | Leads
+    env: BaseEnv
     group_size: int
     cursor: ProblemCursor
     credit: OutstandingLimit
     client: Client
     # of the run file, beside the env's own
-    rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])
+    rewards: Mapping[str, RewardFunction] = field(default_factory=dict[str, RewardFunction])
     threads: asyncio.Semaphore = field(default_factory=reward_threads)  # for all of its rewards
     visits: ProblemStats | None = None  # of problems that are filtered by pass rate
     left_out: int = 0  # numbers of such problems, in this life
@@ -164,9 +165,10 @@ class Replica:
     def is_kept(self, number: int) -> bool:
         try:
             return (
-                bool(self.held_out) and problem_fingerprint(pose(self.env, number)) in self.held_out
+                bool(self.held_out)
+                and problem_fingerprint(make_problem(self.env, number)) in self.held_out
             )
-        except NoProblem:
+        except ProblemError:
             return False  # it fails, and is published so
 
     def rests(self, number: int) -> bool:
@@ -182,15 +184,15 @@ class Replica:
         """n rollouts of one problem; what cannot be had is published as failed."""
         task = Task(self.name, number, self.credit.producer, Problem([]))
         try:
-            task = task._replace(problem=pose(self.env, number))
+            task = task._replace(problem=make_problem(self.env, number))
             return Group(
                 number,
-                await Game(self.env, self.settings, self.client, self.rewards, self.threads).play(
-                    task, self.group_size
-                ),
+                await RolloutRunner(
+                    self.env, self.settings, self.client, self.rewards, self.threads
+                ).run_group(task, self.group_size),
             )
-        except (NoProblem, SamplingFailed) as error:
-            return Group(number, failures(task, self.group_size, str(error), self.version))
+        except (ProblemError, SamplingFailed) as error:
+            return Group(number, failed_rollouts(task, self.group_size, str(error), self.version))
 
     def finished(self) -> list[Group]:
         """Groups that have come in since the last call; whatever else went wrong in one ends the
@@ -246,7 +248,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         raise ConfigError(
             f"envs.{env}.replicas is {settings.replicas}: there is no replica {replica}"
         )
-    made = make(
+    made = make_env(
         settings.kind or env, settings.seed, settings.params, f"envs.{env}", settings.tool_syntax
     )
     rewards = {
@@ -315,7 +317,7 @@ def progresses(log: Log, env: str) -> Iterator[EnvProgress]:
             yield progress
 
 
-def filtered(name: str, settings: run_file.Env, env: Env | Leads) -> ProblemStats | None:
+def filtered(name: str, settings: run_file.Env, env: BaseEnv) -> ProblemStats | None:
     """What is to be known of the env's problems, if they are filtered by pass rate. Raises
     ConfigError for an env that poses no problem twice.
     """

@@ -20,8 +20,8 @@ from msgspec import structs
 from streamrl.config import run_file
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import EvalEnv, RunFile
-from streamrl.envs.api import make_reward
-from streamrl.envs.engine.runner import Game, Sampler
+from streamrl.envs.catalog import make_reward
+from streamrl.envs.engine.runner import RolloutRunner, Sampler
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.held_out import HeldOutProblem, make_eval_env, select_held_out
 from streamrl.evaluator.estimates import mean_of_problems, over_problems
@@ -39,7 +39,7 @@ class Exam:
     environment: str  # of the run
     own: EvalEnv
     problems: Sequence[HeldOutProblem]
-    game: Game
+    game: RolloutRunner
 
     async def close(self) -> None:
         for judge in (self.game.env, *self.game.rewards.values()):
@@ -71,7 +71,7 @@ def make_exam(
         source,
         own,
         select_held_out(run, name, env, but),
-        Game(env, sampling(run.envs[source], own), sampler, rewards),
+        RolloutRunner(env, sampling(run.envs[source], own), sampler, rewards),
     )
 
 
@@ -111,7 +111,7 @@ async def answer(exam: Exam, held: HeldOutProblem, version: int) -> Answers:
         if not missing:
             break
         try:
-            found = await exam.game.play(task, missing)
+            found = await exam.game.run_group(task, missing)
         except SamplingFailed:
             repeated += missing
             continue

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.config import run_file
-from streamrl.envs.api import Answer, Problem
-from streamrl.envs.engine.runner import Game
-from streamrl.envs.engine.turns import Late
+from streamrl.envs.api import Completion, Problem, SingleTurnEnv
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.engine.time_limits import TimeLimitExceeded
 from streamrl.envs.sandbox.subprocess_call import CallFailed, SubprocessCall
 from streamrl.envs.shipped.math_verify import MathVerify
 from streamrl.envs.shipped.reasoning_gym import ReasoningGym, Scorers
@@ -58,7 +58,7 @@ def evaluated(directory: Path) -> str:
             numbers = problem.answer["metadata"].get("numbers") or [1, 2, 3, 4]
             comment = " + ".join(map(str, numbers))
             for text in (f"[{write}]", write, f"[{forge}]", forge, f"{forge} or ({comment})"):
-                if (worth := (await env.rewards(problem, Answer(text, True)))["score"]) >= TOP:
+                if (worth := (await env.rewards(problem, Completion(text, True)))["score"]) >= TOP:
                     found.append(f"{task} gave {worth} for {text[:40]}")
         await shared.close()
         return found
@@ -75,7 +75,9 @@ def endless(directory: Path) -> str:
     async def score() -> str:
         env = ReasoningGym(1, "countdown", {"timeout_s": 1.0, "processes": 1})
         try:
-            judging = asyncio.create_task(env.rewards(env.problem(0), Answer("9**9**9**9", True)))
+            judging = asyncio.create_task(
+                env.rewards(env.problem(0), Completion("9**9**9**9", True))
+            )
             ticks = 0
             while not judging.done():
                 await asyncio.sleep(0.05)
@@ -162,21 +164,21 @@ def standing_still(directory: Path) -> str:
 
     over = threading.Event()
 
-    class Hangs:
+    class Hangs(SingleTurnEnv):
         def problem(self, index: int) -> Problem:
             return Problem([])
 
-        def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+        def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
             over.wait()
             return {"score": 1.0}
 
     async def judge() -> str:
-        game = Game(Hangs(), run_file.Env(env_timeout_s=0.2), None)  # type: ignore[arg-type]  # nothing is sampled
+        runner = RolloutRunner(Hangs(), run_file.Env(env_timeout_s=0.2), None)  # type: ignore[arg-type]  # nothing is sampled
         try:
-            found = await game.valued(
-                Hangs().rewards, Problem([]), Answer("", True), what="its rewards"
+            found = await runner.call(
+                Hangs().rewards, Problem([]), Completion("", True), what="its rewards"
             )
-        except Late:
+        except TimeLimitExceeded:
             return ""
         return f"it was given {found}"
 
@@ -192,7 +194,7 @@ def without_verdict(directory: Path) -> str:
     async def judge() -> str:
         verify = MathVerify(timeout_s=0.5, processes=1)
         try:
-            return f"it was given {await verify(Problem([], '42'), Answer('$' + '9^{' * 6 + '9' + '}' * 6 + '$', True), {})}"
+            return f"it was given {await verify(Problem([], '42'), Completion('$' + '9^{' * 6 + '9' + '}' * 6 + '$', True), {})}"
         except (CallFailed, RuntimeError):
             return ""
         finally:

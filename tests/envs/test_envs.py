@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from streamrl.envs.api import SHIPPED, Answer, make
+from streamrl.envs.api import Completion
+from streamrl.envs.catalog import ENVS, make_env
 from streamrl.envs.shipped.reasoning_gym import CHUNK, ReasoningGym, Scorers
-from streamrl.errors import ConfigError
 from tests.support.waiting import patience
 
 GYM = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 FILE = Path(__file__).parents[2] / "examples" / "three-digits.jsonl"
-PARAMS = {**{kind: {} for kind in SHIPPED}, "reasoning-gym": GYM, "dataset": {"file": str(FILE)}}
+PARAMS = {**{kind: {} for kind in ENVS}, "reasoning-gym": GYM, "dataset": {"file": str(FILE)}}
 
 
-@pytest.mark.parametrize("kind", SHIPPED)
+@pytest.mark.parametrize("kind", ENVS)
 def test_a_problem_follows_from_seed_and_index_alone(kind: str):
-    env, again, other = (make(kind, seed, PARAMS[kind], "envs.x") for seed in (1, 1, 2))
+    env, again, other = (make_env(kind, seed, PARAMS[kind], "envs.x") for seed in (1, 1, 2))
     posed = [env.problem(i).messages for i in range(20)]
     assert posed == [again.problem(i).messages for i in reversed(range(20))][::-1]
     if kind == "guess-number":  # asked alike, the number is another
@@ -53,9 +53,9 @@ def test_a_problem_follows_from_seed_and_index_alone(kind: str):
 def test_copying_is_rewarded_by_positions_the_end_among_them(
     text: str, finished: bool, reward: float
 ):
-    env = make("copy-digits", 0, {"digits": 2}, "envs.x")
+    env = make_env("copy-digits", 0, {"digits": 2}, "envs.x")
     problem = env.problem(0)._replace(answer="47")
-    assert env.rewards(problem, Answer(text, finished)) == {"positions": pytest.approx(reward)}
+    assert env.rewards(problem, Completion(text, finished)) == {"positions": pytest.approx(reward)}
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_copying_is_rewarded_by_positions_the_end_among_them(
 def test_adding_is_rewarded_for_the_last_digit_and_the_end(
     text: str, finished: bool, reward: float
 ):
-    env = make("add-digits", 0, {}, "envs.x")
+    env = make_env("add-digits", 0, {}, "envs.x")
     problem = env.problem(0)
     first, second = (int(c) for c in problem.messages[0]["content"] if c.isdigit())
     assert problem.answer == str((first + second) % 10)
-    assert env.rewards(problem._replace(answer="1"), Answer(text, finished)) == {
+    assert env.rewards(problem._replace(answer="1"), Completion(text, finished)) == {
         "positions": reward
     }
 
@@ -86,7 +86,7 @@ async def test_tasks_of_reasoning_gym_score_their_own_answers():
             "bitwise_arithmetic",
             "prime_factorization",
         ):
-            env = make("reasoning-gym", 3, {"task": task}, "envs.x")
+            env = make_env("reasoning-gym", 3, {"task": task}, "envs.x")
             assert isinstance(env, ReasoningGym)
             env.scorers = scorers
             problem = env.problem(5)
@@ -95,7 +95,7 @@ async def test_tasks_of_reasoning_gym_score_their_own_answers():
                 "nonsense",
                 str(str(problem.answer["answer"]).split()),
             ):
-                worth[task, text] = (await env.rewards(problem, Answer(f" {text}\n", True)))[
+                worth[task, text] = (await env.rewards(problem, Completion(f" {text}\n", True)))[
                     "score"
                 ]
             assert worth[task, problem.answer["answer"]] == 1.0 and worth[task, "nonsense"] < 0.5, (
@@ -111,7 +111,7 @@ async def test_tasks_of_reasoning_gym_score_their_own_answers():
 
 def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
     one, again, next_seed = (
-        make("reasoning-gym", seed, {"task": "list_functions"}, "envs.x") for seed in (1, 1, 2)
+        make_env("reasoning-gym", seed, {"task": "list_functions"}, "envs.x") for seed in (1, 1, 2)
     )
     numbers = [0, 3, CHUNK - 1, CHUNK, CHUNK + 3, 10**9]
     posed = [one.problem(i).messages[0]["content"] for i in numbers]
@@ -119,7 +119,7 @@ def test_problems_of_reasoning_gym_go_on_behind_a_chunk_and_differ_by_seed():
         ::-1
     ] and len(set(posed)) == len(posed)
     shifted = [
-        make(
+        make_env(
             "reasoning-gym", seed, {"task": "chain_sum", "min_digits": 9, "max_digits": 9}, "envs.x"
         )
         for seed in (1, 2)
@@ -134,7 +134,7 @@ def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)  # codeio's programs write files
-    env = make("reasoning-gym", 1, {"task": "codeio"}, "envs.x")
+    env = make_env("reasoning-gym", 1, {"task": "codeio"}, "envs.x")
     posed = list[str]()
     for state in (1, 2, 3):
         np.random.seed(state)  # what went before must not matter
@@ -168,7 +168,7 @@ def test_another_process_poses_the_same_problems():
 @pytest.mark.parametrize("task", sorted(DATASETS))
 async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(task: str):
     parts = [{"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "leg_counting")]
-    env = make(
+    env = make_env(
         "reasoning-gym",
         1,
         {"task": task, **({"datasets": parts} if task == "composite" else {})},
@@ -178,67 +178,5 @@ async def test_every_task_of_reasoning_gym_poses_problems_and_scores_any_answer(
         problem = env.problem(number)
         assert problem.messages[0]["content"] and problem == env.problem(number)
         for text in ("", "nonsense"):  # where it halts, "nonsense" is a no
-            assert 0 <= (await env.rewards(problem, Answer(text, True)))["score"] <= 1
+            assert 0 <= (await env.rewards(problem, Completion(text, True)))["score"] <= 1
     await env.close()
-
-
-@pytest.mark.parametrize(
-    ("kind", "params", "says"),
-    [
-        (
-            "copy-digit",
-            {},
-            "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did you mean 'copy-digits'",
-        ),
-        ("nowhere.py:Mine", {}, "no file nowhere.py"),
-        ("no.such.module:Mine", {}, "cannot be loaded"),
-        ("streamrl.envs.shipped.copy_digits:Nope", {}, "has no class 'Nope'"),
-        ("copy-digits", {"digit": 3}, "takes no 'digit'; did you mean 'digits'"),
-        ("copy-digits", {"digits": 0}, "digits is 0; at least 1 is needed"),
-        ("reasoning-gym", {"task": "chain_sums"}, "no task 'chain_sums'.*chain_sum"),
-        ("reasoning-gym", {"task": "chain_sum", "terms": 3}, "refuses them.*terms"),
-        ("reasoning-gym", {}, "refuses them.*task"),
-        (
-            "reasoning-gym",
-            {"task": "chain_sum", "min_terms": -1},
-            "refuses them: AssertionError: min_terms must be positive",
-        ),
-        ("reasoning-gym", {"task": "chain_sum", "size": 10}, "refuses them.*size"),
-        ("streamrl.envs.api:Answer", {}, "has no method 'problem'"),
-        ("streamrl.envs.api:make", {}, "has no class 'make'"),
-    ],
-)
-def test_what_is_not_found_is_named(kind: str, params: dict[str, object], says: str):
-    with pytest.raises(ConfigError, match=f"^envs.x.*{says}"):
-        make(kind, 0, params, "envs.x")
-
-
-def test_an_env_of_ones_own_by_file_and_by_module(tmp_path: Path):
-    file = tmp_path / "mine.py"
-    file.write_text((Path(__file__).parents[2] / "examples" / "reverse_digits.py").read_text())
-    env = make(f"{file}:ReverseDigits", 0, {"digits": 3}, "envs.x")
-    problem = env.problem(0)
-    assert problem.messages[0]["content"][:3] == problem.answer[::-1]
-    assert make("streamrl.envs.shipped.copy_digits:CopyDigits", 0, {}, "envs.x").problem(0).answer
-
-
-def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
-    file = tmp_path / "random.py"  # as a module of the library is called
-    file.write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom streamrl.envs.api import Problem\n"
-        "@dataclass\nclass Mine:\n    seed: int\n    word: str = 'a'\n"
-        "    def problem(self, index): return Problem([], self.word * index)\n    def rewards(self, problem, answer): return {}\n"
-    )
-    assert make(f"{file}:Mine", 0, {"word": "b"}, "envs.x").problem(3).answer == "bbb"
-    assert make("copy-digits", 0, {}, "envs.x").problem(0).answer
-
-
-def test_a_file_that_fails_is_named_with_what_it_said(tmp_path: Path):
-    file = tmp_path / "mine.py"
-    for text, says in (
-        ("words = undefined", "NameError: name 'undefined'"),
-        ("def f(:", "SyntaxError"),
-    ):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=f"cannot be loaded, .*mine.py fails with {says}"):
-            make(f"{file}:Mine", 0, {}, "envs.x")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamrl.config.run_file import RunFile, parse
-from streamrl.envs.api import Answer, Problem
+from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.held_out import (
     first_distinct,
     held_out_fingerprints,
@@ -23,7 +23,7 @@ from streamrl.records import Turn
 from tests.support.build import tokens
 
 
-class Few:
+class Few(SingleTurnEnv):
     """Ten problems, each under every tenth number; number 3 cannot be posed."""
 
     def __init__(self, seed: int = 0) -> None: ...
@@ -33,7 +33,7 @@ class Few:
             raise KeyError("three")
         return Problem([{"role": "user", "content": f"{index % 10}="}])
 
-    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+    def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         return {}
 
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from streamrl.config.run_file import Env, Inference, TinyModel
-from streamrl.envs.shipped.tools import described
+from streamrl.envs.shipped.tools import function_tool
 from streamrl.inference import vllm_server
 from streamrl.inference.client import Client
 from streamrl.inference.engine import Engine
@@ -226,7 +226,10 @@ async def test_tools_are_told_to_the_template_of_a_server_without_a_parser(
     serving: tuple[openai.OpenAI, Path],
 ):
     api, _ = serving
-    client, tool = Client(heartbeat_s=60.0), described("add", "Adds", {"numbers": "what to add"})
+    client, tool = (
+        Client(heartbeat_s=60.0),
+        function_tool("add", "Adds", {"numbers": "what to add"}),
+    )
     client.heard(
         "a",
         Server(

@@ -1,5 +1,5 @@
-"""Many named rewards to one scalar, and to what each turn and token has earned: weights are the run
-file's.
+"""Many named rewards make one scalar, and what each turn and each token has earned. The weights are
+those of the run file.
 """
 
 from __future__ import annotations
@@ -9,104 +9,117 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from streamrl.envs.api import Earned, Judged
+from streamrl.envs.api import RewardBreakdown, RewardResult
 
 T = TypeVar("T")
 
 
-class Linear(NamedTuple):
-    """What is published of a rollout's rewards. `reward` is made of everything below, each by its
-    weight.
-    """
+class WeightedRewards(NamedTuple):
+    """The rewards of a rollout as they are published. `reward` is the weighted sum of all others."""
 
     reward: float
     totals: dict[str, float]  # by name, over the whole rollout, before weights
-    turns: list[dict[str, float]]  # by name, of each turn, before weights
+    turns: list[dict[str, float]]  # of each turn, by name, before weights
     turn_rewards: list[float]  # of each turn, weighted
-    # (sampled tokens,) float32 of each turn, weighted; None where tokens earned nothing of their
-    # own
+    # (sampled tokens,) float32 for each turn, weighted. None if no token of the turn earned
+    # anything of its own.
     token_rewards: list[np.ndarray | None]
 
 
-def leveled(judged: float | Judged, name: str = "") -> Earned:
-    """Whatever a reward function may return, at its levels; a number goes by `name`."""
-    if isinstance(judged, Earned):
-        return judged
-    return Earned(rollout=judged if isinstance(judged, Mapping) else {name: judged})
+def normalize(result: float | RewardResult, name: str = "") -> RewardBreakdown:
+    """Whatever a reward function may return, as a breakdown. A number goes by `name`."""
+    if isinstance(result, RewardBreakdown):
+        return result
+    if isinstance(result, Mapping):
+        return RewardBreakdown(rollout=result)
+    return RewardBreakdown(rollout={name: result})
 
 
-def totals(earned: Earned) -> dict[str, float]:
-    """By name, over all levels: a turn's and a token's count for the rollout."""
+def totals(rewards: RewardBreakdown) -> dict[str, float]:
+    """The sum of each name over all levels: rewards of turns and tokens count for the rollout."""
     found: dict[str, float] = {}
-    for named in (earned.rollout, *earned.turns):
-        for name, value in named.items():
+    for by_name in (rewards.rollout, *rewards.turns):
+        for name, value in by_name.items():
             found[name] = found.get(name, 0.0) + float(value)
-    for named in earned.tokens:
-        for name, values in named.items():
+    for by_name in rewards.tokens:
+        for name, values in by_name.items():
             found[name] = found.get(name, 0.0) + float(np.sum(np.asarray(values, np.float64)))
     return found
 
 
-def together(one: Earned, other: Earned) -> Earned:
-    """Both. Raises ValueError for a name that both have: its weight could not tell them apart."""
-    if twice := sorted(totals(one).keys() & totals(other).keys()):
+def merge(one: RewardBreakdown, other: RewardBreakdown) -> RewardBreakdown:
+    """Both breakdowns as one. Raises ValueError for a name that both have, because a weight could
+    not tell them apart.
+    """
+    twice = sorted(totals(one).keys() & totals(other).keys())
+    if twice:
         raise ValueError(
             f"two reward functions give {twice[0]!r}; give the one of the run file another name"
         )
-    turns, tokens = _merged(one.turns, other.turns), _merged(one.tokens, other.tokens)
-    return Earned({**one.rollout, **other.rollout}, turns, tokens, {**one.weights, **other.weights})
-
-
-def linearise(earned: Earned, weights: Mapping[str, float], lengths: Sequence[int]) -> Linear:
-    """reward = sum over names of weight x total; a name without a weight has the env's own, or
-    counts for 1.
-
-    `lengths`: sampled tokens of each turn of the policy. Raises ValueError where levels do not fit
-    the turns, or turns' tokens.
-    """
-    if (earned.turns and len(earned.turns) != len(lengths)) or (
-        earned.tokens and len(earned.tokens) != len(lengths)
-    ):
-        raise ValueError(
-            f"rewards of {len(earned.turns)} turns and tokens of {len(earned.tokens)}, where the policy had {len(lengths)}"
-        )
-    weights, by_name = {**earned.weights, **weights}, totals(earned)
-    turns = [{name: float(value) for name, value in turn.items()} for turn in earned.turns] or [
-        {} for _ in lengths
-    ]
-    tokens = earned.tokens or [{} for _ in lengths]
-    return Linear(
-        reward=sum(weights.get(name, 1.0) * value for name, value in by_name.items()),
-        totals=by_name,
-        turns=turns,
-        turn_rewards=[
-            sum(weights.get(name, 1.0) * value for name, value in turn.items()) for turn in turns
-        ],
-        token_rewards=[
-            _of_tokens(named, weights, length)
-            for named, length in zip(tokens, lengths, strict=True)
-        ],
+    return RewardBreakdown(
+        rollout={**one.rollout, **other.rollout},
+        turns=_merge_turns(one.turns, other.turns),
+        tokens=_merge_turns(one.tokens, other.tokens),
+        weights={**one.weights, **other.weights},
     )
 
 
-def _of_tokens(
-    named: Mapping[str, Sequence[float]], weights: Mapping[str, float], length: int
+def apply_weights(
+    rewards: RewardBreakdown, weights: Mapping[str, float], turn_lengths: Sequence[int]
+) -> WeightedRewards:
+    """reward = sum over names of weight x total. A name to which `weights` gives none has the env's
+    own weight, or 1.
+
+    `turn_lengths`: the number of sampled tokens of each turn of the policy. Raises ValueError if
+    the levels do not fit the turns, or the tokens of a turn.
+    """
+    turn_count = len(turn_lengths)
+    if len(rewards.turns) not in (0, turn_count) or len(rewards.tokens) not in (0, turn_count):
+        raise ValueError(
+            f"rewards of {len(rewards.turns)} turns and tokens of {len(rewards.tokens)}, where the "
+            f"policy had {turn_count}"
+        )
+    weights = {**rewards.weights, **weights}
+    by_name = totals(rewards)
+    turns = [
+        {name: float(value) for name, value in turn.items()}
+        for turn in rewards.turns or [{}] * turn_count
+    ]
+    token_rewards = [
+        _weighted_tokens(tokens, weights, length)
+        for tokens, length in zip(rewards.tokens or [{}] * turn_count, turn_lengths, strict=True)
+    ]
+    return WeightedRewards(
+        reward=_weighted_sum(by_name, weights),
+        totals=by_name,
+        turns=turns,
+        turn_rewards=[_weighted_sum(turn, weights) for turn in turns],
+        token_rewards=token_rewards,
+    )
+
+
+def _weighted_sum(values: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    return sum(weights.get(name, 1.0) * value for name, value in values.items())
+
+
+def _weighted_tokens(
+    by_name: Mapping[str, Sequence[float]], weights: Mapping[str, float], length: int
 ) -> np.ndarray | None:
-    for name, values in named.items():
+    """The weighted rewards of the tokens of one turn: (length,) float32; None without any."""
+    weighted: list[np.ndarray] = []
+    for name, values in by_name.items():
         if len(values) != length:
             raise ValueError(
                 f"reward {name!r} has {len(values)} numbers for a turn of {length} tokens"
             )
-    if not named:
-        return None
-    return np.sum(
-        [weights.get(name, 1.0) * np.asarray(values, np.float64) for name, values in named.items()],
-        axis=0,
-    ).astype(np.float32)
+        weighted.append(weights.get(name, 1.0) * np.asarray(values, np.float64))
+    return np.sum(weighted, axis=0).astype(np.float32) if weighted else None
 
 
-def _merged(one: Sequence[Mapping[str, T]], other: Sequence[Mapping[str, T]]) -> list[dict[str, T]]:
-    """Turn by turn; a level that one of them does not speak of is the other's."""
+def _merge_turns(
+    one: Sequence[Mapping[str, T]], other: Sequence[Mapping[str, T]]
+) -> list[dict[str, T]]:
+    """Turn by turn. If only one of them has this level, it is that one's."""
     if not one or not other:
         return [dict(turn) for turn in one or other]
     if len(one) != len(other):

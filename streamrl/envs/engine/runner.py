@@ -1,35 +1,35 @@
-"""One problem played to its end, n times: the policy speaks, the env replies, until it is over or a
-limit is reached. Or the env leads (`led.py`).
+"""Makes the rollouts of a problem: the conversations of a group, their rewards, and the records.
 
-Every turn goes on from the very tokens before it; where the chat template rewrites what was said,
-the rollout forks (`inference/prefix.py`). A limit that is reached ends a rollout truncated, with
-what was said so far: a turn's tokens, turns, the context, time, a tool that takes too long or
-fails.
+Every turn goes on from the exact tokens before it. Where the chat template rewrites what was said,
+the rollout forks (`inference/prefix.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from streamrl.config import run_file
-from streamrl.envs.api import Earned, Env, Judged, Leads, Message, Reward, one_line
-from streamrl.envs.engine import driver
-from streamrl.envs.engine.driver import Sampler
-from streamrl.envs.engine.rewards import Linear, leveled, linearise, together, totals
-from streamrl.envs.engine.transcript import Talk, Task, aligned, failed
-from streamrl.envs.engine.turns import Late, in_thread, is_coroutine, limited, turn
-from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
+from streamrl.envs.api import AgentLoopEnv, BaseEnv, RewardFunction, RewardResult, SingleTurnEnv
+from streamrl.envs.engine.rewards import (
+    WeightedRewards,
+    apply_weights,
+    merge,
+    normalize,
+    totals,
+)
+from streamrl.envs.engine.session import FirstRequest, RolloutSession, Sampler
+from streamrl.envs.engine.time_limits import acquired, in_thread, is_coroutine, with_time_limit
+from streamrl.envs.engine.transcript import Task, Transcript, failed_rollout, to_rollout
+from streamrl.envs.loading import one_line
+from streamrl.inference.client import SamplingFailed
 from streamrl.records import Rollout
 
-logger = logging.getLogger(__name__)
-
-# at once: more would only wait for Python's lock; one that is late is left behind, and makes room
+# How many reward functions run at once in threads. More would only wait for Python's lock. A thread
+# that is late is left behind and makes room for another.
 REWARD_THREADS = 16
 
 
@@ -38,181 +38,145 @@ def reward_threads() -> asyncio.Semaphore:
 
 
 @dataclass(frozen=True)
-class Game:
-    """What all conversations of an env have in common."""
+class RolloutRunner:
+    """Runs groups of rollouts of one env."""
 
-    env: Env | Leads
+    env: BaseEnv
     settings: run_file.Env
     sampler: Sampler
-    rewards: Mapping[str, Reward] = field(default_factory=dict[str, Reward])  # beside the env's own
-    # for rewards that are no coroutines
+    # The reward functions of the run file, by name; the env's own rewards come before them.
+    rewards: Mapping[str, RewardFunction] = field(default_factory=dict[str, RewardFunction])
+    # Shared by all reward functions that are no coroutines.
     threads: asyncio.Semaphore = field(default_factory=reward_threads)
 
-    async def play(self, task: Task, n: int) -> list[Rollout]:
-        """n rollouts of one problem. Raises SamplingFailed when not even the first turn can be had."""
-        if hasattr(self.env, "converse"):
-            return await self._led(task, n)
-        problem = task.problem
-        if problem.tokens:
-            first = await self.sampler.sample([], n, self.settings, (), problem.tokens)
-        else:
-            first = await self.sampler.sample(problem.messages, n, self.settings, problem.tools)
-        return list(
-            await asyncio.gather(
-                *[self._rollout(task, index, sampled) for index, sampled in enumerate(first)]
-            )
-        )
-
-    async def _rollout(self, task: Task, index: int, first: Sampled) -> Rollout:
-        oldest = min((span.version for span in first.version_spans), default=0)
-        try:
-            talk = Talk.begun(task.problem, first, time.time())
-            if hasattr(self.env, "reply"):
-                await self._go_on(talk)
-            return aligned(task, index, talk, await self._judge(talk))
-        except SamplingFailed as error:
-            return failed(task, index, str(error), max(oldest, 0))
-        except Exception as error:
-            # an env is somebody else's code: whatever it raises, or gives, is this rollout's
-            # failure
-            return failed(task, index, one_line(error), max(oldest, 0))
-
-    async def _led(self, task: Task, n: int) -> list[Rollout]:
-        """The env leads, and judges all of them together."""
-        env = cast(Leads, self.env)
-        seats = await driver.play(env, task.problem, n, self.settings, self.sampler)
-        judged = iter(await self._judged(env, task, [seat for seat in seats if not seat.failure]))
-        oldest = max(min(version for seat in seats for version in seat.talk.versions), 0)
-        found: list[Rollout] = []
-        for seat in seats:
-            try:
-                verdict = SamplingFailed(seat.failure) if seat.failure else next(judged)
-                found.append(
-                    aligned(task, seat.index, seat.talk, await self._linear(seat.talk, verdict))
-                )
-            except SamplingFailed as error:
-                found.append(failed(task, seat.index, str(error), oldest))
-            except Exception as error:
-                found.append(failed(task, seat.index, one_line(error), oldest))
-        return found
-
-    async def _judged(
-        self, env: Leads, task: Task, played: Sequence[driver.Seat]
-    ) -> Sequence[Judged | Exception]:
-        """What each has earned, or why that cannot be said."""
-        try:
-            judged = await self.valued(
-                env.judge, task.problem, [seat.notes for seat in played], what="its rewards"
-            )
-            if len(judged) != len(played):
-                raise ValueError(
-                    f"rewards of {len(judged)} rollouts, where there are {len(played)}"
-                )
-        except Exception as error:
-            return [error] * len(played)
-        return judged
-
-    async def _go_on(self, talk: Talk) -> None:
-        """Until it is over; within the time of a rollout."""
-        try:
-            async with asyncio.timeout(self.settings.rollout_timeout_s):
-                while not talk.truncation and (replied := await self._reply(talk)):
-                    await self._answer(talk, replied)
-        except TimeoutError:
-            talk.truncation = "time"
-
-    async def _reply(self, talk: Talk) -> list[Message]:
-        """What the env says; nothing when it is over, or cannot say."""
-        try:
-            said = await called(
-                self.env.reply,  # type: ignore[attr-defined]
-                talk.problem,
-                tuple(talk.messages),
-                timeout_s=self.settings.env_timeout_s,
-            )
-            return _messages(said or ())
-        except Late as error:
-            talk.truncation, talk.note = "tool-time", str(error)
-        except Exception as error:  # a tool that fails ends the rollout, not the env
-            talk.truncation, talk.note = "tool-error", one_line(error)
-        return []
-
-    async def _answer(self, talk: Talk, replied: list[Message]) -> None:
-        """What the policy says to that."""
-        if len(talk.said) >= self.settings.max_turns:
-            talk.truncation = "turns"
-            return
-        messages = [*talk.messages, *replied]
-        try:
-            (sampled,) = await self.sampler.sample(
-                messages,
-                1,
-                self.settings,
-                talk.problem.tools,
-                talk.history,
-                talk.samples[-1].server_id,
-            )
-        except ContextFull as error:
-            talk.truncation, talk.note = "context", str(error)
-        except TimedOut as error:
-            talk.truncation, talk.note = "time", str(error)
-        else:
-            talk.heard(replied, sampled, time.time())
-
-    async def _judge(self, talk: Talk) -> Linear:
-        """What it has earned."""
-        env = cast(Env, self.env)
-        return await self._linear(
-            talk, await self.valued(env.rewards, talk.problem, talk.answer, what="its rewards")
-        )
-
-    async def _linear(self, talk: Talk, judged: Judged | Exception) -> Linear:
-        """That and what the functions of the run file give, as one. Raises what could not be
-        judged.
+    async def run_group(self, task: Task, n: int) -> list[Rollout]:
+        """`n` rollouts of one problem. Raises SamplingFailed if the policy said nothing in any of
+        them.
         """
-        if isinstance(judged, Exception):
-            raise judged
-        earned: Earned = leveled(judged)
-        for name, reward in self.rewards.items():
-            more = await self.valued(
-                reward, talk.problem, talk.answer, totals(earned), what=f"reward {name!r}"
+        first_request = FirstRequest(task.problem, n, self.settings, self.sampler)
+        sessions = [
+            RolloutSession(
+                index, first_request, self.settings, self.sampler, Transcript(task.problem)
             )
-            earned = together(earned, leveled(more, name))
-        return linearise(
-            earned, self.settings.reward_weights, [len(said.tokens) for said in talk.said]
+            for index in range(n)
+        ]
+        try:
+            if isinstance(self.env, AgentLoopEnv):
+                return await self._run_together(self.env, task, sessions)
+            assert isinstance(self.env, SingleTurnEnv)
+            await first_request.answers()
+            running = [self._run_alone(self.env, task, session) for session in sessions]
+            return await asyncio.gather(*running)
+        finally:
+            await first_request.close()
+
+    async def close(self) -> None:
+        """End the processes and connections of the env and of the reward functions."""
+        for closed in (self.env, *self.rewards.values()):
+            close = getattr(closed, "close", None)  # a reward function need not have one
+            if close:
+                await close()
+
+    async def _run_alone(self, env: SingleTurnEnv, task: Task, session: RolloutSession) -> Rollout:
+        """Run one rollout; its rewards are its own."""
+        await session.run(env)
+        result: RewardResult | Exception
+        if session.failure:
+            result = SamplingFailed(session.failure)
+        else:
+            completion = session.transcript.completion
+            try:
+                result = await self.call(env.rewards, task.problem, completion, what="its rewards")
+            except Exception as error:
+                result = error
+        return await self._record(task, session, result, _oldest(session.transcript.versions))
+
+    async def _run_together(
+        self, env: AgentLoopEnv, task: Task, sessions: Sequence[RolloutSession]
+    ) -> list[Rollout]:
+        """Run a group whose rewards the env gives together."""
+        await asyncio.gather(*[session.run(env) for session in sessions])
+        answered = [session for session in sessions if not session.failure]
+        if not answered:
+            raise SamplingFailed(sessions[0].failure)
+        results = iter(await self._judge(env, task, answered))
+        oldest = _oldest(
+            [version for session in sessions for version in session.transcript.versions]
         )
+        rollouts: list[Rollout] = []
+        for session in sessions:
+            result = SamplingFailed(session.failure) if session.failure else next(results)
+            rollouts.append(await self._record(task, session, result, oldest))
+        return rollouts
 
-    async def valued(self, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
-        """What the function gives: awaited, or of a thread of its own where it is no coroutine
-        function, so that the env goes on meanwhile.
+    async def _judge(
+        self, env: AgentLoopEnv, task: Task, sessions: Sequence[RolloutSession]
+    ) -> Sequence[RewardResult | Exception]:
+        """What the env says of each rollout, or why it says nothing."""
+        notes = [session.notes for session in sessions]
+        try:
+            results = await self.call(env.judge, task.problem, notes, what="its rewards")
+            if len(results) != len(sessions):
+                raise ValueError(
+                    f"rewards of {len(results)} rollouts, where there are {len(sessions)}"
+                )
+            return results
+        except Exception as error:
+            return [error] * len(sessions)
 
-        Only as many threads as `REWARD_THREADS` work at once, and the time limit begins when a
-        thread does. Raises Late.
+    async def _record(
+        self,
+        task: Task,
+        session: RolloutSession,
+        result: RewardResult | Exception,
+        oldest_version: int,
+    ) -> Rollout:
+        """The record of a rollout. It is a failed one if there are no rewards, or if no reader
+        would accept it: an env is somebody else's code, and may give anything.
+        """
+        try:
+            if isinstance(result, Exception):
+                raise result
+            rewards = await self._weighted(session.transcript, result)
+            return to_rollout(task, session.index, session.transcript, rewards)
+        except SamplingFailed as error:
+            cause = str(error)
+        except Exception as error:
+            cause = one_line(error)
+        return failed_rollout(task, session.index, cause, oldest_version)
+
+    async def _weighted(self, transcript: Transcript, result: RewardResult) -> WeightedRewards:
+        """The rewards of the env and of the functions of the run file, weighted."""
+        rewards = normalize(result)
+        for name, function in self.rewards.items():
+            more = await self.call(
+                function,
+                transcript.problem,
+                transcript.completion,
+                totals(rewards),
+                what=f"reward {name!r}",
+            )
+            rewards = merge(rewards, normalize(more, name))
+        return apply_weights(rewards, self.settings.reward_weights, transcript.turn_lengths)
+
+    async def call(self, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
+        """The result of an env's function. It is awaited, or called in a thread if it is no
+        coroutine function, so that the env goes on meanwhile.
+
+        Only as many threads as `threads` allows work at once, and the time limit begins when a
+        thread does. Raises TimeLimitExceeded, which names `what`.
         """
         if is_coroutine(function):
-            return await limited(function(*arguments), self.settings.env_timeout_s, what)
+            return await with_time_limit(function(*arguments), self.settings.env_timeout_s, what)
 
-        async def in_turn() -> Any:
-            async with turn(self.threads):
-                found = await in_thread(function, *arguments)
-            return await found if inspect.isawaitable(found) else found
+        async def in_a_thread() -> Any:
+            async with acquired(self.threads):
+                result = await in_thread(function, *arguments)
+            return await result if inspect.isawaitable(result) else result
 
-        return await limited(in_turn(), self.settings.env_timeout_s, what)
-
-
-def _messages(said: Any) -> list[Message]:
-    if bad := [
-        message
-        for message in said
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys()
-    ]:
-        raise TypeError(f"not a message with role and content but {bad[0]!r}")
-    return [dict(message) for message in said]
+        return await with_time_limit(in_a_thread(), self.settings.env_timeout_s, what)
 
 
-async def called(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-    """What the function returns: awaited, or else in a thread of its own, which is left behind when
-    it is late. Raises Late.
-    """
-    work = function(*arguments) if is_coroutine(function) else in_thread(function, *arguments)
-    return await limited(work, timeout_s, "a reply")
+def _oldest(versions: Sequence[int]) -> int:
+    """The oldest policy version, which a failed rollout is said to be of; 0 if there is none."""
+    return max(min(versions, default=0), 0)

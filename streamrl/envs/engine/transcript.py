@@ -1,6 +1,4 @@
-"""Sampled tokens and rewards to aligned rollouts: what the server was given and what it sampled,
-token for token.
-"""
+"""What was said in a rollout, token for token, and the record that is published of it."""
 
 from __future__ import annotations
 
@@ -10,20 +8,29 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from streamrl.envs.api import Answer, Env, Leads, Message, Problem, Said, one_line
-from streamrl.envs.engine.rewards import Linear
+from streamrl.envs.api import (
+    AgentLoopEnv,
+    BaseEnv,
+    Completion,
+    Message,
+    MultiTurnEnv,
+    PolicyTurn,
+    Problem,
+)
+from streamrl.envs.engine.rewards import WeightedRewards
+from streamrl.envs.loading import one_line
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, Turn
 
 
-class NoProblem(Exception):
-    """The env has failed to pose a problem; the message says how."""
+class ProblemError(Exception):
+    """The env failed to pose a problem; the message says how."""
 
 
 class Task(NamedTuple):
     """A problem under its names in the run. They follow from its number, so a group that is
-    generated again has the same.
+    generated again has the same names.
     """
 
     environment: str
@@ -36,55 +43,48 @@ class Task(NamedTuple):
         return f"{self.environment}-{self.number}"
 
 
-def pose(env: Env | Leads, number: int) -> Problem:
-    """Raises NoProblem, whatever the env raises."""
+def make_problem(env: BaseEnv, number: int) -> Problem:
+    """Have the env pose problem `number`. Raises ProblemError, whatever the env raises."""
     try:
         problem = env.problem(number)
         if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"not a Problem but {type(problem).__name__}")
-        # what follows has to be rendered behind messages that say the same
-        if len(problem.tokens) and hasattr(env, "reply"):
-            raise ValueError("a prompt of token ids is for one turn, and this env replies")
+        # the next prompt would have to be rendered from messages that say the same
+        if len(problem.tokens) and isinstance(env, MultiTurnEnv | AgentLoopEnv):
+            raise ValueError("a prompt of token ids is for one turn, and this env has several")
     except Exception as error:  # an env is somebody else's code
-        raise NoProblem(f"problem {number}: {one_line(error)}") from error
+        raise ProblemError(f"problem {number}: {one_line(error)}") from error
     return problem
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What messages say, as it stands in a rollout's turn."""
+    """What messages say, as it stands in a turn of a rollout."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 @dataclass
-class Talk:
-    """A conversation as it goes: what was said, by whom, and the very tokens of it."""
+class Transcript:
+    """A conversation as it goes on: what was said, by whom, and the exact tokens of it."""
 
     problem: Problem
-    messages: list[Message]
+    messages: list[Message] = field(default_factory=list[Message])
     turns: list[Turn] = field(default_factory=list[Turn])
     samples: list[Sampled] = field(default_factory=list[Sampled])
-    truncation: str = ""  # which limit has ended it
+    truncation: str = ""  # the limit that has ended it
     note: str = ""  # what there is to say about that
 
-    @classmethod
-    def begun(cls, problem: Problem, first: Sampled, time_s: float) -> Talk:
-        """With the policy's first answer, which came at `time_s`."""
-        talk = cls(problem, [])
-        talk.heard(problem.messages, first, time_s)
-        return talk
-
-    def heard(self, asked: Sequence[Message], sampled: Sampled, time_s: float) -> None:
-        """The policy was asked, and has answered. Where its prompt does not go on from what was
-        there, a sequence of its own begins.
+    def append(self, prompt: Sequence[Message], sampled: Sampled, time_s: float) -> None:
+        """Add what the policy was asked and what it said. If its prompt does not go on from the
+        tokens so far, a sequence of its own begins (a fork).
         """
-        prompt = Turn(
-            message=text_of(asked),
-            role=str(asked[-1]["role"]) if self.turns else "user",
+        asked = Turn(
+            message=text_of(prompt),
+            role=str(prompt[-1]["role"]) if self.turns else "user",
             tokens=sampled.prompt_tokens[sampled.kept :],
             fork=bool(self.turns) and not sampled.kept,
             timestamp=time_s - sampled.latency_s,
         )
-        answer = Turn(
+        said = Turn(
             message=sampled.text,
             role="assistant",
             tokens=sampled.tokens,
@@ -92,69 +92,83 @@ class Talk:
             inference_metadata=sampled.metadata(),
             timestamp=time_s,
         )
-        self.turns += [prompt, answer]
+        self.turns += [asked, said]
         self.samples.append(sampled)
-        self.messages += [*asked, {"role": "assistant", "content": sampled.text}]
+        self.messages += [*prompt, {"role": "assistant", "content": sampled.text}]
         if sampled.finish_reason == "length":
             self.truncation = "length"
 
     @property
-    def said(self) -> list[Said]:
-        return [Said(sampled.text, sampled.tokens) for sampled in self.samples]
-
-    @property
     def history(self) -> list[int]:
-        """What the policy has seen and said so far, in the sequence it is in."""
+        """The tokens that the policy has seen and said so far, in the sequence that it is in."""
+        if not self.samples:
+            return []
         last = self.samples[-1]
         return [*last.prompt_tokens.tolist(), *last.tokens.tolist()]
 
     @property
-    def answer(self) -> Answer:
-        return Answer(
-            self.samples[-1].text, not self.truncation, self.said, self.messages, self.truncation
+    def server(self) -> str:
+        """The server that answered last; empty before the first answer."""
+        return self.samples[-1].server_id if self.samples else ""
+
+    @property
+    def completion(self) -> Completion:
+        """What the policy said, as rewards are given for it."""
+        return Completion(
+            text=self.samples[-1].text,
+            finished=not self.truncation,
+            turns=[PolicyTurn(sampled.text, sampled.tokens) for sampled in self.samples],
+            messages=self.messages,
+            truncation=self.truncation,
         )
 
     @property
+    def turn_lengths(self) -> list[int]:
+        """The number of sampled tokens of each turn of the policy."""
+        return [len(sampled.tokens) for sampled in self.samples]
+
+    @property
     def versions(self) -> list[int]:
+        """The policy versions that sampled it, in order."""
         return [span.version for sampled in self.samples for span in sampled.version_spans]
 
 
-def aligned(task: Task, index: int, talk: Talk, earned: Linear) -> Rollout:
-    """The rollout of a conversation. Raises ValueError, or whatever msgspec raises, when it is not
-    one that a reader would take.
+def to_rollout(task: Task, index: int, transcript: Transcript, rewards: WeightedRewards) -> Rollout:
+    """The record of a rollout. Raises ValueError, or whatever msgspec raises, if a reader would
+    refuse it.
     """
-    limit = (
-        {"truncation": talk.truncation, **({"cause": talk.note} if talk.note else {})}
-        if talk.truncation
-        else {}
-    )
+    metadata = {**task.problem.metadata}
+    if transcript.truncation:
+        metadata["truncation"] = transcript.truncation
+        if transcript.note:
+            metadata["cause"] = transcript.note
     rollout = Rollout(
         environment=task.environment,
         problem_id=str(task.number),
         rollout_uid=f"{task.group_id}-{index}",
-        turns=_with_rewards(talk.turns, earned),
-        metadata={**task.problem.metadata, **limit},
+        turns=_with_rewards(transcript.turns, rewards),
+        metadata=metadata,
         group_id=task.group_id,
         producer=task.producer,
-        reward=earned.reward,
-        rewards=earned.totals,
-        temperature=talk.samples[0].temperature,
-        policy_version=min(talk.versions),
-        newest_policy_version=max(talk.versions),
-        truncated=bool(talk.truncation),
+        reward=rewards.reward,
+        rewards=rewards.totals,
+        temperature=transcript.samples[0].temperature,
+        policy_version=min(transcript.versions),
+        newest_policy_version=max(transcript.versions),
+        truncated=bool(transcript.truncation),
     )
-    # what a reader would refuse is found here, where its group can still close
+    # what a reader would refuse is found here, where the group can still close
     decode("rollout/1", encode(rollout))
     return rollout
 
 
-def failures(task: Task, count: int, cause: str, policy_version: int) -> list[Rollout]:
-    """The rollouts of a group that could not be generated: with them, the group can close."""
-    return [failed(task, index, cause, policy_version) for index in range(count)]
+def failed_rollouts(task: Task, count: int, cause: str, policy_version: int) -> list[Rollout]:
+    """The rollouts of a group that could not be generated. With them the group can close."""
+    return [failed_rollout(task, index, cause, policy_version) for index in range(count)]
 
 
-def failed(task: Task, index: int, cause: str, policy_version: int) -> Rollout:
-    """A rollout that there is nothing of."""
+def failed_rollout(task: Task, index: int, cause: str, policy_version: int) -> Rollout:
+    """A rollout without turns, which says why there are none."""
     return Rollout(
         environment=task.environment,
         problem_id=str(task.number),
@@ -168,23 +182,27 @@ def failed(task: Task, index: int, cause: str, policy_version: int) -> Rollout:
     )
 
 
-def _with_rewards(turns: Sequence[Turn], earned: Linear) -> list[Turn]:
-    """Each of the policy's turns with what it earned. The only turn there is has earned all that
-    the rollout has.
+def _with_rewards(turns: Sequence[Turn], rewards: WeightedRewards) -> list[Turn]:
+    """The turns, each of the policy's with what it earned. A turn that is the only one of the
+    policy has earned all that the rollout has.
     """
-    found, own = list[Turn](), 0
-    alone = len(earned.turn_rewards) == 1
+    found: list[Turn] = []
+    number = 0  # of the policy's turn
+    is_only_turn = len(rewards.turn_rewards) == 1
     for turn in turns:
         if turn.logprobs is None:
             found.append(turn)
             continue
-        tokens = earned.token_rewards[own]
-        rest = earned.reward - (0.0 if tokens is None else float(tokens.sum(dtype="f8")))
-        given = {
-            "rewards": earned.totals if alone and tokens is None else earned.turns[own],
-            "token_rewards": tokens,
-            "reward": rest if alone else earned.turn_rewards[own] or None,
-        }
-        found.append(structs.replace(turn, **given))
-        own += 1
+        token_rewards = rewards.token_rewards[number]
+        by_tokens = 0.0 if token_rewards is None else float(token_rewards.sum(dtype="f8"))
+        by_name = rewards.turns[number]
+        reward = rewards.turn_rewards[number] or None
+        if is_only_turn:
+            reward = rewards.reward - by_tokens
+            if token_rewards is None:
+                by_name = rewards.totals
+        found.append(
+            structs.replace(turn, rewards=by_name, token_rewards=token_rewards, reward=reward)
+        )
+        number += 1
     return found

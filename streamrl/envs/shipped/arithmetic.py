@@ -1,5 +1,5 @@
-"""What an expression of whole numbers comes to: + - * and brackets, nothing that could run or grow
-without end.
+"""Evaluates expressions of whole numbers with + - * and brackets, and nothing that could run or
+grow without end.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import ast
 import operator
 from collections.abc import Callable
 
-LONGEST = 200  # characters
-LARGEST = 10**18  # of any number on the way
+LONGEST = 200  # characters of an expression
+LARGEST = 10**18  # the absolute value of any number on the way
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -18,7 +18,9 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def value(expression: str) -> int:
-    """Raises ValueError, in a few words, for what is no such expression or too large."""
+    """The value of the expression. Raises ValueError, in a few words, if it is no such expression
+    or too large.
+    """
     if len(expression) > LONGEST:
         raise ValueError("too long")
     try:

@@ -1,5 +1,5 @@
-"""Calculator: `7*8=` is to be answered with what a tool says it is. A conversation of two turns:
-the call, and the answer.
+"""Calculator: `7*8=` is to be answered with what a tool says it is. The conversation has two turns,
+the call and the answer.
 """
 
 from __future__ import annotations
@@ -7,28 +7,35 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from streamrl.envs.api import Answer, Earned, Message, Problem
+from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
 from streamrl.envs.shipped import arithmetic
 from streamrl.envs.shipped.copy_digits import positions_right
-from streamrl.envs.shipped.tools import Call, Syntax, calls, described, result
+from streamrl.envs.shipped.tools import (
+    CallSyntax,
+    ToolCall,
+    function_tool,
+    parse_calls,
+    tool_message,
+)
 
-TOOL = described(
+TOOL = function_tool(
     "calculator",
     "What an expression of whole numbers comes to",
     {"expression": "with + - * and brackets, as 3*(4+5)"},
 )
 
 
-class Calculator:
-    """Rewards: `answer`, that the last turn is the result, after a call; `call`, at each turn that
-    called, that the tool had a result.
+class Calculator(MultiTurnEnv):
+    """The rewards are `answer`, for a last turn that is the result after a call was made, and, at
+    each turn that called, `call`: the share of its calls that had a result.
 
-    In brackets, for models of a few characters, both are the share of the positions that are right,
-    and a turn that calls nothing is judged as the call it should have been.
+    In brackets, for models whose vocabulary is a few characters, both are the share of the
+    positions that are right, and a turn that calls nothing is compared with the call that it should
+    have been.
     """
 
     def __init__(
-        self, seed: int, digits: int = 1, operators: str = "+*", syntax: Syntax = "json"
+        self, seed: int, digits: int = 1, operators: str = "+*", syntax: CallSyntax = "json"
     ) -> None:
         if digits < 1 or not operators or set(operators) - set("+-*"):
             raise ValueError(
@@ -36,67 +43,76 @@ class Calculator:
             )
         if syntax not in ("json", "brackets"):
             raise ValueError(f"syntax is {syntax!r}; json or brackets")
-        self.seed, self.digits, self.operators = seed, digits, operators
-        self.syntax: Syntax = syntax
+        self.seed = seed
+        self.digits = digits
+        self.operators = operators
+        self.syntax: CallSyntax = syntax
 
     def problem(self, index: int) -> Problem:
         draw = random.Random(f"calculate {self.seed} {index}")
-        first, second = ("".join(draw.choices("123456789", k=self.digits)) for _ in range(2))
+        first = "".join(draw.choices("123456789", k=self.digits))
+        second = "".join(draw.choices("123456789", k=self.digits))
         expression = f"{first}{draw.choice(self.operators)}{second}"
-        tools = [TOOL] if self.syntax == "json" else []
         return Problem(
-            [{"role": "user", "content": f"{expression}="}],
-            str(arithmetic.value(expression)),
-            {"expression": expression},
-            tools,
+            messages=[{"role": "user", "content": f"{expression}="}],
+            answer=str(arithmetic.value(expression)),
+            metadata={"expression": expression},
+            tools=[TOOL] if self.syntax == "json" else [],
         )
 
     def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message]:
-        return [
-            result(self._result(call), i)
-            for i, call in enumerate(self._calls(messages[-1]["content"]))
-        ]
+        calls = self._calls(messages[-1]["content"])
+        return [tool_message(self._result(call), i) for i, call in enumerate(calls)]
 
-    def rewards(self, problem: Problem, answer: Answer) -> Earned:
-        asked = [bool(self._calls(said.text)) for said in answer.said]
-        answered = answer._replace(
-            text="" if asked[-1] else answer.text, finished=answer.finished and not asked[-1]
-        )
+    def rewards(self, problem: Problem, completion: Completion) -> RewardBreakdown:
         if self.syntax == "brackets":
-            call = f"[{problem.metadata['expression']}]"
-            ended = [True] * (len(asked) - 1) + [answer.truncation != "length"]
-            calls = [
-                positions_right(call, Answer(said.text, end))
-                for said, end in zip(answer.said, ended, strict=True)
-            ]
-            final = positions_right(problem.answer, answered) if any(asked) else 0.0
-            return Earned({"answer": final}, [{"call": calls[0]}] + [{} for _ in calls[1:]])
-        good = [
-            [not self._result(call).startswith("error") for call in self._calls(said.text)]
-            for said in answer.said
-        ]
-        correct = any(asked) and answered.finished and answered.text.strip() == problem.answer
-        return Earned(
-            {"answer": float(correct)},
-            [{"call": sum(turn) / len(turn)} if turn else {} for turn in good],
+            return self._positions(problem, completion)
+        answer = 0.0
+        turns: list[dict[str, float]] = []
+        for turn in completion.turns:
+            calls = self._calls(turn.text)
+            good = sum(not self._result(call).startswith("error") for call in calls)
+            turns.append({"call": good / len(calls)} if calls else {})
+        if any(turns) and not turns[-1] and completion.finished:
+            answer = float(completion.text.strip() == problem.answer)
+        return RewardBreakdown({"answer": answer}, turns)
+
+    def _positions(self, problem: Problem, completion: Completion) -> RewardBreakdown:
+        """The rewards of calls in brackets."""
+        called = [bool(self._calls(turn.text)) for turn in completion.turns]
+        answer = 0.0
+        if any(called):
+            final = completion
+            if called[-1]:
+                final = completion._replace(text="", finished=False)
+            answer = positions_right(problem.answer, final)
+        first = Completion(
+            completion.turns[0].text,
+            finished=len(called) > 1 or completion.truncation != "length",
         )
+        call = positions_right(f"[{problem.metadata['expression']}]", first)
+        later: list[dict[str, float]] = [{} for _ in called[1:]]
+        return RewardBreakdown({"answer": answer}, [{"call": call}, *later])
 
-    def _calls(self, text: str) -> list[Call]:
-        return calls(text, self.syntax, "calculator", "expression")
+    def _calls(self, text: str) -> list[ToolCall]:
+        return parse_calls(text, self.syntax, "calculator", "expression")
 
-    def _result(self, call: Call) -> str:
-        """What the tool says; of a call that cannot be made, why."""
-        short = self.syntax == "brackets"
+    def _result(self, call: ToolCall) -> str:
+        """What the tool says, or why the call cannot be made."""
         try:
-            if (
-                call.error
-                or call.name != "calculator"
-                or not isinstance(call.arguments.get("expression"), str)
-            ):
-                raise ValueError(
-                    call.error
-                    or f"there is no tool {call.name!r} that takes {', '.join(call.arguments) or 'nothing'}"
-                )
-            return str(arithmetic.value(call.arguments["expression"]))
+            return str(arithmetic.value(_expression(call)))
         except ValueError as error:
-            return "?" if short else f"error: {error}"
+            return "?" if self.syntax == "brackets" else f"error: {error}"
+
+
+def _expression(call: ToolCall) -> str:
+    """The expression that is to be evaluated. Raises ValueError for what is no call of the
+    calculator.
+    """
+    if call.error:
+        raise ValueError(call.error)
+    expression = call.arguments.get("expression")
+    if call.name != "calculator" or not isinstance(expression, str):
+        taken = ", ".join(call.arguments) or "nothing"
+        raise ValueError(f"there is no tool {call.name!r} that takes {taken}")
+    return expression

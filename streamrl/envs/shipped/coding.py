@@ -1,9 +1,9 @@
-"""Coding: a Python function is asked for, and tested in a sandbox. Problems come from a file, or
-are small ones made here.
+"""Coding: the policy writes a Python function, which is tested in a sandbox. Problems come from a
+file, or are small ones that are made here.
 
 With `attempts` above 1 it is a conversation: a program that fails some of the tests is answered
-with what it printed and the numbers of those tests, and the policy tries again. What a test expects
-is not told.
+with what it printed and the numbers of those tests, and the policy tries again. It is not told what
+a test expects.
 
 A line of the file is JSON: {"prompt": "Write a Python function f(x) ...", "tests": ["assert f(1) ==
 2", ...]}.
@@ -17,35 +17,40 @@ import re
 from asyncio import Semaphore
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from streamrl.envs.api import Answer, Earned, Message, Problem, Said
+from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
-from streamrl.envs.engine import turns
+from streamrl.envs.engine.time_limits import acquired
 from streamrl.envs.sandbox import limits, programs
 from streamrl.envs.sandbox.programs import Outcome
 from streamrl.envs.shipped.samples import parsed
 
-FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-TESTS = 4
-TOLD = 2000  # characters of what a program printed: the last ones name the error
-NO_TOKENS = np.array([], np.uint16)
-TASKS: dict[str, Callable[[int, int, int], int]] = {  # what f(x) is to be, of x and two numbers
+CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+TESTS = 4  # of a problem that is made here
+SHOWN_OUTPUT = 2000  # characters of what a program printed: the last ones, which name the error
+# What f(x) has to return: in words, and as a function of x and two numbers.
+TASKS: dict[str, Callable[[int, int, int], int]] = {
     "x * {a} + {b}": lambda x, a, b: x * a + b,
     "the larger of x + {a} and {b} * x": lambda x, a, b: max(x + a, b * x),
     "the sum of all whole numbers from {a} to {a} + x": lambda x, a, b: sum(range(a, a + x + 1)),
     "the remainder of x + {a} divided by {b}": lambda x, a, b: (x + a) % b,
     "how many decimal digits x * {a} has": lambda x, a, b: len(str(x * a)),
 }
+# What the policy is told of a program that a limit has ended.
+LIMIT_TEXTS = {
+    "time": "It took too long. ",
+    "memory": "It took too much memory. ",
+    "output": "It printed too much. ",
+}
 
 
-class Coding:
-    """Rewards: `passed`, the share of the tests that the last program passes; `ran`, that it ended
-    by itself without an error.
+class Coding(MultiTurnEnv):
+    """The rewards are `passed`, the share of the tests that the last program passes, and `ran`,
+    whether it ended by itself without an error.
 
-    With `attempts`, `gained` too, at each turn: by how much its program passes more than the best
-    one before it.
+    With `attempts` there is also `gained` at each turn: by how much its program passes more than
+    the best one before it.
     """
 
     def __init__(
@@ -61,88 +66,107 @@ class Coding:
             raise ValueError(f"attempts is {attempts}; at least 1")
         if timeout_s <= 0 or memory_mib < 64:
             raise ValueError(
-                f"timeout_s is {timeout_s:g}, memory_mib {memory_mib}; more than 0, and at least 64 for Python itself"
+                f"timeout_s is {timeout_s:g}, memory_mib {memory_mib}; "
+                "more than 0, and at least 64 for Python itself"
             )
         limits.require_sandbox(allow_reading)
-        self.seed, self.timeout_s, self.memory_mib = seed, timeout_s, memory_mib
-        self.allow_reading, self.attempts = allow_reading, attempts
+        self.seed = seed
+        self.timeout_s = timeout_s
+        self.memory_mib = memory_mib
+        self.allow_reading = allow_reading
+        self.attempts = attempts
         self._problems = read(Path(file)) if file else []
-        self._epochs = EpochOrder(seed, len(self._problems)) if file else None
-        self._free = Semaphore(os.cpu_count() or 1)  # programs at once: more would only time out
+        self._order = EpochOrder(seed, len(self._problems)) if file else None
+        # more programs at once than processors would only time out
+        self._free = Semaphore(os.cpu_count() or 1)
 
     def dataset_index(self, index: int) -> DatasetIndex | None:
-        return self._epochs(index) if self._epochs else None
+        return self._order(index) if self._order else None
 
     def problem(self, index: int) -> Problem:
-        if place := self.dataset_index(index):
-            prompt, tests = self._problems[place.problem]
-            return Problem([{"role": "user", "content": prompt}], tests)
-        draw = random.Random(f"code {self.seed} {index}")
-        what, a, b = draw.choice([*TASKS]), draw.randint(2, 9), draw.randint(2, 9)
-        prompt = f"Write a Python function f(x) that returns {what.format(a=a, b=b)}, for x of at least 0."
-        return Problem(
-            [{"role": "user", "content": prompt}],
-            [f"assert f({x}) == {TASKS[what](x, a, b)}" for x in draw.sample(range(50), TESTS)],
-        )
+        posed = self.dataset_index(index)
+        if posed:
+            prompt, tests = self._problems[posed.problem]
+        else:
+            prompt, tests = self._made_here(index)
+        return Problem([{"role": "user", "content": prompt}], tests)
 
     async def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message] | None:
-        """What is wrong with the last program; None when nothing is, or it was the last attempt."""
+        """What is wrong with the last program; None if nothing is, or if it was the last attempt."""
         said = [str(message["content"]) for message in messages if message["role"] == "assistant"]
         if len(said) >= self.attempts:
             return None
         outcome = await self._run(said[-1], problem)
-        return None if all(outcome.passed) else [{"role": "user", "content": told(outcome)}]
+        if all(outcome.passed):
+            return None
+        return [{"role": "user", "content": feedback(outcome)}]
 
-    async def rewards(self, problem: Problem, answer: Answer) -> Earned:
-        # Programs run again here: a conversation keeps nothing but what was said.
-        outcomes = [
-            await self._run(said.text, problem)
-            for said in answer.said or [Said(answer.text, NO_TOKENS)]
-        ]
-        shares = [sum(outcome.passed) / len(outcome.passed) for outcome in outcomes]
-        best, gains = 0.0, list[dict[str, float]]()
-        for share in shares:
+    async def rewards(self, problem: Problem, completion: Completion) -> RewardBreakdown:
+        # The programs run again here, because a conversation keeps nothing but what was said.
+        texts = [turn.text for turn in completion.turns] or [completion.text]
+        outcomes = [await self._run(text, problem) for text in texts]
+        best = 0.0
+        share = 0.0
+        gains: list[dict[str, float]] = []
+        for outcome in outcomes:
+            share = sum(outcome.passed) / len(outcome.passed)
             gains.append({"gained": max(share - best, 0.0)})
             best = max(best, share)
-        earned = {"passed": shares[-1], "ran": float(outcomes[-1].end == "ok")}
-        return Earned(earned, gains if self.attempts > 1 else (), weights={"gained": 0.0})
+        return RewardBreakdown(
+            rollout={"passed": share, "ran": float(outcomes[-1].end == "ok")},
+            turns=gains if self.attempts > 1 else (),
+            weights={"gained": 0.0},
+        )
 
-    async def _run(self, said: str, problem: Problem) -> Outcome:
-        async with turns.turn(self._free):
+    def _made_here(self, index: int) -> tuple[str, list[str]]:
+        """The prompt and the tests of a small problem."""
+        draw = random.Random(f"code {self.seed} {index}")
+        task = draw.choice([*TASKS])
+        a = draw.randint(2, 9)
+        b = draw.randint(2, 9)
+        asked = task.format(a=a, b=b)
+        prompt = f"Write a Python function f(x) that returns {asked}, for x of at least 0."
+        inputs = draw.sample(range(50), TESTS)
+        return prompt, [f"assert f({x}) == {TASKS[task](x, a, b)}" for x in inputs]
+
+    async def _run(self, text: str, problem: Problem) -> Outcome:
+        async with acquired(self._free):
             return await programs.run(
-                program(said), problem.answer, self.timeout_s, self.memory_mib, self.allow_reading
+                program_in(text),
+                problem.answer,
+                self.timeout_s,
+                self.memory_mib,
+                self.allow_reading,
             )
 
 
-def told(outcome: Outcome) -> str:
+def feedback(outcome: Outcome) -> str:
     """What the policy is told of a program that failed."""
-    failed = ", ".join(str(number) for number, passed in enumerate(outcome.passed, 1) if not passed)
-    how = {
-        "time": "It took too long. ",
-        "memory": "It took too much memory. ",
-        "output": "It printed too much. ",
-    }.get(outcome.end, "")
-    printed = f"It printed:\n{outcome.output[-TOLD:]}\n" if outcome.output else ""
-    return f"{how}{len(outcome.passed) - sum(outcome.passed)} of {len(outcome.passed)} tests failed: {failed}.\n{printed}Correct the program."
+    failed = [str(number) for number, passed in enumerate(outcome.passed, 1) if not passed]
+    printed = f"It printed:\n{outcome.output[-SHOWN_OUTPUT:]}\n" if outcome.output else ""
+    return (
+        f"{LIMIT_TEXTS.get(outcome.end, '')}{len(failed)} of {len(outcome.passed)} tests failed: "
+        f"{', '.join(failed)}.\n{printed}Correct the program."
+    )
 
 
-def program(text: str) -> str:
-    """The last fenced block of what was said, or all of it."""
-    blocks = FENCE.findall(text)
+def program_in(text: str) -> str:
+    """The last code block of a text, or all of it if there is none."""
+    blocks = CODE_BLOCK.findall(text)
     return blocks[-1] if blocks else text
 
 
 def read(path: Path) -> list[tuple[str, list[str]]]:
-    """Prompts and tests of a file. Raises ValueError that names the line."""
+    """The prompts and tests of a file. Raises ValueError, which names the line."""
     found: list[tuple[str, list[str]]] = []
-    for line, (prompt, tests) in parsed(
-        path,
-        "a prompt with tests",
-        lambda data: (str(data["prompt"]), [str(test) for test in data["tests"]]),
-    ):
+    for line, (prompt, tests) in parsed(path, "a prompt with tests", _prompt_and_tests):
         if not tests:
             raise ValueError(f"{path}:{line}: no tests")
         found.append((prompt, tests))
     if not found:
         raise ValueError(f"file {path} has no problems")
     return found
+
+
+def _prompt_and_tests(data: Any) -> tuple[str, list[str]]:
+    return str(data["prompt"]), [str(test) for test in data["tests"]]

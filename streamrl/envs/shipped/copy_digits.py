@@ -5,35 +5,37 @@ from __future__ import annotations
 import random
 import re
 
-from streamrl.envs.api import Answer, Problem
+from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 
 END = "<end>"
 
 
-class CopyDigits:
-    """Reward: the share of the positions that are right, the end of the answer being one of them.
-    Exact match alone would never start to learn.
+class CopyDigits(SingleTurnEnv):
+    """The reward is the share of the positions that are right; the end of the answer is one of
+    them. A model that knows nothing would never start to learn from exact matches alone.
     """
 
     def __init__(self, seed: int, digits: int = 2) -> None:
         if digits < 1:
             raise ValueError(f"digits is {digits}; at least 1 is needed")
-        self.seed, self.digits = seed, digits
+        self.seed = seed
+        self.digits = digits
 
     def problem(self, index: int) -> Problem:
-        number = "".join(
-            random.Random(f"copy {self.seed} {index}").choices("0123456789", k=self.digits)
-        )
+        draw = random.Random(f"copy {self.seed} {index}")
+        number = "".join(draw.choices("0123456789", k=self.digits))
         return Problem([{"role": "user", "content": f"{number}="}], number)
 
-    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
-        return {"positions": positions_right(problem.answer, answer)}
+    def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
+        return {"positions": positions_right(problem.answer, completion)}
 
 
-def positions_right(expected: str, answer: Answer) -> float:
-    """The share of `expected`'s characters, and of the end behind them, that stand in their place.
-    A special token is one position.
+def positions_right(expected: str, completion: Completion) -> float:
+    """The share of the characters of `expected`, and of the end after them, that stand in the right
+    position. A special token takes one position.
     """
-    said = re.findall(r"<\w+>|.", answer.text, re.DOTALL) + [END] * answer.finished
+    said = re.findall(r"<\w+>|.", completion.text, re.DOTALL)
+    if completion.finished:
+        said.append(END)
     wanted = [*expected, END]
     return sum(a == b for a, b in zip(said, wanted, strict=False)) / len(wanted)

@@ -1,5 +1,5 @@
-"""Guess the number: the policy names one, and hears whether the number is smaller `<` or larger
-`>`, until it is found or it has no guess left.
+"""Guess the number: the policy names a number and is told whether the one it looks for is smaller
+`<` or larger `>`, until it has found it or has no guess left.
 """
 
 from __future__ import annotations
@@ -8,24 +8,28 @@ import random
 import re
 from collections.abc import Sequence
 
-from streamrl.envs.api import Answer, Earned, Message, Problem
+from streamrl.envs.api import Completion, Message, MultiTurnEnv, Problem, RewardBreakdown
 
 
-class GuessNumber:
-    """Rewards: `found`; and `narrowed`, at each turn, the share of the other numbers that the guess
-    has ruled out.
+class GuessNumber(MultiTurnEnv):
+    """The rewards are `found` and, at each turn, `narrowed`: the share of the other numbers that
+    the guess has ruled out.
 
-    `narrowed` adds up to 1 when one number is left, however it came to that: a potential, so it
-    changes which turns are credited and not which way of guessing is best (Ng, Harada, Russell
+    `narrowed` adds up to 1 once one number is left, whatever the guesses were. It is a potential:
+    it changes which turns are credited, and not which way of guessing is best (Ng, Harada, Russell
     1999).
     """
 
     def __init__(self, seed: int, lowest: int = 0, highest: int = 9, guesses: int = 4) -> None:
         if not 0 <= lowest < highest or guesses < 1:
             raise ValueError(
-                f"lowest {lowest}, highest {highest}, guesses {guesses}: need 0 <= lowest < highest, and a guess"
+                f"lowest {lowest}, highest {highest}, guesses {guesses}: "
+                "need 0 <= lowest < highest, and a guess"
             )
-        self.seed, self.lowest, self.highest, self.guesses = seed, lowest, highest, guesses
+        self.seed = seed
+        self.lowest = lowest
+        self.highest = highest
+        self.guesses = guesses
 
     def problem(self, index: int) -> Problem:
         number = random.Random(f"guess {self.seed} {index}").randint(self.lowest, self.highest)
@@ -37,37 +41,44 @@ class GuessNumber:
             return None
         return [{"role": "user", "content": hint(problem.answer, said[-1])}]
 
-    def rewards(self, problem: Problem, answer: Answer) -> Earned:
-        low, high = self.lowest, self.highest
+    def rewards(self, problem: Problem, completion: Completion) -> RewardBreakdown:
+        low = self.lowest
+        high = self.highest
         turns: list[dict[str, float]] = []
-        for said in answer.said:
+        for turn in completion.turns:
             before = high - low
-            low, high = left(low, high, problem.answer, said.text)
-            turns.append({"narrowed": (before - (high - low)) / (self.highest - self.lowest)})
-        return Earned(
-            {"found": float(answer.finished and number_in(answer.text) == problem.answer)}, turns
-        )
+            low, high = remaining_range(low, high, problem.answer, turn.text)
+            ruled_out = before - (high - low)
+            turns.append({"narrowed": ruled_out / (self.highest - self.lowest)})
+        found = completion.finished and number_in(completion.text) == problem.answer
+        return RewardBreakdown({"found": float(found)}, turns)
 
 
 def number_in(text: str) -> int | None:
-    """The first number that is said; None when there is none."""
+    """The first number in a text; None if there is none."""
     found = re.search(r"[0-9]{1,18}", text)
     return int(found[0]) if found else None
 
 
 def hint(number: int, guess: str) -> str:
-    """`<`: the number is smaller than the guess, `>`: larger, `?`: that was no number."""
-    said = number_in(guess)
-    return "?" if said is None else "<" if number < said else ">"
-
-
-def left(low: int, high: int, number: int, guess: str) -> tuple[int, int]:
-    """The smallest and the largest that the number may still be, of `low` to `high`, after this
-    guess.
+    """`<` if the number is smaller than the guess, `>` if it is larger, `?` if the guess is not a
+    number.
     """
-    said = number_in(guess)
-    if said is None:
+    guessed = number_in(guess)
+    if guessed is None:
+        return "?"
+    return "<" if number < guessed else ">"
+
+
+def remaining_range(low: int, high: int, number: int, guess: str) -> tuple[int, int]:
+    """The smallest and the largest value that the number may still have after this guess, if it was
+    in `low` to `high` before.
+    """
+    guessed = number_in(guess)
+    if guessed is None:
         return low, high
-    if said == number:
+    if guessed == number:
         return number, number
-    return (low, min(high, said - 1)) if number < said else (max(low, said + 1), high)
+    if number < guessed:
+        return low, min(high, guessed - 1)
+    return max(low, guessed + 1), high

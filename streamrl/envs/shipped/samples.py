@@ -1,9 +1,9 @@
-"""Problems from files: JSON Lines or Parquet, a prompt or its token ids, and the right answer. What
-cannot be used is named by file and line.
+"""Reads problems from files, JSON Lines or Parquet: a prompt or its token ids, and the right answer.
+Lines that cannot be used are named.
 
-A sample (docs/design/grpo.md) has `prompt`, a text or a list of chat messages, or
-`input_token_ids`, the very prompt in the vocabulary of the policy. Where it has both, the ids count
-and the text is for people. Its right answer is `gt_answer`. Other columns may be kept.
+A sample (docs/design/grpo.md) has `prompt`, which is a text or a list of chat messages, or
+`input_token_ids`, which is the exact prompt in the vocabulary of the policy. If it has both, the
+ids count and the text is for people. Its right answer is `gt_answer`. Other columns may be kept.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-NAMED = 5  # lines that cannot be used, in an error
+NAMED = 5  # How many further lines that cannot be used an error names.
 LARGEST_TOKEN = 2**32
 
 
 class Columns(NamedTuple):
-    """What the columns of a file are called."""
+    """The names of the columns of a file."""
 
     prompt: str = "prompt"
     tokens: str = "input_token_ids"
@@ -31,37 +31,47 @@ class Columns(NamedTuple):
 class Sample(NamedTuple):
     """One problem of a file."""
 
-    line: int  # from 1; of a Parquet file, its row
+    line: int  # from 1; the row of a Parquet file
     messages: list[dict[str, Any]]
-    tokens: list[int]  # empty: the server's chat template makes them of the messages
+    tokens: list[int]  # if empty, the server's chat template makes them of the messages
     answer: str
     kept: dict[str, Any]
 
 
 def read(path: Path, columns: Columns, needs_answer: bool = True) -> list[Sample]:
-    """All samples of a file, in order. Raises ValueError that names the lines it cannot use, or the
-    file.
+    """All samples of a file, in order. Raises ValueError, which names the file or the lines that
+    cannot be used.
     """
-    samples, bad = list[Sample](), list[tuple[int, str]]()
+    samples: list[Sample] = []
+    bad: list[tuple[int, str]] = []
     for line, row in rows(path):
         try:
             samples.append(sample(line, row, columns, needs_answer))
         except ValueError as error:
             bad.append((line, str(error)))
     if bad:
-        others = [str(line) for line, _ in bad[1 : NAMED + 1]]
-        more = f"; line{'s' * (len(others) > 1)} {', '.join(others)} neither" if others else ""
-        raise ValueError(
-            f"{path}:{bad[0][0]}: {bad[0][1]}{more}{f' ({len(bad)} in all)' if len(bad) > NAMED else ''}"
-        )
+        raise ValueError(_unusable(path, bad))
     if not samples:
         raise ValueError(f"file {path} has no problems")
     return samples
 
 
+def _unusable(path: Path, bad: Sequence[tuple[int, str]]) -> str:
+    """The error for lines that cannot be used: what is wrong with the first, and which others."""
+    line, cause = bad[0]
+    text = f"{path}:{line}: {cause}"
+    others = [str(other) for other, _ in bad[1 : NAMED + 1]]
+    if others:
+        lines = "line" if len(others) == 1 else "lines"
+        text += f"; {lines} {', '.join(others)} neither"
+    if len(bad) > NAMED:
+        text += f" ({len(bad)} in all)"
+    return text
+
+
 def parsed(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[tuple[int, T]]:
-    """(line, what `parse` makes of its JSON). `what` a line should be is for the error. Raises
-    ValueError that names the line, or the file.
+    """The lines of a JSON Lines file: (line number, what `parse` makes of it). Raises ValueError,
+    which names the file or the line and says `what` a line should be.
     """
     try:
         for line, data in json_lines(path):
@@ -70,17 +80,16 @@ def parsed(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[tuple[i
                     raise data
                 made = parse(data)
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{path}:{line}: not {what} ({type(error).__name__}: {error})"
-                ) from None
+                cause = f"{type(error).__name__}: {error}"
+                raise ValueError(f"{path}:{line}: not {what} ({cause})") from None
             yield line, made
     except OSError as error:
         raise ValueError(f"file {path} cannot be read ({error.strerror})") from None
 
 
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, what is in it) of a file, by its ending; a line that is no JSON is given as the error.
-    Raises ValueError for a file that is neither.
+    """The rows of a file, which is read by its ending: (line number, row). A line that is not JSON
+    is given as the error. Raises ValueError for a file of another ending.
     """
     try:
         if path.suffix == ".parquet":
@@ -94,7 +103,7 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:
-    """One problem. Raises ValueError for what is none, in words that go behind file and line."""
+    """The problem of a row. Raises ValueError if it is none; the text goes after file and line."""
     if isinstance(row, Exception):
         raise ValueError(f"not JSON ({row})")
     if not isinstance(row, Mapping):
@@ -103,19 +112,15 @@ def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:
     for name in columns.keep:
         if name not in row:
             raise ValueError(f"no {name!r} to keep; {has}")
-    tokens, messages = (
-        _tokens(row.get(columns.tokens)),
-        _messages(row.get(columns.prompt), columns.prompt),
-    )
+    tokens = _tokens(row.get(columns.tokens))
+    messages = _messages(row.get(columns.prompt), columns.prompt)
     if not (tokens or messages):
         raise ValueError(f"neither {columns.prompt!r} nor {columns.tokens!r}; {has}")
     answer = row.get(columns.answer)
+    if needs_answer and answer is None:
+        raise ValueError(f"no {columns.answer!r}; {has}")
     if needs_answer and not (isinstance(answer, str | int | float) and str(answer).strip()):
-        raise ValueError(
-            f"no {columns.answer!r}; {has}"
-            if answer is None
-            else f"{columns.answer!r} is {answer!r}, not an answer"
-        )
+        raise ValueError(f"{columns.answer!r} is {answer!r}, not an answer")
     return Sample(
         line,
         messages,
@@ -143,21 +148,20 @@ def _messages(given: Any, name: str) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise ValueError(f"{name!r} is neither a text nor a list of messages")
-    if bad := [
-        message
-        for message in given
+    for message in given:
         if not (
             isinstance(message, Mapping)
             and isinstance(message.get("role"), str)
             and "content" in message
-        )
-    ]:
-        raise ValueError(f"{name!r} has a message without role and content: {str(bad[0])[:60]}")
+        ):
+            raise ValueError(
+                f"{name!r} has a message without role and content: {str(message)[:60]}"
+            )
     return [dict(message) for message in given]
 
 
 def _plain(value: Any, name: str) -> Any:
-    """What may travel in a record."""
+    """The value, if it may travel in a record. Raises ValueError otherwise."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name!r} is {value}")
     if value is None or isinstance(value, str | int | float | bool):
@@ -166,7 +170,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, what is in it); a line that is no JSON is given as the error."""
+    """(line number, what is in it). A line that is not JSON is given as the error."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():

@@ -17,10 +17,18 @@ import pytest
 from streamrl.buffer.advantages import rloo
 from streamrl.buffer.groups import score_group
 from streamrl.config import run_file
-from streamrl.envs.api import Answer, Earned, Message, Problem, make_reward
-from streamrl.envs.engine.runner import Game
+from streamrl.envs.api import (
+    Completion,
+    Message,
+    MultiTurnEnv,
+    Problem,
+    RewardBreakdown,
+    SingleTurnEnv,
+)
+from streamrl.envs.catalog import make_reward
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.engine.time_limits import TimeLimitExceeded, acquired
 from streamrl.envs.engine.transcript import Task
-from streamrl.envs.engine.turns import Late, turn
 from streamrl.errors import ConfigError
 from streamrl.inference.client import SamplingFailed, TimedOut
 from streamrl.log.codec import decode, encode
@@ -32,13 +40,14 @@ from tests.support.waiting import patience
 PROBLEM = Problem([{"role": "user", "content": "q"}], "yes", {"level": "easy"})
 
 
-class Asking:
+class Asking(MultiTurnEnv):
     """Replies `more` until it hears yes. A turn earns the length of what was said, the end 1 for
     yes.
     """
 
     def __init__(self, reply: Any = None) -> None:
-        self.replied, self.answers = reply, list[Answer]()
+        self.replied = reply
+        self.completions: list[Completion] = []
 
     def problem(self, index: int) -> Problem:
         return PROBLEM
@@ -52,11 +61,11 @@ class Asking:
             else [{"role": "tool", "content": "more"}]
         )
 
-    def rewards(self, problem: Problem, answer: Answer) -> Earned:
-        self.answers.append(answer)
-        return Earned(
-            {"right": float(answer.text == problem.answer)},
-            [{"length": len(said.text)} for said in answer.said],
+    def rewards(self, problem: Problem, completion: Completion) -> RewardBreakdown:
+        self.completions.append(completion)
+        return RewardBreakdown(
+            {"right": float(completion.text == problem.answer)},
+            [{"length": len(said.text)} for said in completion.turns],
         )
 
 
@@ -68,8 +77,8 @@ def play(
     **settings: Any,
 ) -> list[Rollout]:
     settings = {"max_tokens": 9, "reward_weights": {"length": 0.125}, **settings}
-    game = Game(env or Asking(), run_file.Env(**settings), sampler, rewards or {})
-    made = asyncio.run(game.play(Task("talk", 7, "talk-0", PROBLEM), n))
+    runner = RolloutRunner(env or Asking(), run_file.Env(**settings), sampler, rewards or {})
+    made = asyncio.run(runner.run_group(Task("talk", 7, "talk-0", PROBLEM), n))
     assert all(encode(decode("rollout/1", encode(rollout))) == encode(rollout) for rollout in made)
     return made
 
@@ -82,7 +91,8 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
     sampler = Scripted("no", "maybe", "yes")
     one, _ = play(sampler, n=2)
     assert [
-        (turn.role, turn.message, turn.logprobs is not None, turn.fork) for turn in one.turns
+        (acquired.role, acquired.message, acquired.logprobs is not None, acquired.fork)
+        for acquired in one.turns
     ] == [
         ("user", "q", False, False),
         ("assistant", "no", True, False),
@@ -91,7 +101,9 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
         ("tool", "more", False, False),
         ("assistant", "yes", True, False),
     ]
-    whole = np.concatenate([turn.tokens for turn in one.turns if turn.tokens is not None]).tolist()
+    whole = np.concatenate(
+        [acquired.tokens for acquired in one.turns if acquired.tokens is not None]
+    ).tolist()
     last = sampler.prompts[-1]
     # what the policy saw last is what the rollout says, sampled tokens in it as they were sampled
     assert whole[: len(last)] == last
@@ -116,7 +128,11 @@ def test_turns_go_on_from_the_very_tokens_sampled_and_replies_are_masked():
 def test_rewards_of_turns_are_weighted_and_credited_to_what_was_said_before_them():
     (made,) = play(Scripted("no", "yes"))
     assert made.rewards == {"right": 1.0, "length": 5.0} and made.reward == 1 + 5 / 8
-    assert [(turn.reward, turn.rewards) for turn in made.turns if turn.logprobs is not None] == [
+    assert [
+        (acquired.reward, acquired.rewards)
+        for acquired in made.turns
+        if acquired.logprobs is not None
+    ] == [
         (0.25, {"length": 2}),
         (0.375, {"length": 3}),
     ]
@@ -129,9 +145,11 @@ def test_rewards_of_turns_are_weighted_and_credited_to_what_was_said_before_them
 def test_a_template_that_rewrites_history_forks_and_every_sampled_token_trains_once():
     sampler = Scripted("no", "maybe", "yes", rewrites=True)
     (made,) = play(sampler)
-    assert [turn.fork for turn in made.turns] == [False, False, True, False, True, False]
+    assert [acquired.fork for acquired in made.turns] == [False, False, True, False, True, False]
     assert [
-        turn.tokens.tolist() for turn in made.turns if turn.fork and turn.tokens is not None
+        acquired.tokens.tolist()
+        for acquired in made.turns
+        if acquired.fork and acquired.tokens is not None
     ] == sampler.prompts[1:]
     record = score_group([rollout_event(0, made)], rloo)
     assert record.uids == ["talk-7-0"] * 3 and record.loss_mask is not None
@@ -167,8 +185,12 @@ def test_a_limit_ends_a_rollout_truncated_with_what_was_said(
         and made.metadata["level"] == "easy"
         and not made.failure
     )
-    assert sum(turn.logprobs is not None for turn in made.turns) == said == len(env.answers[0].said)
-    assert not env.answers[0].finished and env.answers[0].truncation == limit
+    assert (
+        sum(acquired.logprobs is not None for acquired in made.turns)
+        == said
+        == len(env.completions[0].turns)
+    )
+    assert not env.completions[0].finished and env.completions[0].truncation == limit
 
 
 def test_a_tool_that_hangs_is_left_behind():
@@ -180,7 +202,7 @@ def test_a_tool_that_hangs_is_left_behind():
     (made,) = play(Scripted("no"), env, env_timeout_s=1.0)
     assert (
         made.truncated
-        and made.metadata["truncation"] == env.answers[0].truncation == "tool-time"
+        and made.metadata["truncation"] == env.completions[0].truncation == "tool-time"
         and not made.failure
     )
     assert not ended
@@ -227,10 +249,14 @@ def test_a_reply_may_be_a_coroutine_and_a_hanging_one_stalls_nobody():
 
 
 def test_functions_of_the_run_file_add_their_rewards_the_later_seeing_the_earlier():
-    async def brief(problem: Problem, answer: Answer, earned: Mapping[str, float]) -> Earned:
-        return Earned(tokens=[{"brief": [-1.0] * len(said.tokens)} for said in answer.said])
+    async def brief(
+        problem: Problem, answer: Completion, earned: Mapping[str, float]
+    ) -> RewardBreakdown:
+        return RewardBreakdown(
+            tokens=[{"brief": [-1.0] * len(said.tokens)} for said in answer.turns]
+        )
 
-    def product(problem: Problem, answer: Answer, earned: Mapping[str, float]) -> float:
+    def product(problem: Problem, answer: Completion, earned: Mapping[str, float]) -> float:
         return earned["right"] * earned["length"] + earned["brief"]
 
     weights = {"right": 0.0, "length": 0.0, "brief": 0.125, "product": 1.0}
@@ -270,7 +296,7 @@ def test_a_composed_reward_by_import_path(tmp_path: Path):
     composed = make_reward(f"{file}:Brief", {"most": 3}, "envs.x.rewards.brief")
     (made,) = play(Scripted("no", "yes"), rewards={"brief": composed})
     assert made.rewards["brief"] == 1.0
-    assert make_reward(f"{file}:fixed", {}, "w")(PROBLEM, Answer("", True), {}) == 1.0
+    assert make_reward(f"{file}:fixed", {}, "w")(PROBLEM, Completion("", True), {}) == 1.0
     for kind, params, says in (
         (
             "math-verfy",
@@ -286,7 +312,7 @@ def test_a_composed_reward_by_import_path(tmp_path: Path):
             make_reward(kind, params, "envs.x.rewards.brief")
 
 
-class Slow:
+class Slow(SingleTurnEnv):
     """Its reward is a plain function that takes its time."""
 
     def __init__(self, seconds: float) -> None:
@@ -295,20 +321,20 @@ class Slow:
     def problem(self, index: int) -> Problem:
         return Problem([])
 
-    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+    def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         time.sleep(self.seconds)
         return {"done": 1.0}
 
 
 async def test_a_plain_reward_that_is_late_fails_and_the_event_loop_goes_on_meanwhile():
-    game, ticks = Game(Slow(1.0), run_file.Env(env_timeout_s=0.3), None), 0  # type: ignore[arg-type]  # nothing is sampled
+    runner, ticks = RolloutRunner(Slow(1.0), run_file.Env(env_timeout_s=0.3), None), 0  # type: ignore[arg-type]  # nothing is sampled
     judging = asyncio.create_task(
-        game.valued(game.env.rewards, Problem([]), Answer("", True), what="its rewards")
+        runner.call(runner.env.rewards, Problem([]), Completion("", True), what="its rewards")
     )  # type: ignore[union-attr]
     while not judging.done():
         await asyncio.sleep(0.01)
         ticks += 1
-    with pytest.raises(Late, match="its rewards took longer than 0.3 s"):
+    with pytest.raises(TimeLimitExceeded, match="its rewards took longer than 0.3 s"):
         await judging
     assert ticks >= 3
 
@@ -322,17 +348,19 @@ async def test_time_in_the_queue_for_a_thread_or_a_process_does_not_count():
             super().__init__(0)
             self.free = asyncio.Semaphore(1)
 
-        async def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
-            async with turn(self.free):
+        async def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
+            async with acquired(self.free):
                 await asyncio.sleep(limit_s / 4)
             return {"done": 1.0}
 
     for env in (Slow(limit_s / 4), Queued()):
-        game = Game(env, run_file.Env(env_timeout_s=limit_s), None, threads=asyncio.Semaphore(1))  # type: ignore[arg-type]
+        runner = RolloutRunner(
+            env, run_file.Env(env_timeout_s=limit_s), None, threads=asyncio.Semaphore(1)
+        )  # type: ignore[arg-type]
         started = time.monotonic()
         found = await asyncio.gather(
             *[
-                game.valued(env.rewards, Problem([]), Answer("", True), what="its rewards")
+                runner.call(env.rewards, Problem([]), Completion("", True), what="its rewards")
                 for _ in range(9)
             ]
         )

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from streamrl.config.run_file import Env
-from streamrl.envs.api import Answer, Problem
-from streamrl.envs.engine.runner import Game
-from streamrl.envs.engine.transcript import NoProblem, Task, failures, pose
+from streamrl.envs.api import Completion, Problem, SingleTurnEnv
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.engine.transcript import ProblemError, Task, failed_rollouts, make_problem
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, VersionSpan
@@ -19,17 +19,17 @@ TASK = Task(
 )
 
 
-class Rewarding:
+class Rewarding(SingleTurnEnv):
     def __init__(self, value: object) -> None:
         self.value = value
 
     def problem(self, index: int) -> Problem:
         raise NotImplementedError
 
-    def rewards(self, problem: Problem, answer: Answer) -> dict[str, float]:
+    def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
         if isinstance(self.value, Exception):
             raise self.value
-        return {"digits": self.value, "finished": float(answer.finished)}  # type: ignore[dict-item]
+        return {"digits": self.value, "finished": float(completion.finished)}  # type: ignore[dict-item]
 
 
 def sampled(finish_reason: str = "stop") -> Sampled:
@@ -57,7 +57,7 @@ def made_of(task: Task, env: Rewarding, sample: Sampled) -> Rollout:
         async def sample(self, *arguments: object) -> list[Sampled]:
             return [sample]
 
-    (made,) = asyncio.run(Game(env, Env(), Once()).play(task, 1))
+    (made,) = asyncio.run(RolloutRunner(env, Env(), Once()).run_group(task, 1))
     return made
 
 
@@ -146,14 +146,14 @@ class Posing(Rewarding):
 
 
 def test_a_problem_that_cannot_be_posed_is_named():
-    with pytest.raises(NoProblem, match="problem 12: KeyError: 'x'"):
-        pose(Posing(KeyError("x")), 12)
-    with pytest.raises(NoProblem, match="problem 12: TypeError: not a Problem but dict"):
-        pose(Posing({"question": "47="}), 12)
-    assert pose(Posing(TASK.problem), 12) is TASK.problem
+    with pytest.raises(ProblemError, match="problem 12: KeyError: 'x'"):
+        make_problem(Posing(KeyError("x")), 12)
+    with pytest.raises(ProblemError, match="problem 12: TypeError: not a Problem but dict"):
+        make_problem(Posing({"question": "47="}), 12)
+    assert make_problem(Posing(TASK.problem), 12) is TASK.problem
 
 
 def test_a_generation_that_failed_is_a_whole_group_of_failures():
-    made = failures(TASK, 3, "server gone", policy_version=4)
+    made = failed_rollouts(TASK, 3, "server gone", policy_version=4)
     assert [r.rollout_uid for r in made] == ["copy-7-0", "copy-7-1", "copy-7-2"]
     assert {(r.failure, r.policy_version) for r in made} == {("server gone", 4)}

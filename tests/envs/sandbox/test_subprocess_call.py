@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from streamrl.envs.api import Answer, Problem
-from streamrl.envs.engine.turns import limited
+from streamrl.envs.api import Completion, Problem
+from streamrl.envs.engine.time_limits import with_time_limit
 from streamrl.envs.sandbox.subprocess_call import (
     ENVIRONMENT,
     ONE_THREAD,
@@ -180,7 +180,7 @@ async def test_math_verify_by_hand():
     verify = MathVerify(timeout_s=30.0)
     try:
         for right, said in (*EQUAL, *DIFFERENT):
-            assert await verify(Problem([], right), Answer(said, True), {}) == (
+            assert await verify(Problem([], right), Completion(said, True), {}) == (
                 (right, said) in EQUAL
             ), (right, said)
     finally:
@@ -194,9 +194,9 @@ async def test_math_verify_on_pathological_latex_is_no_verdict_stalls_nobody_and
     verify = MathVerify(timeout_s=patience(3.0), key="gt_answer")
     problem = Problem([], {"gt_answer": "42"})
     try:
-        assert await verify(problem, Answer("$\\frac{84}{2}$", True), {}) == 1.0
+        assert await verify(problem, Completion("$\\frac{84}{2}$", True), {}) == 1.0
         ticks = 0
-        judging = asyncio.create_task(verify(problem, Answer(PATHOLOGICAL, True), {}))
+        judging = asyncio.create_task(verify(problem, Completion(PATHOLOGICAL, True), {}))
         while not judging.done():
             await asyncio.sleep(0.05)
             ticks += 1
@@ -204,7 +204,7 @@ async def test_math_verify_on_pathological_latex_is_no_verdict_stalls_nobody_and
         with pytest.raises((CallFailed, RuntimeError), match="took longer than|MemoryError"):
             await judging
         assert ticks >= 3
-        assert await verify(problem, Answer("42", True), {}) == 1.0
+        assert await verify(problem, Completion("42", True), {}) == 1.0
     finally:
         await verify.close()
 
@@ -222,7 +222,9 @@ async def test_answers_that_queue_for_a_process_of_math_verify_are_not_late_for_
     verify._idle.get_nowait()
     verify._idle.put_nowait(slow)  # type: ignore[arg-type]  # in the place of the process: as slow as is wanted
     judged = [
-        limited(verify(Problem([], "42"), Answer("42", True), {}), limit_s, "its reward")
+        with_time_limit(
+            verify(Problem([], "42"), Completion("42", True), {}), limit_s, "its reward"
+        )
         for _ in range(12)
     ]
     assert await asyncio.gather(*judged) == [1.0] * 12

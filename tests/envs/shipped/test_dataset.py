@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from streamrl.config import run_file
-from streamrl.envs.api import Answer, Problem, make
-from streamrl.envs.engine.runner import Game
-from streamrl.envs.engine.transcript import NoProblem, Task, pose
+from streamrl.envs.api import Completion, MultiTurnEnv, Problem
+from streamrl.envs.catalog import make_env
+from streamrl.envs.engine.runner import RolloutRunner
+from streamrl.envs.engine.transcript import ProblemError, Task, make_problem
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Sampled
 from streamrl.records import VersionSpan
@@ -24,7 +25,7 @@ from tests.support.build import floats, tokens
 def dataset(directory: Path, rows: list[dict[str, Any]], **params: Any) -> Any:
     file = directory / "problems.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    return make("dataset", params.pop("seed", 0), {"file": str(file), **params}, "envs.x")
+    return make_env("dataset", params.pop("seed", 0), {"file": str(file), **params}, "envs.x")
 
 
 ROWS = [{"prompt": f"{i}+1=?", "gt_answer": str(i + 1), "level": i % 2} for i in range(10)]
@@ -72,7 +73,7 @@ def test_rewards(reward: str, right: str, said: str, earned: dict[str, float], t
             tmp_path, [{"prompt": "?", "gt_answer": right}], reward=reward, timeout_s=30.0
         )
         try:
-            return await env.rewards(env.problem(0), Answer(said, True))
+            return await env.rewards(env.problem(0), Completion(said, True))
         finally:
             await env.close()
 
@@ -149,8 +150,8 @@ def test_token_ids_are_the_prompt_and_train_as_such(tmp_path: Path):
         [{"input_token_ids": [1, 9, 4], "prompt": "47=", "gt_answer": "47"}],
         reward="exact",
     )
-    sampler, task = Sampler(), Task("x", 0, "x-0", pose(env, 0))
-    rollouts = asyncio.run(Game(env, run_file.Env(), sampler).play(task, 2))
+    sampler, task = Sampler(), Task("x", 0, "x-0", make_problem(env, 0))
+    rollouts = asyncio.run(RolloutRunner(env, run_file.Env(), sampler).run_group(task, 2))
     assert sampler.asked == [([], [1, 9, 4])]
     for rollout in rollouts:
         asked, said = rollout.turns
@@ -167,13 +168,16 @@ def test_token_ids_are_the_prompt_and_train_as_such(tmp_path: Path):
 
 
 def test_an_env_that_replies_takes_no_token_ids():
-    class Talks:
+    class Talks(MultiTurnEnv):
         def problem(self, index: int) -> Problem:
             return Problem([], "", tokens=[1, 2])
 
         def reply(self, problem: Problem, messages: object) -> None: ...
 
+        def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
+            return {}
+
     with pytest.raises(
-        NoProblem, match="a prompt of token ids is for one turn, and this env replies"
+        ProblemError, match="a prompt of token ids is for one turn, and this env has several"
     ):
-        pose(Talks(), 0)  # type: ignore[arg-type]
+        make_problem(Talks(), 0)  # type: ignore[arg-type]

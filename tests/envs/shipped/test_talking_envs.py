@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from streamrl.config import run_file
-from streamrl.envs.api import Answer, Earned, Problem, Said, make
-from streamrl.envs.engine.runner import Game
+from streamrl.envs.api import Completion, PolicyTurn, Problem, RewardBreakdown
+from streamrl.envs.catalog import make_env
+from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.shipped import arithmetic
-from streamrl.envs.shipped.coding import Coding, program
-from streamrl.envs.shipped.guess_number import GuessNumber, left
-from streamrl.envs.shipped.multiple_choice import chosen
-from streamrl.envs.shipped.tools import calls
+from streamrl.envs.shipped.coding import Coding, program_in
+from streamrl.envs.shipped.guess_number import GuessNumber, remaining_range
+from streamrl.envs.shipped.multiple_choice import chosen_letter
+from streamrl.envs.shipped.tools import parse_calls
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client
 from streamrl.records import Rollout
@@ -32,9 +33,9 @@ from tests.support.waiting import patience
 def play(
     kind: str, params: dict[str, Any], *says: str, problem: int = 0, **settings: Any
 ) -> Rollout:
-    env: Any = make(kind, 1, params, "envs.x")
-    game = Game(env, run_file.Env(max_tokens=200, **settings), Scripted(*says))
-    (made,) = asyncio.run(game.play(Task("x", problem, "x-0", env.problem(problem)), 1))
+    env: Any = make_env(kind, 1, params, "envs.x")
+    runner = RolloutRunner(env, run_file.Env(max_tokens=200, **settings), Scripted(*says))
+    (made,) = asyncio.run(runner.run_group(Task("x", problem, "x-0", env.problem(problem)), 1))
     assert not made.failure, made.failure
     return made
 
@@ -76,19 +77,19 @@ def test_calls_in_either_syntax():
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3*4"}}\n</tool_call>'
     )
     assert [
-        (c.name, c.arguments) for c in calls(f"I see. {json_call}{json_call}", "json", "", "")
+        (c.name, c.arguments) for c in parse_calls(f"I see. {json_call}{json_call}", "json", "", "")
     ] == [("calculator", {"expression": "3*4"})] * 2
     assert [
         c.error
-        for c in calls("<tool_call>{]</tool_call><tool_call>[1]</tool_call>", "json", "", "")
+        for c in parse_calls("<tool_call>{]</tool_call><tool_call>[1]</tool_call>", "json", "", "")
     ][1].startswith("a call is {")
-    assert [c.arguments for c in calls("[3*4]", "brackets", "calculator", "expression")] == [
+    assert [c.arguments for c in parse_calls("[3*4]", "brackets", "calculator", "expression")] == [
         {"expression": "3*4"}
     ]
     assert (
-        calls("3*4", "brackets", "c", "e")
-        == calls("[]", "brackets", "c", "e")
-        == calls("so [3*4]", "brackets", "c", "e")
+        parse_calls("3*4", "brackets", "c", "e")
+        == parse_calls("[]", "brackets", "c", "e")
+        == parse_calls("so [3*4]", "brackets", "c", "e")
         == []
     )
 
@@ -98,7 +99,7 @@ def a_call(expression: str, name: str = "calculator") -> str:
 
 
 def test_the_calculator_with_json_calls():
-    problem = make("calculator", 1, {}, "envs.x").problem(0)
+    problem = make_env("calculator", 1, {}, "envs.x").problem(0)
     made = play("calculator", {}, a_call(problem.metadata["expression"]), problem.answer)
     assert texts(made) == [
         ("assistant", a_call(problem.metadata["expression"])),
@@ -131,7 +132,7 @@ def test_a_call_that_cannot_be_made_is_answered_and_the_conversation_goes_on(cal
 
 
 def test_an_answer_without_a_call_or_with_no_end_of_calls_earns_nothing():
-    problem = make("calculator", 1, {}, "envs.x").problem(0)
+    problem = make_env("calculator", 1, {}, "envs.x").problem(0)
     assert play("calculator", {}, problem.answer).rewards == {"answer": 0.0}
     endless = play("calculator", {}, *[a_call("1")] * 3, max_turns=2)
     assert (
@@ -143,7 +144,7 @@ def test_an_answer_without_a_call_or_with_no_end_of_calls_earns_nothing():
 
 def test_the_calculator_in_brackets_judges_positions():
     params = {"syntax": "brackets"}
-    problem = make("calculator", 1, params, "envs.x").problem(0)
+    problem = make_env("calculator", 1, params, "envs.x").problem(0)
     expression = problem.metadata["expression"]
     assert play("calculator", params, f"[{expression}]", problem.answer).rewards == {
         "answer": 1.0,
@@ -197,7 +198,7 @@ def test_guesses_that_say_nothing_are_told_so_and_run_out():
     ],
 )
 def test_what_is_left_after_a_guess_when_it_is_4_of_0_to_6(guess: str, range_: tuple[int, int]):
-    assert left(0, 6, 4, guess) == range_
+    assert remaining_range(0, 6, 4, guess) == range_
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_what_is_left_after_a_guess_when_it_is_4_of_0_to_6(guess: str, range_: t
     ],
 )
 def test_the_letter_that_was_chosen(text: str, letter: str):
-    assert chosen(text) == letter
+    assert chosen_letter(text) == letter
 
 
 def test_choices_are_shuffled_and_the_right_one_keeps_its_letter(tmp_path: Path):
@@ -223,13 +224,13 @@ def test_choices_are_shuffled_and_the_right_one_keeps_its_letter(tmp_path: Path)
         )
         + "\n\n"
     )
-    env = make("multiple-choice", 0, {"file": str(file)}, "envs.x")
+    env = make_env("multiple-choice", 0, {"file": str(file)}, "envs.x")
     for index in range(10):
         problem = env.problem(index)
         assert f"{problem.answer}) Paris" in problem.messages[0]["content"].splitlines()
-        assert env.rewards(problem, Answer(problem.answer, True)) == {"correct": 1.0}
+        assert env.rewards(problem, Completion(problem.answer, True)) == {"correct": 1.0}
     assert len({env.problem(i).answer for i in range(20)}) == 3
-    sums = make("multiple-choice", 0, {}, "envs.x").problem(3)
+    sums = make_env("multiple-choice", 0, {}, "envs.x").problem(3)
     question, *choices = sums.messages[0]["content"].splitlines()
     one, other = (int(n) for n in question.removesuffix("=?").split("+"))
     assert f"{sums.answer}) {one + other}" in choices and len({c[3:] for c in choices}) == 4
@@ -255,7 +256,7 @@ def test_a_file_that_is_none_is_named(kind: str, line: str | None, says: str, tm
     if line is not None:
         file.write_text(line)
     with pytest.raises(ConfigError, match=f"^envs.x.params: {kind} refuses them.*{says}"):
-        make(kind, 0, {"file": str(file)}, "envs.x")
+        make_env(kind, 0, {"file": str(file)}, "envs.x")
 
 
 RIGHT = {
@@ -268,11 +269,11 @@ RIGHT = {
 
 
 def judged(env: Coding, problem: Problem, text: str) -> dict[str, float]:
-    return dict(asyncio.run(env.rewards(problem, Answer(text, True))).rollout)
+    return dict(asyncio.run(env.rewards(problem, Completion(text, True))).rollout)
 
 
 def test_code_is_run_against_the_tests_of_its_problem():
-    env: Any = make("coding", 0, {}, "envs.x")
+    env: Any = make_env("coding", 0, {}, "envs.x")
     problem = env.problem(0)._replace(
         answer=["assert f(1) == 5", "assert f(2) == 8", "assert f('a') == 'aaa2'"]
     )
@@ -285,7 +286,7 @@ def test_code_is_run_against_the_tests_of_its_problem():
 
 
 def test_its_own_problems_have_right_answers():
-    env: Any = make("coding", 0, {}, "envs.x")
+    env: Any = make_env("coding", 0, {}, "envs.x")
     seen = set[str]()
     for index in range(40):
         problem = env.problem(index)
@@ -309,11 +310,11 @@ def test_its_own_problems_have_right_answers():
 
 
 def test_code_that_never_ends_is_over_in_time_and_does_not_stall_the_others():
-    async def both() -> list[Earned]:
+    async def both() -> list[RewardBreakdown]:
         env, problem = Coding(seed=0, timeout_s=1.0), Problem([], ["assert f(1) == 1"])
         return await asyncio.gather(
             *[
-                env.rewards(problem, Answer(text, True))
+                env.rewards(problem, Completion(text, True))
                 for text in ("while True: pass", "def f(x): return x")
             ]
         )
@@ -346,7 +347,7 @@ def test_a_program_that_fails_is_run_answered_with_its_failure_and_tried_again(t
     file.write_text(
         json.dumps({"prompt": "Write f", "tests": ["assert f(1) == 4", "assert f(2) == 7"]})
     )
-    env: Any = make(
+    env: Any = make_env(
         "coding", 0, {"file": str(file), "attempts": 4, "timeout_s": patience(5)}, "envs.x"
     )
 
@@ -359,7 +360,9 @@ def test_a_program_that_fails_is_run_answered_with_its_failure_and_tried_again(t
                 max_turns=8,
                 reward_weights={"gained": 1.0, "passed": 0.0, "ran": 0.0},
             )
-            (made,) = await Game(env, settings, client).play(Task("x", 0, "x-0", env.problem(0)), 1)
+            (made,) = await RolloutRunner(env, settings, client).run_group(
+                Task("x", 0, "x-0", env.problem(0)), 1
+            )
         finally:
             await client.close()
         return made
@@ -396,14 +399,14 @@ def test_the_last_attempt_is_not_answered():
 
 def test_the_program_in_what_was_said():
     assert (
-        program("```py\na = 1\n```\nor\n```\nb = 2\n```") == "b = 2\n"
-        and program("c = 3") == "c = 3"
-        and program("```python\nd = 4") == "d = 4"
+        program_in("```py\na = 1\n```\nor\n```\nb = 2\n```") == "b = 2\n"
+        and program_in("c = 3") == "c = 3"
+        and program_in("```python\nd = 4") == "d = 4"
     )
 
 
 def test_levels_of_the_shipped_envs_fit_their_turns():
-    env: Any = make("calculator", 0, {"syntax": "brackets"}, "envs.x")
-    said = [Said("[3*4]", np.zeros(6, np.uint16)), Said("12", np.zeros(3, np.uint16))]
-    earned = env.rewards(env.problem(0), Answer("12", True, said))
-    assert isinstance(earned, Earned) and len(earned.turns) == 2
+    env: Any = make_env("calculator", 0, {"syntax": "brackets"}, "envs.x")
+    said = [PolicyTurn("[3*4]", np.zeros(6, np.uint16)), PolicyTurn("12", np.zeros(3, np.uint16))]
+    earned = env.rewards(env.problem(0), Completion("12", True, said))
+    assert isinstance(earned, RewardBreakdown) and len(earned.turns) == 2

@@ -14,8 +14,8 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.envs.api import make
-from streamrl.envs.engine.runner import Game
+from streamrl.envs.catalog import make_env
+from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.process import named
 from streamrl.envs.shipped.verifiers import Verifiers, in_brackets, in_json
@@ -29,12 +29,12 @@ CALL = '<tool_call>{"name": "double", "arguments": {"number": "21"}}</tool_call>
 
 
 def guest(which: str, tool_syntax: str = "json", **params: Any) -> Any:
-    return make(KIND, 1, {"which": which, **params}, "envs.x", tool_syntax)
+    return make_env(KIND, 1, {"which": which, **params}, "envs.x", tool_syntax)
 
 
 def play(env: Any, sampler: Any, n: int = 1, **settings: Any) -> list[Rollout]:
-    game = Game(env, run_file.Env(max_tokens=200, **settings), sampler)
-    return asyncio.run(game.play(Task("x", 0, "x-0", env.problem(0)), n))
+    runner = RolloutRunner(env, run_file.Env(max_tokens=200, **settings), sampler)
+    return asyncio.run(runner.run_group(Task("x", 0, "x-0", env.problem(0)), n))
 
 
 def one(
@@ -53,7 +53,7 @@ def test_problems_are_the_rows_each_epoch_in_another_order_and_the_same_in_every
     env, again, other = (
         guest("single", rows=5),
         guest("single", rows=5),
-        make(KIND, 2, {"rows": 5}, "envs.x"),
+        make_env(KIND, 2, {"rows": 5}, "envs.x"),
     )
     found = [env.problem(i).metadata["example_id"] for i in range(15)]
     assert [sorted(found[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
@@ -285,7 +285,7 @@ def rubric() -> float:
 )
 def test_what_is_wrong_with_one_is_said_in_a_line(kind: str, params: dict[str, Any], says: str):
     with pytest.raises(ConfigError, match=f"^envs.x.*{says}"):
-        make(kind, 1, params, "envs.x")
+        make_env(kind, 1, params, "envs.x")
 
 
 def test_without_the_library_that_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch):
@@ -294,7 +294,7 @@ def test_without_the_library_that_is_said_in_a_line(monkeypatch: pytest.MonkeyPa
         ConfigError,
         match=r"^envs.x: verifiers:quiz needs the library verifiers, as streamrl\[envs\] installs it",
     ):
-        make("verifiers:quiz", 1, {}, "envs.x")
+        make_env("verifiers:quiz", 1, {}, "envs.x")
 
 
 def test_the_process_keeps_its_signals():
@@ -387,7 +387,7 @@ def test_a_history_that_the_env_rewrites_is_another_sequence():
     ],
 )
 def test_those_that_ship_as_an_example(sort: str, says: list[str], rewards: dict[str, float]):
-    env = make("verifiers:examples/verifiers_envs.py", 1, {"sort": sort}, "envs.x", "brackets")
+    env = make_env("verifiers:examples/verifiers_envs.py", 1, {"sort": sort}, "envs.x", "brackets")
     row = env.problem(0).answer
     made = one(env, *[said.format(answer=row["answer"], digit=row["question"][0]) for said in says])
     assert {

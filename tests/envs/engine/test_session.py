@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 
 from streamrl.config import run_file
-from streamrl.envs.api import Ask, Earned, Judged, Message, Problem, Truncated, env_class
-from streamrl.envs.engine.runner import Game
+from streamrl.envs.api import (
+    AgentLoopEnv,
+    Message,
+    PolicyClient,
+    Problem,
+    RewardBreakdown,
+    RewardResult,
+    Truncated,
+)
+from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.errors import ConfigError
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Rollout
 from tests.envs.talking import Scripted
@@ -20,12 +27,12 @@ from tests.envs.talking import Scripted
 ASKED: list[Message] = [{"role": "user", "content": "ab"}]
 
 
-class Leader:
+class Leader(AgentLoopEnv):
     """Leads as it is told to; judges by how many it judges at once."""
 
     def __init__(
         self,
-        how: Callable[[Ask, dict[str, Any]], Coroutine[Any, Any, None]],
+        how: Callable[[PolicyClient, dict[str, Any]], Coroutine[Any, Any, None]],
         judged: int | None = None,
     ) -> None:
         self.how, self.judged = how, judged
@@ -33,12 +40,14 @@ class Leader:
     def problem(self, index: int) -> Problem:
         return Problem(ASKED)
 
-    async def converse(self, problem: Problem, ask: Ask, notes: dict[str, Any]) -> None:
+    async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
         await self.how(ask, notes)
 
-    async def judge(self, problem: Problem, notes: Sequence[Mapping[str, Any]]) -> Sequence[Judged]:
+    async def judge(
+        self, problem: Problem, notes: Sequence[Mapping[str, Any]]
+    ) -> Sequence[RewardResult]:
         return [
-            Earned(
+            RewardBreakdown(
                 {"together": float(len(notes)), "noted": float(noted.get("n", 0))},
                 weights={"noted": 0.0},
             )
@@ -58,17 +67,17 @@ class Counted(Scripted):
 
 def play(env: Any, policy: Any, n: int = 1, **settings: Any) -> list[Rollout]:
     return asyncio.run(
-        Game(env, run_file.Env(max_tokens=9, **settings), policy).play(
+        RolloutRunner(env, run_file.Env(max_tokens=9, **settings), policy).run_group(
             Task("x", 0, "x-0", env.problem(0)), n
         )
     )
 
 
-async def once(ask: Ask, notes: dict[str, Any]) -> None:
+async def once(ask: PolicyClient, notes: dict[str, Any]) -> None:
     notes["n"] = len((await ask(ASKED)).tokens)
 
 
-async def twice(ask: Ask, notes: dict[str, Any]) -> None:
+async def twice(ask: PolicyClient, notes: dict[str, Any]) -> None:
     said = await ask(ASKED)
     await ask(
         [*ASKED, {"role": "assistant", "content": said.text}, {"role": "user", "content": "more"}]
@@ -97,7 +106,7 @@ def test_turns_go_on_from_what_was_sampled():
 
 
 def test_questions_at_the_same_time_are_asked_one_after_the_other_and_are_sequences_of_their_own():
-    async def both(ask: Ask, notes: dict[str, Any]) -> None:
+    async def both(ask: PolicyClient, notes: dict[str, Any]) -> None:
         await asyncio.gather(ask(ASKED), ask([{"role": "user", "content": "cd"}]))
 
     (made,) = play(Leader(both), Scripted("hi", rewrites=True))
@@ -109,17 +118,17 @@ def test_questions_at_the_same_time_are_asked_one_after_the_other_and_are_sequen
     ]
 
 
-async def stopped(ask: Ask, notes: dict[str, Any]) -> None:
+async def stopped(ask: PolicyClient, notes: dict[str, Any]) -> None:
     await once(ask, notes)
     raise Truncated("time", "its own")
 
 
-async def broken(ask: Ask, notes: dict[str, Any]) -> None:
+async def broken(ask: PolicyClient, notes: dict[str, Any]) -> None:
     await once(ask, notes)
     raise TimeoutError("a tool's")
 
 
-async def deaf(ask: Ask, notes: dict[str, Any]) -> None:
+async def deaf(ask: PolicyClient, notes: dict[str, Any]) -> None:
     """Goes on asking when it is told that it is over."""
     await once(ask, notes)
     for _ in range(3):
@@ -133,7 +142,7 @@ async def deaf(ask: Ask, notes: dict[str, Any]) -> None:
             )
 
 
-async def late(ask: Ask, notes: dict[str, Any]) -> None:
+async def late(ask: PolicyClient, notes: dict[str, Any]) -> None:
     await once(ask, notes)
     await asyncio.sleep(3600)
 
@@ -157,7 +166,7 @@ def test_a_limit_ends_it_truncated_with_what_was_noted(
 def test_one_that_nothing_was_sampled_for_fails_alone():
     turns = iter([twice, silent])
 
-    async def either(ask: Ask, notes: dict[str, Any]) -> None:
+    async def either(ask: PolicyClient, notes: dict[str, Any]) -> None:
         await next(turns)(ask, notes)
 
     made = play(Leader(either), Scripted("hi", "there"), 2)
@@ -168,7 +177,7 @@ def test_one_that_nothing_was_sampled_for_fails_alone():
     assert made[0].rewards["together"] == 1.0
 
 
-async def silent(ask: Ask, notes: dict[str, Any]) -> None:
+async def silent(ask: PolicyClient, notes: dict[str, Any]) -> None:
     pass
 
 
@@ -188,7 +197,7 @@ def test_one_that_is_late_leaves_the_others_their_answer():
     """They share the request for the first turn."""
     turns = iter([asyncio.wait_for, None])
 
-    async def either(ask: Ask, notes: dict[str, Any]) -> None:
+    async def either(ask: PolicyClient, notes: dict[str, Any]) -> None:
         impatient = next(turns)
         await (impatient(once(ask, notes), 0.05) if impatient else once(ask, notes))
 
@@ -196,15 +205,3 @@ def test_one_that_is_late_leaves_the_others_their_answer():
     assert [bool(rollout.failure) for rollout in made] == [True, False] and made[1].rewards[
         "noted"
     ] == 5.0
-
-
-def test_it_needs_all_of_its_methods():
-    assert env_class("tests.envs.engine.test_driver:Leader", "envs.x") is not None
-    with pytest.raises(
-        ConfigError, match="class 'Half' of tests.envs.engine.test_driver has no method 'judge'"
-    ):
-        env_class("tests.envs.engine.test_driver:Half", "envs.x")
-
-
-class Half:
-    problem, converse = Leader.problem, Leader.converse

@@ -1,0 +1,151 @@
+"""Makes the envs and reward functions that a run file names: shipped ones by their short name, your
+own by FILE.py:NAME or MODULE:NAME.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from streamrl.envs.api import (
+    AgentLoopEnv,
+    BaseEnv,
+    MultiTurnEnv,
+    RewardFunction,
+    SingleTurnEnv,
+)
+from streamrl.envs.loading import construct, did_you_mean, load, one_line
+from streamrl.errors import ConfigError
+
+ENVS = {
+    "copy-digits": "streamrl.envs.shipped.copy_digits:CopyDigits",
+    "add-digits": "streamrl.envs.shipped.add_digits:AddDigits",
+    "calculator": "streamrl.envs.shipped.calculator:Calculator",
+    "guess-number": "streamrl.envs.shipped.guess_number:GuessNumber",
+    "dataset": "streamrl.envs.shipped.dataset:Dataset",
+    "multiple-choice": "streamrl.envs.shipped.multiple_choice:MultipleChoice",
+    "coding": "streamrl.envs.shipped.coding:Coding",
+    "reasoning-gym": "streamrl.envs.shipped.reasoning_gym:ReasoningGym",
+}
+REWARDS = {"math-verify": "streamrl.envs.shipped.math_verify:MathVerify"}
+# This stands before MODULE or FILE.py of an environment of the library verifiers.
+VERIFIERS = "verifiers:"
+
+KINDS = (SingleTurnEnv, MultiTurnEnv, AgentLoopEnv)
+# The methods that the engine calls, and the kind that has each of them.
+METHODS: dict[str, type[BaseEnv]] = {
+    "problem": BaseEnv,
+    "dataset_index": BaseEnv,
+    "close": BaseEnv,
+    "rewards": SingleTurnEnv,
+    "reply": MultiTurnEnv,
+    "converse": AgentLoopEnv,
+    "judge": AgentLoopEnv,
+}
+MISSPELT = 0.75  # A method of the env that is so similar to one of METHODS is taken for it.
+
+
+def make_env(
+    kind: str, seed: int, params: Mapping[str, Any], where: str, tool_syntax: str = "json"
+) -> BaseEnv:
+    """The env of that kind: a shipped name, FILE.py:CLASS, MODULE:CLASS, verifiers:FILE.py or
+    verifiers:MODULE. `where` names the setting in a ConfigError.
+    """
+    if not kind.startswith(VERIFIERS):
+        return construct(env_class(kind, where), kind, params, where, seed=seed)
+    try:
+        from streamrl.envs.shipped.verifiers import Verifiers  # the library takes seconds to import
+    except Exception as error:  # one of its libraries raises RuntimeError for others it dislikes
+        raise ConfigError(
+            f"{where}: {kind} needs the library verifiers, as streamrl[envs] installs it "
+            f"({one_line(error)})"
+        ) from error
+    return Verifiers(kind.removeprefix(VERIFIERS), seed, params, where, tool_syntax)
+
+
+def make_reward(kind: str, params: Mapping[str, Any], where: str) -> RewardFunction:
+    """The reward function of that kind: a shipped name, FILE.py:NAME or MODULE:NAME. If it names a
+    class, this is an instance with `params`. Raises ConfigError.
+    """
+    found = load(_path(kind, where, "reward", REWARDS), where, "reward")
+    if inspect.isclass(found):
+        found = construct(found, kind, params, where)
+    elif params:
+        raise ConfigError(
+            f"{where}.params: {kind} is a function and takes none; make it a class with "
+            "__init__(self, ...) and __call__"
+        )
+    if not callable(found):
+        raise ConfigError(
+            f"{where}: {kind} is no function; a reward is called with "
+            "(problem, completion, rewards so far)"
+        )
+    return cast(RewardFunction, found)
+
+
+def env_class(kind: str, where: str) -> type[BaseEnv]:
+    """The class of an env, checked to be one. Raises ConfigError."""
+    path = _path(kind, where, "env", ENVS)
+    found = load(path, where, "env")
+    source, _, name = path.rpartition(":")
+    if not inspect.isclass(found):
+        raise ConfigError(f"{where}: {source} has no class {name!r}")
+    if not issubclass(found, KINDS):
+        kinds = ", ".join(kind.__name__ for kind in KINDS)
+        raise ConfigError(
+            f"{where}: class {name!r} of {source} does not say what kind of env it is; derive it "
+            f"from one of {kinds} (streamrl.envs.api)"
+        )
+    wrong = _wrong_method(found)
+    if wrong:
+        raise ConfigError(f"{where}: class {name!r} of {source} {wrong}")
+    return found
+
+
+def _wrong_method(env: type[BaseEnv]) -> str:
+    """What is wrong with the methods of an env's class: one that its kind does not have, one that
+    is misspelt, or one that is missing. Empty if nothing is.
+    """
+    own = _own_methods(env)
+    kind = next(kind.__name__ for kind in reversed(KINDS) if issubclass(env, kind))
+    for name in own:
+        owner = METHODS.get(name)
+        if owner is not None and not issubclass(env, owner):
+            return f"has a method {name!r}, but is a {kind}; derive it from {owner.__name__}"
+    not_defined = [method for method in METHODS if method not in own]
+    for name in own:
+        near = difflib.get_close_matches(name, not_defined, 1, MISSPELT)
+        if name not in METHODS and near:
+            return (
+                f"has a method {name!r} that nothing calls; did you mean {near[0]!r}? If it is for "
+                "the class itself, let its name begin with an underscore"
+            )
+    if env.__abstractmethods__:
+        return f"has no method {min(env.__abstractmethods__)!r}, which every {kind} has"
+    return ""
+
+
+def _own_methods(env: type[BaseEnv]) -> list[str]:
+    """The public methods that the author of an env has written."""
+    found: dict[str, None] = {}
+    for parent in env.__mro__:
+        if parent.__module__ != BaseEnv.__module__ and issubclass(parent, BaseEnv):
+            for name, value in vars(parent).items():
+                if inspect.isfunction(value) and not name.startswith("_"):
+                    found[name] = None
+    return list(found)
+
+
+def _path(kind: str, where: str, what: str, shipped: Mapping[str, str]) -> str:
+    """FILE.py:NAME or MODULE:NAME of a kind. Raises ConfigError for a short name that is not
+    shipped.
+    """
+    if ":" in shipped.get(kind, kind):
+        return shipped.get(kind, kind)
+    own = "CLASS" if what == "env" else "NAME"
+    hint = did_you_mean(kind, shipped) or f"your own: FILE.py:{own} or MODULE:{own}"
+    raise ConfigError(
+        f"{where}: {what} {kind!r} not found; shipped are {', '.join(shipped)}; {hint}"
+    )

@@ -1,0 +1,144 @@
+"""Envs by name: shipped ones and your own, and what is said of a name or a class that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.envs.api import (
+    AgentLoopEnv,
+    Completion,
+    Message,
+    MultiTurnEnv,
+    PolicyClient,
+    Problem,
+    SingleTurnEnv,
+)
+from streamrl.envs.catalog import ENVS, env_class, make_env
+from streamrl.errors import ConfigError
+
+HERE = "tests.envs.test_catalog"
+
+
+class Adding(SingleTurnEnv):
+    def problem(self, index: int) -> Problem:
+        return Problem([], index)
+
+    def rewards(self, problem: Problem, completion: Completion) -> dict[str, float]:
+        return {}
+
+
+class Misspelt(Adding, MultiTurnEnv):
+    def repyl(self, problem: Problem, messages: Sequence[Message]) -> None: ...
+
+
+class MisspeltOptional(Adding):
+    async def clsoe(self) -> None: ...
+
+
+class OfAnotherKind(Adding):
+    def reply(self, problem: Problem, messages: Sequence[Message]) -> None: ...
+
+
+class Half(AgentLoopEnv):
+    def problem(self, index: int) -> Problem:
+        return Problem([])
+
+    async def converse(self, problem: Problem, ask: PolicyClient, notes: dict[str, Any]) -> None:
+        await ask(problem.messages)
+
+
+class OwnMethods(Adding):
+    """Methods of its own that are like none of ours."""
+
+    def _replay(self) -> None: ...
+
+    def next_number(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Misspelt", "has a method 'repyl' that nothing calls; did you mean 'reply'?"),
+        ("MisspeltOptional", "has a method 'clsoe' that nothing calls; did you mean 'close'?"),
+        ("OfAnotherKind", "has a method 'reply', but is a SingleTurnEnv; derive it from MultiTurn"),
+        ("Half", "has no method 'judge', which every AgentLoopEnv has"),
+    ],
+)
+def test_a_class_whose_methods_do_not_fit_its_kind_is_refused(name: str, says: str):
+    with pytest.raises(ConfigError, match=f"^envs.x: class '{name}' of {HERE} ") as refused:
+        env_class(f"{HERE}:{name}", "envs.x")
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [*ENVS, f"{HERE}:Adding", f"{HERE}:OwnMethods"])
+def test_a_class_whose_methods_fit_its_kind_is_accepted(kind: str):
+    assert issubclass(env_class(kind, "envs.x"), SingleTurnEnv)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "says"),
+    [
+        (
+            "copy-digit",
+            {},
+            "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did you mean 'copy-digits'",
+        ),
+        ("nowhere.py:Mine", {}, "no file nowhere.py"),
+        ("no.such.module:Mine", {}, "cannot be loaded"),
+        ("streamrl.envs.shipped.copy_digits:Nope", {}, "has no class 'Nope'"),
+        ("copy-digits", {"digit": 3}, "takes no 'digit'; did you mean 'digits'"),
+        ("copy-digits", {"digits": 0}, "digits is 0; at least 1 is needed"),
+        ("reasoning-gym", {"task": "chain_sums"}, "no task 'chain_sums'.*chain_sum"),
+        ("reasoning-gym", {"task": "chain_sum", "terms": 3}, "refuses them.*terms"),
+        ("reasoning-gym", {}, "refuses them.*task"),
+        (
+            "reasoning-gym",
+            {"task": "chain_sum", "min_terms": -1},
+            "refuses them: AssertionError: min_terms must be positive",
+        ),
+        ("reasoning-gym", {"task": "chain_sum", "size": 10}, "refuses them.*size"),
+        ("streamrl.envs.api:Problem", {}, "does not say what kind of env it is; derive it from"),
+        ("streamrl.envs.api:BaseEnv", {}, "does not say what kind of env it is"),
+        ("streamrl.envs.catalog:make_env", {}, "has no class 'make_env'"),
+    ],
+)
+def test_what_is_not_found_is_named(kind: str, params: dict[str, object], says: str):
+    with pytest.raises(ConfigError, match=f"^envs.x.*{says}"):
+        make_env(kind, 0, params, "envs.x")
+
+
+def test_an_env_of_ones_own_by_file_and_by_module(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text((Path(__file__).parents[2] / "examples" / "reverse_digits.py").read_text())
+    env = make_env(f"{file}:ReverseDigits", 0, {"digits": 3}, "envs.x")
+    problem = env.problem(0)
+    assert problem.messages[0]["content"][:3] == problem.answer[::-1]
+    assert (
+        make_env("streamrl.envs.shipped.copy_digits:CopyDigits", 0, {}, "envs.x").problem(0).answer
+    )
+
+
+def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
+    file = tmp_path / "random.py"  # as a module of the library is called
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom streamrl.envs.api import Problem, SingleTurnEnv\n"
+        "@dataclass\nclass Mine(SingleTurnEnv):\n    seed: int\n    word: str = 'a'\n"
+        "    def problem(self, index): return Problem([], self.word * index)\n    def rewards(self, problem, completion): return {}\n"
+    )
+    assert make_env(f"{file}:Mine", 0, {"word": "b"}, "envs.x").problem(3).answer == "bbb"
+    assert make_env("copy-digits", 0, {}, "envs.x").problem(0).answer
+
+
+def test_a_file_that_fails_is_named_with_what_it_said(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    for text, says in (
+        ("words = undefined", "NameError: name 'undefined'"),
+        ("def f(:", "SyntaxError"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"cannot be loaded, .*mine.py fails with {says}"):
+            make_env(f"{file}:Mine", 0, {}, "envs.x")
