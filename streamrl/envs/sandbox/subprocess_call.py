@@ -62,7 +62,7 @@ class SubprocessCall:
         self._turn = asyncio.Lock()
 
     async def __call__(self, *arguments: Any) -> Any:
-        """What the function returns. Raises Gone after `timeout_s`, and when the process died;
+        """What the function returns. Raises CallFailed after `timeout_s`, and when the process died;
         RuntimeError with what the function raised.
         """
         async with self._turn:  # who waits for another's call has all of its own time still

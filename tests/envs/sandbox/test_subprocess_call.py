@@ -146,9 +146,9 @@ async def test_a_cancelled_call_leaves_no_answer_to_the_next():
 
 OWNER = f"""
 import asyncio, os, sys
-from streamrl.envs.sandbox.subprocess_call import Bounded
+from streamrl.envs.sandbox.subprocess_call import SubprocessCall
 async def main():
-    function = Bounded("{HERE}:sleep", 60, 1024)
+    function = SubprocessCall("{HERE}:sleep", 60, 1024)
     await function(0)
     print(function._process.pid, flush=True)
     await function(60)
