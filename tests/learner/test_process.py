@@ -36,6 +36,7 @@ from streamrl.records import Batch, BatchPart, Metric, PolicyVersion
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, pull
 from tests.learner import plain_llama
+from tests.orchestrator.test_resuming import LEARNER
 from tests.support.build import group
 from tests.support.data_path import found, publish
 from tests.support.waiting import patience
@@ -458,10 +459,18 @@ def test_a_checkpoint_that_was_never_announced_is_refused(lived: Lived, tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl_coefficient=0"],
+        [f"{path}={value}" for path, value in LEARNER.items()],
+    ],
+    ids=["no reference", "all"],
+)
 def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(
-    lived: Lived, tmp_path: Path
+    changes: list[str], lived: Lived, tmp_path: Path
 ):
-    """Learning rate, rows of a batch, a reference: the batches of before are not trained on again."""
+    """The batches of before are not trained on again."""
     run = fresh(lived, tmp_path)
     log = a_log(*map(batch, range(3)), *announced_in(lived, run))
     shutil.copytree(lived.run.directory, run.directory)
@@ -471,10 +480,7 @@ def test_other_settings_at_a_resume_go_on_from_the_checkpoint_of_the_clean_stop(
             f'"offset": {2 + len(split_batch(batch(2), limit_bytes=100))}', '"offset": 3'
         )
     )
-    other = run_file.changed(
-        run, ["learner.learning_rate=0.01", "batcher.row_count=3", "learner.kl_coefficient=0"]
-    )
-    with learning(other, log) as life:
+    with learning(run_file.changed(run, changes), log) as life:
         send(log, batch(3))  # made under the settings of before: two rows
         life.until(lambda: len(metrics(log)) == 1)
     assert [(record.version, record.lineage) for record in versions(log)] == [

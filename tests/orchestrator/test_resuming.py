@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
+from streamrl.envs import process
 from streamrl.errors import ConfigError
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
@@ -23,7 +24,9 @@ from streamrl.orchestrator.run_directory import take
 from streamrl.processor.reconcile import reconcile
 from streamrl.processor.restore import restore
 from streamrl.processor.transaction import process_batch
-from streamrl.records import Batch
+from streamrl.records import Batch, EnvProgress
+from tests.envs.test_process import FakeClient, live, log_for, published, wants
+from tests.envs.test_process import run_file as env_run_file
 from tests.support.build import group
 from tests.support.data_path import RUN, TOPICS, announce, parts, play, publish, send_groups
 
@@ -88,40 +91,114 @@ FOLDED["batcher.curriculum.least"] = [
     *FOLDED["batcher.curriculum.kind"],
     "batcher.curriculum.least=0.2",
 ]
-# by processes without a state of their own: changing it is starting the process with it
-READ_AT_THE_START = (
-    *("kafka", "imports", "scorer", "weights", "inference", "eval", "orchestrator", "metrics"),
-    *("topics.retention_hours", "topics.on_removed", "topics.config"),
-    *(
-        "envs.*.kind",
-        "envs.*.params",
-        "envs.*.replicas",
-        "envs.*.seed",
-        "envs.*.pool",
-        "envs.*.temperature",
-        "envs.*.top_p",
-        "envs.*.top_k",
-    ),
-    *(
-        "envs.*.max_tokens",
-        "envs.*.max_groups_in_flight",
-        "envs.*.max_groups_per_s",
-        "envs.*.max_turns",
-        "envs.*.rollout_timeout_s",
-    ),
-    *(
-        "envs.*.env_timeout_s",
-        "envs.*.pass_rate",
-        "envs.*.rewards",
-        "envs.*.reward_weights",
-        "envs.*.tool_syntax",
-        "envs.*.timeout_s",
-    ),
-    "envs.*.attempts",
-)
-# goes on from the checkpoint of a clean stop, or announces a new lineage:
-# tests/learner/test_process.py
-LEARNER = "learner"
+# All of them in one life of the learner: tests/learner/test_process.py
+LEARNER = {
+    "learner.loss": "dapo",
+    "learner.average": "samples",
+    "learner.clip_epsilon": 0.1,
+    "learner.clip_epsilon_high": 0.3,
+    "learner.correction.old_policy": "decoupled",
+    "learner.correction.weights": "sequence",
+    "learner.correction.beyond": "mask",
+    "learner.correction.weight_min": 0.01,
+    "learner.correction.weight_max": 9,
+    "learner.correction.reject": "k2",
+    "learner.correction.reject_by": "sequence",
+    "learner.correction.reject_above": 100,
+    "learner.kl": "k1",
+    "learner.kl_coefficient": 0.02,
+    "learner.kl_in": "advantages",
+    "learner.micro_batch_rows": 1,
+    "learner.learning_rate": 0.01,
+    "learner.warmup_steps": 3,
+    "learner.beta1": 0.8,
+    "learner.beta2": 0.9,
+    "learner.weight_decay": 0.1,
+    "learner.max_grad_norm": 2,
+    "learner.normalize_advantages": False,
+    "learner.checkpoint_every": 3,
+    "learner.keep_checkpoints": 3,
+    "learner.max_skipped_steps": 3,
+    "learner.on_divergence": "stop",
+    "learner.seed": 7,
+    "learner.probe_tokens": 16,
+}
+OWN_TEST |= {
+    "learner.preset": "sets loss, average, kl, kl_in and normalize_advantages, which stand above",
+    "learner.reference": "a checkpoint says whose reference it holds: tests/scorer/test_process.py",
+}
+# A replica of an env is started with it behind the progress of its earlier life.
+ENV = {
+    "kind": "add-digits",
+    "params": "{digits: 3}",
+    "replicas": 2,
+    "seed": 5,
+    "pool": "more",
+    "temperature": 0.5,
+    "max_tokens": 5,
+    "max_groups_in_flight": 3,
+    "max_groups_per_s": 1000,
+    "max_turns": 2,
+    "rollout_timeout_s": 9,
+    "env_timeout_s": 9,
+    "rewards": "{more: {kind: 'tests.orchestrator.test_resuming:half'}}",
+    "reward_weights": "{correct: 2}",
+    "timeout_s": 9,
+    "attempts": 2,
+}
+ENV_OTHERS = {
+    "top_p": "refused unless it is 1: tests/config",
+    "top_k": "refused unless it is off: tests/config",
+    "tool_syntax": "of verifiers' envs: tests/envs/test_verifiers.py",
+    "pass_rate": "of envs with a finite set, whose visits are read: tests/envs/test_pass_rates.py",
+}
+# By processes without a state of their own, which fold nothing and are told nothing of the earlier
+# value: changing it is starting the process with it.
+STARTED_WITH = {
+    "kafka": "{linger.ms: 7}",
+    "imports": "['json:dumps']",
+    "scorer.replicas": 3,
+    "weights.store": "/elsewhere",
+    "weights.keep_versions": 7,
+    "inference.replicas": 2,
+    "inference.pools": "{more: 1}",
+    "inference.stick_margin": 3,
+    "inference.python": "/usr/bin/python3",
+    "inference.host": "127.0.0.2",
+    "inference.port": 8100,
+    "inference.api_key": "env:KEY",
+    "inference.dtype": "bfloat16",
+    "inference.max_model_len": 64,
+    "inference.max_num_seqs": 32,
+    "inference.kv_cache_gib": 2,
+    "inference.extra_args": "['--block-size', '32']",
+    "inference.heartbeat_s": 2,
+    "inference.probe_tolerance": 0.01,
+    "eval.envs": "{copy: {problems: 4}}",
+    "eval.every": 7,
+    "orchestrator.target.env": "copy",
+    "orchestrator.target.reward": 0.5,
+    "orchestrator.target.batches": 7,
+    "orchestrator.max_steps": 7,
+    "orchestrator.max_wall_s": 7,
+    "orchestrator.restart_limit": 7,
+    "orchestrator.restart_window_s": 7,
+    "orchestrator.backoff_s": 7,
+    "orchestrator.sinks": "[console]",
+    "metrics.serve": False,
+    "metrics.host": "127.0.0.2",
+    "metrics.port": 9000,
+    "metrics.live_within_s": 7,
+    "metrics.step_within_s": 7,
+    "topics.retention_hours": 7,
+    "topics.on_removed": "expire",
+    "topics.config": "{segment.ms: '7000'}",
+}
+WITH_TARGET = ["orchestrator.target={env: add, reward: 0.25}"]
+
+
+def half(problem: object, answer: object, earned: object) -> float:
+    return 0.5
 
 
 def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -149,15 +226,17 @@ def stands(path: str, table: Sequence[str]) -> bool:
 
 def test_every_setting_stands_in_one_of_the_tables():
     """A new one fails here: say what changing it does to a run that is gone on with, and show it."""
-    tables = [[*REFUSED], [*OWN_TEST], [*FOLDED], READ_AT_THE_START]
-    wrong = dict[str, int]()
-    for path in settings(RunFile):
-        count = sum(stands(path, table) for table in tables) + (
-            path.startswith(f"{LEARNER}.") and path != "learner.name"
-        )
-        if count != 1 and not (path.startswith("envs.") and count == 2 and stands(path, ["envs"])):
-            wrong[path] = count
+    of_envs = [f"envs.*.{name}" for name in (*ENV, *ENV_OTHERS)]
+    whole = [*REFUSED, *FOLDED, *LEARNER, *STARTED_WITH, *of_envs[: len(ENV)]]
+    sections = [name for name in OWN_TEST if name != "envs"] + of_envs[len(ENV) :]
+    sections += ["envs.*.buffer"]  # as `buffer`: tests/buffer/test_process.py
+    wrong = {
+        path: count
+        for path in settings(RunFile)
+        if (count := (path in whole) + stands(path, sections)) != 1
+    }
     assert wrong == {}
+    assert set(whole) <= set(settings(RunFile)), "a setting that is not there any more"
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +297,34 @@ def test_buffer_and_batcher_go_on_under_the_setting(log: Log, path: str):
         to_event(message, ("batch",)).record for message in written if message.topic == "batches"
     ]
     assert batches and isinstance(batches[0], Batch) and batches[0].number == 4
+
+
+@pytest.mark.parametrize("path", STARTED_WITH)
+def test_a_process_that_keeps_nothing_is_started_with_the_setting(path: str):
+    """It is not refused, and what buffer and batcher are told of it they take in as they go on."""
+    before = run_file.changed(RUN, WITH_TARGET if path.startswith("orchestrator.target") else [])
+    now = run_file.changed(before, [f"{path}={STARTED_WITH[path]}"])
+    assert now != before and list(refusals(before, now)) == []
+    for then, part in zip(parts(before), parts(now), strict=True):
+        assert part.config == then.config and type(part.initial()) is type(then.initial())
+
+
+@pytest.mark.parametrize("name", ENV)
+def test_an_env_goes_on_under_the_setting_behind_what_it_has_published(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process, "Client", FakeClient)
+    log = log_for(2)
+    journal = "journal.env-copy-digits-0"
+    known = EnvProgress(producer="copy-digits-0", next_problem=8, published_groups=8, replicas=1)
+    publish(log, Output(journal, "copy-digits-0", known))
+    wants(log, 10**6, {"copy-digits-0": 8})
+    before = env_run_file()
+    more = ["inference.pools={more: 1}"] if name == "pool" else []
+    now = run_file.changed(before, [f"envs.copy-digits.{name}={ENV[name]}", *more])
+    assert now != before and list(refusals(before, now)) == []
+    live(log, now, lambda: len(published(log)) >= 4)
+    assert all(int(made.group_id.rpartition("-")[2]) >= 8 for made in published(log))
 
 
 OTHERS = {
