@@ -26,7 +26,7 @@ from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
 from bench.measure import RESULTS, markdown, quantile, spread, write
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log
 from streamrl.monitoring.report import records
@@ -191,7 +191,7 @@ def run_one(name: str, overrides: Sequence[str], steps: int) -> Run:
             raise SystemExit(
                 f"bench: the run ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}"
             )
-        with broker.ensure(broker.home_of(run)) as address:
+        with broker.ensure_running(connect.broker_dir(run)) as address:
             return {
                 "name": name,
                 **figures(

@@ -27,7 +27,7 @@ from bench.measure import RESULTS, write
 from bench.work import Shape, Source, run_file
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.log import topics
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
@@ -82,7 +82,7 @@ def long_run(about: str | None) -> Iterator[tuple[RunFile, str, dict[str, Any]]]
         run = run_file("long", Path(directory) / "runs", shape, given.envs)
         run.directory.mkdir(parents=True)
         write_run_file(run)
-        with broker.ensure(broker.home_of(run)) as address:
+        with broker.ensure_running(connect.broker_dir(run)) as address:
             started = time.monotonic()
             made = make(run, address, shape, given.rollouts)
             print(f"{made:,} rollouts in {time.monotonic() - started:.0f} s", flush=True)

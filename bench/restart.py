@@ -249,7 +249,10 @@ def main() -> None:
     )
     for column in table.columns[1:]:
         column.justify = "right"
-    with tempfile.TemporaryDirectory() as name, broker.ensure(Path(name) / "kafka") as address:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        broker.ensure_running(Path(name) / "kafka") as address,
+    ):
         path = Path(name) / "run.yaml"
         path.write_text(yaml.safe_dump(settings(Path(name), options.tokens)))
         run = run_file.load(path)

@@ -285,12 +285,12 @@ def dashboard(run: str, host: str, port: int, public: bool) -> None:
 @run_argument
 def report(run: str) -> None:
     """Make report.json and reward.png again from the topics."""
-    from streamrl.local_kafka import broker
+    from streamrl.local_kafka import connect
     from streamrl.log.kafka import KafkaLog
     from streamrl.monitoring import report as reports
 
     settings = _load(run)
-    with broker.reach(settings) as kafka:
+    with connect.connect_or_start(settings) as kafka:
         click.echo(reports.in_words(reports.write(settings, KafkaLog(kafka, settings.run))))
 
 
@@ -574,16 +574,16 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
 )
 def broker(run: str | None, port: int, download: bool) -> None:
     """Be the run's own Apache Kafka, with its data in the run's directory."""
-    from streamrl.local_kafka import broker as brokers
+    from streamrl.local_kafka import connect, distribution
 
     if download:
         _start_logging()
-        click.echo(brokers.jars())
+        click.echo(distribution.ensure_jars())
         return
     if run is None:
         raise click.UsageError("Missing argument 'RUN'.")
     with _stop_on_signals() as (stop, caught):
-        brokers.main(_load(run), stop, port)
+        connect.serve(_load(run), stop, port)
     _leave(caught)
 
 
@@ -920,19 +920,19 @@ def _recording(run: str) -> Iterator[tuple[RunFile, Log]]:
 @contextlib.contextmanager
 def _kafka(settings: RunFile) -> Iterator[tuple[RunFile, dict[str, Any]]]:
     """librdkafka settings of the run's Kafka."""
-    from streamrl.local_kafka.broker import reach
+    from streamrl.local_kafka.connect import connect_or_start
 
-    with reach(settings) as kafka:
+    with connect_or_start(settings) as kafka:
         yield settings, kafka
 
 
 @contextlib.contextmanager
 def _log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
     """The run's log on a Kafka that is running and has its topics."""
-    from streamrl.local_kafka.broker import settings as kafka_settings
+    from streamrl.local_kafka.connect import client_settings
     from streamrl.log.kafka import KafkaLog
 
-    log = KafkaLog(kafka_settings(settings), settings.run)
+    log = KafkaLog(client_settings(settings), settings.run)
     if not log.topics():
         raise TopicMissing(
             f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl topics apply RUN.yaml`"

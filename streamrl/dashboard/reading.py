@@ -16,7 +16,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import Place
 from streamrl.dashboard.state import BOOKS, DATA, VERSIONS, State, fold, hear
 from streamrl.errors import InputGone, StreamrlError, TopicMissing
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, Message, TopicPartition, end_offset, read
@@ -63,15 +63,15 @@ def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
         if stop.wait(POLL_S):
             yield None
             return
-    with broker.reach(run) as settings:
+    with connect.connect_or_start(run) as settings:
         yield KafkaLog(settings, run.run)
 
 
 def lost(run: RunFile) -> bool:
     """Is the run's own broker gone? A cluster that is named is for others to look after."""
     return (
-        not broker.cluster(run).get("bootstrap.servers")
-        and broker.find(broker.home_of(run)) is None
+        not connect.cluster_settings(run).get("bootstrap.servers")
+        and broker.find(connect.broker_dir(run)) is None
     )
 
 

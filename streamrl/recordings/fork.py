@@ -28,7 +28,7 @@ from streamrl.config.choices import NAME
 from streamrl.config.run_file import Curriculum, Fork, RunFile, changed
 from streamrl.errors import ConfigError, InputGone, StreamrlError
 from streamrl.learner.inputs import announcements, recorded, versions
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.log import topics
 from streamrl.log.codec import encode, to_event, to_message
 from streamrl.log.kafka import KafkaLog
@@ -109,7 +109,7 @@ def fork(
     """
     run = child(parent, name, overrides)
     with ExitStack() as held:
-        old = KafkaLog(held.enter_context(broker.reach(parent)), parent.run)
+        old = KafkaLog(held.enter_context(connect.connect_or_start(parent)), parent.run)
         announced = announcements(old, parent.learner.name)
         if version not in announced:
             raise ConfigError(
@@ -119,7 +119,7 @@ def fork(
             update={"fork": Fork(run=parent.run, version=version, sha256=announced[version])}
         )
         held.enter_context(_new_directory(run))
-        settings = held.enter_context(broker.reach(run, make=True))
+        settings = held.enter_context(connect.connect_or_start(run, create=True))
         topics.create(run, settings, {})
         with _topics_gone_on_failure(run, settings):
             stored = _plant(parent, run, old, version, progress)

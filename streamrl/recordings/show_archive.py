@@ -8,7 +8,7 @@ from rich.console import Console
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
-from streamrl.local_kafka.broker import cluster, reach
+from streamrl.local_kafka.connect import cluster_settings, connect_or_start
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log
 from streamrl.orchestrator.run_directory import RUN_FILE, take
@@ -28,7 +28,7 @@ def show_import(directory: Path, name: str, console: Console) -> None:
     """
     files = FileLog(directory)
     run = run_of(files, name or files.manifest.run)
-    if not cluster(run):
+    if not cluster_settings(run):
         # a local broker is alone
         run = run.model_copy(update={"topics": run.topics.model_copy(update={"replicas": 1})})
     file = run.directory / RUN_FILE
@@ -38,7 +38,7 @@ def show_import(directory: Path, name: str, console: Console) -> None:
         )
     with take(run), shown("import", Console(stderr=True)) as progress:
         try:
-            with reach(run, make=True) as kafka:
+            with connect_or_start(run, create=True) as kafka:
                 restore(files, run, kafka, progress)
         except BaseException:
             file.unlink()  # the name is free again

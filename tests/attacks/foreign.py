@@ -212,7 +212,7 @@ def planted_programs(directory: Path) -> str:
         if RUN.inference.interpreter.is_relative_to(directory):
             return "vLLM's Python is taken from a directory that others may write to"
         with contextlib.suppress(StreamrlError):
-            distribution.jars()
+            distribution.ensure_jars()
             return "jars are run without their hashes"
     return ""
 

@@ -18,7 +18,7 @@ from random import Random
 from kafka import KafkaAdminClient
 
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.orchestrator import run_directory
@@ -79,11 +79,11 @@ class Harness:
 
     @property
     def log(self) -> KafkaLog:
-        return KafkaLog(broker.settings(self.run), self.run.run)
+        return KafkaLog(connect.client_settings(self.run), self.run.run)
 
     def start(self) -> None:
         self.until(self.broker_answers, "the broker answers")
-        topics.apply(self.run, broker.settings(self.run))
+        topics.apply(self.run, connect.client_settings(self.run))
         self._wanted += self.parts
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class Harness:
         return all(self.commits(name) for name in self.parts)
 
     def broker_answers(self) -> bool:
-        return broker.running(broker.home_of(self.run)) is not None
+        return broker.running_address(connect.broker_dir(self.run)) is not None
 
     # ---- kills -----------------------------------------------------------------------------------
 
@@ -215,7 +215,9 @@ class Harness:
         identity = (
             f"{self.run.run}.{'learner-' + self.run.learner.name if name == 'learner' else name}"
         )
-        admin = KafkaAdminClient(bootstrap_servers=broker.settings(self.run)["bootstrap.servers"])
+        admin = KafkaAdminClient(
+            bootstrap_servers=connect.client_settings(self.run)["bootstrap.servers"]
+        )
         try:
             return (
                 str(getattr(admin.describe_transactions([identity])[identity].state, "value", ""))
@@ -228,7 +230,7 @@ class Harness:
         """Kill the broker, wait for the next one, and measure how long after its return each part
         commits again.
         """
-        home = broker.home_of(self.run)
+        home = connect.broker_dir(self.run)
         found = broker.find(home)
         assert found is not None
         found.process.kill()

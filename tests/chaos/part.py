@@ -18,7 +18,7 @@ from streamrl.cli import LOG_FORMAT
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.log.protocol import Log
 from streamrl.processor import processor
 from streamrl.processor.signals import stop_on
@@ -54,7 +54,7 @@ if __name__ == "__main__":
         loaded = run_file.load(file)
         note = note_of(loaded, mine)
         note.begin()
-        main(loaded, LOGS[kind](broker.settings(loaded), loaded.run, note), stopped, mine)
+        main(loaded, LOGS[kind](connect.client_settings(loaded), loaded.run, note), stopped, mine)
     except StreamrlError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -5,7 +5,7 @@ import pytest
 from streamrl.config.run_file import RunFile, load, parse
 from streamrl.config.secrets import exposed, handed_on, is_secret, reveal, reveal_all
 from streamrl.errors import ConfigError
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 
 SECRET = "hunter2-and-more"
 
@@ -158,11 +158,11 @@ def test_the_settings_of_a_cluster_are_revealed_and_the_run_file_keeps_the_refer
 ):
     run = run_file(kafka={"bootstrap.servers": "a:1", "sasl.password": "env:KAFKA_PASSWORD"})
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
-    assert broker.cluster(run)["sasl.password"] == SECRET
+    assert connect.cluster_settings(run)["sasl.password"] == SECRET
     assert "env:KAFKA_PASSWORD" in run.to_json() and SECRET not in run.to_json()
     monkeypatch.setenv("STREAMRL_KAFKA", "{bootstrap.servers: 'b:2', sasl.password: env:OTHER}")
     monkeypatch.setenv("OTHER", "another")
-    assert broker.cluster(run) == {"bootstrap.servers": "b:2", "sasl.password": "another"}
+    assert connect.cluster_settings(run) == {"bootstrap.servers": "b:2", "sasl.password": "another"}
 
 
 @pytest.mark.parametrize(

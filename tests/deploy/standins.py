@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.meter import Meter
@@ -83,7 +83,9 @@ def main(run: RunFile, stop: threading.Event) -> None:
     threads: list[threading.Thread] = []
     with contextlib.ExitStack() as held:
         for source, prefix, act in acts:
-            log = held.enter_context(serving(run, KafkaLog(broker.settings(run), run.run), source))
+            log = held.enter_context(
+                serving(run, KafkaLog(connect.client_settings(run), run.run), source)
+            )
             log.mark_ready()
             threads += [
                 threading.Thread(target=measure, args=(log, source, prefix, stop)),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from tests.docs.blocks import PAGES, ROOT, Block, all_blocks, blocks, commands
 from tests.loop.runs import Live, live, quickstart
 from tests.support.waiting import patience
@@ -101,7 +101,10 @@ def start(words: list[str], run: Live, directory: Path) -> subprocess.Popen[byte
         )
     if words[1] == "broker":
         run.until(
-            lambda: made.poll() is not None or broker.running(broker.home_of(run.run)) is not None,
+            lambda: (
+                made.poll() is not None
+                or broker.running_address(connect.broker_dir(run.run)) is not None
+            ),
             "the broker answers",
             LIMIT_S,
         )

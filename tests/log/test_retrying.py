@@ -55,7 +55,7 @@ class FailingWriter(MemoryWriter):
             raise TransactionFailed(f"a: transaction failed ({how})")
         return offset
 
-    def commit_offsets(self, positions: Offsets, wait: bool = True) -> bool:
+    def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
         return True
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import read
@@ -98,7 +98,7 @@ class Live:
         return "\n".join([*self.output.read_text(errors="replace").splitlines()[-15:], *logs])
 
     def log(self) -> KafkaLog:
-        return KafkaLog(broker.settings(self.run), self.run.run)
+        return KafkaLog(connect.client_settings(self.run), self.run.run)
 
     def records(self, topic: str, schema: str) -> Iterator[Record]:
         log = self.log()
@@ -110,7 +110,7 @@ class Live:
 
     def version(self) -> int:
         """The newest announced; -1 before there is a broker."""
-        if broker.running(broker.home_of(self.run)) is None:
+        if broker.running_address(connect.broker_dir(self.run)) is None:
             return -1
         return max(
             (

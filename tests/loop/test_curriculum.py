@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from tests.loop.runs import ROOT, live, metric_values
 
 
@@ -23,7 +23,7 @@ def test_stages_follow_one_another_and_the_last_is_learned(tmp_path: Path):
         assert ended == 0, run.said()
         run.nothing_left()
         report = run.report()["envs"]
-        with broker.reach(run.run):
+        with connect.connect_or_start(run.run):
             stages, left_out = (
                 metric_values(run, "batcher/curriculum_stage"),
                 metric_values(run, "env/left_out"),

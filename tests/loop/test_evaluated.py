@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from streamrl.config.run_file import Inference
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import read
@@ -39,7 +39,7 @@ for ids in json.load(sys.stdin):
 
 def topic(run: Live, name: str) -> list[Record]:
     """The records of a topic of a stopped run."""
-    with broker.reach(run.run) as kafka:
+    with connect.connect_or_start(run.run) as kafka:
         log = KafkaLog(kafka, run.run.run)
         messages = [m for p in range(log.topics()[name]) for m in read(log, name, p)]
         log.close()

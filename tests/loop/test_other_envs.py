@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.config import topology
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.recordings.audit import audit
 from streamrl.recordings.show import parts_of
 from streamrl.records import Rollout
@@ -36,7 +36,7 @@ def test_choices_and_programs_are_judged_and_accounted_for(tmp_path: Path):
         run.up()
         assert run.wait(900) == 0, run.said()
         run.nothing_left()
-        with broker.reach(run.run):
+        with connect.connect_or_start(run.run):
             account = audit(run.log(), list(run.run.envs), "lead", list(parts_of(run.run).values()))
             made = {
                 env: [

@@ -16,7 +16,7 @@ import pytest
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.log.kafka import KafkaLog
 from streamrl.recordings.audit import audit
 from streamrl.recordings.compare import replay
@@ -144,7 +144,7 @@ def check_account(run, report: dict) -> None:
     replays bit for bit.
     """
     parts = [buffer.part(run), batcher.part(run)]
-    with broker.reach(run) as settings:
+    with connect.connect_or_start(run) as settings:
         log = KafkaLog(settings, run.run)
         account = audit(log, list(run.envs), run.learner.name, parts)
         assert account.balanced, account.problems

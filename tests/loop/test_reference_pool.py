@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.records import Scores
 from tests.loop.runs import ROOT, any_part, live, metric_values
 
@@ -32,7 +32,7 @@ def test_grpo_learns_with_a_pool_that_loses_a_worker(tmp_path: Path):
         assert run.wait(900) == 0, run.said()
         run.nothing_left()
         report, file = run.report(), str(run.run.directory / "run.yaml")
-        with broker.reach(run.run):
+        with connect.connect_or_start(run.run):
             scores = [
                 record for record in run.records("scores", "scores") if isinstance(record, Scores)
             ]

@@ -20,7 +20,7 @@ import yaml
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import read
 from streamrl.recordings.audit import audit
@@ -72,7 +72,7 @@ def test_servers_join_leave_and_die_in_mid_request_and_no_rollout_is_lost_or_dou
         run.process.send_signal(signal.SIGINT)
         run.wait(60)
         run.nothing_left()
-        with broker.reach(run.run):
+        with connect.connect_or_start(run.run):
             check_account(run)
             check_cut(run, "inference-1", kill_s)
             check_requests(run, begin_s, end_s)

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 import yaml
 
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from tests.loop.runs import ROOT, live, metric_values
 
 
@@ -23,7 +23,7 @@ def test_rollouts_up_to_eight_versions_old_teach(tmp_path: Path):
         assert run.wait(900) == 0, run.said()
         run.nothing_left()
         report = run.report()["envs"]["copy-digits"]
-        with broker.reach(run.run):
+        with connect.connect_or_start(run.run):
             names = (
                 "batch_age_mean",
                 "batch_age_max",

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from streamrl.config import topology
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import connect
 from streamrl.recordings.audit import audit
 from streamrl.recordings.show import parts_of
 from streamrl.records import Rollout
@@ -46,7 +46,7 @@ def test_one_of_each_sort_is_learned_token_for_token(tmp_path: Path):
             assert env["reward_mean_last20"] > env["reward_mean_first20"] + 0.05, run.said()
         assert report["logprob_mismatch_max_abs"] <= 1e-4
         run.nothing_left()
-        with broker.reach(run.run):
+        with connect.connect_or_start(run.run):
             account = audit(run.log(), list(run.run.envs), "lead", list(parts_of(run.run).values()))
             assert account.balanced, account.problems
             made = {name: good(run, name) for name in settings["envs"]}

@@ -15,12 +15,12 @@ STEPS = 60
 
 def play(path: str) -> None:
     from streamrl.config import run_file
-    from streamrl.local_kafka import broker
+    from streamrl.local_kafka import connect
     from streamrl.log.kafka import KafkaLog
     from tests.orchestrator import script
 
     run = run_file.load(path)
-    script.play(run, KafkaLog(broker.settings(run), run.run), STEPS)
+    script.play(run, KafkaLog(connect.client_settings(run), run.run), STEPS)
 
 
 def main() -> None:

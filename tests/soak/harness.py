@@ -16,7 +16,7 @@ import psutil
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.local_kafka import broker
+from streamrl.local_kafka import broker, connect
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import end_offset
@@ -145,7 +145,7 @@ class Soak:
 
     def sample(self) -> None:
         """Memory and processor time of every process."""
-        found = broker.find(broker.home_of(self.run))
+        found = broker.find(connect.broker_dir(self.run))
         pids = {
             name: self.supervisor.pid(name)
             for name in self._wanted
@@ -168,14 +168,14 @@ class Soak:
         return [time_s for _, time_s in noted(self.run.directory)]
 
     def answers(self) -> bool:
-        return broker.running(broker.home_of(self.run)) is not None
+        return broker.running_address(connect.broker_dir(self.run)) is not None
 
     # ---- what is done to it ----------------------------------------------------------------------
 
     def start(self, seconds: float) -> None:
         self._sample_s = min(max(seconds / SAMPLES, 0.5), 5.0)
         self.until(self.answers, "the broker answers")
-        topics.apply(self.run, broker.settings(self.run))
+        topics.apply(self.run, connect.client_settings(self.run))
         self._wanted += known.parts()
         self.until(lambda: len(self.steps()) >= 2, "two batches have come")
         self.seen.started_s = time.monotonic()
@@ -191,7 +191,7 @@ class Soak:
 
     def restart_broker(self) -> None:
         """SIGKILL, as `make chaos` does it."""
-        found = broker.find(broker.home_of(self.run))
+        found = broker.find(connect.broker_dir(self.run))
         assert found is not None
         found.process.kill()
         self.until(lambda: not found.alive(), "the broker is gone")
@@ -285,7 +285,7 @@ def soaked(
         try:
             soak.start(seconds)
             soak.go_through(seconds, progress)
-            log = KafkaLog(broker.settings(run), run.run)
+            log = KafkaLog(connect.client_settings(run), run.run)
             soak.drain(log)
             yield soak, log
         finally:

@@ -35,7 +35,7 @@ def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
     from streamrl import cli
     from streamrl.config import run_file
     from streamrl.errors import StreamrlError
-    from streamrl.local_kafka import broker
+    from streamrl.local_kafka import connect
     from streamrl.log.kafka import KafkaLog
     from streamrl.processor.signals import stop_on
 
@@ -43,7 +43,7 @@ def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
     stopped = stop_on([signal.SIGTERM])
     try:
         run = run_file.load(file)
-        main(run, KafkaLog(broker.settings(run), run.run), stopped, *arguments)
+        main(run, KafkaLog(connect.client_settings(run), run.run), stopped, *arguments)
     except StreamrlError as error:
         print(f"streamrl: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

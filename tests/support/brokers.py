@@ -25,6 +25,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from streamrl.local_kafka import broker as local
+from streamrl.local_kafka import ports
 from streamrl.local_kafka.broker import Setup
 from tests.support.waiting import patience
 
@@ -75,7 +76,7 @@ def check() -> None:
 @contextmanager
 def running(directory: Path) -> Iterator[str]:
     """Address of a broker of the chosen kind, for as long as the block lasts."""
-    with container() if chosen() == "container" else local.ensure(directory) as address:
+    with container() if chosen() == "container" else local.ensure_running(directory) as address:
         yield address
 
 
@@ -98,7 +99,7 @@ def container() -> Iterator[str]:
     """docker-compose.yml's Kafka under Docker, on a port of this machine; nothing of it is kept."""
     from testcontainers.core.container import DockerContainer
 
-    kafka, port = service(), random.choice(local.PORTS)
+    kafka, port = service(), random.choice(ports.PORTS)
     environment = {
         **kafka["environment"],
         "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}",

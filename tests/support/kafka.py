@@ -14,3 +14,8 @@ def make_topics(address: str, topics: Mapping[str, int]) -> None:
     futures = admin.create_topics([NewTopic(name, n, 1) for name, n in topics.items()])
     for future in futures.values():
         future.result(timeout=patience(60))
+
+
+def topics_at(address: str) -> set[str]:
+    admin = AdminClient({"bootstrap.servers": address})
+    return set(admin.list_topics(timeout=patience(10)).topics)

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from streamrl.local_kafka import broker as brokers
+from streamrl.local_kafka import ports
 from streamrl.local_kafka.broker import Setup
 
 MECHANISM = "SCRAM-SHA-512"
@@ -65,7 +66,7 @@ class Secure(NamedTuple):
 @contextmanager
 def secure_broker(directory: Path) -> Iterator[Secure]:
     """A broker in `directory`, for as long as the block lasts."""
-    inner = random.choice(brokers.PORTS)
+    inner = random.choice(ports.PORTS)
     certificates = make_certificates(directory, ("broker", "admin"))
     admin = {
         "bootstrap.servers": f"127.0.0.1:{inner}",
