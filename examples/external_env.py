@@ -1,8 +1,19 @@
-"""An env from outside: kafka-python, msgpack and HTTP, nothing of streamrl. The policy earns 1 for
-an even digit.
+"""An env in a program of its own. It knows nothing of streamrl: it uses Kafka (kafka-python),
+MessagePack and HTTP. The policy is asked a digit, and earns 1 for answering an even one.
 
-python examples/external_env.py BOOTSTRAP RUN ENV GROUPS    # ENV has `replicas: 0` in the run file;
-the records: docs/records.md
+    python examples/external_env.py BOOTSTRAP RUN ENV GROUPS
+
+The run file has `ENV: {replicas: 0}` under `envs`, so that the run makes its topics and starts no
+process for it. The program publishes GROUPS groups of rollouts and ends.
+
+It does four things, over and over:
+
+1. It reads which inference servers are ready (topic RUN.servers).
+2. It reads how much work is wanted (topic RUN.demand), and waits while enough is on its way.
+3. It asks a server for answers to one problem.
+4. It publishes them as rollouts (topic RUN.rollouts.ENV), all in one transaction.
+
+docs/records.md describes the records, docs/other-languages.md the requests.
 """
 
 import array
@@ -16,12 +27,22 @@ import urllib.request
 import msgpack
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-# of the run
-HEADERS = {
+GROUP_SIZE = 4  # answers to a problem; the run file has it as buffer.group_size
+MAX_TOKENS = 1  # of an answer
+LOOK_S = 0.5  # between two looks at servers and demand
+SILENT_S = 10.0  # A server that has not been heard of for so long is not asked.
+
+HTTP_HEADERS = {
     "Content-Type": "application/json",
-    "Authorization": f"Bearer {os.environ.get('STREAMRL_INFERENCE_KEY', 'none')}",
+    # A run with an `inference.api_key` expects it here.
+    "Authorization": "Bearer " + os.environ.get("STREAMRL_INFERENCE_KEY", "none"),
 }
-CHOICE = {
+
+# Every parameter is sent, because what is left out has the server's default. The learner has to
+# compute the same distribution, so top_p must be 1, top_k must be -1, and nothing is penalised.
+SAMPLING = {
+    "n": GROUP_SIZE,
+    "max_tokens": MAX_TOKENS,
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": -1,
@@ -29,155 +50,222 @@ CHOICE = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
+    "logprobs": 0,  # the logprob of the sampled token alone
+    "skip_special_tokens": False,
 }
-# all of them: defaults are the model's
-SAMPLING = {**CHOICE, "n": 4, "max_tokens": 1, "logprobs": 0, "skip_special_tokens": False}
-
-
-def latest(bootstrap, topic):
-    """The newest record of each key of a compacted topic, by key; null records are gone."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
-    )
-    partitions = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
-    consumer.assign(partitions)
-    ends, found = consumer.end_offsets(partitions), {}
-    while any(consumer.position(p) < ends[p] for p in partitions):
-        found.update(
-            {
-                m.key.decode(): m.value and msgpack.unpackb(m.value)
-                for batch in consumer.poll(200).values()
-                for m in batch
-            }
-        )
-    consumer.close()
-    return {key: record for key, record in found.items() if record}
-
-
-def alive(servers, heard):
-    """Servers that are ready and have sent a record within 10 s of this clock: that of another
-    machine may be wrong. One that was there before is waited for until it sends the next.
-    """
-    now = time.monotonic()
-    for name, server in servers.items():
-        beat, since = heard.get(name, (server["heartbeat_s"], -math.inf))
-        heard[name] = server["heartbeat_s"], since if server["heartbeat_s"] == beat else now
-    return [
-        server
-        for name, server in servers.items()
-        if server.get("state") == "ready" and now - heard[name][1] < 10
-    ]
-
-
-def post(server, path, body):
-    data = json.dumps({"model": server.get("model", "policy"), **body}).encode()
-    return json.load(
-        urllib.request.urlopen(
-            urllib.request.Request(server["url"] + path, data, HEADERS), timeout=60
-        )
-    )
-
-
-def packed(values, dtype=None):
-    """An array as it travels: [dtype, shape], then the raw little-endian data; token ids as narrow
-    as they fit.
-    """
-    dtype = dtype or ("<u2" if max(values) < 1 << 16 else "<u4")
-    return msgpack.ExtType(
-        1,
-        msgpack.packb([dtype, [len(values)]])
-        + array.array({"<u2": "H", "<u4": "I", "<f4": "f"}[dtype], values).tobytes(),
-    )
-
-
-def rollout(env, group, index, server, question, ids, choice):
-    spans, end = (
-        [[int(span["version"]), span["start"], span["end"]] for span in choice["weight_versions"]],
-        choice["finish_reason"],
-    )
-    how = {
-        "server": server["server_id"],
-        "temperature": 1.0,
-        "max_tokens": 1,
-        "finish_reason": end,
-        "version_spans": spans,
-    }
-    logprobs = packed([entry["logprob"] for entry in choice["logprobs"]["content"]], "<f4")
-    asked = {"message": question, "role": "user", "tokens": packed(ids)}
-    said = {
-        "message": choice["text"],
-        "role": "assistant",
-        "tokens": packed(choice["token_ids"]),
-        "logprobs": logprobs,
-        "inference_metadata": how,
-    }
-    names = {
-        "environment": env,
-        "problem_id": group,
-        "rollout_uid": f"{group}-{index}",
-        "group_id": group,
-        "producer": f"{env}-outside",
-    }
-    seen = {
-        "policy_version": min(s[0] for s in spans),
-        "newest_policy_version": max(s[0] for s in spans),
-        "truncated": end == "length",
-    }
-    reward = float(choice["text"] in set("02468"))
-    return {
-        **names,
-        **seen,
-        "temperature": 1.0,
-        "turns": [asked, said],
-        "reward": reward,
-        "rewards": {"even": reward},
-    }
 
 
 def main(bootstrap, run, env, groups):
-    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{run}.{env}-outside")
+    producer_name = f"{env}-outside"
+
+    # Initialising the transactions fences an earlier process of the same name.
+    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{run}.{producer_name}")
     producer.init_transactions()
-    made = tokens = before = 0
-    heard = {}
-    while made < int(groups):
-        ready = alive(latest(bootstrap, f"{run}.servers"), heard)
-        demand = latest(bootstrap, f"{run}.demand").get(env, {})
-        # since the run began, earlier lives included
-        closed = demand.get("closed_groups", {}).get(f"{env}-outside", 0)
-        before = before if made else closed
-        # what is on its way is enough
-        if not ready or tokens * (made + before - closed) / max(made, 1) >= demand.get(
-            "wanted_tokens", 0
-        ):
-            time.sleep(0.5)
+
+    published_groups = 0
+    published_tokens = 0
+    closed_before = None  # groups of earlier processes, which the buffer had closed when we began
+    heartbeats = {}
+
+    while published_groups < int(groups):
+        servers = live_servers(read_table(bootstrap, f"{run}.servers"), heartbeats)
+        demand = read_table(bootstrap, f"{run}.demand").get(env, {})
+
+        # The buffer counts the groups that it has closed by producer, since the run began.
+        closed = demand.get("closed_groups", {}).get(producer_name, 0)
+        if published_groups == 0:
+            closed_before = closed
+        open_groups = published_groups - (closed - closed_before)
+        open_tokens = open_groups * published_tokens / max(published_groups, 1)
+        enough_on_its_way = open_tokens >= demand.get("wanted_tokens", 0)
+
+        if not servers or enough_on_its_way:
+            time.sleep(LOOK_S)
             continue
-        group, question = f"{env}-{time.time_ns()}", f"{made % 10}="
-        ids = post(
-            ready[0],
-            "/v1/chat/completions/render",
-            {"messages": [{"role": "user", "content": question}], "max_tokens": 1},
-        )["token_ids"]
-        choices = post(
-            ready[0],
-            "/inference/v1/generate",
-            {"token_ids": ids, "sampling_params": SAMPLING, "output_mode": "text"},
-        )["choices"]
-        producer.begin_transaction()
-        for index, choice in enumerate(choices):
-            record = msgpack.packb(rollout(env, group, index, ready[0], question, ids, choice))
-            producer.send(
-                f"{run}.rollouts.{env}",
-                record,
-                key=group.encode(),
-                headers=[("schema", b"rollout/1")],
-            )
-        producer.commit_transaction()
-        made, tokens = (
-            made + 1,
-            tokens + sum(len(ids) + len(choice["token_ids"]) for choice in choices),
+
+        question = f"{published_groups % 10}="
+        group_id = f"{env}-{time.time_ns()}"
+        server = servers[0]
+        prompt_ids, choices = sample(server, question)
+        publish(producer, run, env, group_id, server, question, prompt_ids, choices)
+
+        published_groups += 1
+        for choice in choices:
+            published_tokens += len(prompt_ids) + len(choice["token_ids"])
+
+    print(f"{published_groups} groups of {GROUP_SIZE} rollouts published to {run}.rollouts.{env}")
+
+
+def read_table(bootstrap, topic):
+    """Read a compacted topic to its end: the newest record of each key, by key. A record without a
+    value says that its key is gone.
+    """
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+    )
+    partitions = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
+    consumer.assign(partitions)
+    ends = consumer.end_offsets(partitions)
+
+    table = {}
+    while any(consumer.position(partition) < ends[partition] for partition in partitions):
+        for messages in consumer.poll(timeout_ms=200).values():
+            for message in messages:
+                key = message.key.decode()
+                if message.value:
+                    table[key] = msgpack.unpackb(message.value)
+                else:
+                    table.pop(key, None)
+    consumer.close()
+    return table
+
+
+def live_servers(servers, heartbeats):
+    """The servers that are ready and that we have heard of within the last SILENT_S seconds.
+
+    The time is that of our own clock, because a server's clock may be wrong. `heartbeats` remembers
+    the last heartbeat of each server and when we first saw it. The heartbeat that a server had when
+    we began may be old, so it does not count: we wait for the next one.
+    """
+    now = time.monotonic()
+    live = []
+    for name, server in servers.items():
+        heartbeat = server["heartbeat_s"]
+        if name not in heartbeats:
+            heartbeats[name] = (heartbeat, -math.inf)
+        elif heartbeats[name][0] != heartbeat:
+            heartbeats[name] = (heartbeat, now)
+        heard_at = heartbeats[name][1]
+        if server.get("state") == "ready" and now - heard_at < SILENT_S:
+            live.append(server)
+    return live
+
+
+def sample(server, question):
+    """Ask a server for GROUP_SIZE answers. Returns the token ids of the prompt, and the answers.
+
+    The server applies its chat template and its tokenizer, so the ids are exactly what the model
+    sees.
+    """
+    rendered = post(
+        server,
+        "/v1/chat/completions/render",
+        {
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": MAX_TOKENS,
+        },
+    )
+    prompt_ids = rendered["token_ids"]
+    generated = post(
+        server,
+        "/inference/v1/generate",
+        {
+            "token_ids": prompt_ids,
+            "sampling_params": SAMPLING,
+            "output_mode": "text",
+        },
+    )
+    return prompt_ids, generated["choices"]
+
+
+def post(server, path, body):
+    """Send JSON to a server. Returns its answer."""
+    body = {"model": server.get("model", "policy"), **body}
+    request = urllib.request.Request(
+        url=server["url"] + path,
+        data=json.dumps(body).encode(),
+        headers=HTTP_HEADERS,
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def publish(producer, run, env, group_id, server, question, prompt_ids, choices):
+    """Publish all rollouts of a group, or none of them. The key is the group's id, so that they are
+    in the same partition.
+    """
+    producer.begin_transaction()
+    for index, choice in enumerate(choices):
+        record = rollout(env, group_id, index, server, question, prompt_ids, choice)
+        producer.send(
+            topic=f"{run}.rollouts.{env}",
+            key=group_id.encode(),
+            value=msgpack.packb(record),
+            headers=[("schema", b"rollout/1")],
         )
-    print(f"{made} groups of 4 rollouts published to {run}.rollouts.{env}")
+    producer.commit_transaction()
+
+
+def rollout(env, group_id, index, server, question, prompt_ids, choice):
+    """The record of one answer: what the model was asked, what it said, and what that earned."""
+    # The server says which policy version sampled which tokens: [version, start, end].
+    version_spans = []
+    for span in choice["weight_versions"]:
+        version_spans.append([int(span["version"]), span["start"], span["end"]])
+    versions = [span[0] for span in version_spans]
+
+    logprobs = []
+    for token in choice["logprobs"]["content"]:
+        logprobs.append(token["logprob"])
+
+    prompt_turn = {
+        "role": "user",
+        "message": question,
+        "tokens": pack_ids(prompt_ids),
+    }
+    answer_turn = {
+        "role": "assistant",
+        "message": choice["text"],
+        "tokens": pack_ids(choice["token_ids"]),
+        "logprobs": pack_array("<f4", logprobs),
+        "inference_metadata": {
+            "server": server["server_id"],
+            "temperature": SAMPLING["temperature"],
+            "max_tokens": MAX_TOKENS,
+            "finish_reason": choice["finish_reason"],
+            "version_spans": version_spans,
+        },
+    }
+
+    is_even = choice["text"] in ("0", "2", "4", "6", "8")
+    reward = 1.0 if is_even else 0.0
+    return {
+        "environment": env,
+        "problem_id": group_id,
+        "group_id": group_id,
+        "rollout_uid": f"{group_id}-{index}",
+        "producer": f"{env}-outside",
+        "turns": [prompt_turn, answer_turn],
+        "reward": reward,
+        "rewards": {"even": reward},
+        "temperature": SAMPLING["temperature"],
+        "policy_version": min(versions),
+        "newest_policy_version": max(versions),
+        "truncated": choice["finish_reason"] == "length",
+    }
+
+
+def pack_ids(ids):
+    """Token ids as they travel, in 16 bits each if they fit."""
+    dtype = "<u2" if max(ids) < 2**16 else "<u4"
+    return pack_array(dtype, ids)
+
+
+def pack_array(dtype, values):
+    """An array as it travels: extension type 1 of MessagePack, which holds [dtype, shape] and then
+    the raw values, little-endian.
+    """
+    typecode = {"<u2": "H", "<u4": "I", "<f4": "f"}[dtype]
+    raw = array.array(typecode, values)
+    if sys.byteorder == "big":
+        raw.byteswap()
+    header = msgpack.packb([dtype, [len(values)]])
+    return msgpack.ExtType(1, header + raw.tobytes())
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit("usage: external_env.py BOOTSTRAP RUN ENV GROUPS")
     main(*sys.argv[1:])

@@ -1,7 +1,7 @@
-"""Three environments of verifiers, one of each sort, small enough for a model of a few characters.
-Nothing here knows of streamrl.
+"""Three environments of the library verifiers, one of each sort, for a model whose vocabulary is a
+few characters. Nothing here knows of streamrl.
 
-Named in a run file as `kind: verifiers:examples/verifiers_envs.py` with `params: {sort:
+A run file names them as `kind: verifiers:examples/verifiers_envs.py` with `params: {sort:
 single-turn}`, or multi-turn, or tool.
 """
 
@@ -15,7 +15,9 @@ from datasets import Dataset
 
 
 def load_environment(sort: str = "single-turn") -> vf.Environment:
-    return {"single-turn": copy, "multi-turn": guess, "tool": look_up}[sort]()
+    """What verifiers calls, with the `params` of the run file."""
+    sorts = {"single-turn": copy, "multi-turn": guess, "tool": look_up}
+    return sorts[sort]()
 
 
 def copy() -> vf.Environment:
@@ -34,27 +36,30 @@ def copy() -> vf.Environment:
 
 
 class Guess(vf.MultiTurnEnv):
-    """A number from 0 to 4, told `<` or `>` after each guess, in three guesses."""
+    """A number from 0 to 4 is to be guessed. After each guess the policy is told `<` or `>`."""
 
     @vf.stop
     async def found(self, state: vf.State) -> bool:
-        return (
-            bool(state["trajectory"])
-            and state["trajectory"][-1]["completion"][-1].content == state["answer"]
-        )
+        if not state["trajectory"]:
+            return False
+        return state["trajectory"][-1]["completion"][-1].content == state["answer"]
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
         said = messages[-1].content
-        hint = "?" if not said.isdigit() else "<" if int(state["answer"]) < int(said) else ">"
+        hint = "?"
+        if said.isdigit():
+            hint = "<" if int(state["answer"]) < int(said) else ">"
         return [vf.types.UserMessage(content=hint)]
 
 
 def guess() -> vf.Environment:
+    """`0-4` is to be answered with a guess, three times at most."""
+
     def found(completion: Any, answer: str) -> float:
         return float(completion[-1].content == answer)
 
     def numbers(completion: Any) -> float:
-        """How many of the guesses might have been right."""
+        """The share of the guesses that are numbers in question."""
         said = [message.content for message in completion if message.role == "assistant"]
         return sum(text in {"0", "1", "2", "3", "4"} for text in said) / len(said)
 
@@ -77,22 +82,24 @@ def look_up() -> vf.Environment:
         return str(table[int(digit)])
 
     def called(completion: Any, info: dict[str, str]) -> float:
-        """The right call, first; something like it counts by the characters in their place."""
-        wanted, said = f"[{info['digit']}]", completion[0]
-        if said.tool_calls:
-            return 1.0 if info["digit"] in said.tool_calls[0].arguments else 0.75
-        return 0.75 * sum(a == b for a, b in zip(said.content, wanted, strict=False)) / len(wanted)
+        """1 if the first thing said is the right call. A call of something else counts 0.75, and
+        what is no call counts by its characters that stand in the right position.
+        """
+        first = completion[0]
+        if first.tool_calls:
+            return 1.0 if info["digit"] in first.tool_calls[0].arguments else 0.75
+        wanted = f"[{info['digit']}]"
+        right = sum(a == b for a, b in zip(first.content, wanted, strict=False))
+        return 0.75 * right / len(wanted)
 
     def answered(completion: Any, answer: str) -> float:
-        return float(
-            len(completion) > 1
-            and completion[-1].role == "assistant"
-            and completion[-1].content == answer
-        )
+        last = completion[-1]
+        has_called = len(completion) > 1
+        return float(has_called and last.role == "assistant" and last.content == answer)
 
-    rows = [
-        {"question": f"{n}=", "answer": str(table[n]), "info": {"digit": str(n)}} for n in range(10)
-    ]
+    rows = []
+    for n in range(10):
+        rows.append({"question": f"{n}=", "answer": str(table[n]), "info": {"digit": str(n)}})
     return vf.ToolEnv(
         tools=[secret],
         dataset=Dataset.from_list(rows),

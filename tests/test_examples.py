@@ -79,7 +79,7 @@ def test_the_pages_record_is_a_rollout():
     assert how is not None and how.version_spans[1] == VersionSpan(version=4, start=1, end=3)
 
 
-def test_the_outside_env_is_short_and_knows_nothing_of_streamrl():
+def test_the_outside_env_knows_nothing_of_streamrl():
     text = OUTSIDE.read_text()
     imported = {
         name.name
@@ -90,8 +90,8 @@ def test_the_outside_env_is_short_and_knows_nothing_of_streamrl():
     imported |= {
         str(node.module) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)
     }
-    assert len(text.splitlines()) <= 80
-    assert imported <= {"array", "json", "os", "sys", "time", "urllib.request", "kafka", "msgpack"}
+    standard = {"array", "json", "math", "os", "sys", "time", "urllib.request"}
+    assert imported <= standard | {"kafka", "msgpack"}
 
 
 def test_what_the_outside_env_sends_is_a_rollout():
@@ -122,7 +122,7 @@ def test_what_the_outside_env_sends_is_a_rollout():
         and answer.inference_metadata.finish_reason == "length"
     )
     for ids, dtype in (([1, 65535], "<u2"), ([1, 65536], "<u4")):
-        array = unpack_array(memoryview(outside().packed(ids).data))
+        array = unpack_array(memoryview(outside().pack_ids(ids).data))
         assert array.tolist() == ids and array.dtype == dtype
 
 
