@@ -124,6 +124,12 @@ class Part(NamedTuple):
     identity: str  # its transactional id, its consumer group, the source of its metrics
     options: tuple[str, ...] = ()  # of its command, after the run file
     env: str = ""  # the one that it samples from
+    shard: int = 0  # its number among `shards`
+    shards: int = 1  # parts among which the partitions of its inputs are divided
+
+    def takes(self, topic: str, partition: int) -> bool:
+        """Does it read this partition of an input? Of topics with several, every n-th is its."""
+        return kind_of(topic) not in PARTITIONED or partition % self.shards == self.shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +153,11 @@ class Role:
     @property
     def has_journal(self) -> bool:
         return JOURNAL in self.produces
+
+    @property
+    def is_processor(self) -> bool:
+        """Is what its parts do a function of their journals, so that it can be replayed?"""
+        return self.has_journal and self.has_offsets
 
     def reads(self, kind: str) -> bool:
         """Does a part read topics of this kind? Of the journals it reads its own."""
@@ -278,6 +289,11 @@ def parts(run: RunFile) -> tuple[Part, ...]:
 def identities(run: RunFile) -> dict[str, str]:
     """The identity of each part of a run, by the part's name."""
     return {part.name: part.identity for part in parts(run)}
+
+
+def processors(run: RunFile) -> tuple[Part, ...]:
+    """The parts whose journals are the schedule of a run."""
+    return tuple(part for part in parts(run) if role_of(part).is_processor)
 
 
 def role_of(part: Part) -> Role:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import Role
 from streamrl.monitoring.display import FRESH_S
 from streamrl.monitoring.run_view import SILENT_S, View, arrival_rate, latest, total
 from streamrl.monitoring.status import PartStatus, outside_name, statuses
@@ -63,18 +64,16 @@ class Look(NamedTuple):
 def nodes(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
     """The parts that the run should have, in the order of the loop."""
     look = Look(run, seen, {part.name: part for part in statuses(run, seen, lags, time_s)}, time_s)
-    scorer = [_scorer(look)] if run.learner.pooled else []
-    evaluator = [_evaluator(look)] if run.eval.interval else []
-    servers = [_inference(look, pool) for pool in run.inference.sizes]
     return [
-        *(_env(look, env) for env in run.envs),
-        _buffer(look),
-        _batcher(look),
-        *scorer,
-        _learner(look),
-        *servers,
-        *evaluator,
+        node
+        for role in topology.ROLES
+        if role in NODES and role.is_needed(run)
+        for node in NODES[role](look)
     ]
+
+
+def _envs(look: Look) -> list[Node]:
+    return [_env(look, env) for env in look.run.envs]
 
 
 def _env(look: Look, env: str) -> Node:
@@ -105,59 +104,61 @@ def _env(look: Look, env: str) -> Node:
     )
 
 
-def _buffer(look: Look) -> Node:
-    held = [latest(look.seen, f"buffer/window_tokens/{env}") for env in look.run.envs]
-    facts = [
-        Fact("in its window", _sum(held), "tokens"),
-        Fact("busy", _percent(look.gauge("buffer", "worker/busy_frac")), "%"),
-    ]
-    return _worker(look, "buffer", facts)
+def _buffer(look: Look) -> list[Node]:
+    names = [part.identity for part in topology.BUFFER.parts(look.run)]
+    held = [total(look.seen, f"buffer/window_tokens/{env}", names) for env in look.run.envs]
+    busy = _most([look.gauge(name, "worker/busy_frac") for name in names])
+    facts = [Fact("in its window", _sum(held), "tokens"), Fact("busy", _percent(busy), "%")]
+    return [_processor(look, topology.BUFFER, facts)]
 
 
-def _batcher(look: Look) -> Node:
+def _batcher(look: Look) -> list[Node]:
     held = [latest(look.seen, f"batcher/held_tokens/{env}") for env in look.run.envs]
     facts = [
         Fact("held", _sum(held), "tokens"),
         Fact("next batch", look.gauge("batcher", "batcher/next_batch")),
         Fact("waits", look.gauge("batcher", "batcher/blocked_s"), "s"),
     ]
-    return _worker(look, "batcher", facts)
+    return [_processor(look, topology.BATCHER, facts)]
 
 
-def _worker(look: Look, name: str, facts: Sequence[Fact]) -> Node:
-    version = look.seen.gauges.get(name, {}).get(f"{name}/version")
-    rate = look.gauge(name, "worker/events_per_s")
-    lag = look.parts[name].lag
+def _processor(look: Look, role: Role, facts: Sequence[Fact]) -> Node:
+    """One box for all parts of the role: their rates and lags are added up."""
+    names = [part.name for part in role.parts(look.run)]
+    heard = [look.seen.gauges.get(name, {}).get(f"{role.name}/version") for name in names]
+    lags = [lag for name in names if (lag := look.parts[name].lag) is not None]
     return Node(
-        name,
-        name,
-        name,
-        [look.alive(name)],
-        rate,
+        role.name,
+        role.name,
+        role.name,
+        [look.alive(name) for name in names],
+        _sum([look.gauge(name, "worker/events_per_s") for name in names]),
         "records/s",
-        None if version is None else int(version.value),
-        lag,
+        min((int(version.value) for version in heard if version is not None), default=None),
+        sum(lags) if lags else None,
         facts,
     )
 
 
-def _scorer(look: Look) -> Node:
-    names = [name for name in look.parts if name.startswith("scorer-")]
+def _scorer(look: Look) -> list[Node]:
+    names = [part.name for part in topology.SCORER.parts(look.run)]
     lags = [lag for name in names if (lag := look.parts[name].lag) is not None]
-    return Node(
-        "scorer",
-        "scorer",
-        "scorers",
-        [look.alive(name) for name in names],
-        None,
-        "",
-        None,
-        min(lags, default=None),
-        [],
-    )
+    return [
+        Node(
+            "scorer",
+            "scorer",
+            "scorers",
+            [look.alive(name) for name in names],
+            None,
+            "",
+            None,
+            min(lags, default=None),
+            [],
+        )
+    ]
 
 
-def _learner(look: Look) -> Node:
+def _learner(look: Look) -> list[Node]:
     source = topology.learner_identity(look.run.learner.name)
     step_s, idle_s = (
         look.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s")
@@ -169,20 +170,26 @@ def _learner(look: Look) -> Node:
     ]
     version = look.seen.version if look.seen.version >= 0 else None
     rate = look.gauge(source, "learner/tokens_per_s", SILENT_S)
-    return Node(
-        "learner",
-        "learner",
-        "learner",
-        [look.alive("learner")],
-        rate,
-        "tokens/s",
-        version,
-        look.parts["learner"].lag,
-        facts,
-    )
+    return [
+        Node(
+            "learner",
+            "learner",
+            "learner",
+            [look.alive("learner")],
+            rate,
+            "tokens/s",
+            version,
+            look.parts["learner"].lag,
+            facts,
+        )
+    ]
 
 
-def _inference(look: Look, pool: str) -> Node:
+def _servers(look: Look) -> list[Node]:
+    return [_pool(look, pool) for pool in look.run.inference.sizes]
+
+
+def _pool(look: Look, pool: str) -> Node:
     planned = [topology.inference_part(pool, i) for i in range(look.run.inference.sizes[pool])]
     there = {name: server for name, server in look.seen.servers.items() if server.pool == pool}
     parts: list[Alive] = []
@@ -234,22 +241,24 @@ def _inference(look: Look, pool: str) -> Node:
     )
 
 
-def _evaluator(look: Look) -> Node:
+def _evaluator(look: Look) -> list[Node]:
     facts = [
         Fact("behind", look.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions")
     ]
     newest = max((made.version for made in look.seen.evals.values()), default=None)
-    return Node(
-        "evaluator",
-        "evaluator",
-        "evaluator",
-        [look.alive("evaluator")],
-        None,
-        "",
-        newest,
-        None,
-        facts,
-    )
+    return [
+        Node(
+            "evaluator",
+            "evaluator",
+            "evaluator",
+            [look.alive("evaluator")],
+            None,
+            "",
+            newest,
+            None,
+            facts,
+        )
+    ]
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -263,6 +272,18 @@ def _most(values: Sequence[float | None]) -> float | None:
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
+
+
+NODES: Mapping[Role, Callable[[Look], list[Node]]] = {
+    topology.ENV: _envs,
+    topology.BUFFER: _buffer,
+    topology.BATCHER: _batcher,
+    topology.SCORER: _scorer,
+    topology.LEARNER: _learner,
+    topology.INFERENCE: _servers,
+    topology.EVALUATOR: _evaluator,
+}
+"""How the parts of a role are drawn."""
 
 
 def jsonable(node: Node) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from itertools import islice
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import Place
-from streamrl.dashboard.state import BOOKS, DATA, VERSIONS, State, fold, hear
+from streamrl.dashboard.state import DATA, VERSIONS, State, fold, hear
 from streamrl.errors import InputGone, StreamrlError, TopicMissing
 from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
@@ -116,7 +116,7 @@ def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartiti
     order of their times, so that the loop is seen as it was at each step.
     """
     state, there = board.state, _topics(board.state.run, log, stop)
-    books = [(topic, p) for topic in BOOKS for p in range(there.get(topic, 0))]
+    books = [(topic, p) for topic in board.state.books for p in range(there.get(topic, 0))]
     data = [
         (topic, p)
         for topic, count in sorted(there.items())

@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -31,12 +32,6 @@ from streamrl.monitoring.run_view import View
 from streamrl.records import Evaluation, Fate, JournalEntry, Metric, PolicyVersion, Rollout
 
 VERSIONS = topology.POLICY_VERSIONS
-BOOKS: Mapping[str, tuple[str, ...]] = {
-    **run_view.TOPICS,
-    "journal.buffer": ("journal-entry",),
-    "journal.batcher": ("journal-entry",),
-}
-"""Small topics, folded in the order of their times: topic -> schemas."""
 # kinds of large ones: rollouts are indexed, the others counted
 DATA = (topology.ROLLOUTS, topology.GROUPS, topology.BATCHES)
 CURVES = (
@@ -220,6 +215,12 @@ class State:
     moments: Moments = field(default_factory=Moments)
     messages: int = 0  # folded
 
+    @cached_property
+    def books(self) -> Mapping[str, tuple[str, ...]]:
+        """Small topics, folded in the order of their times: topic -> schemas."""
+        journals = [topology.journal(part.identity) for part in topology.processors(self.run)]
+        return {**run_view.TOPICS, **dict.fromkeys(journals, ("journal-entry",))}
+
 
 def new(run: RunFile, limit: int = LIMIT) -> State:
     view = run_view.view(run)
@@ -231,7 +232,7 @@ def hear(state: State, message: Message) -> None:
     """Note when a policy version was announced: all that the fold has to know of a step before it
     comes to what happened in it.
     """
-    record = to_event(message, BOOKS[VERSIONS]).record
+    record = to_event(message, state.books[VERSIONS]).record
     if not isinstance(record, PolicyVersion) or record.learner != state.run.learner.name:
         return
     if state.steps.hear(record.version, message.timestamp_s):
@@ -287,7 +288,7 @@ def fold(state: State, message: Message) -> State:
                     del state.batches[next(iter(state.batches))]
                 if (more := number + 1 - state.built.until(None)) > 0:
                     state.built.add(step, more)
-        case _ if message.topic in BOOKS:
+        case _ if message.topic in state.books:
             _book(state, message)
         case _:
             pass
@@ -303,7 +304,7 @@ def _book(state: State, message: Message) -> None:
         if state.step >= 0 and state.moments.wanted(start):
             state.moments.keep(start, loop(state, message.timestamp_s, state.step))
         state.step = step
-    event = to_event(message, BOOKS[message.topic])
+    event = to_event(message, state.books[message.topic])
     if message.topic in run_view.TOPICS:
         run_view.fold(state.view, [event])
     match event.record:
@@ -319,9 +320,9 @@ def _book(state: State, message: Message) -> None:
         case Evaluation(learner=state.view.learner) as made:
             _evaluated(state, made)
         case JournalEntry() as entry:
-            part = message.topic.partition(".")[2]
+            part = topology.subject_of(message.topic)
             for piece in entry.slices:
-                if piece.topic.partition(".")[0] in DATA and piece.end > state.starts.get(
+                if topology.kind_of(piece.topic) in DATA and piece.end > state.starts.get(
                     (piece.topic, piece.partition), 0
                 ):
                     state.taken[part, piece.topic].add(step, piece.count)
@@ -373,13 +374,19 @@ def lags(state: State, step: int | None = None) -> dict[str, int | None]:
     where nothing is known of it.
     """
     found: dict[str, int | None] = {}
-    for part, kind in (("buffer", "rollouts"), ("batcher", "groups")):
+    for part in topology.processors(state.run):
+        kinds = [kind for kind in topology.role_of(part).consumes if kind in DATA]
         taken = sum(
             counts.until(step)
             for (who, topic), counts in state.taken.items()
-            if who == part and topic.startswith(f"{kind}.")
+            if who == part.identity and topology.kind_of(topic) in kinds
         )
-        found[part] = max(0, published(state, kind, step=step) - taken) if taken else None
+        there = sum(
+            counts.until(step)
+            for (topic, partition), counts in state.published.items()
+            if topology.kind_of(topic) in kinds and part.takes(topic, partition)
+        )
+        found[part.identity] = max(0, there - taken) if taken else None
     trained = state.view.version if step is None else step
     built = state.built.until(step)
     found[topology.learner_identity(state.run.learner.name)] = (

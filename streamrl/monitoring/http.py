@@ -27,6 +27,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from streamrl.config import topology
 from streamrl.config.checks import is_loopback
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, PortTaken
@@ -44,7 +45,7 @@ LEAVE_S = 0.5
 # beside the runs: a file a part, where `file_sd_configs` finds them (it takes one * in a path, at
 # its end)
 TARGETS = ".targets"
-SLOW = ("learner", "scorer")  # parts whose loop turns once a batch
+SLOW = tuple(role.name for role in topology.ROLES if role.is_slow)
 TEXT = "text/plain; charset=utf-8"
 
 

@@ -12,11 +12,12 @@ import re
 from functools import cache
 from typing import Literal, NamedTuple
 
+from streamrl.config import topology
+
 PREFIX = "streamrl"
-EACH = ("part", "worker", "env", "inference", "scorer", "inference_context")
-"""First pieces of what several parts of a run measure, each of itself; the others are measured once
-a run (`learner/`: by the lead).
-"""
+OF_EVERY_PART = ("part", "worker")  # first pieces of what every part measures of itself
+# Sources of which a run has one; the lead learner, whose name is the run's choice, is another.
+SINGLE = tuple(role.name for role in topology.ROLES)
 
 
 class Measure(NamedTuple):
@@ -365,7 +366,7 @@ def curve(source: str, name: str, lead: str) -> str:
     `lead`: the source whose `learner/` is the run's.
     """
     first = name.split("/", 1)[0]
-    own = first in EACH or (first == "learner" and source != lead)
+    own = first in OF_EVERY_PART or source not in (*SINGLE, lead)
     return f"{name}/{source}" if own else name
 
 

@@ -38,7 +38,7 @@ def folded(taken: list[Message], ahead: bool = True) -> State:
         for message in taken:
             if message.topic == "policy-versions":
                 hear(state, message)
-        taken = sorted(taken, key=lambda message: message.topic in states.BOOKS)
+        taken = sorted(taken, key=lambda message: message.topic in state.books)
     for message in taken:
         fold(state, message)
     return state

@@ -73,6 +73,9 @@ def test_a_curve_has_the_part_behind_its_name_where_each_part_has_one():
     assert (
         curve("inference-1", "inference/swap_s", "learner-lead") == "inference/swap_s/inference-1"
     )
+    assert curve("buffer", "buffer/version", "learner-lead") == "buffer/version"
+    assert curve("buffer-1", "buffer/version", "learner-lead") == "buffer/version/buffer-1"
+    assert curve("buffer", "worker/busy_frac", "learner-lead") == "worker/busy_frac/buffer"
     assert (
         curve("batcher", "batches/copy/reward/mean", "learner-lead") == "batches/copy/reward/mean"
     )
