@@ -32,7 +32,6 @@ from streamrl.envs.sandbox.limits import hide_memory
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Client, SamplingFailed
 from streamrl.log.codec import to_event, to_message
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import (
     Log,
     Message,
@@ -44,6 +43,7 @@ from streamrl.log.protocol import (
 )
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.journal import last_record
+from streamrl.processor.part import OpenPart, open_part
 from streamrl.records import Demand, EnvProgress, Rollout, Server, Visit
 
 logger = logging.getLogger(__name__)
@@ -255,38 +255,39 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str, replica: int =
         name: make_reward(reward.kind, reward.params, f"envs.{env}.rewards.{name}")
         for name, reward in settings.rewards.items()
     }
-    # First: it fences an earlier instance, so that its progress is final. What it has sampled it
-    # keeps through a broker's absence.
-    writer = RetryingWriter(log, f"env-{producer}", topology.journal(f"env-{producer}"), stop=stop)
-    group_size = run.buffer_of(env).group_size
-    replicas, guess_tokens = max(settings.replicas, 1), float(group_size * 2 * settings.max_tokens)
-    progress = resume_progress(producer, replica, replicas, list(progresses(log, env)))
-    credit = OutstandingLimit(producer, replicas, guess_tokens)
-    key, inference = reveal(run.inference.api_key, "inference.api_key"), run.inference
-    client = Client(
-        settings.pool,
-        api_key=key,
-        stick_margin=inference.stick_margin,
-        heartbeat_s=inference.heartbeat_s,
-    )
-    credit.launched = progress.published_groups + len(progress.open_problems)
-    visits, cursor = filtered(env, settings, made), ProblemCursor(progress, replicas)
-    me = Replica(
-        env,
-        settings,
-        made,
-        group_size,
-        cursor,
-        credit,
-        client,
-        rewards,
-        visits=visits,
-        held_out=held_out_fingerprints(run, env),
-    )
-    try:
-        asyncio.run(produce(me, log, writer, stop))
-    finally:
-        writer.close()
+    identity = topology.env_part(env, replica)
+    # What the env has sampled it keeps while the broker is away.
+    writer = RetryingWriter(log, identity, topology.journal(identity), stop=stop)
+    with open_part(log, identity, writer) as part:
+        group_size = run.buffer_of(env).group_size
+        replicas, guess_tokens = (
+            max(settings.replicas, 1),
+            float(group_size * 2 * settings.max_tokens),
+        )
+        progress = resume_progress(producer, replica, replicas, list(progresses(log, env)))
+        credit = OutstandingLimit(producer, replicas, guess_tokens)
+        key, inference = reveal(run.inference.api_key, "inference.api_key"), run.inference
+        client = Client(
+            settings.pool,
+            api_key=key,
+            stick_margin=inference.stick_margin,
+            heartbeat_s=inference.heartbeat_s,
+        )
+        credit.launched = progress.published_groups + len(progress.open_problems)
+        visits, cursor = filtered(env, settings, made), ProblemCursor(progress, replicas)
+        me = Replica(
+            env,
+            settings,
+            made,
+            group_size,
+            cursor,
+            credit,
+            client,
+            rewards,
+            visits=visits,
+            held_out=held_out_fingerprints(run, env),
+        )
+        asyncio.run(produce(me, log, part, stop))
 
 
 def named(run: RunFile, env: str) -> str:
@@ -332,7 +333,9 @@ def filtered(name: str, settings: run_file.Env, env: BaseEnv) -> ProblemStats | 
     return ProblemStats(settings.pass_rate, name, place)
 
 
-async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading.Event) -> None:
+async def produce(
+    me: Replica, log: Log, part: OpenPart[RetryingWriter], stop: threading.Event
+) -> None:
     """The loop: hear, launch, publish. What is in flight when it ends is generated again by the
     next life.
     """
@@ -341,19 +344,19 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
         positions |= recall(me, log)
     me.began = log.end_offsets(positions)
     reader = log.reader(positions)
-    meter, tally = Meter(log, f"env-{me.credit.producer}"), Tally()
+    tally = Tally()
     me.go_on()
-    log.mark_ready()
+    part.mark_ready()
     try:
         while not stop.is_set():
             me.hear(reader.poll(500, 0))
             me.launch(time.monotonic())
-            tally.count(await publish(me, writer, lambda: me.hear(reader.poll(500, 0))))
+            tally.count(await publish(me, part.writer, lambda: me.hear(reader.poll(500, 0))))
             if tally.elapsed_s >= REPORT_S:
-                meter.publish(tally.values(me))
+                part.meter.publish(tally.values(me))
                 tally = tally.next(me)
             await asyncio.sleep(TICK_S)
-        await publish(me, writer, lambda: me.hear(reader.poll(500, 0)))
+        await publish(me, part.writer, lambda: me.hear(reader.poll(500, 0)))
     finally:
         for task in me.tasks:
             task.cancel()
@@ -363,7 +366,6 @@ async def produce(me: Replica, log: Log, writer: RetryingWriter, stop: threading
                 await close()
         await me.client.close()
         reader.close()
-        meter.close()
 
 
 def recall(me: Replica, log: Log) -> dict[TopicPartition, int]:

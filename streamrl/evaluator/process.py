@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
@@ -16,16 +17,15 @@ from streamrl.envs.held_out import problem_fingerprint
 from streamrl.errors import ConfigError, WeightError
 from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
 from streamrl.evaluator.schedule import due, missed
-from streamrl.inference.vllm_host import VLLM, Host
+from streamrl.inference.vllm_host import VLLM, open_host
 from streamrl.inference.vllm_server import check
 from streamrl.log.codec import to_event
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Reader, partitions_of
+from streamrl.processor.part import open_part
 from streamrl.records import PolicyVersion
 from streamrl.weights.store import Store
 
 logger = logging.getLogger(__name__)
-
 
 PART = "evaluator"
 POLL_S = 0.1
@@ -42,22 +42,16 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
             "the run file asks for no evaluation: give eval.envs, and eval.every above 0"
         )
     check(run.inference)
-    # first: it fences an earlier instance; only now its results are final
-    writer = log.writer(PART, topology.EVALS)
-    host, meter = Host(run, PART, sum(run.inference.sizes.values()), stop), Meter(log, PART)
-    examiner = Examiner(run, PART, host, writer, meter, stop)
-    log.register_metrics_page(VLLM, host.vllm_metrics)
-    try:
-        examiner.prepare(list(run.eval.envs), {})
-        _check_unseen(examiner, log)
-        asyncio.run(_live(examiner, log))
-    except Stopped:
-        pass
-    finally:
-        stop.set()  # a start under way ends now
-        host.stop()
-        meter.close()
-        writer.close()
+    with (
+        open_part(log, PART, log.writer(PART, topology.EVALS)) as part,
+        open_host(run, PART, sum(run.inference.sizes.values()), stop) as host,
+    ):
+        log.register_metrics_page(VLLM, host.vllm_metrics)
+        examiner = Examiner(run, PART, host, part.writer, part.meter, stop)
+        with suppress(Stopped):
+            examiner.prepare(list(run.eval.envs), {})
+            _check_unseen(examiner, log)
+            asyncio.run(_live(examiner, log))
 
 
 async def _live(examiner: Examiner, log: Log) -> None:

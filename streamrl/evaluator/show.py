@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -15,12 +16,12 @@ from streamrl.config import topology
 from streamrl.config.run_file import Eval, EvalEnv, RunFile
 from streamrl.errors import ConfigError
 from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
-from streamrl.inference.vllm_host import Host
+from streamrl.inference.vllm_host import open_host
 from streamrl.inference.vllm_server import check
 from streamrl.learner.inputs import newest_lineages, versions
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
+from streamrl.processor.part import open_part
 from streamrl.records import Evaluation, PolicyVersion
 from streamrl.weights.store import Store
 
@@ -112,33 +113,28 @@ def evaluate(
     said: Callable[[int], None],
 ) -> list[Evaluation]:
     """One version after another, on a server that is started for it and ends with it."""
-    writer = log.writer(COMMAND, topology.EVALS)
-    host, meter = (
-        Host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop),
-        Meter(log, COMMAND),
-    )
-    examiner, found = Examiner(run, COMMAND, host, writer, meter, stop), list[Evaluation]()
+    found = list[Evaluation]()
 
-    async def work() -> None:
+    async def work(examiner: Examiner) -> None:
         for version in chosen:
             found.extend(await examiner.examine(version))
             said(version.version)
 
-    async def live() -> None:
+    async def live(examiner: Examiner) -> None:
         async with examiner.open():
-            await examiner.until_stopped(work())
+            await examiner.until_stopped(work(examiner))
 
-    try:
+    with (
+        open_part(log, COMMAND, log.writer(COMMAND, topology.EVALS)) as part,
+        open_host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop) as host,
+    ):
+        examiner = Examiner(run, COMMAND, host, part.writer, part.meter, stop)
         sources = {own.env or name for name, own in run.eval.envs.items()}
-        examiner.prepare(list(run.eval.envs), {source: posed(log, source) for source in sources})
-        asyncio.run(live())
-    except Stopped:
-        pass
-    finally:
-        stop.set()
-        host.stop()
-        meter.close()
-        writer.close()
+        with suppress(Stopped):
+            examiner.prepare(
+                list(run.eval.envs), {source: posed(log, source) for source in sources}
+            )
+            asyncio.run(live(examiner))
     return found
 
 

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -19,11 +20,12 @@ import msgspec
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, StreamrlError, WeightError
-from streamrl.inference.vllm_host import VLLM, Host, Served, objection
+from streamrl.inference.vllm_host import VLLM, Host, Served, objection, open_host
 from streamrl.inference.vllm_server import check
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output, partitions_of
+from streamrl.processor.part import open_part
 from streamrl.records import PolicyVersion, Server
 
 logger = logging.getLogger(__name__)
@@ -118,29 +120,29 @@ def main(
     Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as
     `server.start`.
     """
-    identity, place = topology.inference_part(pool, index), run.inference.place(pool, index)
+    identity = topology.inference_part(pool, index)
+    place = run.inference.place(pool, index)
     check(run.inference)  # what is missing is said now, not after the first version has come
-    announced, meter = Announcements(log, run.learner.name), Meter(log, identity)
-    entry = Entry(
-        log,
-        Server(server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len),
-        run.inference.heartbeat_s,
+    server = Server(
+        server_id=identity, url="", pool=pool, max_model_len=run.inference.max_model_len
     )
-    host, worker = Host(run, identity, place, stop), ThreadPoolExecutor(1, "host")
-    log.register_metrics_page(VLLM, host.vllm_metrics)
-    try:
-        serve(run, announced, host, worker, entry, meter, stop)
-        entry.remove()
-    except StreamrlError as error:
-        entry.update(state="error", error=str(error), doubted=False)
-        raise
-    finally:
-        stop.set()  # a start under way ends now
-        worker.shutdown(wait=False, cancel_futures=True)
-        host.stop()
-        announced.close()
-        entry.close()
-        meter.close()
+    with (
+        open_part(log, identity, writer=None) as part,
+        closing(Announcements(log, run.learner.name)) as announced,
+        closing(Entry(log, server, run.inference.heartbeat_s)) as entry,
+        open_host(run, identity, place, stop) as host,
+    ):
+        log.register_metrics_page(VLLM, host.vllm_metrics)
+        worker = ThreadPoolExecutor(1, "host")
+        try:
+            serve(run, announced, host, worker, entry, part.meter, stop)
+            entry.remove()
+        except StreamrlError as error:
+            entry.update(state="error", error=str(error), doubted=False)
+            raise
+        finally:
+            stop.set()  # a vLLM that is starting ends now
+            worker.shutdown(wait=False, cancel_futures=True)
 
 
 def serve(

@@ -7,6 +7,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -158,3 +160,16 @@ class Host:
         for copy in copies[1:]:
             if copy != directory:
                 shutil.rmtree(copy, ignore_errors=True)
+
+
+@contextmanager
+def open_host(run: RunFile, identity: str, index: int, stop: threading.Event) -> Iterator[Host]:
+    """A host whose vLLM ends with this context. `stop` is set then, so a vLLM that is starting ends
+    too.
+    """
+    host = Host(run, identity, index, stop)
+    try:
+        yield host
+    finally:
+        stop.set()
+        host.stop()

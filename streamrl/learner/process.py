@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from streamrl.config import topology
@@ -23,15 +24,17 @@ from streamrl.config.choices import NAME
 from streamrl.config.run_file import RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
+from streamrl.learner.checkpoints import Position
 from streamrl.learner.distributed import Place
 from streamrl.learner.inputs import following, newest_lineages, until, versions
 from streamrl.learner.mesh import deterministic, keep_compiled
 from streamrl.learner.publisher import Trainee
 from streamrl.learner.recompute import recomputed
 from streamrl.learner.trainer import Start, checkpoint_directory, training
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log
 from streamrl.log.retrying import RetryingWriter
+from streamrl.processor.part import OpenPart, open_part
+from streamrl.records import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -63,57 +66,80 @@ def main(
             run.batcher.processes,
             devices,
         )
-    identity = topology.learner_identity(learner)
-    # The writer fences an earlier instance. What it cannot commit while the broker is away it
-    # commits later: hours of training are in it.
-    writer = (
-        RetryingWriter(log, identity, topology.POLICY_VERSIONS, stop=stop)
-        if distributed.first()
-        else None
-    )
-    check_rival = partial(writer.check_rival, learner) if writer is not None else lambda: None
-    distributed.wait_for_all("alone")  # only now the announcements are final
-    history = list(versions(log, learner))
-    announced = newest_lineages(history)
-    directory, meter = (
-        checkpoint_directory(run, learner),
-        Meter(log, identity) if distributed.first() else None,
-    )
-    found = checkpoints.latest(directory, max(announced, default=-1))
-    if distributed.first():
-        checkpoints.clear(directory, max(announced, default=-1))
-    if found is not None:
-        if (found.version, found.sha256) not in {
-            (record.version, record.sha256) for record in history
-        }:
-            where = checkpoints.path_of(directory, found.version)
-            raise VersionMismatch(
-                f"checkpoint {where} has weights that {learner} never announced: it is of another run; delete {directory}"
-            )
-        start = Start(directory, found)
-    else:
-        start = None if at is None else as_lead(run, log, learner, at)
-    with (
-        training(own, start) as policy,
-        Trainee(learner, policy, announced, writer, meter, check_rival) as trainee,
-    ):
-        trainee.begin(found)
+    with open_writing_part(log, topology.learner_identity(learner), stop) as part:
+        distributed.wait_for_all("alone")  # only now the announcements are final
+        history = list(versions(log, learner))
+        announced = newest_lineages(history)
+        found = newest_checkpoint(run, learner, history)
+        start = None
         if found is not None:
-            logger.info(
-                "resumed version %d at offset %d of batches; version %d is announced",
-                found.version,
-                found.offset,
-                max(announced),
-            )
-        log.mark_ready()
-        idle_since = time.monotonic()
-        coming = trainee.watched(
-            following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
-        )
-        for taken in until(stop, coming) if place is None else distributed.agreed(coming, stop):
-            trainee.train(taken, time.monotonic() - idle_since)
+            start = Start(checkpoint_directory(run, learner), found)
+        elif at is not None:
+            start = as_lead(run, log, learner, at)
+        with (
+            training(own, start) as policy,
+            Trainee(
+                learner,
+                policy,
+                announced,
+                writer=part.writer if part else None,
+                meter=part.meter if part else None,
+                check_rival=partial(part.writer.check_rival, learner) if part else lambda: None,
+            ) as trainee,
+        ):
+            trainee.begin(found)
+            if found is not None:
+                logger.info(
+                    "resumed version %d at offset %d of batches; version %d is announced",
+                    found.version,
+                    found.offset,
+                    max(announced),
+                )
+            log.mark_ready()
             idle_since = time.monotonic()
-        trainee.leave()
+            coming = trainee.watched(
+                following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
+            )
+            for taken in until(stop, coming) if place is None else distributed.agreed(coming, stop):
+                trainee.train(taken, time.monotonic() - idle_since)
+                idle_since = time.monotonic()
+            trainee.leave()
+
+
+def open_writing_part(
+    log: Log, identity: str, stop: threading.Event
+) -> AbstractContextManager[OpenPart[RetryingWriter] | None]:
+    """The learner's part, in the one of its processes that writes; None in the others.
+
+    What the writer cannot commit while the broker is away it commits later: hours of training are
+    in it.
+    """
+    if not distributed.first():
+        return nullcontext()
+    writer = RetryingWriter(log, identity, topology.POLICY_VERSIONS, stop=stop)
+    return open_part(log, identity, writer)
+
+
+def newest_checkpoint(
+    run: RunFile, learner: str, history: Sequence[PolicyVersion]
+) -> Position | None:
+    """The checkpoint that training goes on from, if there is one. `history`: all versions that the
+    learner has announced. Raises VersionMismatch for a checkpoint of another run.
+    """
+    newest = max((record.version for record in history), default=-1)
+    directory = checkpoint_directory(run, learner)
+    found = checkpoints.latest(directory, newest)
+    if distributed.first():
+        checkpoints.clear(directory, newest)
+    if found is None:
+        return None
+    if (found.version, found.sha256) not in {(known.version, known.sha256) for known in history}:
+        where = checkpoints.path_of(directory, found.version)
+        raise VersionMismatch(
+            f"checkpoint {where} has weights that {learner} never announced: "
+            f"it is of another run; delete {directory}"
+        )
+    return found
 
 
 def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[str]) -> RunFile:

@@ -69,7 +69,7 @@ class Version:
 
 @dataclass
 class Trainee:
-    """To be used in a `with`: its end waits for the version under way, and closes writer and meter.
+    """To be used in a `with`: its end waits for the version under way.
     With no `writer` another process of this learner does all but the training.
     """
 
@@ -92,13 +92,8 @@ class Trainee:
 
     def __exit__(self, cause: type[BaseException] | None, *_: object) -> None:
         self._beside.close()
-        try:
-            if cause is None:
-                self._beside.check()
-        finally:
-            for mine in (self.writer, self.meter):
-                if mine is not None:
-                    mine.close()
+        if cause is None:
+            self._beside.check()
 
     def train(self, taken: Taken, idle_s: float) -> None:
         """One step, after a wait of `idle_s`, and its version. Raises what the version before has

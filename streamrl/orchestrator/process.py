@@ -25,7 +25,6 @@ from streamrl.local_kafka import broker, connect, distribution
 from streamrl.log import topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output, beginning_offset, end_offset, partitions_of, read
 from streamrl.monitoring import report
 from streamrl.monitoring.display import Display, Frame, PartLine, make_display
@@ -48,6 +47,7 @@ from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.plan import BROKER, BROKER_PART, GiveUp, Kill, Start, decide, how
 from streamrl.orchestrator.supervisor import Supervisor
+from streamrl.processor.part import open_part
 from streamrl.records import FateKind, RunConfig
 
 logger = logging.getLogger(__name__)
@@ -182,15 +182,16 @@ def watch(
     begins = log.beginning_offsets(partitions_of(log, TOPICS))
     if target := run.orchestrator.target:
         begins[topology.sole_partition(topology.BATCHES)] = batches_begin(log, target)
-    reader, history = log.reader(begins), log.end_offsets(begins)
-    meter, measured_s, shown_s, lines_said = (
-        Meter(log, "orchestrator"),
-        0.0,
-        0.0,
-        queue.SimpleQueue[str](),
-    )
-    try:
-        with runner.running(Place(run, lines_said.put, seen.since_s)) as sinks:
+    history = log.end_offsets(begins)
+    measured_s = 0.0
+    shown_s = 0.0
+    lines_said = queue.SimpleQueue[str]()
+    with (
+        open_part(log, "orchestrator", writer=None) as part,
+        contextlib.closing(log.reader(begins)) as reader,
+        runner.running(Place(run, lines_said.put, seen.since_s)) as sinks,
+    ):
+        try:
             while not stop.is_set():
                 messages = reader.poll(2_000, POLL_S)
                 events = [to_event(message, SCHEMAS[message.topic]) for message in messages]
@@ -211,20 +212,18 @@ def watch(
                 }
                 # or counts of what has been would look like what is going on
                 if not history and now - measured_s >= MEASURE_EVERY_S:
-                    log.mark_ready()
+                    part.mark_ready()
                     measured_s = now
-                    meter.publish(gauges(seen, lines, now))
+                    part.meter.publish(gauges(seen, lines, now))
                 while not lines_said.empty():
                     display.say(lines_said.get())
                 if now - shown_s >= SHOW_EVERY_S:
                     shown_s = now
                     display.show(Frame(run, seen, now, lines))
-        return Verdict(INTERRUPTED, "interrupted")
-    finally:
-        with contextlib.suppress(StreamrlError):  # the last measurements are not worth an error
-            meter.publish(gauges(seen, [], time.time()))
-            meter.close()
-        reader.close()
+            return Verdict(INTERRUPTED, "interrupted")
+        finally:
+            with contextlib.suppress(StreamrlError):  # the last measurements are not worth an error
+                part.meter.publish(gauges(seen, [], time.time()))
 
 
 def batches_begin(log: Log, target: Target) -> int:

@@ -15,7 +15,7 @@ W = TypeVar("W", bound=Writer | RetryingWriter | None)
 
 
 @dataclass(frozen=True)
-class Part(Generic[W]):
+class OpenPart(Generic[W]):
     """A part while it runs."""
 
     log: Log
@@ -23,13 +23,13 @@ class Part(Generic[W]):
     writer: W
     meter: Meter
 
-    def ready(self, is_ready: bool = True) -> None:
+    def mark_ready(self, is_ready: bool = True) -> None:
         """Say that the part can do its work from now on, or no longer."""
         self.log.mark_ready(is_ready)
 
 
 @contextmanager
-def part(log: Log, name: str, writer: W) -> Iterator[Part[W]]:
+def open_part(log: Log, name: str, writer: W) -> Iterator[OpenPart[W]]:
     """Be the part `name`, which writes transactions with `writer`, if with any.
 
     Open the writer before anything is read, also before this context is entered: it fences an
@@ -40,4 +40,4 @@ def part(log: Log, name: str, writer: W) -> Iterator[Part[W]]:
             stack.callback(writer.close)
         meter = Meter(log, name)
         stack.callback(meter.close)
-        yield Part(log, name, writer, meter)
+        yield OpenPart(log, name, writer, meter)

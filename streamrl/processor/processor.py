@@ -25,7 +25,7 @@ from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.circuit_breaker import CircuitBreaker
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.notices import Notices
-from streamrl.processor.part import part
+from streamrl.processor.part import open_part
 from streamrl.processor.reconcile import reconcile
 from streamrl.processor.restore import restore
 from streamrl.processor.retention import held_but_deleted
@@ -56,7 +56,7 @@ def run_processor(
     """Run this processor until `stop` is set."""
     # What a step gives can be computed again, so a failed transaction is not retried.
     writer = RetryingWriter(log, processor.name, processor.journal, patience_s=0.0)
-    with part(log, processor.name, writer) as me:
+    with open_part(log, processor.name, writer) as part:
         current, inputs = start(log, processor, writer, clock)
         reader = log.reader({tp: current.offsets[tp] for tp in inputs})
         with closing(reader):
@@ -66,8 +66,8 @@ def run_processor(
             offsets.commit(wait=True)
             # It may also have ended between its last transaction and these metrics.
             for message in current.metrics:
-                me.meter.send(message)
-            me.ready()
+                part.meter.send(message)
+            part.mark_ready()
             breaker = CircuitBreaker(processor.max_invalid_frac)
             notices = Notices()
             stats = LoopStats()
@@ -83,14 +83,14 @@ def run_processor(
                     batch = drain_available(reader, first)
                     done = process_batch(processor, current, batch, clock(), writer.commit)
                     for message in done.metrics:
-                        me.meter.send(message)
+                        part.meter.send(message)
                     warn(processor, breaker.count(done.taken, done.letters, clock()))
                     notices.take(done.failed, done.letters)
                     stats.count(done.taken.total(), time.monotonic() - began)
                 warn(processor, notices.due(time.monotonic()))
                 if stats.elapsed_s >= REPORT_S:
                     values = report(processor, current.state, clock())
-                    me.meter.publish({**values, **stats.gauges(), **breaker.gauges(clock())})
+                    part.meter.publish({**values, **stats.gauges(), **breaker.gauges(clock())})
                     offsets.commit(wait=False)
                     stats = LoopStats()
                 if snapshot_due(processor, current, clock()):

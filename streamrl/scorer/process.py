@@ -12,7 +12,8 @@ import logging
 import tempfile
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +32,8 @@ from streamrl.learner.reference import Reference, fixed
 from streamrl.learner.scores import ScoreAssembler
 from streamrl.learner.update import Updater
 from streamrl.log.codec import to_message
-from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output
+from streamrl.processor.part import open_part
 from streamrl.records import Batch, Scores
 from streamrl.weights.store import pull
 
@@ -45,17 +46,17 @@ SCORES = topology.sole_partition(topology.SCORES)
 def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None:
     """Be that worker until `stop` is set."""
     check(run, worker)
-    identity, workers = topology.scorer_part(worker), run.scorer.replicas
-    # the writer first: only then is all decided that it has written before
-    writer, meter = log.writer(identity, topology.SCORES), Meter(log, identity)
-    start, scored = left(run, log)
-    deterministic()
-    keep_compiled(run.directory / "compiled")
-    updater = Updater(run.learner, run.batcher.rows)
-    logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
-    log.mark_ready()
-    with closing(writer), closing(meter), updater.meshed():
-        reference, idle_since = None, time.monotonic()
+    identity = topology.scorer_part(worker)
+    workers = run.scorer.replicas
+    with (
+        open_part(log, identity, log.writer(identity, topology.SCORES)) as part,
+        open_updater(run) as updater,
+    ):
+        start, scored = left(run, log)
+        logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
+        part.mark_ready()
+        reference = None
+        idle_since = time.monotonic()
         for batch, offset in batches(log, start, stop):
             if batch.number % workers != worker or scored.has(batch.number):
                 continue
@@ -73,16 +74,25 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
                 tokens=len(scored_now.logprobs),
                 logprobs=scored_now.logprobs,
             )
-            writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
-            writer.commit_offsets({BATCHES: offset})
+            part.writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
+            part.writer.commit_offsets({BATCHES: offset})
             values = measured(
                 batch, reference.version, begun - idle_since, time.monotonic() - begun
             )
-            meter.publish(
+            part.meter.publish(
                 {**values, "scorer/not_finite_tokens": float(scored_now.not_finite)},
                 step=batch.number,
             )
             idle_since = time.monotonic()
+
+
+@contextmanager
+def open_updater(run: RunFile) -> Iterator[Updater]:
+    deterministic()
+    keep_compiled(run.directory / "compiled")
+    updater = Updater(run.learner, run.batcher.rows)
+    with updater.meshed():
+        yield updater
 
 
 def check(run: RunFile, worker: int) -> None:

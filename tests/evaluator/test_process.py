@@ -21,6 +21,7 @@ from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, InferenceError, WeightError
 from streamrl.evaluator import process, runner, show
 from streamrl.evaluator.runner import posed, recorded
+from streamrl.inference import vllm_host
 from streamrl.inference.engine import Mismatch
 from streamrl.inference.vllm_host import Served
 from streamrl.log.codec import to_event
@@ -105,8 +106,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setattr(World, name, value, raising=False)
     monkeypatch.setattr(runner, "Client", FakeClient)
+    monkeypatch.setattr(vllm_host, "Host", FakeHost)
     for module in (process, show):
-        monkeypatch.setattr(module, "Host", FakeHost)
         monkeypatch.setattr(module, "check", lambda settings: None)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
-from streamrl.inference import process
+from streamrl.inference import process, vllm_host
 from streamrl.inference.engine import Load, Mismatch, Swap
 from streamrl.inference.vllm_host import Served
 from streamrl.log.codec import to_event, to_message
@@ -78,7 +78,7 @@ class Host:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "Host", Host)
+    monkeypatch.setattr(vllm_host, "Host", Host)
     monkeypatch.setattr(process, "RETRY_S", 0.2)
     for name, value in {"bad": set[int](), "off": dict[int, float](), "silent": False}.items():
         monkeypatch.setattr(Host, name, value, raising=False)
