@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import datetime
+import functools
 import gc
 import hashlib
 import os
@@ -93,6 +94,7 @@ LEAVES = {("streamrl.config.plugins", "import_path")}
 Place = tuple[str, str]  # module, name of what it defines
 
 
+@functools.cache
 def sources() -> dict[str, ast.Module]:
     """Every module of the package, by its name."""
     files = sorted(PACKAGE.rglob("*.py"))
