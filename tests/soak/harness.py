@@ -176,7 +176,7 @@ class Soak:
         self._sample_s = min(max(seconds / SAMPLES, 0.5), 5.0)
         self.until(self.answers, "the broker answers")
         topics.apply(self.run, connect.client_settings(self.run))
-        self._wanted += known.parts()
+        self._wanted += known.parts(self.run)
         self.until(lambda: len(self.steps()) >= 2, "two batches have come")
         self.seen.started_s = time.monotonic()
 
@@ -253,7 +253,7 @@ class Soak:
         stops.
         """
         self.seen.seconds = time.monotonic() - self.seen.started_s
-        self.stop([name for name in known.parts() if name.startswith("env-")])
+        self.stop([name for name in known.parts(self.run) if name.startswith("env-")])
         self.until(lambda: all_read(log, self.run), "the buffer has read every rollout")
         self.until(lambda: time.monotonic() > self.steps()[-1] + QUIET_S, "no batch comes any more")
         self.stop([name for name in self._wanted if name != BROKER])

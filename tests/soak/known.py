@@ -4,6 +4,7 @@ problem and sample.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from tests.chaos.known import GROUP_SIZE, MAX_SEQ_LEN
 from tests.support import rubbish
 
 RUBBISH, SILENT, BURSTY = rubbish.ENV, "silent", ("burst0", "burst1")
-PROCESSES = 4  # that the producers are in
+ENVS_A_PROCESS = 25
 GROUP_TOKENS = 28  # on average
-STEP_S = 2.2  # that the learner takes; a batch is a group of each env
+ENV_STEP_S = 0.022  # that the learner takes for the group of one env; a batch has one of each
 WEIGHTS_BYTES = 1 << 20
 KEEP_VERSIONS = 4
 
@@ -47,12 +48,17 @@ def run_file(directory: Path, envs: int) -> RunFile:
 
 def producers(run: RunFile, process: int) -> list[str]:
     """The envs whose producers are in that process."""
-    return list(run.envs)[process::PROCESSES]
+    return list(run.envs)[process :: processes(run)]
 
 
-def parts() -> list[str]:
+def processes(run: RunFile) -> int:
+    """How many the producers are in."""
+    return math.ceil(len(run.envs) / ENVS_A_PROCESS)
+
+
+def parts(run: RunFile) -> list[str]:
     """The processes of a run but the broker, in the order they are started."""
-    return ["learner", "buffer", "batcher", *(f"env-producers-{i}" for i in range(PROCESSES))]
+    return ["learner", "buffer", "batcher", *(f"env-producers-{i}" for i in range(processes(run)))]
 
 
 def weights(name: str) -> bytes:

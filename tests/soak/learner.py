@@ -42,7 +42,7 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
             raise InputGone(f"batch {batch.number} came at version {here.version}")
         if batch.number + 1 not in announced:
             note(run, batch.number)
-            stop.wait(known.STEP_S)
+            stop.wait(known.ENV_STEP_S * len(run.envs))
         here = Checkpoint(here.version + 1, offset, trained(here.weights, batch))
         publish(run, writer, announced, here)
         meter.publish({"learner/rollouts": float(len(batch.uids))}, step=batch.number)

@@ -38,4 +38,4 @@ def test_a_short_soak_loses_nothing(tmp_path: Path):
         said["broker_kills"] == 2 and "is full: v" in said["learner_said"] and said["batches"] > 6
     )
     # that it is flat, half an hour must show
-    assert {one["process"] for one in said["memory"]} == {*known.parts(), "broker (Kafka)"}
+    assert {one["process"] for one in said["memory"]} == {*known.parts(run), "broker (Kafka)"}
