@@ -23,9 +23,9 @@ from rich.table import Table
 from bench.measure import RESULTS, spread, write
 from bench.work import scored_group
 from streamrl.batcher.balance import COSTS, flops, imbalance, tokens
-from streamrl.batcher.batch_builder import Config, State
 from streamrl.batcher.packing import pack
 from streamrl.batcher.process import step
+from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.log.protocol import Event
 from streamrl.records import Fate, Metric, PolicyVersion
 
@@ -137,7 +137,7 @@ def measure_batches(rollouts: int, row: int, processes: int) -> dict[str, Any]:
     """
     lengths = draw((BATCHES + 1) * rollouts, row, seed=100)
     row_count = int(lengths.sum()) // (BATCHES + 1) // row // processes * processes
-    config = Config(
+    config = BatcherConfig(
         fractions={"bench": 1.0},
         learner="lead",
         total_token_budget=row_count * row,
@@ -152,7 +152,7 @@ def measure_batches(rollouts: int, row: int, processes: int) -> dict[str, Any]:
         balance="flops",
         hidden=HIDDEN,
     )
-    state, values, packed, building_s = State(), list[dict[str, float]](), 0, 0.0
+    state, values, packed, building_s = BatcherState(), list[dict[str, float]](), 0, 0.0
     parts = np.array_split(lengths, len(lengths) // GROUP)
     groups = (
         scored_group(f"g{i}", part, NOTHING, np.zeros(int(part.sum()), np.uint16))

@@ -13,8 +13,9 @@ itself when it is made and when it is decoded, so an invalid one exists nowhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 import numpy as np
@@ -24,6 +25,48 @@ Array = np.ndarray
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all records: immutable; fields at their default are not sent."""
+
+
+class Column(NamedTuple):
+    """Declares that an array of a record has one value for each group, sequence or token.
+
+    Tokens of prompts do not count. From the declaration follow the checks of lengths, how a group is
+    scored (`buffer/groups.py`), selected from and joined to others (`batcher/assemble.py`), and laid
+    out for the learner (`learner/examples.py`).
+    """
+
+    per: Literal["group", "sequence", "token"]
+    dtype: str
+    # the attribute of the Turn (by token) or the Rollout (by sequence) that the values come from;
+    # empty: they are computed
+    source: str = ""
+    # by token: the value where there is none, or the column by sequence that has it
+    fill: float | str = 0
+    finite: bool = False  # its values have to be finite, and float32
+
+
+@lru_cache
+def columns_of(record: type[Record]) -> Mapping[str, Column]:
+    """The columns that the fields of a record declare, by name."""
+    hints = get_type_hints(record, include_extras=True)
+    found = dict[str, Column]()
+    for name in record.__struct_fields__:
+        for declared in getattr(hints[name], "__metadata__", ()):
+            if isinstance(declared, Column):
+                found[name] = declared
+    return found
+
+
+def check_columns(what: str, record: Record, counts: Mapping[str, int]) -> None:
+    """Each column has as many values as `counts` says. `what`: the record, for the message."""
+    for name, column in columns_of(type(record)).items():
+        array = getattr(record, name)
+        if array is None:
+            continue
+        if column.finite:
+            check_floats(f"{what}: {name}", array, counts[column.per])
+        else:
+            check_lengths(what, record, (name,), counts[column.per])
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -204,8 +247,8 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     nothing to train on.
 
     One entry is one sequence. A rollout that forked has several, next to each other, with the same
-    uid, offset, advantage and reward. Ragged: `tokens`, `policy_logprobs` and `loss_mask` are the
-    rollouts' own parts one after another, cut by `lengths`; `prompt` precedes each.
+    uid, offset, advantage and reward. Columns by token are ragged: the values of the sequences, one
+    after another, cut by `lengths`. The `prompt` precedes each sequence.
     """
 
     environment: str
@@ -213,43 +256,31 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     problem_id: str
     producer: str
     partition: int  # of rollouts.<env>
-    offsets: Array  # (n,) int64: where each rollout lies in that partition
+    # where each rollout lies in that partition
+    offsets: Annotated[Array, Column("sequence", "<i8")]
     uids: list[str]
     prompt: Array  # (p,) unsigned: the tokens that all sequences begin with and nobody sampled
-    lengths: Array  # (n,) int32: tokens of each sequence behind the prompt
-    tokens: Array  # (sum of lengths,) unsigned
-    policy_logprobs: Array  # (sum of lengths,) float32; 0 where not sampled
-    loss_mask: Array | None = None  # (sum of lengths,) uint8: 1 where sampled; None when all are
-    advantages: Array  # (n,) float32: of the whole rollout
-    # (sum of lengths,) float32: of each token; None when it is its rollout's
-    token_advantages: Array | None = None
-    rewards: Array  # (n,) float32
-    temperatures: Array  # (n,) float32
-    oldest_versions: Array  # (n,) int32
-    newest_versions: Array  # (n,) int32
-    truncated: Array | None = None  # (n,) uint8; None when none is
+    lengths: Annotated[Array, Column("sequence", "<i4")]  # tokens behind the prompt
+    tokens: Annotated[Array, Column("token", "<u2", source="tokens")]  # <u2 or <u4
+    # 0 where not sampled
+    policy_logprobs: Annotated[Array, Column("token", "<f4", source="logprobs", finite=True)]
+    # 1 where sampled; None when all are
+    loss_mask: Annotated[Array | None, Column("token", "|u1", fill=1)] = None
+    advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
+    # None when each token has the advantage of its rollout
+    token_advantages: Annotated[
+        Array | None, Column("token", "<f4", fill="advantages", finite=True)
+    ] = None
+    rewards: Annotated[Array, Column("sequence", "<f4", source="reward")]
+    temperatures: Annotated[Array, Column("sequence", "<f4", source="temperature")]
+    oldest_versions: Annotated[Array, Column("sequence", "<i4", source="policy_version")]
+    newest_versions: Annotated[Array, Column("sequence", "<i4", source="newest_policy_version")]
+    # None when none is
+    truncated: Annotated[Array | None, Column("sequence", "|u1", source="truncated")] = None
 
     def __post_init__(self) -> None:
-        me, n, total = f"group {self.group_id!r}", len(self.uids), int(self.lengths.sum())
-        check_lengths(
-            me,
-            self,
-            (
-                "offsets",
-                "lengths",
-                "advantages",
-                "rewards",
-                "temperatures",
-                "oldest_versions",
-                "newest_versions",
-            ),
-            n,
-        )
-        check_lengths(me, self, ("tokens",), total)
-        check_floats(f"{me}: policy_logprobs", self.policy_logprobs, total)
-        check_floats(f"{me}: advantages", self.advantages, n)
-        if self.token_advantages is not None:
-            check_floats(f"{me}: token_advantages", self.token_advantages, total)
+        counts = {"sequence": len(self.uids), "token": int(self.lengths.sum())}
+        check_columns(f"group {self.group_id!r}", self, counts)
 
     @property
     def total_tokens(self) -> int:
@@ -264,11 +295,10 @@ class Batch(Record, frozen=True, kw_only=True):
     """What the learner trains on at policy version `number`: whole groups, packed into rows.
     Readable by itself.
 
-    Ragged like its groups: `prompts` cut by `prompt_lengths` (one a group), `tokens`,
-    `policy_logprobs`, `loss_mask`, `token_advantages` cut by `lengths` (one a sequence; a rollout
-    that forked has several, under the same uid). Sequence i belongs to group `groups[i]` and lies
-    in row `rows[i]`, behind those of that row that come before it in the arrays.
-    `learner/examples.py:expand` makes the fixed, dense RlExample of it.
+    Ragged like its groups: `prompts` are cut by `prompt_lengths` (one a group), columns by token are
+    cut by `lengths` (one a sequence; a rollout that forked has several, under the same uid).
+    Sequence i belongs to group `groups[i]` and lies in row `rows[i]`, behind those of that row that
+    come before it in the arrays. `learner/examples.py:expand` makes the fixed, dense RlExample of it.
     """
 
     number: int
@@ -278,50 +308,38 @@ class Batch(Record, frozen=True, kw_only=True):
     processes: int = 1  # that train on it; number p has the rows from p * row_count / processes on
     environments: list[str]
     group_ids: list[str]
-    group_environments: Array  # (g,) int32: index into environments
+    group_environments: Annotated[Array, Column("group", "<i4")]  # index into environments
     prompts: Array  # (sum of prompt_lengths,) unsigned
-    prompt_lengths: Array  # (g,) int32
+    prompt_lengths: Annotated[Array, Column("group", "<i4")]
     uids: list[str]
-    groups: Array  # (n,) int32: index into group_ids
-    rows: Array  # (n,) int32
-    lengths: Array  # (n,) int32
-    tokens: Array  # (sum of lengths,) unsigned
-    policy_logprobs: Array  # (sum of lengths,) float32
-    loss_mask: Array | None = None  # (sum of lengths,) uint8
-    advantages: Array  # (n,) float32: of the whole rollout
-    # (sum of lengths,) float32: of each token; None when it is its rollout's
-    token_advantages: Array | None = None
-    rewards: Array  # (n,) float32
-    temperatures: Array  # (n,) float32
-    oldest_versions: Array  # (n,) int32
+    groups: Annotated[Array, Column("sequence", "<i4")]  # index into group_ids
+    rows: Annotated[Array, Column("sequence", "<i4")]
+    lengths: Annotated[Array, Column("sequence", "<i4")]
+    tokens: Annotated[Array, Column("token", "<u2")]  # <u2 or <u4
+    policy_logprobs: Annotated[Array, Column("token", "<f4", finite=True)]
+    loss_mask: Annotated[Array | None, Column("token", "|u1", fill=1)] = None
+    advantages: Annotated[Array, Column("sequence", "<f4", finite=True)]  # of the whole rollout
+    # None when each token has the advantage of its rollout
+    token_advantages: Annotated[
+        Array | None, Column("token", "<f4", fill="advantages", finite=True)
+    ] = None
+    rewards: Annotated[Array, Column("sequence", "<f4")]
+    temperatures: Annotated[Array, Column("sequence", "<f4")]
+    oldest_versions: Annotated[Array, Column("sequence", "<i4")]
 
     def __post_init__(self) -> None:
-        me, n, g = f"batch {self.number}", len(self.uids), len(self.group_ids)
+        what = f"batch {self.number}"
         if self.processes < 1 or self.row_count % self.processes:
             raise ValueError(
-                f"{me}: {self.row_count} rows cannot be divided among {self.processes} processes"
+                f"{what}: {self.row_count} rows cannot be divided among {self.processes} processes"
             )
-        check_lengths(
-            me,
-            self,
-            (
-                "groups",
-                "rows",
-                "lengths",
-                "advantages",
-                "rewards",
-                "temperatures",
-                "oldest_versions",
-            ),
-            n,
-        )
-        check_lengths(me, self, ("group_environments", "prompt_lengths"), g)
-        check_lengths(me, self, ("prompts",), int(self.prompt_lengths.sum()))
-        check_lengths(me, self, ("tokens",), int(self.lengths.sum()))
-        check_floats(f"{me}: policy_logprobs", self.policy_logprobs, len(self.tokens))
-        check_floats(f"{me}: advantages", self.advantages, n)
-        if self.token_advantages is not None:
-            check_floats(f"{me}: token_advantages", self.token_advantages, len(self.tokens))
+        counts = {
+            "group": len(self.group_ids),
+            "sequence": len(self.uids),
+            "token": int(self.lengths.sum()),
+        }
+        check_columns(what, self, counts)
+        check_lengths(what, self, ("prompts",), int(self.prompt_lengths.sum()))
 
 
 class Demand(Record, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
-"""How much work may be under way: generated just now, waiting in a group, or for a batch. The age
-limit, which drops what is too old, holds besides.
+"""How much work may be under way: being generated, waiting in a group, or waiting for a batch. The
+age limit, which drops what is too old, holds besides.
 
 Batches are trained in order, one a version, so work that is begun now is for a batch of a known
-number: the one behind all that is under way. Each rule says which number may be the last;
-`capacity` turns that into tokens. Your own: name it MODULE:FUNCTION in the run file.
+number: the one behind all that is under way. Each rule says which number may be the last, and
+`capacity` turns that into tokens. The run file names a rule of your own as MODULE:FUNCTION.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from streamrl.config.plugins import import_path
 
 Admission = Callable[[int, int, int, int], int]
-"""(version, lookahead, max_age, eta), all in versions -> number of the last batch that work begun
-now may be for.
+"""(version, lookahead, max_age, eta), all in versions, to the number of the last batch that work
+begun now may be for.
 """
 
 
 def by_demand(version: int, lookahead: int, max_age: int, eta: int) -> int:
-    """i + min(lookahead + 1, max_age): the batches that may be built already, and the one after.
-    Just in time; `eta` does not matter.
+    """i + min(lookahead + 1, max_age): the batches that may be built already, and the one after
+    them. Work is begun just in time, and `eta` does not matter.
     """
     return version + min(lookahead + 1, max_age)
 
@@ -30,8 +30,8 @@ def by_capacity(version: int, lookahead: int, max_age: int, eta: int) -> int:
     """floor((N_r - 1) / B) <= i + eta, with N_r rollouts begun, the one that asks among them, and B
     to a batch. AReaL, arXiv:2505.24298, eq. 3.
 
-    The left side is the number of the batch that rollout N_r is for. `eta` 0 is synchronous; with
-    more, the policy is as many versions ahead at most.
+    The left side is the number of the batch that rollout N_r is for. With `eta` 0 training is
+    synchronous; with more, the policy is at most that many versions ahead.
     """
     return version + eta
 
@@ -47,20 +47,22 @@ def admission_named(name: str) -> Admission:
 def capacity(
     batches: float, batch_tokens: int, owed_tokens: float, missing_tokens: int, held_tokens: int
 ) -> int:
-    """Tokens that an env may have in flight: what it is due of the batches to come (`batches`: its
-    shares of them added up), what it is owed of earlier ones, and what is missing of the rest, less
-    what is held of it already. At least 0; rounded up.
+    """Tokens that an env may have in flight; at least 0, rounded up.
+
+    They are what it is due of the batches to come (`batches`: its shares of them added up), what it
+    is owed of earlier batches, and what the remainder lacks, less what is held of the env already.
     """
-    return max(math.ceil(batches * batch_tokens + owed_tokens + missing_tokens) - held_tokens, 0)
+    due_tokens = math.ceil(batches * batch_tokens + owed_tokens + missing_tokens)
+    return max(due_tokens - held_tokens, 0)
 
 
 def grants(granted: Mapping[str, int], closed: Mapping[str, int], groups: int) -> dict[str, int]:
-    """`granted` and what more can be: groups that each producer may have begun since the run began,
-    one at a time to whoever has the fewest open.
+    """The groups that each producer may have begun since the run began: `granted`, and more, one at
+    a time, for whoever has the fewest open.
 
-    Nothing is given while the open ones of all (granted less `closed`) are as many as `groups`, and
-    nothing is taken back: so what all have begun and not seen closed is within the capacity,
-    although none knows of the others.
+    No more are granted once the open groups of all producers (granted less `closed`) are as many as
+    `groups`, and nothing is taken back. So what all producers have begun and not seen closed is
+    within the capacity, although none knows of the others.
     """
     given = {producer: max(count, closed.get(producer, 0)) for producer, count in granted.items()}
     open_groups = {producer: count - closed.get(producer, 0) for producer, count in given.items()}

@@ -1,10 +1,10 @@
 """Advantages once more, over a whole batch, where the method needs that: what the buffer made of
-each group, against all that train with it.
+each group is set against all that train with it.
 
 Each function is pure and maps `values`, value by value, by what it finds `over` the batch:
 (rollouts,) float32, one advantage each. It is called for the rollouts themselves, and for their
-tokens where these have advantages of their own, so that both stay on one scale. Your own: name it
-MODULE:FUNCTION in the run file.
+tokens where these have advantages of their own, so that both stay on one scale. The run file names a
+function of your own as MODULE:FUNCTION.
 """
 
 from __future__ import annotations
@@ -14,67 +14,69 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from streamrl.batcher.assemble import heads
+from streamrl.batcher.assemble import first_of_rollout_mask
 from streamrl.config.choices import NORMALIZED_ADVANTAGES
 from streamrl.config.plugins import import_path
 from streamrl.records import Batch
 
-BatchStage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)
-SAME = 1e-6  # a difference below it is rounding
+BatchNormalizer = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values, over)
+ROUNDING = 1e-6  # a difference below it is rounding
 
 
 def unchanged(values: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """As the buffer made them."""
+    """The advantages as the buffer made them."""
     return values
 
 
 def normalized(values: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """(A - mean) / std, both over the rollouts of the batch, std the population's. REINFORCE++,
+    """(A - mean) / std, both over the rollouts of the batch, with the population's std. REINFORCE++,
     arXiv:2501.03262.
 
     `values`: (m,) float32, `over`: (n,) float32. Returns (m,) float32. Where all rollouts are equal
-    there is no scale to divide by, and they are 0.
+    there is no scale to divide by, and equal values give 0.
     """
     if not len(over):
         return np.zeros(len(values), np.float32)
     exact = over.astype(np.float64)
     scale = float(exact.std())
     centred = values.astype(np.float64) - exact.mean()
-    return (
-        centred / scale if scale > SAME else np.where(np.abs(centred) > SAME, centred, 0.0)
-    ).astype(np.float32)
+    if scale > ROUNDING:
+        return (centred / scale).astype(np.float32)
+    return np.where(np.abs(centred) > ROUNDING, centred, 0.0).astype(np.float32)
 
 
-STAGES: dict[str, BatchStage] = {"none": unchanged, "normalize": normalized}
-# what a shipped buffer.advantage needs; the others: none
-STAGE_OF = dict.fromkeys(NORMALIZED_ADVANTAGES, "normalize")
+NORMALIZERS: dict[str, BatchNormalizer] = {"none": unchanged, "normalize": normalized}
+# what a shipped buffer.advantage needs; those that are not here need none
+NORMALIZER_OF = dict.fromkeys(NORMALIZED_ADVANTAGES, "normalize")
 
 
-def stage_named(name: str) -> BatchStage:
-    """The shipped stage of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
-    return STAGES.get(name) or import_path(name, "batcher.advantage", STAGES)
+def normalizer_named(name: str) -> BatchNormalizer:
+    """The shipped normalizer of that name, or the one at MODULE:FUNCTION. Raises ConfigError."""
+    return NORMALIZERS.get(name) or import_path(name, "batcher.advantage", NORMALIZERS)
 
 
-def staged(batch: Batch, stage: BatchStage) -> Batch:
-    """The batch with what the stage makes of its advantages, its tokens' included. Raises
-    ValueError naming the batch when that cannot be used.
+def normalize_batch(batch: Batch, normalizer: BatchNormalizer) -> Batch:
+    """The batch with what the normalizer makes of its advantages, and of those of its tokens. Raises
+    ValueError naming the batch when the result cannot be used.
     """
-    over = batch.advantages[heads(batch.uids)]  # a rollout that forked is one rollout
-    changes = {"advantages": _made(batch, stage, batch.advantages, over)}
-    if batch.token_advantages is not None:
-        # what was not sampled has none, and is to have none
+    over = batch.advantages[first_of_rollout_mask(batch.uids)]  # one value a rollout
+    advantages = _apply(normalizer, batch, batch.advantages, over)
+    token_advantages = batch.token_advantages
+    if token_advantages is not None:
+        # tokens that were not sampled have no advantage, and keep none
         sampled = slice(None) if batch.loss_mask is None else batch.loss_mask > 0
-        changes["token_advantages"] = batch.token_advantages.copy()
-        changes["token_advantages"][sampled] = _made(
-            batch, stage, batch.token_advantages[sampled], over
-        )
-    return msgspec.structs.replace(batch, **changes)
+        token_advantages = token_advantages.copy()
+        token_advantages[sampled] = _apply(normalizer, batch, token_advantages[sampled], over)
+    return msgspec.structs.replace(batch, advantages=advantages, token_advantages=token_advantages)
 
 
-def _made(batch: Batch, stage: BatchStage, values: np.ndarray, over: np.ndarray) -> np.ndarray:
-    made = stage(values, over)
+def _apply(
+    normalizer: BatchNormalizer, batch: Batch, values: np.ndarray, over: np.ndarray
+) -> np.ndarray:
+    made = normalizer(values, over)
     if made.shape != values.shape or not np.isfinite(made).all():
         raise ValueError(
-            f"batch {batch.number}: batcher.advantage returned {made!r}, expected {len(values)} finite numbers"
+            f"batch {batch.number}: batcher.advantage returned {made!r}, "
+            f"expected {len(values)} finite numbers"
         )
     return made.astype(np.float32, copy=False)

@@ -1,90 +1,89 @@
-"""Chosen groups to one Batch record: concatenated, each rollout with its row."""
+"""Chosen groups become one Batch record: their columns are concatenated, and each sequence gets its
+row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from streamrl.batcher.balance import costs_of
 from streamrl.batcher.packing import pack
-from streamrl.records import Batch, ScoredGroup
+from streamrl.records import Batch, Column, ScoredGroup, columns_of
 
 
-class Division(NamedTuple):
-    """How the rows of a batch are divided."""
+class Sharding(NamedTuple):
+    """How the rows of a batch are divided among processes."""
 
     processes: int = 1  # that train on it, each on as many rows
-    balance: str = "tokens"  # what each is to have as much of as the others (`balance.py`)
+    balance: str = "tokens"  # what each process is to have as much of as the others (`balance.py`)
     hidden: int = 0  # hidden size of the model
 
 
-WHOLE = Division()
+UNSHARDED = Sharding()
 
 
-def totals(group: ScoredGroup) -> np.ndarray:
-    """(n,) int32: tokens of each sequence, prompt included."""
+def sequence_lengths(group: ScoredGroup) -> np.ndarray:
+    """(n,) int32: tokens of each sequence with its prompt."""
     return group.lengths + np.int32(len(group.prompt))
 
 
-def heads(uids: Sequence[str]) -> np.ndarray:
-    """(n,) bool: which sequence is the first of its rollout. Those of one rollout lie next to each
+def first_of_rollout_mask(uids: Sequence[str]) -> np.ndarray:
+    """(n,) bool: true for the first sequence of each rollout. Those of one rollout lie next to each
     other.
     """
     return np.array([i == 0 or uid != uids[i - 1] for i, uid in enumerate(uids)], bool)
 
 
-def fitting(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGroup | None]:
-    """What of the group fits into rows, and what does not, if anything. A rollout is trained on as
-    a whole or not at all.
+def drop_too_long(group: ScoredGroup, max_seq_len: int) -> tuple[ScoredGroup, ScoredGroup | None]:
+    """The group with the rollouts that fit into rows, and the group with the others, if any. A
+    rollout is trained on as a whole or not at all.
     """
-    too_long = totals(group) > max_seq_len
+    too_long = sequence_lengths(group) > max_seq_len
     if not too_long.any():
         return group, None
-    out = np.isin(group.offsets, group.offsets[too_long])
-    return only(group, ~out), only(group, out)
+    dropped = np.isin(group.offsets, group.offsets[too_long])
+    return select_sequences(group, ~dropped), select_sequences(group, dropped)
 
 
-def only(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
-    """The group with only the sequences where `keep` (n,) bool is true; advantages stay as they
-    were.
+def select_sequences(group: ScoredGroup, keep: np.ndarray) -> ScoredGroup:
+    """The group with only the sequences where `keep` (n,) bool is true. Their advantages stay as
+    they were.
     """
-    tokens = np.repeat(keep, group.lengths)
-    n_arrays = (
-        "offsets",
-        "lengths",
-        "advantages",
-        "rewards",
-        "temperatures",
-        "oldest_versions",
-        "newest_versions",
-    )
-    fields = {name: getattr(group, name)[keep] for name in n_arrays}
-    return ScoredGroup(
-        environment=group.environment,
-        group_id=group.group_id,
-        problem_id=group.problem_id,
-        producer=group.producer,
-        partition=group.partition,
-        uids=[uid for uid, kept in zip(group.uids, keep, strict=True) if kept],
-        prompt=group.prompt,
-        tokens=group.tokens[tokens],
-        policy_logprobs=group.policy_logprobs[tokens],
-        loss_mask=None if group.loss_mask is None else group.loss_mask[tokens],
-        token_advantages=None if group.token_advantages is None else group.token_advantages[tokens],
-        truncated=None if group.truncated is None else group.truncated[keep],
-        **fields,
+    masks = {"sequence": keep, "token": np.repeat(keep, group.lengths)}
+    kept = dict[str, Any]()
+    for name, column in columns_of(ScoredGroup).items():
+        array = getattr(group, name)
+        if array is not None:
+            kept[name] = array[masks[column.per]]
+    kept["uids"] = [uid for uid, kept in zip(group.uids, keep, strict=True) if kept]
+    return msgspec.structs.replace(group, **kept)
+
+
+def join_column(groups: Sequence[ScoredGroup], name: str) -> np.ndarray | None:
+    """The column of all groups, one after another. None where it is optional and no group has it;
+    where some have it, it is filled in for the others (`Column.fill`).
+    """
+    arrays = [getattr(group, name) for group in groups]
+    if all(array is None for array in arrays):
+        return None
+    column = columns_of(ScoredGroup)[name]
+    return np.concatenate(
+        [
+            filled(group, column) if array is None else array
+            for group, array in zip(groups, arrays, strict=True)
+        ]
     )
 
 
-def advantages_by_token(group: ScoredGroup) -> np.ndarray:
-    """(sum of lengths,) float32: each token's own, or its rollout's."""
-    return (
-        np.repeat(group.advantages, group.lengths)
-        if group.token_advantages is None
-        else group.token_advantages
-    )
+def filled(group: ScoredGroup, column: Column) -> np.ndarray:
+    """What an optional column by token is where the group does not have it."""
+    if isinstance(column.fill, str):
+        return np.repeat(getattr(group, column.fill), group.lengths)
+    return np.full(len(group.tokens), column.fill, column.dtype)
 
 
 def assemble(
@@ -93,59 +92,37 @@ def assemble(
     policy_version: int,
     row_count: int,
     max_seq_len: int,
-    division: Division = WHOLE,
+    sharding: Sharding = UNSHARDED,
 ) -> Batch | None:
     """The batch of these groups, or None when `row_count` rows of `max_seq_len` tokens do not hold
     them.
     """
-    lengths = np.concatenate([totals(group) for group in groups])
-    rows = pack(
-        lengths,
-        max_seq_len,
-        row_count,
-        division.processes,
-        costs_of(lengths, division.balance, division.hidden),
-    )
+    lengths = np.concatenate([sequence_lengths(group) for group in groups])
+    costs = costs_of(lengths, sharding.balance, sharding.hidden)
+    rows = pack(lengths, max_seq_len, row_count, sharding.processes, costs)
     if rows is None:
         return None
     environments = sorted({group.environment for group in groups})
+    env_numbers = [environments.index(group.environment) for group in groups]
     sizes = [len(group.uids) for group in groups]
-
-    def join(name: str) -> np.ndarray:
-        return np.concatenate([getattr(group, name) for group in groups])
-
-    by_token = None
-    if any(group.token_advantages is not None for group in groups):
-        by_token = np.concatenate([advantages_by_token(group) for group in groups])
-    masks = [
-        np.ones(len(group.tokens), np.uint8) if group.loss_mask is None else group.loss_mask
-        for group in groups
-    ]
+    columns: dict[str, Any] = {
+        name: join_column(groups, name)
+        for name in columns_of(ScoredGroup)
+        if name in columns_of(Batch)
+    }
     return Batch(
         number=number,
         policy_version=policy_version,
         row_count=row_count,
         max_seq_len=max_seq_len,
-        processes=division.processes,
+        processes=sharding.processes,
         environments=environments,
         group_ids=[group.group_id for group in groups],
-        group_environments=np.array(
-            [environments.index(group.environment) for group in groups], np.int32
-        ),
-        prompts=join("prompt"),
+        group_environments=np.array(env_numbers, np.int32),
+        prompts=np.concatenate([group.prompt for group in groups]),
         prompt_lengths=np.array([len(group.prompt) for group in groups], np.int32),
         uids=[uid for group in groups for uid in group.uids],
         groups=np.repeat(np.arange(len(groups), dtype=np.int32), sizes),
         rows=rows,
-        lengths=join("lengths"),
-        tokens=join("tokens"),
-        policy_logprobs=join("policy_logprobs"),
-        loss_mask=None
-        if all(group.loss_mask is None for group in groups)
-        else np.concatenate(masks),
-        advantages=join("advantages"),
-        token_advantages=by_token,
-        rewards=join("rewards"),
-        temperatures=join("temperatures"),
-        oldest_versions=join("oldest_versions"),
+        **columns,
     )

@@ -1,9 +1,9 @@
-"""What a rollout costs the process that trains on it: what the processes' shares of a batch are
-balanced by.
+"""What a sequence costs the process that trains on it. The processes' shares of a batch are balanced
+by it.
 
 Each function is pure and maps `lengths`: (n,) int, tokens of each sequence with its prompt, and
-`hidden`, the hidden size of the model, to costs: (n,) float64. Only their ratios matter. Your own:
-name it MODULE:FUNCTION in the run file.
+`hidden`, the hidden size of the model, to costs: (n,) float64. Only their ratios matter. The run
+file names a function of your own as MODULE:FUNCTION.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Cost = Callable[[np.ndarray, int], np.ndarray]
 
 
 def tokens(lengths: np.ndarray, hidden: int) -> np.ndarray:
-    """s: memory, and the time of a model whose attention does not count."""
+    """s: the memory, and the time of a model whose attention does not count."""
     return lengths.astype(np.float64)
 
 
 def flops(lengths: np.ndarray, hidden: int) -> np.ndarray:
-    """s (6 d + s): the FLOPs of a step over s tokens, without the factor 12 L d that all have in
-    common.
+    """s (6 d + s): the FLOPs of a step over s tokens, without the factor 12 L d that all sequences
+    have in common.
 
-    6 N s for the weights (Kaplan et al. 2020, arXiv:2001.08361, section 2.1; N = 12 L d^2 by its
-    equation 2.1) and 12 L d s^2 for the attention (PaLM, arXiv:2204.02311, appendix B). At s = 6 d
+    The weights take 6 N s (Kaplan et al. 2020, arXiv:2001.08361, section 2.1; N = 12 L d^2 by its
+    equation 2.1) and the attention takes 12 L d s^2 (PaLM, arXiv:2204.02311, appendix B). At s = 6 d
     the attention costs as much as the weights.
     """
     exact = tokens(lengths, hidden)
@@ -44,27 +44,28 @@ def cost_named(name: str) -> Cost:
 
 
 def costs_of(lengths: np.ndarray, name: str, hidden: int) -> np.ndarray:
-    """(n,) float64: what `name` makes of them. Raises ValueError when that is not n finite numbers
-    of at least 0.
+    """(n,) float64: the cost named `name` of these lengths. Raises ValueError when it does not give
+    n finite numbers of at least 0.
     """
     made = np.asarray(cost_named(name)(lengths, hidden), np.float64)
     if made.shape != lengths.shape or not np.isfinite(made).all() or (made < 0).any():
         raise ValueError(
-            f"batcher.balance {name} returned {made!r}, expected {len(lengths)} finite numbers of at least 0"
+            f"batcher.balance {name} returned {made!r}, "
+            f"expected {len(lengths)} finite numbers of at least 0"
         )
     return made
 
 
 def loads(batch: Batch, costs: np.ndarray) -> np.ndarray:
     """(processes,) float64: the costs of each process's share. `costs`: (n,), one a sequence."""
-    return np.bincount(
-        batch.rows // (batch.row_count // batch.processes), weights=costs, minlength=batch.processes
-    )
+    rows_per_process = batch.row_count // batch.processes
+    processes = batch.rows // rows_per_process
+    return np.bincount(processes, weights=costs, minlength=batch.processes)
 
 
 def imbalance(shares: np.ndarray) -> float:
-    """1 - mean / max: the part of a step that the processes wait for the one with most to do, if
-    cost is time. 0: all have the same.
+    """1 - mean / max. If cost is time, it is the part of a step that the processes wait for the one
+    with most to do. 0: all have the same.
 
     `shares`: (processes,) float.
     """

@@ -1,4 +1,4 @@
-"""Batcher: scored groups in, batches out; every env its share of the tokens, and a demand that
+"""Batcher: scored groups in, batches out. Every env gets its share of the tokens, and a demand that
 tells it how much more is wanted.
 """
 
@@ -10,11 +10,13 @@ from functools import partial
 
 import msgspec
 
-from streamrl.batcher.advantages import STAGE_OF
+from streamrl.batcher.advantages import NORMALIZER_OF
 from streamrl.batcher.balance import cost_named
-from streamrl.batcher.batch_builder import Config, Fold, State, absent
-from streamrl.batcher.curriculum import Progress, Rules
-from streamrl.batcher.selection import REST
+from streamrl.batcher.batch_builder import BatchBuilder
+from streamrl.batcher.curriculum import CurriculumRules, CurriculumState
+from streamrl.batcher.demand import absent_producers
+from streamrl.batcher.selection import REMAINDER
+from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.config import topology
 from streamrl.config.run_file import Fork, RunFile
 from streamrl.log.protocol import Event, Log, Offsets, Output
@@ -24,101 +26,104 @@ from streamrl.records import PolicyVersion, ScoredGroup
 
 
 def step(
-    config: Config, state: State, events: Iterable[Event], time_s: float, before: int | None = None
-) -> tuple[State, list[Output]]:
-    """Fold the events in, one by one: how a poll was cut does not matter, but for the demand, which
-    is said once a step.
+    config: BatcherConfig,
+    state: BatcherState,
+    events: Iterable[Event],
+    time_s: float,
+    before: int | None = None,
+) -> tuple[BatcherState, list[Output]]:
+    """Fold the events in, one by one. How a poll was cut does not matter, but for the demand, which
+    is published once a step.
 
     `before`: build no batch of this number or a later one (a fork looks at what such a batch was
     made of).
     """
-    fold = Fold(config, state, time_s)
+    builder = BatchBuilder(config, state, time_s)
     for event in events:
         match event.record:
             case PolicyVersion(learner=config.learner, version=version) if version > state.version:
-                fold.hear(version)
+                builder.on_policy_version(version)
             case ScoredGroup() as group:
-                fold.take(event, group)
+                builder.on_group(event, group)
             case _:
-                continue  # another learner's version, or one heard before
-        fold.build_all(before)
-    fold.say_short()
-    fold.say_demand()
-    return state, fold.outputs
+                continue  # a version of another learner, or one that was announced before
+        builder.build_batches(before)
+    builder.report_shortage()
+    builder.publish_demand()
+    return state, builder.outputs
 
 
 def reconcile(
-    config: Config, state: State, removed: Offsets, time_s: float
-) -> tuple[State, list[Output]]:
-    """The state under this configuration, without what retention has deleted: everything below the
-    offsets of `removed`.
+    config: BatcherConfig, state: BatcherState, removed: Offsets, time_s: float
+) -> tuple[BatcherState, list[Output]]:
+    """Bring the state in line with this configuration, and let go of what retention has deleted:
+    everything below the offsets of `removed`.
     """
-    fold = Fold(config, state, time_s)
-    fold.reconcile(removed)
-    return state, fold.outputs
+    builder = BatchBuilder(config, state, time_s)
+    builder.reconcile(removed)
+    return state, builder.outputs
 
 
-def paused(config: Config, state: State) -> frozenset[str]:
-    """An env of which enough is held is not read on: what comes later is newer. But for what the
-    next batch lacks, every one is.
+def paused(config: BatcherConfig, state: BatcherState) -> frozenset[str]:
+    """An env of which enough is held is not read on, as what comes later is newer. But every env is
+    read for what the next batch lacks.
     """
-    held = [env for env, pool in state.pools.items() if pool.tokens >= config.max_window_tokens]
-    return frozenset(
-        topology.groups(env) for env in held if REST not in state.short and env not in state.short
+    if REMAINDER in state.short:
+        return frozenset()
+    limit = config.max_window_tokens
+    full = [env for env, queue in state.queues.items() if queue.tokens >= limit]
+    return frozenset(topology.groups(env) for env in full if env not in state.short)
+
+
+def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
+    """Is there a producer whose grants are to be taken back, although nothing comes?"""
+    return any(
+        absent_producers(config, env, queue, time_s) != queue.away
+        for env, queue in state.queues.items()
+        if env in config.producers
     )
 
 
-def due(config: Config, state: State, time_s: float) -> bool:
-    """Is there a producer whose grants are to be taken back, although nothing comes?"""
-    pools = {env: pool for env, pool in state.pools.items() if env in config.producers}
-    return any(absent(config, env, pool, time_s) != pool.away for env, pool in pools.items())
-
-
-def report(config: Config, state: State, time_s: float) -> Report:
-    """Nobody waits silently: which share is short, by how much, and for how long."""
+def report(config: BatcherConfig, state: BatcherState, time_s: float) -> Report:
+    """What is held, and which share is short, by how much and for how long: nobody waits silently."""
     waited_s = time_s - state.short_since_s if state.short else 0.0
     values = {
-        f"batcher/missing_tokens/{share or 'rest'}": float(tokens)
-        for share, tokens in state.short.items()
-    }
-    values |= {
-        f"batcher/held_tokens/{env}": float(pool.tokens) for env, pool in state.pools.items()
-    }
-    values |= {
         "batcher/blocked_s": waited_s,
         "batcher/next_batch": float(state.next_batch),
         "batcher/version": float(state.version),
     }
-    if waited_s < config.shortage_after_s:
-        return Report(values)
-    who = {share: "the envs together" if share == REST else share for share in state.short}
-    waits = (
-        f"batch {state.next_batch} has waited {waited_s:.0f} s for {who[share]}, {tokens} tokens short"
-        for share, tokens in state.short.items()
-    )
-    return Report(values, tuple(waits))
+    for share, tokens in state.short.items():
+        values[f"batcher/missing_tokens/{share or 'rest'}"] = float(tokens)
+    for env, queue in state.queues.items():
+        values[f"batcher/held_tokens/{env}"] = float(queue.tokens)
+    warnings = list[str]()
+    if waited_s >= config.shortage_after_s:
+        for share, tokens in state.short.items():
+            who = "the envs together" if share == REMAINDER else share
+            waits = f"batch {state.next_batch} has waited {waited_s:.0f} s for {who}"
+            warnings.append(f"{waits}, {tokens} tokens short")
+    return Report(values, tuple(warnings))
 
 
-def first_state(fork: Fork | None) -> State:
-    """A fork's first batch has the number of the version it begins with; its shares are owed what
-    they were there, its curriculum is where it was.
+def first_state(fork: Fork | None) -> BatcherState:
+    """The state that a run begins with. The first batch of a fork has the number of the version it
+    begins with; its shares are owed what they were there, and its curriculum is where it was.
     """
     if fork is None:
-        return State()
-    return State(
+        return BatcherState()
+    return BatcherState(
         next_batch=fork.version,
-        balance=dict(fork.balance),
-        progress=Progress(fork.stage, fork.rewards),
+        deficit=dict(fork.balance),
+        progress=CurriculumState(fork.stage, fork.rewards),
     )
 
 
-def curriculum(run: RunFile) -> Rules:
-    return msgspec.convert(
-        {**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs), "version": 1}, Rules
-    )
+def curriculum(run: RunFile) -> CurriculumRules:
+    settings = {**run.batcher.curriculum.model_dump(), "envs": tuple(run.envs), "version": 1}
+    return msgspec.convert(settings, CurriculumRules)
 
 
-def part(run: RunFile) -> Processor[Config, State]:
+def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
     """Raises ConfigError for a balance that nobody knows."""
     cost_named(run.batcher.balance)
     granting = {
@@ -126,7 +131,7 @@ def part(run: RunFile) -> Processor[Config, State]:
         for name, env in run.envs.items()
         if run.batcher.admission != "demand" and env.replicas
     }
-    config = Config(
+    config = BatcherConfig(
         fractions={name: env.fraction for name, env in run.envs.items()},
         learner=run.learner.name,
         total_token_budget=run.batcher.total_token_budget,
@@ -138,7 +143,7 @@ def part(run: RunFile) -> Processor[Config, State]:
         max_window_tokens=run.buffer.max_window_tokens,
         shortage_after_s=run.batcher.shortage_after_s,
         advantage=run.batcher.advantage
-        or STAGE_OF.get(run.buffer_of(next(iter(run.envs))).advantage, "none"),
+        or NORMALIZER_OF.get(run.buffer_of(next(iter(run.envs))).advantage, "none"),
         curriculum=curriculum(run),
         processes=run.batcher.processes,
         balance=run.batcher.balance,

@@ -1,9 +1,9 @@
-"""Which groups train next: every env its share of the tokens, newest groups first, whole groups
-only.
+"""Which groups train next: every env gets its share of the tokens, the newest groups come first, and
+groups stay whole.
 
-Deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) with a batch for a round: what an env got
-too much or too little is carried over, so the shares hold over the run although groups have any
-size.
+This is deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) with a batch for a round. What an
+env got too much or too little is its deficit, which is carried over. So the shares hold over the run
+although groups have any size.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-# the pseudo-env that stands for what the fractions leave: it goes evenly to the envs that have more
-# than their own share needs
-REST = ""
+# The pseudo-env that stands for what the fractions leave. It goes evenly to the envs that have more
+# than their own share needs.
+REMAINDER = ""
 DATA = "*"  # what a batch waits for while no share is complete
 
 
@@ -22,75 +22,73 @@ class Candidate(NamedTuple):
     """A group that the batch may take."""
 
     env: str
-    place: int  # in its env's pool
+    position: int  # in the queue of its env
     tokens: int
 
 
-# an env's group number n, the newest is 0; None: it has no more
+# (env, n) -> group number n of the env, where the newest is 0; None where it has no more
 Offer = Callable[[str, int], Candidate | None]
 
 
 class Selection(NamedTuple):
+    """The groups of a batch, or what it lacks."""
+
     chosen: list[Candidate]  # in the order taken
-    paid: dict[str, int]  # tokens by the share they count against: an env, or REST
+    charged: dict[str, int]  # tokens by the share they count against: an env, or REMAINDER
     short: dict[str, int]  # tokens that a share lacks; empty: the batch is full
-    # of a share that is short: it comes up short again, whatever groups of up to so many tokens
-    # come for others
-    futile: dict[str, int]
+    # By share that is short: it comes up short again until groups of more tokens than this have
+    # come for other shares.
+    retry_after_tokens: dict[str, int]
 
 
-def shares(fractions: Mapping[str, float]) -> dict[str, float]:
-    """The fractions, and under REST what they leave."""
-    return {
-        **{env: fraction for env, fraction in fractions.items() if fraction > 0},
-        REST: max(1.0 - sum(fractions.values()), 0.0),
-    }
+def quotas(fractions: Mapping[str, float]) -> dict[str, float]:
+    """The fractions of a batch by share, with what they leave under REMAINDER."""
+    found = {env: fraction for env, fraction in fractions.items() if fraction > 0}
+    found[REMAINDER] = max(1.0 - sum(fractions.values()), 0.0)
+    return found
 
 
-def needs(
-    fractions: Mapping[str, float], balance: Mapping[str, float], budget: int
+def tokens_owed(
+    fractions: Mapping[str, float], deficit: Mapping[str, float], budget: int
 ) -> dict[str, float]:
     """Tokens that a batch of `budget` tokens owes each share."""
     return {
-        share: fraction * budget + balance.get(share, 0.0)
-        for share, fraction in shares(fractions).items()
+        share: fraction * budget + deficit.get(share, 0.0)
+        for share, fraction in quotas(fractions).items()
     }
 
 
 def shortage(
     supply: Mapping[str, int], owed: Mapping[str, float], budget: int, spill: bool
 ) -> dict[str, int]:
-    """Tokens each share lacks while there is less than a batch altogether; empty: it is worth
-    selecting. `supply`: tokens of each env.
+    """Tokens that each share lacks while all envs together have less than a batch. Empty: it is
+    worth selecting.
+
+    `supply`: tokens of each env. `owed`: tokens of each share (`tokens_owed`).
     """
     if sum(supply.values()) >= budget:
         return {}
-    lacking = {share: due - supply.get(share, 0) for share, due in owed.items() if share != REST}
-    spare_tokens = sum(
-        tokens - max(owed.get(env, 0.0), 0.0)
-        for env, tokens in supply.items()
-        if tokens > owed.get(env, 0.0)
-    )
-    lacking[REST] = owed[REST] - spare_tokens
+    lacking = {share: due - supply.get(share, 0) for share, due in owed.items()}
+    surplus = 0.0
+    for env, tokens in supply.items():
+        due = owed.get(env, 0.0)
+        if tokens > due:
+            surplus += tokens - max(due, 0.0)
+    lacking[REMAINDER] = owed[REMAINDER] - surplus
     if spill:
-        lacking = {
-            REST: owed[REST]
-            + sum(max(tokens, 0.0) for share, tokens in lacking.items() if share != REST)
-            - spare_tokens
-        }
+        of_envs = sum(max(tokens, 0.0) for share, tokens in lacking.items() if share != REMAINDER)
+        lacking = {REMAINDER: owed[REMAINDER] + of_envs - surplus}
     return {share: int(tokens) for share, tokens in lacking.items() if tokens >= 1}
 
 
 def waits_for(short: Mapping[str, int], fractions: Mapping[str, float]) -> str:
-    """What a batch that is short of these tokens, by share, waits for: the share that lacks most
-    while others have theirs, DATA while none has.
+    """What a batch that is short of these tokens waits for: the share that lacks most while other
+    shares are complete, or DATA while none is.
     """
-    wanted = [share for share, fraction in shares(fractions).items() if fraction > 0]
-    return (
-        DATA
-        if all(share in short for share in wanted)
-        else max(short, key=lambda share: short[share])
-    )
+    wanted = [share for share, fraction in quotas(fractions).items() if fraction > 0]
+    if all(share in short for share in wanted):
+        return DATA
+    return max(short, key=lambda share: short[share])
 
 
 def select(
@@ -99,85 +97,107 @@ def select(
     """Take groups, always for the share that lacks most tokens, until the next one would not fit in
     `budget` tokens.
 
-    `supply`: tokens of each env, `offer`: its groups, `owed`: tokens of each share (`needs`). With
-    `spill`, what an env cannot supply is taken from the others; without, its share is `short` and
-    the batch has to wait.
+    `supply`: tokens of each env. `offer`: its groups. `owed`: tokens of each share (`tokens_owed`).
+    With `spill`, what an env cannot supply is taken from the others. Without, its share is `short`
+    and the batch has to wait.
 
-    A share comes up short when it is the one that lacks most. Each env has taken just enough groups
-    by then to lack less; another group of an env, wherever it is in their order, makes that more by
-    its own tokens at most. So while these fit into the budget too, the batch does not end before
-    that share's turn, and trying again is futile. (Not where the fractions leave a rest: whom it
-    takes from changes with every group.)
+    A share comes up short when it is the one that lacks most. By then each env has taken just
+    enough groups to lack less. Another group of an env, wherever it comes in the order, adds at most
+    its own tokens to that. So while these fit into the budget too, the batch does not end before
+    that share's turn, and a retry would fail. This does not hold where the fractions leave a
+    remainder, as whom it takes from changes with every group.
     """
-    need, left = dict(owed), dict(supply)
-    chosen: list[Candidate] = []
-    paid, of_rest, taken = dict.fromkeys(need, 0), dict.fromkeys(left, 0), dict.fromkeys(left, 0)
-    short, futile = dict[str, int](), dict[str, int]()
+    need = dict(owed)
+    left = dict(supply)
+    charged = dict.fromkeys(need, 0)
+    taken = dict.fromkeys(left, 0)  # groups
+    of_remainder = dict.fromkeys(left, 0)  # tokens
+    chosen = list[Candidate]()
+    short = dict[str, int]()
+    retry_after_tokens = dict[str, int]()
     total = 0
-    # who lacks most is first; of equals, the one named first
-    queue = [(-tokens, place, share) for place, (share, tokens) in enumerate(need.items())]
+    # The share that lacks most comes first; of equals, the one that was named first.
+    queue = [(-tokens, order, share) for order, (share, tokens) in enumerate(need.items())]
     heapify(queue)
     while queue and -queue[0][0] >= 1:
-        _, place, share = heappop(queue)
-        lacking = need[share] - paid[share]
-        env = share or spare(left, {e: need[e] - paid[e] for e in need}, of_rest)
+        _, order, share = heappop(queue)
+        lacking = need[share] - charged[share]
+        env = share
+        if share == REMAINDER:
+            still = {other: need[other] - charged[other] for other in need}
+            env = pick_surplus_env(left, still, of_remainder)
         head = offer(env, taken[env]) if env in taken else None
         if head is None:
-            if spill and share != REST:
-                need[REST] += lacking
-                need[share] = paid[share]
-                queue = [(paid[s] - need[s], p, s) for _, p, s in queue]
+            if spill and share != REMAINDER:
+                need[REMAINDER] += lacking
+                need[share] = charged[share]
+                queue = [(charged[s] - need[s], o, s) for _, o, s in queue]
                 heapify(queue)
             else:
                 short[share] = int(lacking)
-                if need[REST] < 1:
-                    futile[share] = budget - total
-        elif total + head.tokens > budget:
+                if need[REMAINDER] < 1:
+                    retry_after_tokens[share] = budget - total
+            continue
+        if total + head.tokens > budget:
             break
-        else:
-            chosen.append(head)
-            taken[env] += 1
-            left[env] -= head.tokens
-            paid[share] += head.tokens
-            of_rest[env] += 0 if share else head.tokens
-            total += head.tokens
-            heappush(queue, (paid[share] - need[share], place, share))
-    return Selection(chosen, paid, short, futile)
+        chosen.append(head)
+        taken[env] += 1
+        left[env] -= head.tokens
+        charged[share] += head.tokens
+        if share == REMAINDER:
+            of_remainder[env] += head.tokens
+        total += head.tokens
+        heappush(queue, (charged[share] - need[share], order, share))
+    return Selection(chosen, charged, short, retry_after_tokens)
 
 
-def spare(left: Mapping[str, int], lacking: Mapping[str, float], of_rest: Mapping[str, int]) -> str:
-    """The env that the rest takes from next: of those with more tokens left than their own share
-    lacks, the one that has given it least.
+def pick_surplus_env(
+    left: Mapping[str, int], lacking: Mapping[str, float], of_remainder: Mapping[str, int]
+) -> str:
+    """The env that the remainder takes from next: of those with more tokens left than their own
+    share lacks, the one that has given it least. REMAINDER where there is none.
     """
     able = [env for env, tokens in left.items() if tokens > max(lacking.get(env, 0.0), 0.0)]
-    return min(able, key=lambda env: of_rest[env], default=REST)
+    return min(able, key=lambda env: of_remainder[env], default=REMAINDER)
 
 
-def carry(
+def charged_for(selection: Selection, taken: int) -> dict[str, int]:
+    """Tokens that each share is charged when only the first `taken` groups were taken."""
+    charged = dict(selection.charged)
+    for candidate in selection.chosen[taken:]:
+        share = candidate.env if charged.get(candidate.env) else REMAINDER
+        charged[share] -= candidate.tokens
+    return charged
+
+
+def carry_deficit(
     fractions: Mapping[str, float],
-    balance: Mapping[str, float],
-    paid: Mapping[str, int],
+    deficit: Mapping[str, float],
+    charged: Mapping[str, int],
     spill: bool,
 ) -> dict[str, float]:
-    """The balance after a batch: what each share was due of the tokens really taken, less what it
+    """The deficit after a batch: what each share was due of the tokens really taken, less what it
     got.
 
     With `spill` nobody catches up later on what the others filled in for it.
     """
-    total = sum(paid.values())
-    after = {
-        share: balance.get(share, 0.0) + fraction * total - paid.get(share, 0)
-        for share, fraction in shares(fractions).items()
+    if spill:
+        return dict.fromkeys(quotas(fractions), 0.0)
+    total = sum(charged.values())
+    return {
+        share: deficit.get(share, 0.0) + fraction * total - charged.get(share, 0)
+        for share, fraction in quotas(fractions).items()
     }
-    return dict.fromkeys(after, 0.0) if spill else after
 
 
-def rebased(fractions: Mapping[str, float], balance: Mapping[str, float]) -> dict[str, float]:
-    """The balance under fractions that may have changed: what a share that is gone was owed, or
+def rebase_deficit(
+    fractions: Mapping[str, float], deficit: Mapping[str, float]
+) -> dict[str, float]:
+    """The deficit under fractions that may have changed: what a share that is gone was owed, or
     owes, goes to the others by their fractions.
 
     Otherwise every batch from then on would be too small, or too large, by that much.
     """
-    share = shares(fractions)
-    gone = sum(tokens for name, tokens in balance.items() if name not in share)
-    return {name: balance.get(name, 0.0) + gone * fraction for name, fraction in share.items()}
+    quota = quotas(fractions)
+    gone = sum(tokens for share, tokens in deficit.items() if share not in quota)
+    return {share: deficit.get(share, 0.0) + gone * part for share, part in quota.items()}

@@ -5,15 +5,31 @@ else one after another.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from streamrl.buffer.advantages import Advantage
 from streamrl.buffer.returns import token_advantages, tokens_of
 from streamrl.log.protocol import Event
-from streamrl.records import Rollout, ScoredGroup, Turn
+from streamrl.records import Rollout, ScoredGroup, Turn, columns_of
 
-Piece = tuple[np.ndarray, np.ndarray | None]  # tokens, and their logprobs where they were sampled
+# the columns of a group that may be None
+OPTIONAL = frozenset(
+    field.name for field in msgspec.structs.fields(ScoredGroup) if field.default is None
+)
+
+
+class Piece(NamedTuple):
+    """A turn of a sequence, from its token number `start` on: what is behind the shared prompt."""
+
+    turn: Turn
+    start: int
+
+    @property
+    def length(self) -> int:
+        return len(tokens_of(self.turn)) - self.start
 
 
 def score_group(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
@@ -22,28 +38,19 @@ def score_group(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
     """
     rollouts = [rollout_of(event) for event in events]
     sequences = list[list[Turn]]()
-    sources = list[int]()  # the rollout that each sequence belongs to, by its number
+    numbers = list[int]()  # of the rollout that each sequence belongs to
     for number, rollout in enumerate(rollouts):
         for turns in split_sequences(rollout):
             sequences.append(turns)
-            sources.append(number)
+            numbers.append(number)
     prompts = [prompt_of(turns) for turns in sequences]
     shared = common_prefix(prompts)
     completions = [_behind(turns, shared) for turns in sequences]
-    lengths = [sum([len(tokens) for tokens, _ in pieces]) for pieces in completions]
-    pieces = [piece for completion in completions for piece in completion]
-    tokens = np.concatenate([tokens for tokens, _ in pieces])
-    mask = _mask(pieces)
-    logprobs = [
-        np.zeros(len(tokens), np.float32) if sampled is None else sampled
-        for tokens, sampled in pieces
-    ]
+    lengths = [sum([piece.length for piece in completion]) for completion in completions]
+    columns = _sourced_columns(rollouts, numbers, [p for pieces in completions for p in pieces])
+    mask = _mask([piece for pieces in completions for piece in pieces])
     rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
     advantages = check_advantages(advantage(rewards), rollouts[0].group_id, len(rewards))
-    temperatures = np.array([rollout.temperature for rollout in rollouts], np.float32)
-    oldest_versions = np.array([rollout.policy_version for rollout in rollouts], np.int32)
-    newest_versions = np.array([rollout.newest_policy_version for rollout in rollouts], np.int32)
-    truncated = np.array([rollout.truncated for rollout in rollouts], np.uint8)
     first = rollouts[0]
     return ScoredGroup(
         environment=first.environment,
@@ -51,46 +58,66 @@ def score_group(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
         problem_id=first.problem_id,
         producer=first.producer,
         partition=events[0].partition,
-        offsets=np.array([event.offset for event in events], np.int64)[sources],
-        uids=[rollouts[number].rollout_uid for number in sources],
+        offsets=np.array([events[number].offset for number in numbers], np.int64),
+        uids=[rollouts[number].rollout_uid for number in numbers],
         prompt=prompts[0][:shared],
         lengths=np.array(lengths, np.int32),
-        tokens=tokens,
-        policy_logprobs=np.concatenate(logprobs),
         loss_mask=mask,
-        advantages=advantages[sources],
-        token_advantages=_token_advantages(rollouts, advantage, mask, len(tokens)),
-        rewards=rewards[sources],
-        temperatures=temperatures[sources],
-        oldest_versions=oldest_versions[sources],
-        newest_versions=newest_versions[sources],
-        truncated=truncated[sources] if truncated[sources].any() else None,
+        advantages=advantages[numbers],
+        token_advantages=_token_advantages(rollouts, advantage, mask, sum(lengths)),
+        **columns,
     )
+
+
+def _sourced_columns(
+    rollouts: Sequence[Rollout], numbers: Sequence[int], pieces: Sequence[Piece]
+) -> dict[str, Any]:
+    """The columns of a group that are values of its rollouts or turns (`Column.source`).
+
+    `numbers`: of the rollout of each sequence. `pieces`: of all sequences. An optional column is
+    None where it has nothing to say: no turn has the values, or all values are 0.
+    """
+    columns = dict[str, Any]()
+    for name, column in columns_of(ScoredGroup).items():
+        if column.per == "sequence" and column.source:
+            values = [getattr(rollouts[number], column.source) for number in numbers]
+            columns[name] = np.array(values, column.dtype)
+            if name in OPTIONAL and not any(values):
+                columns[name] = None
+        elif column.source:
+            arrays = [getattr(piece.turn, column.source) for piece in pieces]
+            if name in OPTIONAL and all(array is None for array in arrays):
+                columns[name] = None
+                continue
+            columns[name] = np.concatenate(
+                [
+                    np.full(piece.length, column.fill, column.dtype)
+                    if array is None
+                    else array[piece.start :]
+                    for piece, array in zip(pieces, arrays, strict=True)
+                ]
+            )
+    return columns
 
 
 def empty_group(
     environment: str, group_id: str, problem_id: str, producer: str, partition: int
 ) -> ScoredGroup:
     """The record of a group that closed with nothing to train on: its env may launch another."""
-    no_ints = np.zeros(0, np.int32)
-    no_floats = np.zeros(0, np.float32)
+    columns: dict[str, Any] = {
+        name: np.zeros(0, column.dtype)
+        for name, column in columns_of(ScoredGroup).items()
+        if name not in OPTIONAL
+    }
     return ScoredGroup(
         environment=environment,
         group_id=group_id,
         problem_id=problem_id,
         producer=producer,
         partition=partition,
-        offsets=np.zeros(0, np.int64),
         uids=[],
         prompt=np.zeros(0, np.uint16),
-        lengths=no_ints,
-        tokens=np.zeros(0, np.uint16),
-        policy_logprobs=no_floats,
-        advantages=no_floats,
-        rewards=no_floats,
-        temperatures=no_floats,
-        oldest_versions=no_ints,
-        newest_versions=no_ints,
+        **columns,
     )
 
 
@@ -162,23 +189,26 @@ def common_prefix(arrays: Sequence[np.ndarray]) -> int:
 
 def _behind(turns: Sequence[Turn], shared: int) -> list[Piece]:
     """The turns behind their first `shared` tokens."""
-    pieces: list[Piece] = []
+    pieces = list[Piece]()
     for turn in turns:
-        tokens = tokens_of(turn)
-        skip = min(shared, len(tokens))
-        shared -= skip
-        if skip < len(tokens):
-            logprobs = None if turn.logprobs is None else turn.logprobs[skip:]
-            pieces.append((tokens[skip:], logprobs))
+        length = len(tokens_of(turn))
+        start = min(shared, length)
+        shared -= start
+        if start < length:
+            pieces.append(Piece(turn, start))
     return pieces
 
 
 def _mask(pieces: Sequence[Piece]) -> np.ndarray | None:
     """(sum of lengths,) uint8: 1 where a token was sampled; None when all tokens were."""
-    if all(logprobs is not None for _, logprobs in pieces):
+    sampled = [piece.turn.logprobs is not None for piece in pieces]
+    if all(sampled):
         return None
     return np.concatenate(
-        [np.full(len(tokens), logprobs is not None, np.uint8) for tokens, logprobs in pieces]
+        [
+            np.full(piece.length, is_sampled, np.uint8)
+            for piece, is_sampled in zip(pieces, sampled, strict=True)
+        ]
     )
 
 

@@ -5,11 +5,12 @@ This file knows nothing of JAX. The scorer uses it too.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
-from streamrl.records import Batch
+from streamrl.records import Batch, columns_of
 
 
 class RlExample(NamedTuple):
@@ -29,14 +30,28 @@ class RlExample(NamedTuple):
     temperatures: np.ndarray  # float32: of the segment; 1 where padded
 
 
-def empty_example(row_count: int, max_seq_len: int) -> RlExample:
-    """An example that is all padding.
+# The columns by token of a batch that are arrays of an example, under the same name. One with a
+# default of None is there where the batch has it.
+TOKEN_COLUMNS = tuple(
+    name
+    for name, column in columns_of(Batch).items()
+    if column.per == "token" and name in RlExample._fields
+)
+
+
+def empty_example(row_count: int, max_seq_len: int, optional: Collection[str] = ()) -> RlExample:
+    """An example that is all padding. `optional`: fields with a default that it has too.
 
     Its arrays are parts of one piece of memory, which is large enough for the kernel's huge pages:
     touching eight small pieces takes ten times as long.
     """
-    memory = np.zeros((len(RlExample._fields), row_count, max_seq_len), np.float32)
-    arrays: dict[str, np.ndarray] = dict(zip(RlExample._fields, memory, strict=True))
+    names = [
+        name
+        for name in RlExample._fields
+        if name in optional or name not in RlExample._field_defaults
+    ]
+    memory = np.zeros((len(names), row_count, max_seq_len), np.float32)
+    arrays: dict[str, np.ndarray] = dict(zip(names, memory, strict=True))
     for name in ("input_ids", "segment_ids", "position_ids"):
         arrays[name] = arrays[name].view(np.int32)
     arrays["temperatures"][:] = 1
@@ -51,18 +66,17 @@ def expand(batch: Batch) -> RlExample:
     docs/design/logprobs.md, with seven prompt tokens and one sampled token, the loss mask is
     [0, 0, 0, 0, 0, 0, 1, 0].
     """
-    dense = empty_example(batch.row_count, batch.max_seq_len)
+    columns = [name for name in TOKEN_COLUMNS if getattr(batch, name) is not None]
+    dense = empty_example(batch.row_count, batch.max_seq_len, optional=columns)
     flat = RlExample(*(array.reshape(-1) for array in dense))
-
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)
     completions = split_ragged(batch.tokens, batch.lengths)
-    policy_logprobs = split_ragged(batch.policy_logprobs, batch.lengths)
-    masks = None
-    if batch.loss_mask is not None:
-        masks = split_ragged(batch.loss_mask, batch.lengths)
-    token_advantages = None
+    # each dense array that is filled token by token, and its values by sequence
+    by_token = [
+        (getattr(flat, name), split_ragged(getattr(batch, name), batch.lengths)) for name in columns
+    ]
     if batch.token_advantages is not None:
-        token_advantages = split_ragged(batch.token_advantages, batch.lengths)
+        by_token.append((flat.advantages, split_ragged(batch.token_advantages, batch.lengths)))
 
     # the next free cell of each row, and the sequences that the row has so far
     free = [row * batch.max_seq_len for row in range(batch.row_count)]
@@ -91,15 +105,17 @@ def expand(batch: Batch) -> RlExample:
         # without a prompt, the first token of the completion has no predictor
         skip = 0 if len(prompt) else 1
         predicting = slice(first - 1 + skip, end - 1)
-        flat.loss_mask[predicting] = 1 if masks is None else masks[i][skip:]
-        if token_advantages is None:
+        if batch.loss_mask is None:
+            flat.loss_mask[predicting] = 1
+        if batch.token_advantages is None:
             flat.advantages[predicting] = advantage
-        else:
-            flat.advantages[predicting] = token_advantages[i][skip:]
-        flat.policy_logprobs[predicting] = policy_logprobs[i][skip:]
-    if masks is not None:
+        for array, values in by_token:
+            array[predicting] = values[i][skip:]
+    if batch.loss_mask is not None:
         flat.advantages[:] *= flat.loss_mask
-        flat.policy_logprobs[:] *= flat.loss_mask
+        for name in columns:
+            if name != "loss_mask":
+                getattr(flat, name)[:] *= flat.loss_mask
     return dense
 
 

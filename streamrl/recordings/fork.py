@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 
 from streamrl.batcher import process as batcher
-from streamrl.batcher.curriculum import learned
+from streamrl.batcher.curriculum import advance
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
 from streamrl.config.choices import NAME
@@ -458,7 +458,7 @@ def taught(old: Log, parent: RunFile, run: RunFile) -> RunFile:
     for batch, _ in recorded(old):
         if batch.number >= run.fork.version:
             break
-        progress = learned(rules, progress, batch)
+        progress = advance(rules, progress, batch)
     return run.model_copy(
         update={
             "fork": run.fork.model_copy(

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from streamrl.batcher import batch_builder
 from streamrl.batcher import process as batcher
-from streamrl.batcher.batch_builder import Config, State
+from streamrl.batcher.batch_builder import BatchBuilder
+from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.buffer.staleness import is_fresh
 from streamrl.config import topology
 from streamrl.log.chunks import joined
@@ -82,26 +82,26 @@ class Cut:
     held: list[Group] = field(default_factory=list[Group])  # in the order it held them
 
     def step(
-        self, config: Config, state: State, events: Iterable[Event], time_s: float
-    ) -> tuple[State, list[Output]]:
+        self, config: BatcherConfig, state: BatcherState, events: Iterable[Event], time_s: float
+    ) -> tuple[BatcherState, list[Output]]:
         """The batcher's step, one event at a time, up to the one with which it makes the batch."""
         for event in events:
             if self.batch is not None:
                 break
             state, _ = batcher.step(config, state, [event], time_s, before=self.number)
-            fold = batch_builder.Fold(config, state, time_s)
-            if state.next_batch == self.number and fold.due():
+            builder = BatchBuilder(config, state, time_s)
+            if state.next_batch == self.number and builder.batch_is_due():
                 self.note(state)
-                fold.build()
-                self.batch = batch_of(fold.outputs)
+                builder.build()
+                self.batch = batch_of(builder.outputs)
         return state, []
 
-    def note(self, state: State) -> None:
+    def note(self, state: BatcherState) -> None:
         """Before the batch is made: it takes its groups out."""
-        self.version, self.balance = state.version, dict(state.balance)
+        self.version, self.balance = state.version, dict(state.deficit)
         held = (
             held.event.record
-            for of_env in state.pools.values()
+            for of_env in state.queues.values()
             for held in (*of_env.groups, *of_env.ahead)
         )
         self.held = [

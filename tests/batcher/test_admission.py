@@ -18,8 +18,8 @@ from streamrl.batcher.admission import (
     capacity,
     grants,
 )
-from streamrl.batcher.batch_builder import State
 from streamrl.batcher.process import due, part, step
+from streamrl.batcher.state import BatcherState
 from streamrl.config import choices, run_file
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.errors import ConfigError
@@ -71,7 +71,7 @@ def test_capacity_by_hand():
 def wanted(**changes: object) -> int:
     """After version 0 and one group of 10 tokens: batches of 20."""
     config = replace(CONFIG, max_age=4, **changes)  # type: ignore[arg-type]
-    out = step(config, State(), [version_event(0), *arrivals("a")], 0.0)[1]
+    out = step(config, BatcherState(), [version_event(0), *arrivals("a")], 0.0)[1]
     return [o.record for o in out if isinstance(o.record, Demand)][-1].wanted_tokens
 
 
@@ -154,7 +154,7 @@ class Async:
         self.flying: list[
             tuple[str, OutstandingLimit, int]
         ] = []  # group, whose, the version it began with
-        self.state = State()
+        self.state = BatcherState()
         self.hear(version_event(0))
 
     def hear(self, event: Event) -> None:
@@ -216,9 +216,9 @@ def test_with_groups_of_any_size_nothing_is_granted_beyond_the_capacity():
         run = Async(seed, 2, 3, sizes=(1, 2, 3, 4, 5, 6, 7, 8))
         for _ in range(1_500):
             before = run.launched
-            granted = dict(run.state.pools["copy"].granted)
+            granted = dict(run.state.queues["copy"].granted)
             run.turn()
-            pool = run.state.pools["copy"]
+            pool = run.state.queues["copy"]
             cost = pool.measured_tokens / pool.measured if pool.measured else 10
             if run.launched > before:
                 assert len(run.flying) <= sum(granted.values()) - sum(pool.closed.values())
@@ -226,7 +226,7 @@ def test_with_groups_of_any_size_nothing_is_granted_beyond_the_capacity():
                 open_groups = sum(pool.granted.values()) - sum(pool.closed.values())
                 room = (
                     run.state.version + 2 + 1 - run.state.next_batch
-                ) * 40 + run.state.balance.get("copy", 0.0)
+                ) * 40 + run.state.deficit.get("copy", 0.0)
                 assert pool.tokens + (open_groups - 1) * cost < room
         assert run.batches >= 30
 

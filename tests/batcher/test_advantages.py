@@ -7,7 +7,13 @@ import pytest
 from msgspec import structs
 
 from streamrl.batcher import process
-from streamrl.batcher.advantages import STAGE_OF, STAGES, normalized, stage_named, staged
+from streamrl.batcher.advantages import (
+    NORMALIZER_OF,
+    NORMALIZERS,
+    normalize_batch,
+    normalized,
+    normalizer_named,
+)
 from streamrl.batcher.assemble import assemble
 from streamrl.buffer.advantages import ADVANTAGES, advantage_named
 from streamrl.config import run_file
@@ -45,7 +51,7 @@ def test_reinforce_plus_plus_takes_the_batch_for_its_baseline_and_with_one_each_
     """
     easy, hard = floats(1, 0.8), floats(0.2, 0)
     plain, based = (
-        stage_named(STAGE_OF[name])(made, made)
+        normalizer_named(NORMALIZER_OF[name])(made, made)
         for name in ("reinforce++", "reinforce++-baseline")
         for made in [np.concatenate([advantage_named(name)(easy), advantage_named(name)(hard)])]
     )
@@ -91,7 +97,7 @@ def test_tokens_advantages_are_scaled_as_their_rollouts_are():
     )
     batch = assemble([by_token], 7, 7, row_count=2, max_seq_len=10)
     assert batch is not None
-    made = staged(batch, normalized)
+    made = normalize_batch(batch, normalized)
     assert made.advantages.tolist() == [-1, 1]
     assert made.token_advantages is not None and made.token_advantages.tolist() == [-1, 1, 0, 0, -1]
     assert sorted(expand(made).advantages[expand(made).loss_mask > 0].tolist()) == [-1, -1, 0, 1]
@@ -105,22 +111,28 @@ def test_a_rollout_that_forked_counts_once():
         group(sizes=(1, 1, 1)), uids=["a", "b", "b"], advantages=floats(0, 3, 3)
     )
     batch = assemble([forked], 7, 7, row_count=2, max_seq_len=10)
-    assert batch is not None and staged(batch, normalized).advantages.tolist() == [-1, 1, 1]
+    assert batch is not None and normalize_batch(batch, normalized).advantages.tolist() == [
+        -1,
+        1,
+        1,
+    ]
 
 
 def test_what_cannot_be_used_names_the_batch():
     batch = assemble([group()], 7, 7, row_count=2, max_seq_len=10)
-    assert batch is not None and staged(batch, doubled).advantages.dtype == np.float32
+    assert batch is not None and normalize_batch(batch, doubled).advantages.dtype == np.float32
     for stage in (lambda values, over: values[:1], lambda values, over: values / 0):
         with (
             pytest.raises(ValueError, match="batch 7: batcher.advantage returned"),
             np.errstate(all="ignore"),
         ):
-            staged(batch, stage)
+            normalize_batch(batch, stage)
 
 
 def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
-    assert STAGE_OF.keys() < ADVANTAGES.keys() and {*STAGE_OF.values()} <= STAGES.keys()
+    assert (
+        NORMALIZER_OF.keys() < ADVANTAGES.keys() and {*NORMALIZER_OF.values()} <= NORMALIZERS.keys()
+    )
     for chosen, expected in (
         ({}, "none"),
         ({"buffer.advantage": "reinforce++"}, "normalize"),
@@ -135,4 +147,4 @@ def test_a_method_brings_the_stage_it_needs_and_a_run_file_may_choose_another():
         ConfigError,
         match=r"batcher.advantage: 'normalise' is not known; did you mean 'normalize'\?",
     ):
-        stage_named("normalise")
+        normalizer_named("normalise")

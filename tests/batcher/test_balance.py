@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from streamrl.batcher import process
-from streamrl.batcher.assemble import Division, assemble
+from streamrl.batcher.assemble import Sharding, assemble
 from streamrl.batcher.balance import COSTS, cost_named, costs_of, flops, imbalance, loads, tokens
-from streamrl.batcher.batch_builder import State
 from streamrl.batcher.packing import pack
 from streamrl.batcher.process import step
+from streamrl.batcher.state import BatcherState
 from streamrl.config import run_file
 from streamrl.errors import ConfigError
 from streamrl.records import Batch, Metric
@@ -122,7 +122,7 @@ def test_log_normal_lengths_fill_the_rows():
 
 def test_a_batch_says_for_how_many_processes_it_is():
     made = assemble(
-        [group("a", "ga", sizes=(6, 1, 1)), group("a", "gb", sizes=(4,))], 0, 0, 4, 8, Division(2)
+        [group("a", "ga", sizes=(6, 1, 1)), group("a", "gb", sizes=(4,))], 0, 0, 4, 8, Sharding(2)
     )
     assert made is not None and made.processes == 2
     # 8, 6, 3 and 3 tokens: 8 and 3 to process 0, 6 and 3 to process 1
@@ -131,7 +131,7 @@ def test_a_batch_says_for_how_many_processes_it_is():
 
 def test_rows_that_cannot_be_divided_are_no_batch():
     with pytest.raises(ValueError, match="batch 7: 3 rows cannot be divided among 2 processes"):
-        assemble([group()], 7, 7, row_count=3, max_seq_len=10, division=Division(2))
+        assemble([group()], 7, 7, row_count=3, max_seq_len=10, sharding=Sharding(2))
 
 
 def test_the_metrics_say_how_it_is_divided():
@@ -144,7 +144,7 @@ def test_the_metrics_say_how_it_is_divided():
     ]
     for balance, expected in (("tokens", 1 - 10 / 11), ("flops", 1 - 113 / 131)):
         config = replace(CONFIG, row_count=4, processes=2, balance=balance, hidden=1)
-        outputs = step(config, State(), events, 0.0)[1]
+        outputs = step(config, BatcherState(), events, 0.0)[1]
         (batch,) = (o.record for o in outputs if isinstance(o.record, Batch))
         (values,) = (o.record.values for o in outputs if isinstance(o.record, Metric))
         assert sorted(loads(batch, batch.lengths + 2).tolist()) == [9, 11]

@@ -13,20 +13,20 @@ from msgspec import structs
 
 from streamrl.batcher import process as batcher
 from streamrl.batcher.assemble import assemble
-from streamrl.batcher.batch_builder import State
 from streamrl.batcher.curriculum import (
     CURRICULA,
-    Goal,
-    Progress,
-    Rules,
-    Stage,
+    CurriculumRules,
+    CurriculumStage,
+    CurriculumState,
+    RewardTarget,
+    advance,
     curriculum_named,
     fractions_of,
-    learned,
     stage_of,
 )
 from streamrl.batcher.process import step
-from streamrl.batcher.selection import REST, rebased
+from streamrl.batcher.selection import REMAINDER, rebase_deficit
+from streamrl.batcher.state import BatcherState
 from streamrl.config import choices, run_file, topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
@@ -45,11 +45,23 @@ from tests.support.data_path import TOPICS
 
 EASY, BOTH, HARD = {"copy": 1.0}, {"copy": 0.5, "add": 0.5}, {"add": 1.0}
 ENVS = ("copy", "add")
-STEPS = Rules("stages", ENVS, (Stage(EASY, until_batch=2), Stage(BOTH, until_batch=4), Stage(HARD)))
-GOALS = Rules(
+STEPS = CurriculumRules(
     "stages",
     ENVS,
-    (Stage(EASY, until=Goal("copy", 0.5, 2)), Stage(BOTH, until=Goal("add", 0.5, 1)), Stage(HARD)),
+    (
+        CurriculumStage(EASY, until_batch=2),
+        CurriculumStage(BOTH, until_batch=4),
+        CurriculumStage(HARD),
+    ),
+)
+GOALS = CurriculumRules(
+    "stages",
+    ENVS,
+    (
+        CurriculumStage(EASY, until=RewardTarget("copy", 0.5, 2)),
+        CurriculumStage(BOTH, until=RewardTarget("add", 0.5, 1)),
+        CurriculumStage(HARD),
+    ),
 )
 
 
@@ -70,7 +82,7 @@ def batch_of(number: int, **rewards: float) -> Batch:
 
 def test_a_number_ends_a_stage():
     assert [stage_of(STEPS, 0, number) for number in range(6)] == [0, 0, 1, 1, 2, 2]
-    assert [fractions_of(STEPS, Progress(), number) for number in (0, 2, 4)] == [
+    assert [fractions_of(STEPS, CurriculumState(), number) for number in (0, 2, 4)] == [
         {"copy": 1, "add": 0},
         {"copy": 0.5, "add": 0.5},
         {"copy": 0, "add": 1},
@@ -78,7 +90,7 @@ def test_a_number_ends_a_stage():
 
 
 def test_a_goal_ends_a_stage_when_enough_batches_have_reached_it():
-    progress, stages = Progress(), list[int]()
+    progress, stages = CurriculumState(), list[int]()
     for number, rewards in enumerate(
         [
             {"copy": 1.0},
@@ -89,7 +101,7 @@ def test_a_goal_ends_a_stage_when_enough_batches_have_reached_it():
             {"copy": 0.0, "add": 0.6},
         ]
     ):
-        progress = learned(GOALS, progress, batch_of(number, **rewards))
+        progress = advance(GOALS, progress, batch_of(number, **rewards))
         stages.append(progress.stage)
     # copy over two batches: not yet two, 0.5 at once, so from batch 2 on both train; there add has
     # none until the last batch, with 0.6
@@ -101,21 +113,26 @@ def test_a_goal_ends_a_stage_when_enough_batches_have_reached_it():
 
 
 def test_one_batch_reaches_one_goal_and_whichever_end_comes_first_counts():
-    two = Rules(
+    two = CurriculumRules(
         "stages",
         ENVS,
         (
-            Stage(EASY, until=Goal("copy", 0.5, 1)),
-            Stage(BOTH, until=Goal("copy", 0.5, 1)),
-            Stage(HARD),
+            CurriculumStage(EASY, until=RewardTarget("copy", 0.5, 1)),
+            CurriculumStage(BOTH, until=RewardTarget("copy", 0.5, 1)),
+            CurriculumStage(HARD),
         ),
     )
-    assert learned(two, Progress(), batch_of(0, copy=1.0)).stage == 1
-    either = Rules(
-        "stages", ENVS, (Stage(EASY, until_batch=3, until=Goal("copy", 0.5, 1)), Stage(HARD))
+    assert advance(two, CurriculumState(), batch_of(0, copy=1.0)).stage == 1
+    either = CurriculumRules(
+        "stages",
+        ENVS,
+        (
+            CurriculumStage(EASY, until_batch=3, until=RewardTarget("copy", 0.5, 1)),
+            CurriculumStage(HARD),
+        ),
     )
     assert [
-        stage_of(either, learned(either, Progress(), batch_of(0, copy=reward)).stage, 1)
+        stage_of(either, advance(either, CurriculumState(), batch_of(0, copy=reward)).stage, 1)
         for reward in (0.0, 1.0)
     ] == [0, 1]
     assert stage_of(either, 0, 3) == 1
@@ -123,8 +140,8 @@ def test_one_batch_reaches_one_goal_and_whichever_end_comes_first_counts():
 
 def test_rewards_are_remembered_as_long_as_somebody_asks():
     rules = replace(GOALS, batches=1)
-    progress = Progress(rewards={"copy": [0.1, 0.2]})
-    assert learned(rules, progress, batch_of(5, copy=0.25)).rewards["copy"] == [0.2, 0.25]
+    progress = CurriculumState(rewards={"copy": [0.1, 0.2]})
+    assert advance(rules, progress, batch_of(5, copy=0.25)).rewards["copy"] == [0.2, 0.25]
     assert progress.rewards == {"copy": [0.1, 0.2]}  # what it was made of stays
 
 
@@ -132,12 +149,12 @@ def test_a_rollout_that_forked_counts_once():
     """Rewards 0 and 1, the second rollout in two sequences."""
     forked = structs.replace(group(sizes=(1, 1, 1)), uids=["a", "b", "b"], rewards=floats(0, 1, 1))
     made = assemble([forked], 0, 0, 2, 10)
-    assert made is not None and learned(STEPS, Progress(), made).rewards == {"copy": [0.5]}
+    assert made is not None and advance(STEPS, CurriculumState(), made).rewards == {"copy": [0.5]}
 
 
 def test_learnability_gives_most_to_what_is_won_half_the_time():
-    rules = Rules("learnability", ("always", "half", "seldom", "new"), least=0.1)
-    progress = Progress(
+    rules = CurriculumRules("learnability", ("always", "half", "seldom", "new"), least=0.1)
+    progress = CurriculumState(
         rewards={"always": [1.0, 1.0], "half": [0.0, 1.0], "seldom": [0.1], "new": []}
     )
     # r (1 - r) is 0, 1/4, 0.09, and 1/4 for the one that has not been seen; 0.6 of a batch is
@@ -151,23 +168,23 @@ def test_learnability_gives_most_to_what_is_won_half_the_time():
         }
     )
     assert fractions_of(
-        rules, Progress(rewards={env: [1.0] for env in rules.envs}), 0
+        rules, CurriculumState(rewards={env: [1.0] for env in rules.envs}), 0
     ) == pytest.approx(dict.fromkeys(rules.envs, 0.25))
     # the last one, as 1
-    assert fractions_of(replace(rules, batches=1), Progress(rewards={"half": [0.5, 7.0]}), 0)[
-        "half"
-    ] == pytest.approx(0.1)
+    assert fractions_of(
+        replace(rules, batches=1), CurriculumState(rewards={"half": [0.5, 7.0]}), 0
+    )["half"] == pytest.approx(0.1)
 
 
 def test_ones_own_curriculum_and_what_is_none():
-    own = Rules("tests.batcher.test_curriculum:by_number", ENVS)
-    assert fractions_of(own, Progress(), 3) == {"copy": 0.75, "add": 0.0}
+    own = CurriculumRules("tests.batcher.test_curriculum:by_number", ENVS)
+    assert fractions_of(own, CurriculumState(), 3) == {"copy": 0.75, "add": 0.0}
     for number, says in (
         (5, "batch 5: batcher.curriculum tests.*by_number gave {'copy': 1.25}"),
         (-1, "batch -1"),
     ):
         with pytest.raises(ValueError, match=says):
-            fractions_of(own, Progress(), number)
+            fractions_of(own, CurriculumState(), number)
     with pytest.raises(
         ConfigError, match=r"batcher.curriculum.kind: 'stage' is not known; did you mean 'stages'\?"
     ):
@@ -175,22 +192,25 @@ def test_ones_own_curriculum_and_what_is_none():
     assert {*choices.CURRICULA} == {"none", *CURRICULA}
 
 
-def by_number(rules: Rules, progress: Progress, batch: int) -> Mapping[str, float]:
+def by_number(rules: CurriculumRules, progress: CurriculumState, batch: int) -> Mapping[str, float]:
     return {"copy": batch / 4}
 
 
 def test_what_a_share_that_ends_is_owed_goes_to_the_others():
     """Balances add up to nothing before and after; otherwise every later batch would be too small."""
-    assert rebased(HARD, {"copy": 6.0, "add": -4.0, REST: -2.0}) == {"add": 2.0, REST: -2.0}
-    assert rebased({"copy": 0.5, "add": 0.25}, {"copy": 6.0, "old": -6.0}) == {
+    assert rebase_deficit(HARD, {"copy": 6.0, "add": -4.0, REMAINDER: -2.0}) == {
+        "add": 2.0,
+        REMAINDER: -2.0,
+    }
+    assert rebase_deficit({"copy": 0.5, "add": 0.25}, {"copy": 6.0, "old": -6.0}) == {
         "copy": 3.0,
         "add": -1.5,
-        REST: -1.5,
+        REMAINDER: -1.5,
     }
-    assert rebased(BOTH, {"copy": 0.1, "add": -0.1, REST: 0.0}) == {
+    assert rebase_deficit(BOTH, {"copy": 0.1, "add": -0.1, REMAINDER: 0.0}) == {
         "copy": 0.1,
         "add": -0.1,
-        REST: 0.0,
+        REMAINDER: 0.0,
     }
 
 
@@ -219,7 +239,7 @@ def test_batches_and_demand_follow_the_steps():
     """Batches 0 and 1 are of copy alone; the next rollouts can serve batches 0 to 2, of which the
     last is half of add's.
     """
-    state, out = step(replace(SMALL, curriculum=STEPS), State(), [version_event(0)], 0.0)
+    state, out = step(replace(SMALL, curriculum=STEPS), BatcherState(), [version_event(0)], 0.0)
     assert wanted(out) == {"copy": 40 + 40 + 20, "add": 20}
     groups = [group_event(i, group("copy", f"c{i}")) for i in range(10)]
     state, out = step(replace(SMALL, curriculum=STEPS), state, groups, 0.0)
@@ -243,12 +263,16 @@ def test_batches_and_demand_follow_the_steps():
 def test_a_stage_that_is_reached_by_reward_shows_in_the_next_batch():
     config = replace(
         SMALL,
-        curriculum=Rules("stages", ENVS, (Stage(EASY, until=Goal("copy", 0.5, 1)), Stage(HARD))),
+        curriculum=CurriculumRules(
+            "stages",
+            ENVS,
+            (CurriculumStage(EASY, until=RewardTarget("copy", 0.5, 1)), CurriculumStage(HARD)),
+        ),
     )
     groups = [group_event(i, group("copy", f"c{i}", reward=0.5)) for i in range(4)] + [
         group_event(i, group("add", f"a{i}")) for i in range(4)
     ]
-    _, out = step(config, State(), [version_event(0), *groups], 0.0)
+    _, out = step(config, BatcherState(), [version_event(0), *groups], 0.0)
     assert [
         [name[0] for name in o.record.group_ids] for o in out if isinstance(o.record, Batch)
     ] == [["c"] * 4, ["a"] * 4]
@@ -258,10 +282,14 @@ def test_batches_stay_full_when_a_share_ends():
     """Groups of 14 tokens do not divide a budget of 40, so that shares are in debt; when copy ends,
     batches of add alone are as large as can be.
     """
-    rules = Rules("stages", ENVS, (Stage({"copy": 0.7, "add": 0.3}, until_batch=3), Stage(HARD)))
+    rules = CurriculumRules(
+        "stages",
+        ENVS,
+        (CurriculumStage({"copy": 0.7, "add": 0.3}, until_batch=3), CurriculumStage(HARD)),
+    )
     config, state, sizes = (
         replace(SMALL, curriculum=rules, max_age=20, lookahead=20),
-        State(),
+        BatcherState(),
         list[int](),
     )
     events = [version_event(0)]
@@ -272,7 +300,7 @@ def test_batches_stay_full_when_a_share_ends():
     sizes = [int((batch.prompt_lengths[batch.groups] + batch.lengths).sum()) for batch in made]
     assert len(sizes) > 8 and set(sizes) == {28}
     assert {name for batch in made[3:] for name in batch.environments} == {"add"}
-    assert sum(state.balance.values()) == pytest.approx(0)
+    assert sum(state.deficit.values()) == pytest.approx(0)
 
 
 # ---- by its log ----------------------------------------------------------------------------------

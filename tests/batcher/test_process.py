@@ -11,13 +11,14 @@ from random import Random
 import numpy as np
 from msgspec import structs
 
-from streamrl.batcher.batch_builder import Config, Fold, Pool, State
+from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.batcher.process import paused, report, step
+from streamrl.batcher.state import BatcherConfig, BatcherState, EnvQueue
 from streamrl.log.protocol import Event, Output
 from streamrl.records import Batch, Demand, Fate, Metric, ScoredGroup
 from tests.support.build import group, group_event, version_event
 
-CONFIG = Config(
+CONFIG = BatcherConfig(
     fractions={"copy": 1.0},
     learner="lead",
     total_token_budget=20,
@@ -31,8 +32,8 @@ CONFIG = Config(
 )
 
 
-def fold(events: Sequence[Event], config: Config = CONFIG) -> list[Output]:
-    return step(config, State(), events, 0.0)[1]
+def fold(events: Sequence[Event], config: BatcherConfig = CONFIG) -> list[Output]:
+    return step(config, BatcherState(), events, 0.0)[1]
 
 
 def batches(outputs: Sequence[Output]) -> list[list[str]]:
@@ -75,7 +76,7 @@ def test_a_group_is_as_old_as_its_oldest_rollout():
     mixed = group(name="m", version=2)
     mixed.oldest_versions.setflags(write=True)
     mixed.oldest_versions[1] = 0
-    state = State(version=2, next_batch=2)
+    state = BatcherState(version=2, next_batch=2)
     _, out = step(CONFIG, state, [group_event(0, mixed)], 0.0)
     assert fates(out) == [("expired", "m", None)]
 
@@ -89,9 +90,12 @@ def test_a_rollout_longer_than_a_row_is_filtered_and_its_group_goes_on():
     out = fold([version_event(0), group_event(0, group(name="long", sizes=(9, 3))), *arrivals("b")])
     assert fates(out)[0] == ("filtered", "long", None)
     state, _ = step(
-        CONFIG, State(), [version_event(0), group_event(0, group(name="long", sizes=(9, 3)))], 0.0
+        CONFIG,
+        BatcherState(),
+        [version_event(0), group_event(0, group(name="long", sizes=(9, 3)))],
+        0.0,
     )
-    assert state.pools["copy"].tokens == 5 and state.pools["copy"].rollouts == 1
+    assert state.queues["copy"].tokens == 5 and state.queues["copy"].rollouts == 1
 
 
 def test_a_group_larger_than_the_budget_is_filtered_not_waited_for():
@@ -101,7 +105,7 @@ def test_a_group_larger_than_the_budget_is_filtered_not_waited_for():
 
 def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
     config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40)
-    state, out = step(config, State(), [version_event(0), *arrivals("a", "b", "c")], 100.0)
+    state, out = step(config, BatcherState(), [version_event(0), *arrivals("a", "b", "c")], 100.0)
     assert batches(out) == []
     demands = {o.record.environment: o.record for o in out if isinstance(o.record, Demand)}
     assert demands["add"].missing_tokens == 20
@@ -114,7 +118,7 @@ def test_a_shortage_is_said_at_once_and_warned_of_after_a_while():
 
 def test_a_batch_tells_how_long_it_waited_for_all_and_how_long_for_one_share():
     config = replace(CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40)
-    state, _ = step(config, State(), [version_event(0)], 100.0)  # due: from now on it waits
+    state, _ = step(config, BatcherState(), [version_event(0)], 100.0)  # due: from now on it waits
     state, _ = step(config, state, arrivals("a"), 103.0)
     state, _ = step(config, state, arrivals("b"), 104.0)  # copy's 20 are there
     added = [group_event(i, group("add", f"d{i}")) for i in range(2)]
@@ -187,10 +191,10 @@ def test_of_a_batch_that_is_far_from_full_some_share_is_short():
         config = replace(
             CONFIG, fractions=fractions, total_token_budget=40, spill=random.random() < 0.5
         )
-        pools = {env: Pool(tokens=random.randint(0, 60 // len(envs))) for env in envs}
-        at_work = Fold(config, State(version=0, pools=pools, balance=balance), 0.0)
-        far += at_work.far_from_full()
-        assert at_work.shortage() or not at_work.far_from_full()
+        pools = {env: EnvQueue(tokens=random.randint(0, 60 // len(envs))) for env in envs}
+        at_work = BatchBuilder(config, BatcherState(version=0, queues=pools, deficit=balance), 0.0)
+        far += at_work.ledger.is_clearly_short
+        assert at_work.ledger.shortage() or not at_work.ledger.is_clearly_short
     assert 100 < far < 450  # of both there are enough
 
 
@@ -226,19 +230,21 @@ def test_how_a_poll_was_cut_does_not_matter():
                     number, group(random.choice(envs), f"g{number}", sizes, version=version)
                 )
             )
-        whole, outputs = step(config, step(config, State(), events[:1], 0.0)[0], events[1:], 0.0)
-        state, one_by_one = State(), list[Output]()
+        whole, outputs = step(
+            config, step(config, BatcherState(), events[:1], 0.0)[0], events[1:], 0.0
+        )
+        state, one_by_one = BatcherState(), list[Output]()
         for event in events:
             state, some = step(config, state, [event], 0.0)
             one_by_one += some
         assert batches(outputs) == batches(one_by_one) and fates(outputs) == fates(one_by_one)
-        assert whole.short == state.short and whole.balance == state.balance
+        assert whole.short == state.short and whole.deficit == state.deficit
         built += len(batches(outputs))
     assert built > 200
 
 
 def test_demand_is_said_again_only_when_it_changes():
-    state, _ = step(CONFIG, State(), [version_event(0)], 0.0)
+    state, _ = step(CONFIG, BatcherState(), [version_event(0)], 0.0)
     assert step(CONFIG, state, [version_event(0, learner="other")], 1.0)[1] == []
 
 
@@ -260,7 +266,7 @@ def test_an_empty_group_counts_as_closed():
 
 def test_a_full_pool_is_not_read_on():
     config = replace(CONFIG, max_window_tokens=10)
-    state, _ = step(config, State(), arrivals("a"), 0.0)
+    state, _ = step(config, BatcherState(), arrivals("a"), 0.0)
     assert paused(config, state) == {"groups.copy"}
 
 
@@ -269,7 +275,7 @@ def test_a_batch_leaves_in_the_step_that_fills_it():
     filled it, be that a group or a version; not the next one's, not after a time. Two processes'
     shares leave together, as one record.
     """
-    config, state = replace(CONFIG, row_count=4, processes=2), State()
+    config, state = replace(CONFIG, row_count=4, processes=2), BatcherState()
     events = [
         version_event(0),
         *arrivals("a", "b", "c", "d"),
@@ -307,7 +313,7 @@ def test_a_batch_leaves_in_the_step_that_fills_it():
 def test_the_metrics_of_a_batch():
     # three groups held (6 rollouts, 30 tokens), all of the newest version; two go into the batch of
     # 20 tokens, 3 rows of 10
-    state, _ = step(CONFIG, State(), arrivals("a", "b", "c"), 0.0)
+    state, _ = step(CONFIG, BatcherState(), arrivals("a", "b", "c"), 0.0)
     out = step(CONFIG, state, [version_event(0)], 5.0)[1]
     (metric,) = [o.record for o in out if isinstance(o.record, Metric)]
     assert (metric.step, metric.time_s) == (0, 5.0)
@@ -476,10 +482,10 @@ def test_an_env_that_the_next_batch_lacks_is_read_on_although_its_window_is_full
     config = replace(CONFIG, total_token_budget=40, max_window_tokens=20, row_count=5)
     for fractions in ({"copy": 1.0}, {"copy": 0.0}):
         config = replace(config, fractions=fractions)
-        state, out = step(config, State(), [version_event(0), *arrivals("a", "b")], 0.0)
+        state, out = step(config, BatcherState(), [version_event(0), *arrivals("a", "b")], 0.0)
         assert (
             batches(out) == []
-            and state.pools["copy"].tokens == 20
+            and state.queues["copy"].tokens == 20
             and paused(config, state) == frozenset()
         )
         state, out = step(config, state, arrivals("c", "d"), 0.0)
@@ -489,11 +495,10 @@ def test_an_env_that_the_next_batch_lacks_is_read_on_although_its_window_is_full
 
 
 def test_what_a_group_costs_is_what_the_last_few_hundred_have_cost():
-    pool = Pool(measured=100_000, measured_tokens=100_000 * 8)
+    pool = EnvQueue(measured=100_000, measured_tokens=100_000 * 8)
     for _ in range(3 * 256):
-        pool.forget()
-        pool.measured, pool.measured_tokens = pool.measured + 1, pool.measured_tokens + 40
-    assert pool.measured == 256 and 37 < pool.measured_tokens / pool.measured <= 40
+        pool.measure(40, forget=True)
+    assert pool.measured == 256 and 37 < pool.group_tokens <= 40
 
 
 def test_an_env_may_have_an_age_limit_of_its_own():
@@ -504,7 +509,7 @@ def test_an_env_may_have_an_age_limit_of_its_own():
     old = [
         group_event(i, group(env, f"{env}-0", version=0)) for i, env in enumerate(("copy", "add"))
     ]
-    out = step(config, State(version=1, next_batch=1), old, 0.0)[1]
+    out = step(config, BatcherState(version=1, next_batch=1), old, 0.0)[1]
     assert fates(out) == [("expired", "add-0", None)]
     wanted = {
         o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streamrl.batcher import process as batcher
-from streamrl.batcher.batch_builder import State
+from streamrl.batcher.state import BatcherState
 from streamrl.buffer import process as buffer
 from streamrl.buffer.state import BufferState
 from streamrl.records import Batch, Demand, ScoredGroup
@@ -40,7 +40,7 @@ def test_a_batch_is_filled_with_groups_that_teach_something():
 
     state, told = batcher.step(
         CONFIG,
-        State(),
+        BatcherState(),
         [version_event(0), *(group_event(i, g) for i, g in enumerate(groups[:2]))],
         0.0,
     )

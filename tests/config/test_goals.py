@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamrl.batcher.curriculum import Goal, reached
+from streamrl.batcher.curriculum import RewardTarget, target_reached
 from streamrl.config.goals import reaches
 from streamrl.config.run_file import EvalEnv, PassRate
 from streamrl.envs.dataset_order import DatasetIndex
@@ -17,15 +17,19 @@ from tests.support.build import rollout
 @pytest.mark.parametrize("goal", [0.35, 0.45, 0.65, 0.7, 0.9, 0.95, -0.35, 1000.1])
 def test_a_reward_that_is_the_goal_in_float32_reaches_it(goal: float):
     reward = float(np.float32(goal))
-    assert reaches(reward, goal) and reached(Goal("copy", goal, 2), {"copy": [reward] * 2})
-    assert not reaches(goal - 0.01, goal) and not reached(
-        Goal("copy", goal, 2), {"copy": [goal - 0.01] * 2}
+    assert reaches(reward, goal) and target_reached(
+        RewardTarget("copy", goal, 2), {"copy": [reward] * 2}
+    )
+    assert not reaches(goal - 0.01, goal) and not target_reached(
+        RewardTarget("copy", goal, 2), {"copy": [goal - 0.01] * 2}
     )
 
 
 def test_earlier_curricula_go_on_as_they_did():
     reward = float(np.float32(0.35))
-    assert reward < 0.35 and not reached(Goal("copy", 0.35, 1), {"copy": [reward]}, 0.0)
+    assert reward < 0.35 and not target_reached(
+        RewardTarget("copy", 0.35, 1), {"copy": [reward]}, 0.0
+    )
 
 
 def test_passed_is_the_same_in_training_and_evaluation():

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import streamrl
-from streamrl.batcher.advantages import STAGES
+from streamrl.batcher.advantages import NORMALIZERS
 from streamrl.buffer.advantages import ADVANTAGES
 from streamrl.config import choices, run_file
 from streamrl.errors import ConfigError
@@ -283,7 +283,7 @@ def test_ones_own_function_is_not_loaded_with_the_run_file(setting: str):
 def test_the_names_of_a_run_file_are_those_of_the_functions():
     # as text: no JAX here
     source = (Path(streamrl.__file__).parent / "learner" / "losses.py").read_text()
-    assert {*choices.ADVANTAGES} == {*ADVANTAGES} and {*choices.BATCH_STAGES} == {*STAGES}
+    assert {*choices.ADVANTAGES} == {*ADVANTAGES} and {*choices.BATCH_STAGES} == {*NORMALIZERS}
     assert {*choices.LOSSES} == keys_of(source, "LOSSES") and {*choices.DIVERGENCES} == keys_of(
         source, "DIVERGENCES"
     )

@@ -16,7 +16,7 @@ from jax.experimental.multihost_utils import process_allgather
 from msgspec import structs
 from safetensors.numpy import save_file
 
-from streamrl.batcher.assemble import Division, assemble
+from streamrl.batcher.assemble import Sharding, assemble
 from streamrl.config.run_file import Learner
 from streamrl.learner import model
 from streamrl.learner.examples import RlExample, expand
@@ -48,7 +48,7 @@ def batch() -> RlExample:
     return example([[segment(*sizes) for sizes in row] for row in rows], 16)
 
 
-def divided(division: Division) -> RlExample:
+def divided(division: Sharding) -> RlExample:
     """Four groups of three rollouts in four rows, as the batcher divides them."""
     draws = np.random.default_rng(1)
     groups = [group(name=f"g{i}", sizes=draws.integers(1, 9, 3).tolist()) for i in range(4)]

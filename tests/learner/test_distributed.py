@@ -21,7 +21,7 @@ import yaml
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
-from streamrl.batcher.assemble import Division, assemble
+from streamrl.batcher.assemble import Sharding, assemble
 from streamrl.cli import cli
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
@@ -76,7 +76,7 @@ def batch(number: int) -> Batch:
         )
         for i in range(2)
     ]
-    made = assemble(groups, number, number, 4, 16, Division(2, "flops", 16))
+    made = assemble(groups, number, number, 4, 16, Sharding(2, "flops", 16))
     assert made is not None
     return made
 

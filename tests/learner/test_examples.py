@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from streamrl.batcher.assemble import assemble, only
+from streamrl.batcher.assemble import assemble, select_sequences
 from streamrl.learner.examples import (
     expand,
     rollout_numbers,
@@ -100,7 +100,7 @@ def test_advantages_by_token_stand_where_the_token_is_predicted_beside_groups_th
         and batch.token_advantages.tolist() == [0.5, 2, -2, -1, -1]
     )
     assert expand(batch).advantages.tolist() == [[0, 2, -2, 0], [0, 0.5, 0, 0], [-1, -1, 0, 0]]
-    kept = only(finer, np.array([False, True]))
+    kept = select_sequences(finer, np.array([False, True]))
     assert kept.token_advantages is not None and kept.token_advantages.tolist() == [2, -2]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from streamrl.batcher.assemble import WHOLE, Division
+from streamrl.batcher.assemble import UNSHARDED, Sharding
 from streamrl.config.run_file import TinyModel
 from streamrl.learner.initial import write_tiny
 from tests.learner.gradients import CONTEXT, divided, gradient
@@ -121,9 +121,9 @@ def test_micro_batches_add_up(small: Path, whole: dict[str, np.ndarray]):
 
 def test_how_the_batcher_divides_them_does_not_matter(small: Path):
     """Other rollouts in every row, and so in every process's share."""
-    whole = divided(WHOLE)
+    whole = divided(UNSHARDED)
     undivided = gradient(small, taken=whole)
-    for division in (Division(2, "tokens"), Division(4, "flops", 2)):
+    for division in (Sharding(2, "tokens"), Sharding(4, "flops", 2)):
         shared = divided(division)
         assert sorted(map(len, map(np.flatnonzero, shared.loss_mask))) != sorted(
             map(len, map(np.flatnonzero, whole.loss_mask))

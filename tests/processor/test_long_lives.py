@@ -193,7 +193,7 @@ def test_the_batcher_lets_go_of_groups_that_are_deleted_and_goes_on():
     log, of_rollouts, of_groups = chain(run_of(*BOTH, on_removed="expire"))
     live(log, of_rollouts)
     live(log, of_groups)
-    assert restore(log, of_groups)[0].state.pools["copy"].rollouts == 4
+    assert restore(log, of_groups)[0].state.queues["copy"].rollouts == 4
     expire_everything(log)
     live(
         log, of_groups, until=lambda: journal(log, "batcher", JournalEntry)[-1].removed is not None
@@ -201,7 +201,7 @@ def test_the_batcher_lets_go_of_groups_that_are_deleted_and_goes_on():
     state = restore(log, of_groups)[0].state
     assert (
         state.version,
-        [(pool.tokens, pool.rollouts, pool.groups) for pool in state.pools.values()],
+        [(pool.tokens, pool.rollouts, pool.groups) for pool in state.queues.values()],
     ) == (0, [(0, 0, [])] * 2)
     announce(log, 1)
     for env in BOTH:

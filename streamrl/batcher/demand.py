@@ -1,0 +1,127 @@
+"""How much work the batcher asks each env for, and which producers may begin it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from streamrl.batcher.admission import admission_named, capacity, grants
+from streamrl.batcher.selection import REMAINDER, quotas
+from streamrl.batcher.state import (
+    BatcherConfig,
+    BatcherState,
+    EnvQueue,
+    deficit_under,
+    fractions_at,
+)
+from streamrl.records import Demand
+
+FIRST_WAIT_S = 60.0  # for the first group of a producer
+
+
+def changed_demands(config: BatcherConfig, state: BatcherState, time_s: float) -> Iterator[Demand]:
+    """The demands that have changed since they were published last. A demand is what the batches
+    need that work begun now may be for (`admission.py`), less what is held.
+    """
+    admission = admission_named(config.admission)
+    deficit = deficit_under(config, state, fractions_at(config, state, state.next_batch))
+    batches = dict[int, dict[str, float]]()  # by age limit: few envs have one of their own
+    for env in config.fractions:
+        max_age = config.max_age_of(env)
+        if max_age not in batches:
+            eta = min(config.eta, max_age) if env in config.max_ages else config.eta
+            last = admission(state.version, config.lookahead, max_age, eta)
+            batches[max_age] = due_batches(config, state, last)
+        queue = state.queues.setdefault(env, EnvQueue())
+        due_tokens = capacity(
+            batches=batches[max_age][env],
+            batch_tokens=config.total_token_budget,
+            owed_tokens=deficit.get(env, 0.0),
+            # Each env is asked for what the remainder lacks, as any of them may have stopped.
+            missing_tokens=state.short.get(REMAINDER, 0),
+            held_tokens=queue.tokens,
+        )
+        demand = env_demand(config, state, env, due_tokens if state.version >= 0 else 0, time_s)
+        if demand != queue.demand:
+            queue.demand = demand
+            yield demand
+
+
+def due_batches(config: BatcherConfig, state: BatcherState, last: int) -> dict[str, float]:
+    """What each env is due of the batches up to number `last`: its fractions of them added up, and
+    an even part of what the fractions leave.
+    """
+    numbers = range(state.next_batch, last + 1)
+    if config.curriculum.kind == "none":
+        coming = [(len(numbers), quotas(config.fractions))]
+    else:
+        coming = [(1, quotas(fractions_at(config, state, number))) for number in numbers]
+    envs = config.fractions
+    return {
+        env: math.fsum(
+            count * (quota.get(env, 0.0) + quota[REMAINDER] / len(envs)) for count, quota in coming
+        )
+        for env in envs
+    }
+
+
+def env_demand(
+    config: BatcherConfig, state: BatcherState, env: str, wanted_tokens: int, time_s: float
+) -> Demand:
+    """The demand of an env of which `wanted_tokens` are wanted."""
+    queue = state.queues[env]
+    if env in config.producers:
+        grant_groups(config, env, queue, wanted_tokens, time_s)
+    return Demand(
+        environment=env,
+        wanted_tokens=wanted_tokens,
+        held_tokens=queue.tokens,
+        closed_groups=dict(queue.closed),
+        missing_tokens=state.short.get(env, 0),
+        granted_groups=dict(queue.granted),
+    )
+
+
+def grant_groups(
+    config: BatcherConfig, env: str, queue: EnvQueue, wanted_tokens: int, time_s: float
+) -> None:
+    """Note which of the env's producers may have begun how many groups by now."""
+    group_tokens = queue.group_tokens if queue.measured else config.group_tokens[env]
+    producers = config.producers[env]
+    queue.away = absent_producers(config, env, queue, time_s)
+    granted = {
+        producer: queue.granted.get(producer, 0)
+        for producer in producers
+        if producer not in queue.away
+    }
+    granted = grants(granted, queue.closed, math.ceil(wanted_tokens / group_tokens))
+    queue.granted = {
+        producer: granted.get(producer, queue.closed.get(producer, 0) + 1) for producer in producers
+    }
+    if config.rules_version:
+        queue.busy_since_s = {
+            producer: queue.busy_since_s.get(producer, time_s)
+            for producer, count in queue.granted.items()
+            if count > queue.closed.get(producer, 0)
+        }
+
+
+def absent_producers(config: BatcherConfig, env: str, queue: EnvQueue, time_s: float) -> list[str]:
+    """Producers that have had groups open for longer than one takes, without an end of any: they do
+    not run, or do not run any more.
+
+    Their grants are taken back, but for one group that is not counted: with it a producer that
+    comes, or comes back, shows itself. A producer of which nothing has ever come is waited for
+    FIRST_WAIT_S only. While there is nobody to give the groups to, nothing is taken back.
+    """
+    if not config.rules_version:
+        return []
+    limit_s = config.group_limits_s.get(env, math.inf)
+    absent = list[str]()
+    for producer, since_s in queue.busy_since_s.items():
+        patience_s = limit_s if producer in queue.closed else min(FIRST_WAIT_S, limit_s)
+        if time_s - since_s >= patience_s:
+            absent.append(producer)
+    if len(absent) < len(config.producers.get(env, ())):
+        return absent
+    return []

@@ -1,0 +1,189 @@
+"""What the batcher goes by and what it holds.
+
+Journals have BatcherConfig as JSON, and snapshots have BatcherState, both by the names of the
+fields. So a field may be added with a default, and none is renamed: where an attribute has a better
+name than the field in snapshots, `msgspec.field(name=...)` says the latter.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from streamrl.batcher.assemble import first_of_rollout_mask
+from streamrl.batcher.curriculum import CurriculumRules, CurriculumState, fractions_of
+from streamrl.batcher.selection import Candidate, rebase_deficit
+from streamrl.log.protocol import Event
+from streamrl.records import Demand, ScoredGroup
+
+# The cost of a group is a mean over about so many groups.
+RECENT_GROUPS = 256
+
+
+@dataclass(frozen=True)
+class BatcherConfig:
+    """How batches are made and how much work is asked for."""
+
+    # Fraction of a batch's tokens by env, where no curriculum says it. Every env of the run is here.
+    fractions: dict[str, float]
+    learner: str  # whose versions count
+    total_token_budget: int
+    max_seq_len: int
+    row_count: int
+    max_age: int  # policy versions
+    lookahead: int
+    spill: bool
+    max_window_tokens: int  # of one env
+    shortage_after_s: float
+    advantage: str = "none"  # the normalizer of a batch's advantages
+    curriculum: CurriculumRules = field(default_factory=CurriculumRules)
+    processes: int = 1  # that train on a batch
+    balance: str = "tokens"  # what each process is to have as much of as the others
+    hidden: int = 0  # hidden size of the model
+    admission: str = "demand"
+    eta: int = 0  # batches ahead, in policy versions, for an `admission` that asks for it
+    # by env whose groups are granted one by one
+    producers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    # by such an env: what a group is thought to cost before the first one has come
+    group_tokens: dict[str, int] = field(default_factory=dict[str, int])
+    # Since version 1 a group that fits no rows is filtered at once, grants of absent producers are
+    # taken back, and old groups weigh less. Since version 2 a batch is one record, however large.
+    rules_version: int = 0
+    # by such an env: a group of a replica that runs comes to its end within this time
+    group_limits_s: dict[str, float] = field(default_factory=dict[str, float])
+    # policy versions, by env that has an age limit of its own
+    max_ages: dict[str, int] = field(default_factory=dict[str, int])
+
+    def max_age_of(self, env: str) -> int:
+        return self.max_ages.get(env, self.max_age)
+
+
+class HeldGroup(msgspec.Struct, frozen=True):
+    """A group that waits, and what decisions ask about it. Rollouts that are too long for a row do
+    not count, as they have met their fate.
+    """
+
+    event: Event
+    tokens: int
+    rollouts: int
+    oldest: int  # version of its oldest token: a group is as old as its oldest rollout
+    newest: int
+    of_newest: int  # rollouts that `newest` alone made
+
+
+class EnvQueue(msgspec.Struct):
+    """The groups of one env."""
+
+    groups: list[HeldGroup] = []  # the oldest first, those of one age in the order they came
+    ahead: list[HeldGroup] = []  # of versions that are not announced yet, in the same order
+    tokens: int = 0  # of both
+    rollouts: int = 0  # of both
+    # by producer: groups that it may have begun, where they are granted
+    granted: dict[str, int] = {}
+    measured: int = 0  # groups that came with something to train on
+    measured_tokens: int = 0  # the tokens of these groups
+    # by producer: groups that came to an end in the buffer since the run began
+    closed: dict[str, int] = {}
+    demand: Demand | None = None  # the last one published
+    away: list[str] = []  # producers whose grants were taken back (`demand.absent_producers`)
+    # by producer with groups open: when the last one ended, or when it was granted the first
+    busy_since_s: dict[str, float] = {}
+
+    @property
+    def usable_tokens(self) -> int:
+        return self.tokens - sum([held.tokens for held in self.ahead])
+
+    @property
+    def group_tokens(self) -> float:
+        """What a group costs, on average. There has to be one."""
+        return self.measured_tokens / self.measured
+
+    def candidate(self, env: str, number: int) -> Candidate | None:
+        """Group number `number`, the newest first: by the version of the oldest token, and then by
+        arrival.
+        """
+        position = len(self.groups) - 1 - number
+        if position < 0:
+            return None
+        return Candidate(env, position, self.groups[position].tokens)
+
+    def add(self, held: HeldGroup, announced: int) -> None:
+        """Put the group in its place. `announced`: the newest announced version."""
+        queue = self.ahead if held.newest > announced else self.groups
+        insort(queue, held, key=lambda other: other.oldest)
+
+    def remove(self, queue: list[HeldGroup], position: int) -> HeldGroup:
+        """Take a group out of one of the two lists."""
+        held = queue.pop(position)
+        self.tokens -= held.tokens
+        self.rollouts -= held.rollouts
+        return held
+
+    def measure(self, tokens: int, forget: bool) -> None:
+        """Note the cost of a group. With `forget`, groups that came long ago weigh less in the mean,
+        which is over about the last RECENT_GROUPS.
+        """
+        if forget and self.measured >= RECENT_GROUPS:
+            self.measured_tokens = self.measured_tokens * (RECENT_GROUPS - 1) // self.measured
+            self.measured = RECENT_GROUPS - 1
+        self.measured += 1
+        self.measured_tokens += tokens
+
+
+class BatcherState(msgspec.Struct):
+    version: int = -1  # the newest announced version; -1: none yet
+    next_batch: int = 0
+    queues: dict[str, EnvQueue] = msgspec.field(default_factory=dict[str, EnvQueue], name="pools")
+    # tokens carried over by share: what it is owed of earlier batches
+    deficit: dict[str, float] = msgspec.field(default_factory=dict[str, float], name="balance")
+    short: dict[str, int] = {}  # tokens that the next batch lacks, by share
+    short_since_s: float = 0.0
+    # Seconds that the next batch was short, by what it waited for. They are counted up to
+    # `waited_until_s`.
+    waited: dict[str, float] = {}
+    waited_until_s: float = 0.0
+    progress: CurriculumState = msgspec.field(default_factory=CurriculumState)
+
+
+def fractions_at(config: BatcherConfig, state: BatcherState, batch: int) -> dict[str, float]:
+    """The fraction of each env in a batch, as far as it can be said now."""
+    if config.curriculum.kind == "none":
+        return config.fractions
+    return fractions_of(config.curriculum, state.progress, batch)
+
+
+def deficit_under(
+    config: BatcherConfig, state: BatcherState, fractions: dict[str, float]
+) -> dict[str, float]:
+    """What each share is owed of earlier batches, under the fractions of the next batch."""
+    if config.curriculum.kind == "none":
+        return state.deficit
+    return rebase_deficit(fractions, state.deficit)
+
+
+def held_group(event: Event, group: ScoredGroup) -> HeldGroup:
+    """What is held of a group that came with `event`. `group`: what of it fits into rows."""
+    newest = int(group.newest_versions.max())
+    first = first_of_rollout_mask(group.uids)
+    return HeldGroup(
+        event=event,
+        tokens=group.total_tokens,
+        rollouts=int(np.count_nonzero(first)),
+        oldest=int(group.oldest_versions.min()),
+        newest=newest,
+        of_newest=int(np.count_nonzero(first & (group.oldest_versions == newest))),
+    )
+
+
+def group_of(event: Event) -> ScoredGroup:
+    assert isinstance(event.record, ScoredGroup)
+    return event.record
+
+
+def on_policy_rollouts(groups: Sequence[HeldGroup], version: int) -> int:
+    """Rollouts that version `version` made alone."""
+    return sum(held.of_newest for held in groups if held.newest == version)
