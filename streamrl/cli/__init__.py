@@ -696,13 +696,13 @@ def env(run: str, name: str | None, index: int) -> None:
     env.
     """
     from streamrl.config.topology import env_part
-    from streamrl.envs.process import main, named
+    from streamrl.envs.process import main, resolve_env
     from streamrl.orchestrator.run_directory import with_env
 
     if name is None:
         run, name = with_env(run), run
     asked = name
-    _be(run, lambda settings: env_part(named(settings, asked), index), main, name, index)
+    _be(run, lambda settings: env_part(resolve_env(settings, asked), index), main, name, index)
 
 
 @cli.command()

@@ -17,7 +17,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
-from streamrl.envs.process import named
+from streamrl.envs.process import resolve_env
 from streamrl.envs.shipped.verifiers import Verifiers, in_brackets, in_json
 from streamrl.errors import ConfigError
 from streamrl.inference.client import SamplingFailed
@@ -314,11 +314,11 @@ def test_an_env_is_named_by_its_kind_too():
             },
         }
     )
-    assert named(run, "a") == named(run, KIND) == "a"
+    assert resolve_env(run, "a") == named(run, KIND) == "a"
     with pytest.raises(ConfigError, match="several envs 'verifiers:x'"):
-        named(run, "verifiers:x")
+        resolve_env(run, "verifiers:x")
     with pytest.raises(ConfigError, match="no env 'd'"):
-        named(run, "d")
+        resolve_env(run, "d")
 
 
 def test_a_tool_syntax_is_for_them_alone():
