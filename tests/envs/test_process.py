@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 
 from streamrl.config.run_file import Env, RunFile, parse
-from streamrl.envs import process
+from streamrl.envs import process, replica, report
 from streamrl.envs.api import Problem
 from streamrl.envs.replica import BURST_S
 from streamrl.envs.shipped.copy_digits import CopyDigits
@@ -176,7 +176,7 @@ def test_without_a_demand_nothing_is_launched_and_it_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(process, "REPORT_S", 0.1)
-    monkeypatch.setattr(process, "WAITING_S", 0.2)
+    monkeypatch.setattr(report, "NO_DEMAND_S", 0.2)
     log = log_for()
     live(log, run_file(), lambda: "no demand heard" in caplog.text)
     assert published(log) == []
@@ -388,7 +388,7 @@ def test_what_is_kept_for_evaluation_is_never_posed():
 
 
 def test_an_env_that_has_nothing_else_to_pose_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process, "KEPT_IN_A_ROW", 100)
+    monkeypatch.setattr(replica, "HELD_OUT_IN_A_ROW", 100)
     log = log_for()
     wants(log, 10**6)
     with pytest.raises(

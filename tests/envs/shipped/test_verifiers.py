@@ -314,7 +314,7 @@ def test_an_env_is_named_by_its_kind_too():
             },
         }
     )
-    assert resolve_env(run, "a") == named(run, KIND) == "a"
+    assert resolve_env(run, "a") == resolve_env(run, KIND) == "a"
     with pytest.raises(ConfigError, match="several envs 'verifiers:x'"):
         resolve_env(run, "verifiers:x")
     with pytest.raises(ConfigError, match="no env 'd'"):
