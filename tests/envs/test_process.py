@@ -13,7 +13,8 @@ from itertools import count
 import pytest
 
 from streamrl.config.run_file import Env, RunFile, parse
-from streamrl.envs import process, replica, report
+from streamrl.envs import process, report
+from streamrl.envs import replica as replica_module
 from streamrl.envs.api import Problem
 from streamrl.envs.replica import BURST_S
 from streamrl.envs.shipped.copy_digits import CopyDigits
@@ -388,7 +389,7 @@ def test_what_is_kept_for_evaluation_is_never_posed():
 
 
 def test_an_env_that_has_nothing_else_to_pose_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(replica, "HELD_OUT_IN_A_ROW", 100)
+    monkeypatch.setattr(replica_module, "HELD_OUT_IN_A_ROW", 100)
     log = log_for()
     wants(log, 10**6)
     with pytest.raises(
