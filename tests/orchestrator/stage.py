@@ -9,10 +9,10 @@ import sys
 from streamrl.cli import main
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
-from streamrl.orchestrator import process
+from streamrl.orchestrator import parts
 from streamrl.orchestrator.plan import BROKER
 
-real = process.command
+real = parts.command
 
 
 def acted(run: RunFile, part: Part) -> list[str]:
@@ -30,5 +30,5 @@ def acted(run: RunFile, part: Part) -> list[str]:
 
 
 if __name__ == "__main__":
-    process.command = acted
+    parts.command = acted
     main()

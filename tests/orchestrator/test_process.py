@@ -26,16 +26,12 @@ from streamrl.monitoring.http import note_of
 from streamrl.monitoring.metric_names import measure
 from streamrl.monitoring.run_view import View
 from streamrl.monitoring.sinks import tensorboard
-from streamrl.orchestrator import liveness, process
+from streamrl.orchestrator import liveness, parts, process
+from streamrl.orchestrator.gauges import gauges
 from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.process import (
-    Parts,
-    batches_begin,
-    gauges,
-    heard,
-    without_prefix,
-)
+from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
 from streamrl.orchestrator.supervisor import Supervisor, last_line
+from streamrl.orchestrator.target import batches_begin
 from streamrl.records import Demand, Server
 from tests.monitoring.sinks import stories
 from tests.orchestrator.processes import MARK, left_after, marked
@@ -284,20 +280,20 @@ def test_a_part_that_hangs_is_ended_and_started_again(
     sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     hangs = [sys.executable, "-c", LIVES, str(note_of(run, "buffer"))]
     monkeypatch.setattr(
-        process, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
+        parts, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
     )
     monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
     said, supervisor = Said(), Supervisor(tmp_path / "logs")
     try:
         with Liveness(run, topology.identities(run)) as asked:
-            parts = Parts(run, supervisor, asked)
+            supervised = SupervisedParts(run, supervisor, asked)
             until(
                 lambda: (
-                    parts.keep(said) is None
+                    supervised.keep_running(said) is None
                     and any("starting it again" in line for line in said.lines)
                 )
             )
-            lives = {line.name: line.restarts for line in parts.lines()}
+            lives = {line.name: line.restarts for line in supervised.lines()}
     finally:
         supervisor.close(limit_s=1.0)
     assert (
@@ -368,7 +364,7 @@ def test_parts_that_others_started_are_known_by_their_metrics():
         since_s=50.0,
         heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0},
     )
-    assert [(part.name, part.state) for part in heard(seen, 100.0)] == [
+    assert [(part.name, part.state) for part in parts_by_metrics(seen, 100.0)] == [
         ("batcher", "silent"),
         ("buffer", "running"),
     ]

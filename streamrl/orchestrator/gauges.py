@@ -1,0 +1,39 @@
+"""What the orchestrator measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from streamrl.monitoring.display import PartLine
+from streamrl.monitoring.run_view import View, active_s
+from streamrl.records import FateKind
+
+FATES: tuple[str, ...] = get_args(FateKind)
+
+
+def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
+    """How parts and servers are, how far the run is, what became of the rollouts, and how long
+    there has been a server.
+    """
+    values: dict[str, float] = {}
+    for part in parts:
+        values[f"orchestrator/restarts/{part.name}"] = float(part.restarts)
+        values[f"orchestrator/running/{part.name}"] = float(part.state == "running")
+    for env in {**seen.demand, **seen.fates}:
+        for fate in FATES:
+            values[f"orchestrator/fates/{env}/{fate}"] = float(seen.fates[env][fate])
+    for name, server in seen.servers.items():
+        values[f"orchestrator/server_ready/{name}"] = float(server.state == "ready")
+        values[f"orchestrator/server_behind/{name}"] = float(max(0, seen.version - server.version))
+        values[f"orchestrator/server_silent_s/{name}"] = max(0.0, time_s - server.heartbeat_s)
+    if seen.version >= 0:
+        # The time between two sessions of a run was not spent waiting.
+        announced_s = max(seen.version_s, seen.since_s)
+        values["orchestrator/version"] = float(seen.version)
+        values["orchestrator/since_version_s"] = time_s - announced_s
+    if seen.batch >= 0:
+        values["orchestrator/batch"] = float(seen.batch)
+    if seen.ready_s is not None:
+        values["orchestrator/active_s"] = active_s(seen, time_s)
+    return values

@@ -1,0 +1,106 @@
+"""The parts of a run, kept running and described."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import time
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.config.topology import Part
+from streamrl.monitoring.display import Display, PartLine
+from streamrl.monitoring.run_view import SILENT_S, Verdict, View
+from streamrl.orchestrator import run_directory
+from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.plan import BROKER, BROKER_PART, GiveUp, Kill, Start, decide, how
+from streamrl.orchestrator.supervisor import Supervisor
+from streamrl.orchestrator.terminal import short_path
+
+NEWS_S = 30.0  # what a part logged longer ago says nothing of its state now
+
+
+class SupervisedParts:
+    """The parts that this orchestrator has started."""
+
+    def __init__(self, run: RunFile, supervisor: Supervisor, liveness: Liveness) -> None:
+        self._run = run
+        self._supervisor = supervisor
+        self._liveness = liveness
+        self._planned = {part.name: part for part in topology.parts(run)}
+        if supervisor.has(BROKER):
+            self._planned = {BROKER: BROKER_PART, **self._planned}
+
+    def keep_running(self, display: Display) -> Verdict | None:
+        """Start the parts that are to be started, and end those that hang. A part that cannot be
+        kept running is the end of the run.
+        """
+        observed = self._supervisor.observe(self._liveness.hanging())
+        actions = decide(self._run.orchestrator, [*self._planned], observed, time.monotonic())
+        for action in actions:
+            match action:
+                case Kill(name, reason):
+                    display.say(f"{name} is ended, and started again: {reason}")
+                    self._supervisor.kill(name, reason)
+                case Start(name):
+                    if ends := observed[name].ends if name in observed else ():
+                        display.say(
+                            f"{name} ended with {how(ends[-1].exit_code)}, "
+                            f"starting it again ({len(ends)}): {self.last_line(name)}"
+                        )
+                    self._liveness.begins(name)
+                    self._supervisor.start(name, command(self._run, self._planned[name]))
+                case GiveUp(name, reason):
+                    log = short_path(self._supervisor.log_path(name))
+                    said = self.last_line(name)
+                    return Verdict(1, f"{name} is given up: {reason}. It said: {said} (log: {log})")
+        return None
+
+    def lines(self) -> list[PartLine]:
+        """A line for each part: its state and since when, its restarts, what it said last."""
+        time_s = time.monotonic()
+        lines: list[PartLine] = []
+        for name, part in self._supervisor.observe().items():
+            if part.running:
+                since_s = self._supervisor.started_s(name)
+                said = self.last_line(name, NEWS_S)
+                lines.append(PartLine(name, "running", time_s - since_s, len(part.ends), said))
+            else:
+                since_s = part.ends[-1].time_s
+                said = self.last_line(name)
+                restarts = len(part.ends) - 1
+                lines.append(PartLine(name, "back-off", time_s - since_s, restarts, said))
+        return lines
+
+    def last_line(self, name: str, within_s: float = math.inf) -> str:
+        return without_prefix(self._supervisor.last_line(name, within_s))
+
+
+def parts_by_metrics(seen: View, time_s: float) -> list[PartLine]:
+    """A line for each part that others have started, by the metrics that it publishes."""
+    lines: list[PartLine] = []
+    for name, heard_s in sorted(seen.heard_s.items()):
+        if name != "orchestrator" and heard_s >= seen.since_s:
+            age_s = time_s - heard_s
+            lines.append(PartLine(name, "running" if age_s < SILENT_S else "silent", age_s))
+    return lines
+
+
+def command(run: RunFile, part: Part) -> list[str]:
+    """The command line of a part."""
+    run_file = str(run.directory / run_directory.RUN_FILE)
+    return [sys.executable, "-m", "streamrl.cli", "--debug", part.role, run_file, *part.options]
+
+
+def environment() -> dict[str, str]:
+    """The environment of the parts. A port that was given for metrics is the orchestrator's own:
+    there are several parts on this machine, and each takes a free one.
+    """
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "STREAMRL_METRICS_PORT": "0"}
+
+
+def without_prefix(line: str) -> str:
+    """A line of a part's log without time, level and module."""
+    return re.sub(r"^[\d-]+ [\d:,.]+ [A-Z]+ +\S+: ", "", line).removeprefix("streamrl: ")

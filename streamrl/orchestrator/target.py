@@ -1,0 +1,29 @@
+"""From where a run that goes on is read, so that its target can be judged."""
+
+from __future__ import annotations
+
+from streamrl.config import topology
+from streamrl.config.run_file import Target
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Log, beginning_offset, end_offset, read
+from streamrl.monitoring.run_view import BATCHES, View, fold
+
+
+def batches_begin(log: Log, target: Target) -> int:
+    """The offset in `batches` from which on there are as many batches of the target's env as its
+    verdict takes, or all that the log has.
+
+    A batch may be large, so no more of them are read than that.
+    """
+    batches = topology.sole_partition(topology.BATCHES)
+    start = beginning_offset(log, *batches)
+    end = end_offset(log, *batches)
+    distance = 4 * target.batches
+    while True:
+        begin = max(start, end - distance)
+        messages = read(log, *batches, begin, end)
+        seen = View("", counts_batches=True)
+        fold(seen, (to_event(message, BATCHES[topology.BATCHES]) for message in messages))
+        if begin == start or len(seen.rewards.get(target.env, {})) >= target.batches:
+            return begin
+        distance *= 4
