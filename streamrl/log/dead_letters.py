@@ -1,13 +1,13 @@
-"""What cannot be used is put aside, never lost: its bytes go to `dead-letters.<topic>` with the
-cause, and a rollout gets its fate.
+"""Dead letters. A record that cannot be used is put aside and never lost: its bytes go to
+`dead-letters.<topic>` with the cause, and a rollout gets its fate.
 
-Of a record that is larger than a message may be (compressed on its way here, or sent in chunks) the
-letter keeps the first bytes and the hash of all; the record itself stays where it lies until
-retention deletes it.
+A record that is larger than a message may be, because it was compressed on its way here or sent in
+chunks, does not fit into a letter. The letter then keeps its first bytes and the hash of all; the
+record itself stays where it lies until retention deletes it.
 
-Headers are those that Kafka Connect writes, so that ordinary tools show them. A letter that was put
-back where it came from (`recordings/dead_letters.py`) is followed by a note in the same topic that says so:
-a null record whose header names the letter's offset.
+The headers are those that Kafka Connect writes, so that ordinary tools show them. A letter that was
+requeued, which means written again to the topic it came from (`recordings/dead_letters.py`), is
+followed by a requeue marker in its own topic: a null record whose header names the letter's offset.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from streamrl.records import Fate, Rollout
 
 TOPIC = f"{topology.DEAD_LETTERS}."  # followed by the topic that the letters come from
 PREFIX = "__connect.errors."
-RETRIED = "streamrl.retried"
-SHA256 = "streamrl.sha256"
-ADDRESS = re.compile("0x[0-9a-fA-F]+")
-CAUSE_CHARS = 300  # a cause may quote what it complains of
-WHOLE_BYTES = 8 * 1024 * 1024  # a record above it is kept by its first bytes
+REQUEUED = "streamrl.retried"  # header of a requeue marker
+SHA256 = "streamrl.sha256"  # header of a letter that does not keep the whole record
+MEMORY_ADDRESS = re.compile("0x[0-9a-fA-F]+")
+MAX_CAUSE_CHARS = 300  # a cause may quote what it complains of
+MAX_BYTES = 8 * 1024 * 1024  # of a larger record only the first HEAD_BYTES are kept
 HEAD_BYTES = 65_536
 
 
@@ -45,7 +45,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Does it keep all of the record? Otherwise it cannot be put back."""
+        """Whether the letter keeps all of the record. Otherwise it cannot be requeued."""
         return SHA256 not in dict(self.message.headers)
 
     def __str__(self) -> str:
@@ -53,48 +53,19 @@ class DeadLetter(NamedTuple):
 
 
 def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> list[Output]:
-    """The dead letter of an event, and its fate if it is a rollout. `cause` says what is wrong with
-    it, in a line.
+    """The dead letter of an event, and its fate if it is a rollout. `cause` says in one line what
+    is wrong with it.
     """
     cause = printable(cause)
-    raw = (
-        event.record
-        if isinstance(event.record, Undecodable)
-        else Undecodable(cause, event.value, event.headers)
-    )
-    kept = Message(
-        event.topic, event.key.encode("utf-8", "surrogateescape"), raw.value, raw.headers
-    )
-    whole, said, key = raw.value or b"", cause, event.key
-    if is_chunk(kept):  # without the headers that say so: the letter is none
-        kept = kept._replace(headers=(*kept.headers[2:], (SHA256, _sha256(whole))))
-    if size_of(kept) > WHOLE_BYTES:
-        said = f"{cause}; of its {len(whole):,} bytes the first {HEAD_BYTES:,} are kept"
-        kept, key = (
-            kept._replace(
-                value=whole[:HEAD_BYTES], headers=(*bounded(kept.headers), (SHA256, _sha256(whole)))
-            ),
-            key[:CAUSE_CHARS],
-        )
-    errors = {
-        "topic": event.topic,
-        "partition": str(event.partition),
-        "offset": str(event.offset),
-        "stage": stage,
-        "exception.class.name": "InvalidRecord",
-        "exception.message": said,
-    }
-    headers = (*kept.headers, *((PREFIX + name, text.encode()) for name, text in errors.items()))
-    letter = Output(TOPIC + event.topic, key, Undecodable(cause, kept.value, headers))
+    letter = _letter(event, cause, stage)
     kind, _, environment = event.topic.partition(".")
     if kind != "rollouts":
         return [letter]
-    uids, versions = [], None
+    uids: list[str] = []
+    versions = None
     if isinstance(event.record, Rollout):
-        uids, versions = (
-            [event.record.rollout_uid],
-            np.array([event.record.policy_version], np.int32),
-        )
+        uids = [event.record.rollout_uid]
+        versions = np.array([event.record.policy_version], np.int32)
     fate = Fate(
         fate="invalid",
         environment=environment,
@@ -107,12 +78,40 @@ def to_dead_letter(event: Event, cause: str, stage: str = "VALUE_CONVERTER") -> 
     return [letter, Output(topology.FATES, environment, fate)]
 
 
+def _letter(event: Event, cause: str, stage: str) -> Output:
+    raw = event.record
+    if not isinstance(raw, Undecodable):
+        raw = Undecodable(cause, event.value, event.headers)
+    key = event.key
+    message = cause
+    value = raw.value or b""
+    kept = Message(event.topic, key.encode("utf-8", "surrogateescape"), raw.value, raw.headers)
+    if is_chunk(kept):  # the letter itself is no chunk, so it loses the headers that say so
+        kept = kept._replace(headers=(*kept.headers[2:], (SHA256, _sha256(value))))
+    if size_of(kept) > MAX_BYTES:
+        message = f"{cause}; of its {len(value):,} bytes the first {HEAD_BYTES:,} are kept"
+        headers = (*_first_headers(kept.headers), (SHA256, _sha256(value)))
+        kept = kept._replace(value=value[:HEAD_BYTES], headers=headers)
+        key = key[:MAX_CAUSE_CHARS]
+    errors = {
+        "topic": event.topic,
+        "partition": str(event.partition),
+        "offset": str(event.offset),
+        "stage": stage,
+        "exception.class.name": "InvalidRecord",
+        "exception.message": message,
+    }
+    error_headers = [(PREFIX + name, text.encode()) for name, text in errors.items()]
+    record = Undecodable(cause, kept.value, (*kept.headers, *error_headers))
+    return Output(TOPIC + event.topic, key, record)
+
+
 def _sha256(value: bytes) -> bytes:
     return hashlib.sha256(value).hexdigest().encode()
 
 
-def bounded(headers: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """The first headers, HEAD_BYTES together at most."""
+def _first_headers(headers: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    """As many headers from the first on as have at most HEAD_BYTES together."""
     left = HEAD_BYTES
     for name, value in headers:
         left -= len(name) + len(value)
@@ -125,51 +124,55 @@ def printable(text: str) -> str:
     """One line of bounded length that does nothing to a terminal, whatever a sender has put into
     it.
     """
-    safe = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:CAUSE_CHARS]
-    )
-    return safe + "..." if len(text) > CAUSE_CHARS else safe
+    characters = [
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text[:MAX_CAUSE_CHARS]
+    ]
+    ellipsis = "..." if len(text) > MAX_CAUSE_CHARS else ""
+    return "".join(characters) + ellipsis
 
 
 def text_of(error: Exception) -> str:
-    """Type and text of an exception in one line, without addresses of objects: a replay finds
-    others.
+    """Type and text of an exception in one line, without memory addresses, which a replay would
+    find different.
     """
-    return printable(ADDRESS.sub("0x...", f"{type(error).__name__}: {error}"))
+    return printable(MEMORY_ADDRESS.sub("0x...", f"{type(error).__name__}: {error}"))
 
 
 def parse_dead_letter(message: Message) -> DeadLetter | None:
-    """The letter that a message of `dead-letters.<topic>` is; None for anything else: a note that
-    one was put back, a letter of another topic.
+    """The letter that a message of `dead-letters.<topic>` is. None for anything else, such as a
+    requeue marker or a letter of another topic.
     """
     headers = dict(message.headers)
     try:
-        partition, offset = (int(headers[PREFIX + name]) for name in ("partition", "offset"))
-        topic, cause = (headers[PREFIX + name].decode() for name in ("topic", "exception.message"))
+        partition = int(headers[PREFIX + "partition"])
+        offset = int(headers[PREFIX + "offset"])
+        topic = headers[PREFIX + "topic"].decode()
+        cause = headers[PREFIX + "exception.message"].decode()
     except (KeyError, ValueError):
         return None
-    # whoever may write letters of one topic may not write to another through whoever puts them back
+    # Whoever may write letters of one topic must not be able to write to another by means of
+    # whoever requeues them.
     if message.topic != TOPIC + topic:
         return None
     return DeadLetter(topic, partition, offset, cause, message)
 
 
 def requeue(letter: DeadLetter) -> list[Message]:
-    """The record as it came, for the topic it came from, and the note that it was put back: to be
+    """The record as it came, for the topic it came from, and the requeue marker. They are to be
     written in one transaction.
     """
-    kept, headers = (
-        letter.message,
-        tuple(header for header in letter.message.headers if not header[0].startswith(PREFIX)),
-    )
-    again = Message(letter.topic, kept.key, kept.value, headers)
-    note = Message(
-        kept.topic, kept.key, None, ((RETRIED, str(kept.offset).encode()),), kept.partition
-    )
-    return [again, note]
+    kept = letter.message
+    own_headers = tuple(header for header in kept.headers if not header[0].startswith(PREFIX))
+    record = Message(letter.topic, kept.key, kept.value, own_headers)
+    marker_headers = ((REQUEUED, str(kept.offset).encode()),)
+    marker = Message(kept.topic, kept.key, None, marker_headers, kept.partition)
+    return [record, marker]
 
 
 def requeued_offset(message: Message) -> int | None:
-    """Offset of the letter that a note says was put back; None when the message is no note."""
-    offset = dict(message.headers).get(RETRIED, b"") if message.value is None else b""
+    """Offset of the letter that a requeue marker names. None when the message is no marker."""
+    if message.value is not None:
+        return None
+    offset = dict(message.headers).get(REQUEUED, b"")
     return int(offset) if offset.isdigit() else None

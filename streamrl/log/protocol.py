@@ -1,4 +1,4 @@
-"""What a part knows of the log: messages by topic, partition and offset, one way in and one way out.
+"""What a part knows of the log: messages by topic, partition and offset, one way in, one way out.
 
 Topics are named without the run (`rollouts.copy-digits`); the log that a part is given adds it.
 `kafka.py` is the log on a broker, `memory.py` the log in one process, `parquet.py` the one in
@@ -140,7 +140,7 @@ class Writer(Protocol):
 
 class NonTransactionalProducer(Protocol):
     def send(self, message: Message) -> None:
-        """Write at least once, outside any transaction and without waiting (metrics, heartbeats)."""
+        """Write at least once, outside any transaction, and wait for nothing."""
         ...
 
     def flush(self, timeout_s: float = 5.0) -> None:

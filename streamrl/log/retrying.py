@@ -1,14 +1,14 @@
-"""A transactional writer that commits again when a transaction has failed: for parts whose outputs
+"""A transactional writer that commits again when a transaction has failed, for parts whose outputs
 cannot be computed again.
 
 After a failed transaction nobody knows at once whether it was committed. A new producer of the same
-identity (`Log.writer`) ends what the old one left open; after that the topic that is the part's
-changelog (its journal, or the learner's announcements) tells. The last message of every transaction
+identity (`Log.writer`) first ends what the old one left open. After that the part's changelog topic
+tells, which is its journal or the learner's announcements: the last message of every transaction
 goes there.
 
-A fence has two causes: another process has taken the identity, or the broker has ended a
-transaction that stood still for longer than its time-out (a suspended machine). Only the former
-leaves a record in the changelog that this process has not written.
+A fence has two causes. Another process has taken the identity, or the broker has ended a
+transaction that stood still for longer than its time-out because the machine was suspended. Only
+the former leaves a record in the changelog topic that this process has not written.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from streamrl.log.protocol import Log, Message, Offsets, Writer, end_offset, rea
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 300.0
-PAUSE_S = 0.2  # between two attempts
-RIVAL_S = 3.0  # for the first record of another process with this identity to show
+RETRY_INTERVAL_S = 0.2
+RIVAL_S = 3.0  # within it the first record of another process with this identity shows
 
 
 class RetryingWriter:
-    """Use it like the `Log.writer` that it opens. `changelog_topic` has one partition.
+    """A writer that is used like the `Log.writer` that it opens. `changelog_topic` has one
+    partition.
 
-    A transaction that fails is looked for and committed again until `patience_s` is over or `stop`
-    is set; then its error is raised. With a patience of 0 nothing is retried, and only a fence is
-    explained.
+    A transaction that fails is looked for, and committed again if it is not there, until
+    `patience_s` is over or `stop` is set. Then its error is raised. With a patience of 0 nothing is
+    retried, and only the cause of a fence is found out.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class RetryingWriter:
         patience_s: float = PATIENCE_S,
         stop: threading.Event | None = None,
     ) -> None:
-        self._log, self._identity, self._changelog_topic = log, identity, changelog_topic
+        self._log = log
+        self._identity = identity
+        self._changelog_topic = changelog_topic
         self._patience_s = patience_s
         self._stop = stop or threading.Event()
         self._writer: Writer | None = log.writer(identity, changelog_topic)
-        # records of this identity from here on are this writer's, or a rival's
+        # From here on the records of this identity are this writer's, or a rival's.
         self._since = end_offset(log, changelog_topic, 0)
 
     def commit(self, messages: Sequence[Message]) -> int:
@@ -66,7 +69,8 @@ class RetryingWriter:
         """
         if not messages or messages[-1].topic != self._changelog_topic:
             raise ValueError(
-                f"{self._identity}: the last message of a transaction is not for {self._changelog_topic}"
+                f"{self._identity}: the last message of a transaction "
+                f"is not for {self._changelog_topic}"
             )
         try:
             offset = self._opened().commit(messages)
@@ -76,10 +80,11 @@ class RetryingWriter:
         return offset
 
     def check_rival(self, key: str) -> None:
-        """Look whether another process has written a record of `key` as this identity since the
-        last commit: before something outside the log is changed that a successor may own.
+        """Raise `Fenced` when another process has written a record of `key` as this identity since
+        the last commit. To be called before something outside the log is changed that a successor
+        may own.
 
-        Waits for a broker that does not answer, as `commit` does. Raises `Fenced` for a rival.
+        This waits for a broker that does not answer, as `commit` does.
         """
         deadline = time.monotonic() + self._patience_s
         while True:
@@ -93,10 +98,10 @@ class RetryingWriter:
             except BrokerUnreachable:
                 if time.monotonic() >= deadline or self._stop.is_set():
                     raise
-            self._stop.wait(PAUSE_S)
+            self._stop.wait(RETRY_INTERVAL_S)
 
     def commit_offsets(self, offsets: Offsets, wait: bool = True) -> bool:
-        return self._writer.commit_offsets(offsets, wait) if self._writer is not None else False
+        return self._writer is not None and self._writer.commit_offsets(offsets, wait)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -109,14 +114,17 @@ class RetryingWriter:
         return self._writer
 
     def _commit_again(self, messages: Sequence[Message], first: TransactionFailed | Fenced) -> int:
-        deadline, error = time.monotonic() + self._patience_s, first
+        deadline = time.monotonic() + self._patience_s
+        error = first
         while True:
             if isinstance(error, Fenced):
                 self._check_rival(messages, error)
                 error = TransactionFailed(
-                    f"{self._identity}: the broker has ended a transaction of this process, which stood still for too long; start again"
+                    f"{self._identity}: the broker has ended a transaction of this process, "
+                    "which stood still for too long; start again"
                 )
-                first = error if isinstance(first, Fenced) else first
+                if isinstance(first, Fenced):
+                    first = error
             if time.monotonic() >= deadline or self._stop.is_set():
                 raise first
             logger.warning(
@@ -125,42 +133,47 @@ class RetryingWriter:
             try:
                 self.close()
                 writer = self._opened()
-                if (offset := self._committed(messages)) >= 0:
-                    return offset
-                return writer.commit(messages)
+                offset = self._committed_offset(messages)
+                return offset if offset >= 0 else writer.commit(messages)
             except (TopicMissing, AccessDenied):
                 raise
             except (TransactionFailed, Fenced) as failed:
                 error = failed
             except BrokerError as failed:  # no broker answers, or a transaction is not decided yet
                 error = TransactionFailed(str(failed))
-            self._stop.wait(PAUSE_S)
+            self._stop.wait(RETRY_INTERVAL_S)
 
     def _check_rival(self, messages: Sequence[Message], fenced: Fenced) -> None:
-        """Raise `fenced` when another process has written as this identity since the last commit."""
+        """Raise `Fenced` when another process has written as this identity since the last
+        commit.
+        """
         deadline = time.monotonic() + RIVAL_S
         while time.monotonic() < deadline:
             try:
-                if self._committed(messages) >= 0:
+                if self._committed_offset(messages) >= 0:
                     return
             except BrokerError:
                 return  # the next attempt looks again
             time.sleep(0.05)
 
-    def _committed(self, messages: Sequence[Message]) -> int:
+    def _committed_offset(self, messages: Sequence[Message]) -> int:
         """Offset of the last message of this transaction if it was committed, otherwise -1. Raises
         `Fenced` for a rival's record.
         """
         own = {message.value for message in messages if message.topic == self._changelog_topic}
-        last, offset = messages[-1], -1
+        last = messages[-1]
+        offset = -1
         for message in read(self._log, self._changelog_topic, 0, self._since):
-            if message.key == last.key and message.value not in own:
+            if message.key != last.key:
+                continue
+            if message.value not in own:
                 raise self._taken_over()
-            if message.key == last.key and message.value == last.value:
+            if message.value == last.value:
                 offset = message.offset
         return offset
 
     def _taken_over(self) -> Fenced:
         return Fenced(
-            f"{self._identity}: another process with this identity has taken over; stop one of the two"
+            f"{self._identity}: another process with this identity has taken over; "
+            "stop one of the two"
         )

@@ -36,7 +36,7 @@ from confluent_kafka.admin import (
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import AccessDenied, BrokerError, ConfigError, StreamrlError
-from streamrl.log.kafka import Admin, access_denied, call_with_retries
+from streamrl.log.kafka_admin import Admin, access_denied, call_with_retries
 
 T = TypeVar("T")
 

@@ -24,6 +24,7 @@ from streamrl.config.secrets import is_reference
 from streamrl.errors import BrokerError, ConfigError, ExportError
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
+from streamrl.log.kafka_import import OffsetPreservingWriter
 from streamrl.log.offsets import WriteOp, plan_writes
 from streamrl.log.parquet import (
     MAX_GAP_OFFSETS,
@@ -225,7 +226,7 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
         0,
     )
     active: list[Iterator[WriteOp]] = []
-    writer = log.offset_preserving_writer()
+    writer = OffsetPreservingWriter(log)
     while True:
         active += (plan(files, where) for where in islice(waiting, AT_ONCE - len(active)))
         turn = [(op, partition) for partition in active if (op := next(partition, None))]
@@ -235,7 +236,7 @@ def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
         writer.write([op for op, _ in turn])
         done += sum(len(op.messages) + op.gap for op, _ in turn)
         progress(done, total)
-    writer.settle()
+    writer.wait()
     log.delete_before(
         {
             (topic, p): beginning_offset(files, topic, p)

@@ -97,7 +97,7 @@ class UntransactedLog(WatchedLog):
     """The control: what a part without transactions would do. The harness must find fault with it."""
 
     def writer(self, identity: str, changelog_topic: str = "") -> Writer:
-        return UntransactedWriter(self._settings, self._prefix, identity, self._note)
+        return UntransactedWriter(self.settings, self.prefix, identity, self._note)
 
 
 class UntransactedWriter:

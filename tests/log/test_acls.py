@@ -308,7 +308,8 @@ def test_an_operator_has_nothing_to_say_in_another_run(people: People):
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long one tries is another matter."""
     monkeypatch.setattr("streamrl.log.kafka.CALL_TIMEOUT_S", 0.7)
-    monkeypatch.setattr("streamrl.log.kafka.Admin.seen.__defaults__", (0.5,))
+    monkeypatch.setattr("streamrl.log.kafka_admin.CALL_TIMEOUT_S", 0.7)
+    monkeypatch.setattr("streamrl.log.kafka_admin.Admin.visible_topics.__defaults__", (0.5,))
 
 
 def test_a_wrong_password_a_false_certificate_and_no_tls_do_not_get_in(

@@ -1,4 +1,4 @@
-"""What is Kafka's alone: marks that take no memory, errors without a topic, limits that follow
+"""What is Kafka's alone: offset commits that take no memory, errors without a topic, limits that follow
 bytes.
 """
 
@@ -19,18 +19,18 @@ from tests.support.mock_cluster import mock_cluster
 from tests.support.waiting import until
 
 
-def test_marks_that_are_not_answered_yet_do_not_pile_up():
-    """A part marks its positions once a second for as long as it runs: 10^6 marks are 12 days."""
+def test_offset_commits_that_are_not_answered_yet_do_not_pile_up():
+    """A part commits its offsets once a second for as long as it runs: 10^6 of them are 12 days."""
     with mock_cluster(["r.in"]) as address:
         writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
         until(lambda: writer.commit_offsets({("in", 0): 0}))
         sent = 0
         for offset in range(2_000):
             sent += writer.commit_offsets({("in", 0): offset}, wait=False)
-            assert writer._unanswered <= MAX_UNANSWERED and not writer._answers
+            assert writer._committer.unanswered <= MAX_UNANSWERED and not writer._committer.answers
         assert sent >= MAX_UNANSWERED
         until(lambda: writer.commit_offsets({("in", 0): 2_000}))
-        assert writer._unanswered == 0 and writer._group.poll(0.0) is None
+        assert writer._committer.unanswered == 0 and writer._committer.consumer.poll(0.0) is None
         writer.close()
 
 
@@ -103,11 +103,13 @@ def test_the_limit_of_a_transaction_follows_its_bytes():
         writer.close()
 
 
-def test_positions_that_cannot_be_marked_are_a_warning_and_no_end(caplog: pytest.LogCaptureFixture):
+def test_offsets_that_cannot_be_committed_are_a_warning_and_no_end(
+    caplog: pytest.LogCaptureFixture,
+):
     with mock_cluster([]) as address:
         writer = KafkaLog({"bootstrap.servers": address}, "r").writer("a")
         assert not writer.commit_offsets({("nowhere", 0): 1})
-        assert "a: its positions are not shown to lag tools for now" in caplog.text
+        assert "a: its offsets are not shown to lag tools for now" in caplog.text
         writer.close()
 
 

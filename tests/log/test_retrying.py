@@ -75,7 +75,7 @@ def test_each_transaction_is_in_the_log_once_whatever_failed(
     fails: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(retrying, "RIVAL_S", 0.0)
-    monkeypatch.setattr(retrying, "PAUSE_S", 0.0)
+    monkeypatch.setattr(retrying, "RETRY_INTERVAL_S", 0.0)
     log = FailingLog()
     writer = RetryingWriter(log, "a", "journal.a")
     writer.commit([OUT, entry(b"0")])

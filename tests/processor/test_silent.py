@@ -48,7 +48,7 @@ sys.stdin.readline()
 for offset in range(1, 100):
     new.commit_offsets({("in", 0): offset}, wait=False)
     old.commit_offsets({("in", 0): offset}, wait=False)
-print(asking.commit_offsets({("in", 0): 1}), old._unanswered, flush=True)
+print(asking.commit_offsets({("in", 0): 1}), old._committer.unanswered, flush=True)
 del asking
 new.close()
 old.close()
@@ -93,6 +93,6 @@ def test_a_process_whose_marks_nobody_answers_says_so_goes_on_and_leaves_when_it
             part.kill()
     warning, answer = said[-2:]
     assert warning.startswith(
-        f"asking: its positions are not shown to lag tools for now: no Kafka broker answers at {kafka.address}"
+        f"asking: its offsets are not shown to lag tools for now: no Kafka broker answers at {kafka.address}"
     ), said
     assert answer == f"False {MAX_UNANSWERED}\n", said

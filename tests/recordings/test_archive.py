@@ -17,6 +17,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import BrokerError, ConfigError, ExportError
 from streamrl.log import offsets, topics
 from streamrl.log.kafka import KafkaLog
+from streamrl.log.kafka_import import OffsetPreservingWriter
 from streamrl.log.memory import MemoryLog
 from streamrl.log.parquet import ExportManifest, FileLog, write_manifest, write_partition
 from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_offset, read
@@ -213,13 +214,13 @@ def test_aborted_transactions_retention_and_several_partitions(
     """Holes of every size: 1 and 2 behind records, larger ones, and a beginning that retention has
     deleted.
     """
-    monkeypatch.setattr(offsets, "CHUNK_MESSAGES", 3)
+    monkeypatch.setattr(offsets, "MAX_OP_MESSAGES", 3)
     run, log = on_broker(broker, run_name, partitions=2)
 
     def record(topic: str, value: int, partition: int = 0) -> Message:
         return Message(topic, b"k%d" % value, b"%d" % value, partition=partition, timestamp_s=value)
 
-    plain, writer, rewriter = log.producer(), log.writer("a"), log.offset_preserving_writer()
+    plain, writer, rewriter = log.producer(), log.writer("a"), OffsetPreservingWriter(log)
     for i in range(8):
         plain.send(record("rollouts.copy", i, 1))
     plain.flush()
@@ -230,7 +231,7 @@ def test_aborted_transactions_retention_and_several_partitions(
     settled(log)
     for topic, gap in (("fates", 4), ("batches", 2)):  # aborted transactions of 3 records and of 1
         rewriter.write([offsets.WriteOp((topic, 0), [], gap, end_offset(log, topic, 0) + gap)])
-        rewriter.settle()
+        rewriter.wait()
         plain.send(record(topic, 9))
     plain.flush()
     log.delete_before({("rollouts.copy", 1): 3, ("fates", 0): 1})
