@@ -1,22 +1,22 @@
 """Records larger than a Kafka message travel as several messages, their chunks. Writers of a log
-split them, readers join them; parts see neither.
+split them and readers join them, so parts see neither.
 
 The chunks of a record go to one partition, in order. Each has two headers of its own before any
-other:
+other. Their values are ASCII:
 
     schema           chunk/1
-    streamrl.chunk   ID INDEX COUNT, and behind the last one the SHA-256 of the whole value, in ASCII
+    streamrl.chunk   ID INDEX COUNT, and in the last chunk the SHA-256 of the whole value
 
 The last chunk also has the headers of the record. The record lies at the offset of its last chunk.
 
-Whether chunks make a record follows from the partition alone, wherever a reader has begun: from the
-first chunk to the last there are at most SPAN_RECORDS offsets, and twice as many bytes of chunks, of
-this record and of others, as the largest record has. So a reader never holds more than that. A last
-chunk that makes no record is handed on as it is, and becomes a dead letter; other chunks that make
-none are passed over. docs/records.md says it for other languages.
+Whether chunks make a record follows from the partition alone, wherever a reader has begun. From the
+first chunk to the last there are at most SPAN_RECORDS offsets, and the chunks among them, of this
+record and of others, have at most twice the bytes of the largest record. So a reader never holds
+more than that. A last chunk that makes no record is returned as it is, and becomes a dead letter.
+Other chunks that make none are skipped. docs/records.md describes this for other languages.
 
-Earlier versions of streamrl cut batches by themselves, into records `batch-part/1`. Readers join
-these by the same rules: what they hand on is a batch.
+Earlier versions of streamrl split batches themselves, into records `batch-part/1`. Readers join
+these by the same rules, and return a batch.
 """
 
 from __future__ import annotations
@@ -45,18 +45,23 @@ from streamrl.records import BatchPart
 CHUNK_SCHEMA = ("schema", b"chunk/1")
 CHUNK_HEADER = "streamrl.chunk"
 
-# key, headers and value of a message: topics take 8 MiB, Kafka's own framing included
+# The most that key, headers and value of a message may have. Topics take 8 MiB, which includes
+# Kafka's own framing.
 MESSAGE_BYTES = 8 * 1024 * 1024 - 4_096
 CHUNK_BYTES = 4_000_000
-HEADER_BYTES = 200  # of a chunk's own headers, at most
-KEY_BYTES = 1_000_000  # longer keys are cut: no partition and nobody's reading depends on the rest
-RECORD_BYTES = 128_000_000  # that a writer takes
-OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)  # no env writes records there
-# The same for these: half a gigabyte is what a transaction takes, and a batch of 40 million tokens
+HEADER_BYTES = 200  # the most that a chunk's own headers have
+KEY_BYTES = 1_000_000  # longer keys are truncated; nothing depends on the rest of them
+RECORD_BYTES = 128_000_000  # the most that a writer takes
+# No env writes to these topics, so their records may be larger. Half a gigabyte is what a
+# transaction takes, and a batch of 40 million tokens.
+OWN_TOPICS = (topology.BATCHES, topology.SCORES, topology.JOURNAL)
 LARGE_RECORD_BYTES = 512_000_000
 SPAN_RECORDS = 100_000
 
-INCOMPLETE = "it is the last chunk of a record whose other chunks are missing, in another order, altered, or too far away"
+INCOMPLETE = (
+    "it is the last chunk of a record whose other chunks are missing, in another order, altered, "
+    "or too far away"
+)
 
 PART_SCHEMA = ("schema", b"batch-part/1")
 BATCH_SCHEMA = ("schema", b"batch/1")
@@ -64,7 +69,7 @@ _BATCH_PARTS = msgspec.msgpack.Decoder(BatchPart)
 
 
 def record_limit(topic: str) -> int:
-    """Bytes that a record of the topic has at most."""
+    """The most bytes that a record of the topic may have."""
     return LARGE_RECORD_BYTES if topology.kind_of(topic) in OWN_TOPICS else RECORD_BYTES
 
 
@@ -77,16 +82,18 @@ def size_of(message: Message) -> int:
 
 
 def split(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages, those that are larger than Kafka takes as chunks. Raises StreamrlError for one
-    that no reader would join.
+    """The messages, with those that are larger than Kafka takes split into chunks. Raises
+    StreamrlError for one that no reader would join.
     """
     if max(map(size_of, messages), default=0) <= MESSAGE_BYTES:
         return messages
-    return [
-        piece
-        for message in messages
-        for piece in ((message,) if size_of(message) <= MESSAGE_BYTES else _chunks(message))
-    ]
+    pieces: list[Message] = []
+    for message in messages:
+        if size_of(message) <= MESSAGE_BYTES:
+            pieces.append(message)
+        else:
+            pieces += _chunks(message)
+    return pieces
 
 
 def _chunks(message: Message) -> Iterator[Message]:
@@ -97,18 +104,19 @@ def _chunks(message: Message) -> Iterator[Message]:
     limit = record_limit(message.topic)
     if size <= 0 or len(value) > limit:
         raise StreamrlError(
-            f"a record of {len(value):,} bytes for {message.topic} cannot be written, at most {limit:,}; lower max_seq_len, group_size or total_token_budget"
+            f"a record of {len(value):,} bytes for {message.topic} cannot be written, "
+            f"at most {limit:,}; lower max_seq_len, group_size or total_token_budget"
         )
-    # without a key each would go elsewhere
+    # Without a key Kafka would choose a partition for each chunk.
     partition = message.partition if message.key or message.partition >= 0 else 0
     pieces = [value[start : start + size] for start in range(0, len(value), size)] or [b""]
     name = os.urandom(8).hex()
     for index, piece in enumerate(pieces):
-        place, headers = f"{name} {index} {len(pieces)}", message.headers
-        if index < len(pieces) - 1:
-            headers = ()
-        else:
+        place = f"{name} {index} {len(pieces)}"
+        headers: tuple[tuple[str, bytes], ...] = ()
+        if index == len(pieces) - 1:
             place += f" {hashlib.sha256(value).hexdigest()}"
+            headers = message.headers
         yield message._replace(
             value=piece,
             headers=(CHUNK_SCHEMA, (CHUNK_HEADER, place.encode()), *headers),
@@ -145,14 +153,14 @@ class Chunk(NamedTuple):
 
 
 def may_be_chunk(message: Message) -> bool:
-    """Does it have the headers of a chunk, or of a part of a batch in an earlier log?"""
+    """Whether it has the headers of a chunk, or of a part of a batch in an earlier log."""
     return is_chunk(message) or (
         message.topic == topology.BATCHES and message.headers[:1] == (PART_SCHEMA,)
     )
 
 
 def chunk_of(message: Message) -> Chunk | None:
-    """None where it is none, or says nothing that makes sense."""
+    """The chunk that a message is. None where it is none, or its header makes no sense."""
     if is_chunk(message):
         chunk = _chunk_by_header(message)
     elif may_be_chunk(message):
@@ -168,25 +176,30 @@ def _chunk_by_header(message: Message) -> Chunk | None:
     if len(rest) != 2 or not all(number.isdigit() and len(number) < 7 for number in rest):
         return None
     return Chunk(
-        message,
-        name,
-        int(rest[0]),
-        int(rest[1]),
-        sha256.decode("ascii", "replace"),
-        message.value or b"",
-        message.headers[2:],
+        message=message,
+        name=name,
+        number=int(rest[0]),
+        total=int(rest[1]),
+        sha256=sha256.decode("ascii", "replace"),
+        data=message.value or b"",
+        headers=message.headers[2:],
     )
 
 
 def _chunk_of_batch_part(message: Message) -> Chunk | None:
-    """A BatchPart, which only earlier versions of streamrl have written, as a chunk of its batch."""
+    """A BatchPart, which only earlier versions of streamrl wrote, as a chunk of its batch."""
     try:
         part = _BATCH_PARTS.decode(message.value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    name = b"batch %d" % part.number
     return Chunk(
-        message, name, part.part, part.parts, part.digest.hex(), part.data, (BATCH_SCHEMA,)
+        message=message,
+        name=b"batch %d" % part.number,
+        number=part.part,
+        total=part.parts,
+        sha256=part.digest.hex(),
+        data=part.data,
+        headers=(BATCH_SCHEMA,),
     )
 
 
@@ -202,8 +215,8 @@ class _PartialRecord:
 
 @dataclass
 class ChunkAssembler:
-    """Joins the chunks of one partition, fed in order. What is begun is a function of the last
-    SPAN_RECORDS offsets.
+    """Joins the chunks of one partition, in order. Which records are begun depends on the last
+    SPAN_RECORDS offsets only.
     """
 
     # by name, in the order of their first chunks
@@ -215,17 +228,16 @@ class ChunkAssembler:
         return chunk.number == 0 or (record is not None and chunk.number == len(record.pieces))
 
     def add(self, chunk: Chunk) -> Message | None:
-        """The whole record with its last chunk, or that chunk itself where they make none; None
-        with all others.
+        """Returns the whole record when its last chunk comes, or that chunk itself where the chunks
+        make no record. Returns None for all other chunks.
         """
         message = chunk.message
         self.total_bytes += len(chunk.data)
         self._forget_distant(message)
         if chunk.number == 0:
-            self.begun.pop(chunk.name, None)  # it begins anew, behind all others
-            self.begun[chunk.name] = _PartialRecord(
-                message.offset, self.total_bytes - len(chunk.data), chunk.total
-            )
+            self.begun.pop(chunk.name, None)  # the record begins again, after all others
+            before_bytes = self.total_bytes - len(chunk.data)
+            self.begun[chunk.name] = _PartialRecord(message.offset, before_bytes, chunk.total)
         record = self.begun.get(chunk.name)
         if record is None or (chunk.number, chunk.total) != (len(record.pieces), record.count):
             self.begun.pop(chunk.name, None)
@@ -243,16 +255,14 @@ class ChunkAssembler:
         """Drop the records that began so far before this message that it cannot be theirs."""
         span_bytes = 2 * record_limit(message.topic)  # several producers may write at the same time
         for name, record in list(self.begun.items()):
-            if (
-                message.offset - record.offset <= SPAN_RECORDS
-                and self.total_bytes - record.total_bytes <= span_bytes
-            ):
+            span = message.offset - record.offset
+            if span <= SPAN_RECORDS and self.total_bytes - record.total_bytes <= span_bytes:
                 break
             del self.begun[name]
 
 
 def joined(messages: Iterable[Message]) -> Iterator[Message]:
-    """Messages of one partition, in order and from its first one on, as whole records."""
+    """The messages of one partition, from its first one on, with chunks joined to records."""
     assembler = ChunkAssembler()
     for message in messages:
         chunk = chunk_of(message)
@@ -262,29 +272,31 @@ def joined(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 class JoiningReader:
-    """A reader of whole records over one of messages. One that begins between the chunks of a
-    record reads back for those before.
+    """A reader of whole records over a reader of messages. If it begins between the chunks of a
+    record, it reads back to find those before.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        offsets: Offsets,
-        log: Log,
-    ) -> None:
+    def __init__(self, reader: Reader, offsets: Offsets, log: Log) -> None:
         self._reader = reader
         self._log = log
-        self._origins = dict(offsets)  # what lies from here on has been looked at
-        self._positions = dict(offsets)
+        self._start_offsets = dict(offsets)
+        self._seen_from = dict(offsets)  # chunks from these offsets on have been looked at
         self._assemblers: dict[TopicPartition, ChunkAssembler] = {}
-        self._cut: dict[TopicPartition, bool] = {}
+        self._starts_at_retention: dict[TopicPartition, bool] = {}
 
     def poll(self, max_messages: int, timeout_s: float) -> list[Message]:
-        """As `Reader.poll`; what has brought chunks only gives nothing, before the time is over."""
+        """As `Reader.poll`. A poll that has found only chunks returns nothing, although its time is
+        not over.
+        """
         messages = self._reader.poll(max_messages, timeout_s)
         if not any(may_be_chunk(message) for message in messages):
             return messages
-        return [whole for message in messages if (whole := self._whole(message)) is not None]
+        records: list[Message] = []
+        for message in messages:
+            record = self._joined(message)
+            if record is not None:
+                records.append(record)
+        return records
 
     def position(self, topic: str, partition: int) -> int:
         return self._reader.position(topic, partition)
@@ -295,48 +307,53 @@ class JoiningReader:
     def close(self) -> None:
         self._reader.close()
 
-    def _whole(self, message: Message) -> Message | None:
+    def _joined(self, message: Message) -> Message | None:
+        """The message itself if it is no chunk, or the record that it completes."""
         chunk = chunk_of(message)
         if chunk is None:
             return message
-        where = message.topic, message.partition
-        assembler = self._assemblers.setdefault(where, ChunkAssembler())
-        oldest = message.offset - SPAN_RECORDS  # where its record can have begun
-        if not assembler.is_expected(chunk) and oldest < self._origins[where]:
-            assembler = self._assemblers[where] = self._read_back(chunk)
+        tp = message.topic, message.partition
+        assembler = self._assemblers.setdefault(tp, ChunkAssembler())
+        oldest = message.offset - SPAN_RECORDS  # its record cannot have begun before
+        if not assembler.is_expected(chunk) and oldest < self._seen_from[tp]:
+            assembler = self._read_back(chunk)
+            self._assemblers[tp] = assembler
         if (
             not assembler.is_expected(chunk)
-            and oldest < self._positions[where]
-            and self._begins_with_retention(where)
+            and oldest < self._start_offsets[tp]
+            and self._begins_with_retention(tp)
         ):
-            # the chunks before it are deleted: the first whole record is the first one here
+            # Retention has deleted the chunks before it, so this record is skipped.
             return None
         return assembler.add(chunk)
 
-    def _begins_with_retention(self, where: TopicPartition) -> bool:
-        """Has this reader begun at the first record that retention has left?"""
-        if where not in self._cut:
-            self._cut[where] = 0 < self._positions[where] <= beginning_offset(self._log, *where)
-        return self._cut[where]
+    def _begins_with_retention(self, tp: TopicPartition) -> bool:
+        """Whether this reader has begun at the first record that retention has left."""
+        if tp not in self._starts_at_retention:
+            start = self._start_offsets[tp]
+            self._starts_at_retention[tp] = 0 < start <= beginning_offset(self._log, *tp)
+        return self._starts_at_retention[tp]
 
     def _read_back(self, chunk: Chunk) -> ChunkAssembler:
-        """What the chunks before this one have begun, from as far back as its first one, or as it
-        could be.
+        """An assembler that has been given the chunks before this one, from so far back that the
+        first chunk of its record is among them, or cannot be found.
         """
         message = chunk.message
-        where = message.topic, message.partition
-        first = beginning_offset(self._log, *where)
+        tp = message.topic, message.partition
+        oldest = max(beginning_offset(self._log, *tp), message.offset - SPAN_RECORDS, 0)
         distance = 4 * chunk.number
-        assembler = ChunkAssembler()
-        while not assembler.is_expected(chunk):
-            begin = max(first, message.offset - distance, message.offset - SPAN_RECORDS, 0)
+        while True:
+            begin = max(oldest, message.offset - distance)
             assembler = ChunkAssembler()
-            for before in read(self._log, *where, begin, message.offset, whole=False):
-                if (its_chunk := chunk_of(before)) is not None:
-                    assembler.add(its_chunk)
-            self._origins[where] = min(self._origins[where], begin)
-            if begin in (first, 0) or begin == message.offset - SPAN_RECORDS:
-                self._origins[where] = min(begin, message.offset - SPAN_RECORDS)
-                break
+            for before in read(self._log, *tp, begin, message.offset, whole=False):
+                chunk_before = chunk_of(before)
+                if chunk_before is not None:
+                    assembler.add(chunk_before)
+            self._seen_from[tp] = min(self._seen_from[tp], begin)
+            if begin == oldest:
+                # Nothing further back can belong to the record.
+                self._seen_from[tp] = min(begin, message.offset - SPAN_RECORDS)
+                return assembler
+            if assembler.is_expected(chunk):
+                return assembler
             distance *= 16
-        return assembler
