@@ -16,7 +16,7 @@ import pytest
 import uv
 
 import streamrl
-from streamrl.cli import EXTRAS
+from streamrl.cli.group import EXTRAS
 from streamrl.log.memory import MemoryLog
 from streamrl.recordings.archive import export
 from tests.support.data_path import RUN, TOPICS, play

@@ -14,7 +14,7 @@ from typing import Any
 
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
-from streamrl.cli import LOG_FORMAT
+from streamrl.cli.shared import LOG_FORMAT
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError

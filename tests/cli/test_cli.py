@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from streamrl import cli as command_line
 from streamrl.cli import cli
+from streamrl.cli.group import RunName
 from streamrl.errors import BrokerUnreachable
 from tests.support.waiting import patience
 
@@ -152,7 +152,7 @@ def test_unexpected_errors_are_one_line_with_their_place(monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise KeyError("gone")
 
-    monkeypatch.setattr(command_line, "_load", fail)
+    monkeypatch.setattr("streamrl.cli.run.load_run", fail)
     result = CliRunner().invoke(cli, ["status", "r"])
     assert result.exit_code == 1
     assert (
@@ -165,7 +165,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "runs/r/report.json")
 
-    monkeypatch.setattr(command_line, "_load", fail)
+    monkeypatch.setattr("streamrl.cli.run.load_run", fail)
     result = CliRunner().invoke(cli, ["status", "r"])
     assert (result.exit_code, result.stderr) == (
         1,
@@ -177,7 +177,7 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command_line, "_load", interrupt)
+    monkeypatch.setattr("streamrl.cli.run.load_run", interrupt)
     assert CliRunner().invoke(cli, ["status", "r"]).exit_code == 130
 
 
@@ -206,7 +206,7 @@ def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "run.yaml").write_text(RUN)
     context = click.Context(cli)
-    items = command_line.RunName().shell_complete(context, click.Argument(["run"]), "f")
+    items = RunName().shell_complete(context, click.Argument(["run"]), "f")
     assert [(item.value, item.type) for item in items] == [("first", "plain"), ("f", "file")]
 
 

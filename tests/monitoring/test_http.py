@@ -289,7 +289,8 @@ def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
         served.append((part, at))
         raise StreamrlError("far enough")
 
-    monkeypatch.setattr(cli, "_log", log)
+    monkeypatch.setattr("streamrl.cli.shared.open_log", log)
+    monkeypatch.setattr("streamrl.cli.run.open_log", log)
     monkeypatch.setattr(http, "serving", serve)
     line = [str(file) if word == "FILE" else word for word in command]
     said = {"STREAMRL_METRICS_HOST": "0.0.0.0", "STREAMRL_METRICS_PORT": "8"}

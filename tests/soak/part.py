@@ -32,14 +32,14 @@ def stand_in(file: str, main: Callable[..., None], *arguments: object) -> None:
     """Starts and ends as `streamrl` does."""
     import logging
 
-    from streamrl import cli
+    from streamrl.cli.shared import LOG_FORMAT
     from streamrl.config import run_file
     from streamrl.errors import StreamrlError
     from streamrl.local_kafka import connect
     from streamrl.log.kafka import KafkaLog
     from streamrl.processor.signals import stop_on
 
-    logging.basicConfig(level=logging.INFO, format=cli.LOG_FORMAT, stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     stopped = stop_on([signal.SIGTERM])
     try:
         run = run_file.load(file)

@@ -1,0 +1,188 @@
+"""The parts of a run, in the order of the loop."""
+
+from __future__ import annotations
+
+import click
+
+from streamrl.cli.group import RunName, cli, index_option, metrics_options, run_argument
+from streamrl.cli.shared import run_part
+from streamrl.config import topology
+
+
+@click.command()
+@click.argument("run", metavar="[RUN]", type=RunName())
+@click.argument("name", metavar="NAME", required=False)
+@index_option(topology.ENV)
+@metrics_options
+def env(run: str, name: str | None, index: int) -> None:
+    """Pose problems, sample and publish rollouts, as env NAME of the run.
+
+    NAME may be its kind, as verifiers:MODULE. Without RUN, of the run in runs/ that has such an
+    env.
+    """
+    from streamrl.config.topology import env_part
+    from streamrl.envs.process import main, resolve_env
+    from streamrl.orchestrator.run_directory import with_env
+
+    if name is None:
+        run, name = with_env(run), run
+    asked = name
+    run_part(run, lambda settings: env_part(resolve_env(settings, asked), index), main, name, index)
+
+
+@click.command()
+@run_argument
+@metrics_options
+def buffer(run: str) -> None:
+    """Turn rollouts into scored groups."""
+    from streamrl.buffer.process import main
+
+    run_part(run, lambda settings: "buffer", main)
+
+
+@click.command()
+@run_argument
+@metrics_options
+def batcher(run: str) -> None:
+    """Turn scored groups into batches."""
+    from streamrl.batcher.process import main
+
+    run_part(run, lambda settings: "batcher", main)
+
+
+@click.command()
+@run_argument
+@index_option(topology.SCORER)
+@metrics_options
+def scorer(run: str, index: int) -> None:
+    """Compute the reference's logprobs of batches, as one worker of the pool."""
+    from streamrl.config.topology import scorer_part
+    from streamrl.scorer.process import main
+
+    run_part(run, lambda settings: scorer_part(index), main, index)
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--name", default=None, help="Of the learner; default: the lead, learner.name of the run file."
+)
+@click.option(
+    "--at",
+    "version",
+    type=click.IntRange(0),
+    help="A second learner: begin as the lead was at this version. Default: as the run began.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A second learner: a learner.* setting of its own; may be repeated.",
+)
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    help="This is one of several processes that are the learner, whose first waits there.",
+)
+@click.option("--processes", type=click.IntRange(1), help="With --coordinator: how many.")
+@click.option(
+    "--index",
+    type=click.IntRange(0),
+    help="With --coordinator: which of them this is; 0 announces the versions.",
+)
+@metrics_options
+def learner(
+    run: str,
+    name: str | None,
+    version: int | None,
+    overrides: tuple[str, ...],
+    coordinator: str | None,
+    processes: int | None,
+    index: int | None,
+) -> None:
+    """Train on batches, announce policy versions.
+
+    With a --name of its own it is a second learner: it follows the same batches, and nobody follows
+    its versions.
+    """
+    from streamrl.config.topology import learner_identity
+    from streamrl.learner.distributed import Place
+    from streamrl.learner.process import main
+
+    place = None
+    if (
+        coordinator is not None
+        and processes is not None
+        and index is not None
+        and index < processes
+    ):
+        place = Place(coordinator, processes, index)
+    elif not (coordinator is processes is index is None):
+        raise click.UsageError(
+            "--coordinator, --processes and --index belong together, and the processes are numbered from 0."
+        )
+    which = f"-process-{index}" if index else ""
+    run_part(
+        run,
+        lambda settings: learner_identity(name or settings.learner.name) + which,
+        main,
+        name,
+        version,
+        overrides,
+        place,
+    )
+
+
+@click.command()
+@run_argument
+@index_option(topology.INFERENCE)
+@click.option(
+    "--pool", default="generation", help="Of inference.pools in the run file.", show_default=True
+)
+@metrics_options
+def inference(run: str, index: int, pool: str) -> None:
+    """Own one vLLM: keep it on the newest policy version."""
+    from streamrl.config.topology import inference_part
+    from streamrl.inference.process import main
+
+    run_part(run, lambda settings: inference_part(pool, index), main, index, pool)
+
+
+@click.command()
+@run_argument
+@metrics_options
+def evaluator(run: str) -> None:
+    """Evaluate every n-th policy version on held-out problems."""
+    from streamrl.evaluator.process import PART, main
+
+    run_part(run, lambda settings: PART, main)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the shell's completion script.
+
+    \b
+    bash:  eval "$(streamrl completion bash)"      in ~/.bashrc
+    zsh:   eval "$(streamrl completion zsh)"       in ~/.zshrc, after compinit
+    fish:  streamrl completion fish | source       in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "streamrl", "_STREAMRL_COMPLETE").source())
+
+
+COMMANDS = (
+    env,
+    buffer,
+    batcher,
+    scorer,
+    learner,
+    inference,
+    evaluator,
+    completion,
+)

@@ -1,0 +1,206 @@
+"""A recorded run: account for it, run it again, fork it, export it, mend it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from streamrl.cli.group import run_argument
+from streamrl.cli.shared import connect, console, load_run, open_recording
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--by-version",
+    is_flag=True,
+    help="A row for each policy version that made rollouts, and for each batch which versions made it.",
+)
+def audit(run: str, by_version: bool) -> None:
+    """Account for every rollout: published = fates + in flight. RUN may be the directory of an
+    export.
+    """
+    from streamrl.recordings.show import show_audit
+
+    with open_recording(run) as (settings, log):
+        code = show_audit(settings, log, by_version, console())
+    sys.exit(code)
+
+
+@click.command()
+@run_argument
+@click.option("--part", metavar="NAME", help="Only this one: buffer or batcher.")
+@click.option("--step", type=int, help="Stop there and print the state.")
+@click.option(
+    "--weights",
+    is_flag=True,
+    help="Train again as well, and compare the hash of every policy version; on the machine that made them.",
+)
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(0),
+    help="With --weights: begin with the checkpoint of this version.",
+)
+def replay(run: str, part: str | None, step: int | None, weights: bool, first: int | None) -> None:
+    """Run the journals again and compare every group and batch, bit for bit. RUN may be the
+    directory of an export.
+    """
+    from streamrl.recordings.show import show_replay
+    from streamrl.recordings.weights import show_weights
+
+    if first is not None and not weights:
+        raise click.UsageError("--from needs --weights.")
+    with open_recording(run) as (settings, log):
+        code = show_replay(settings, log, part, step, console())
+        if weights and not code:
+            code = show_weights(settings, log, first, console())
+    sys.exit(code)
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--at",
+    "version",
+    type=click.IntRange(0),
+    required=True,
+    help="The policy version that it begins with.",
+)
+@click.option("--as", "name", required=True, help="Name of the new run.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, as learner.loss=clipped-ratio; may be repeated.",
+)
+@click.option(
+    "--rollouts",
+    is_flag=True,
+    help="Take along the rollouts that were recorded and not trained on by then.",
+)
+def fork(run: str, version: int, name: str, overrides: tuple[str, ...], rollouts: bool) -> None:
+    """Make a new run that begins with a version of RUN, live or stopped, under other settings. RUN
+    is only read.
+    """
+    import time
+
+    from streamrl.recordings.fork import show_fork
+
+    show_fork(load_run(run), name, version, overrides, rollouts, time.time(), console())
+
+
+@click.command()
+@run_argument
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+def export(run: str, directory: Path) -> None:
+    """Write all topics of a run to Parquet files in DIR: to query, to keep, to replay without a
+    broker.
+    """
+    from streamrl.recordings.show_archive import show_export
+
+    with open_recording(run) as (settings, log):
+        show_export(settings, log, directory, console())
+
+
+@click.command("import")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--as",
+    "name",
+    metavar="NEW",
+    default="",
+    help="Name of the run that is made; default: the one it had.",
+)
+def import_(directory: Path, name: str) -> None:
+    """Make a run of an export, every record at its old offset."""
+    from streamrl.recordings.show_archive import show_import
+
+    show_import(directory, name, console())
+
+
+@click.command("export-model")
+@run_argument
+@click.option("--version", type=click.IntRange(0), help="Which policy; default: the newest.")
+@click.option(
+    "--to",
+    "directory",
+    metavar="DIR",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Where to write it.",
+)
+def export_model(run: str, version: int | None, directory: Path) -> None:
+    """Write a policy version as a directory that transformers and vLLM load: weights, settings,
+    tokenizer, chat template.
+
+    A version whose weights are deleted is computed again from the recorded batches.
+    """
+    from streamrl.recordings.export_model import show_export_model
+
+    with open_recording(run) as (settings, log):
+        show_export_model(settings, log, version, directory, console())
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """What could not be used: list it, look at it, put it back."""
+
+
+@dead_letters.command("list")
+@run_argument
+def list_letters(run: str) -> None:
+    """Count what was put aside, by topic and cause."""
+    from streamrl.log.kafka import KafkaLog
+    from streamrl.recordings.show_dead_letters import show_list
+
+    with connect(load_run(run)) as (settings, kafka):
+        show_list(KafkaLog(kafka, settings.run), console())
+
+
+@dead_letters.command("show")
+@run_argument
+@click.argument("place", metavar="TOPIC[PARTITION]@OFFSET")
+def show_letter(run: str, place: str) -> None:
+    """Show one record: the cause, its headers, its fields as far as they can be read, its bytes."""
+    from streamrl.log.kafka import KafkaLog
+    from streamrl.recordings import show_dead_letters
+
+    with connect(load_run(run)) as (settings, kafka):
+        show_dead_letters.show_letter(KafkaLog(kafka, settings.run), place, console())
+
+
+@dead_letters.command("retry")
+@run_argument
+@click.argument("which", metavar="[TOPIC | TOPIC[PARTITION]@OFFSET]", required=False)
+@click.option("--cause", default="", help="Only those whose cause contains this.")
+@click.option("--all", "everything", is_flag=True, help="Of every topic and cause.")
+def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> None:
+    """Put records back to the topic they came from, each once for ever.
+
+    For when what was wrong with them is mended: a part that did not know a field, a version nobody
+    had announced yet. What is refused again is a new letter.
+    """
+    from streamrl.log.kafka import KafkaLog
+    from streamrl.recordings.show_dead_letters import put_back
+
+    if not (which or cause or everything):
+        raise click.UsageError(
+            "Say what to put back: a topic, the place of one record, --cause, or --all."
+        )
+    with connect(load_run(run)) as (settings, kafka):
+        put_back(KafkaLog(kafka, settings.run), which, cause, console())
+
+
+COMMANDS = (
+    audit,
+    replay,
+    fork,
+    export,
+    import_,
+    export_model,
+    dead_letters,
+)

@@ -1,0 +1,211 @@
+"""A whole run: start it, watch it, end it, look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import click
+
+from streamrl.cli.group import metrics_options, run_argument
+from streamrl.cli.shared import (
+    connect,
+    console,
+    exit_with_signal,
+    is_export,
+    listen_override,
+    load_run,
+    open_log,
+    open_recording,
+    serving,
+    stop_on_signals,
+)
+
+
+@click.command()
+@run_argument
+@click.option("--resume", is_flag=True, help="Go on with the run where it was.")
+@click.option(
+    "--fresh", is_flag=True, help="Archive the run of that name, if there is one, and begin anew."
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting of the run file, as learner.learning_rate=3e-4; may be repeated.",
+)
+@metrics_options
+def up(run: str, resume: bool, fresh: bool, overrides: tuple[str, ...]) -> None:
+    """Start all parts of a run, watch it, end it at its target."""
+    from streamrl.orchestrator import process
+
+    with stop_on_signals() as (stop, caught):
+        code = process.up(load_run(run, overrides), stop, resume, fresh, listen_override())
+    sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
+
+
+@click.command()
+@run_argument
+@metrics_options
+def orchestrator(run: str) -> None:
+    """Watch a run whose parts were started by hand; end with its report."""
+    from streamrl.orchestrator import process
+
+    with (
+        stop_on_signals() as (stop, caught),
+        open_log(load_run(run)) as (settings, log),
+        serving(settings, log, "orchestrator") as watched,
+    ):
+        code = process.main(settings, watched, stop)
+    sys.exit(128 + caught[0] if caught and code == process.INTERRUPTED else code)
+
+
+@click.command()
+@run_argument
+def down(run: str) -> None:
+    """Stop a run that `up` started, in whatever terminal."""
+    from streamrl.orchestrator import run_directory
+
+    settings = load_run(run)
+    click.echo(f"run {settings.run} stopped (process {run_directory.stop(settings)})")
+
+
+@click.command()
+@run_argument
+def status(run: str) -> None:
+    """Show parts, lag, versions and the last step, of a live run or a stopped one."""
+    from streamrl.monitoring.status import show
+
+    show(load_run(run))
+
+
+@click.command()
+@run_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8650,
+    show_default=True,
+    help="0: any free one.",
+)
+@click.option(
+    "--public", is_flag=True, help="Listen where other machines reach it. There is no login."
+)
+def dashboard(run: str, host: str, port: int, public: bool) -> None:
+    """Serve a web page of a run, live or finished: the loop, curves, batches, every rollout, as it
+    was at any step.
+
+    RUN may be the directory of an export.
+    """
+    from functools import partial
+
+    from streamrl.dashboard.reading import log_of, lost
+    from streamrl.errors import ConfigError
+
+    try:
+        from streamrl.dashboard.server import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the dashboard needs {error.name}; install streamrl[dashboard]"
+        ) from None
+    with stop_on_signals() as (stop, caught):
+        if is_export(run):
+            with open_recording(run) as (settings, log):
+                serve(settings, lambda: contextlib.nullcontext(log), stop, host, port, public)
+        else:
+            settings = load_run(run)
+            serve(
+                settings,
+                partial(log_of, settings, stop),
+                stop,
+                host,
+                port,
+                public,
+                partial(lost, settings),
+            )
+    exit_with_signal(caught)
+
+
+@click.command()
+@run_argument
+def report(run: str) -> None:
+    """Make report.json and reward.png again from the topics."""
+    from streamrl.log.kafka import KafkaLog
+    from streamrl.monitoring import report as reports
+
+    with connect(load_run(run)) as (settings, kafka):
+        click.echo(reports.in_words(reports.write(settings, KafkaLog(kafka, settings.run))))
+
+
+@click.command("eval")
+@run_argument
+@click.option(
+    "--version",
+    "asked",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Of the policy; may be repeated. Default: the newest.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Every announced version whose weights are kept."
+)
+@click.option(
+    "--env",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this one of eval.envs; may be repeated.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, as eval.envs.NAME.samples=16; may be repeated.",
+)
+@click.option(
+    "--list", "listed", is_flag=True, help="Show what evaluations there are; evaluate nothing."
+)
+def evaluate(
+    run: str,
+    asked: tuple[int, ...],
+    everything: bool,
+    names: tuple[str, ...],
+    overrides: tuple[str, ...],
+    listed: bool,
+) -> None:
+    """Have policy versions of a live or stopped run solve held-out problems: pass@k, with 95 %
+    confidence intervals.
+
+    On a server of its own. What comes of it goes to the topic evals; nothing is trained on it.
+    """
+    from streamrl.evaluator.show import show_eval, show_recorded
+    from streamrl.log.kafka import KafkaLog
+    from streamrl.monitoring.status import PIPE_COLUMNS
+
+    if everything and asked:
+        raise click.UsageError("--version and --all exclude each other.")
+    with (
+        stop_on_signals() as (stop, caught),
+        connect(load_run(run, overrides)) as (settings, kafka),
+    ):
+        log = KafkaLog(kafka, settings.run)
+        wide = console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+        if listed:
+            show_recorded(settings, log, names, wide)
+        else:
+            show_eval(settings, log, asked, everything, names, stop, wide)
+    exit_with_signal(caught)
+
+
+COMMANDS = (
+    up,
+    orchestrator,
+    down,
+    status,
+    dashboard,
+    report,
+    evaluate,
+)

@@ -1,0 +1,174 @@
+"""What commands share: the run and its log, signals, and what is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamrl.errors import TopicMissing, escaped
+from streamrl.processor.signals import stop_on
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from streamrl.config.run_file import RunFile
+    from streamrl.log.protocol import Log
+    from streamrl.monitoring.http import Asked
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+# Libraries whose INFO lines are noise.
+QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "jax", "matplotlib", "openai", "urllib3")
+
+
+def run_part(
+    run: str, part: Callable[[RunFile], str], main: Callable[..., None], *arguments: Any
+) -> None:
+    """Run a part under the name that `part` gives, until a signal, or until it fails."""
+    from streamrl.processor.tuning import settle_in
+
+    settle_in()
+    with (
+        stop_on_signals() as (stop, caught),
+        open_log(load_run(run)) as (settings, log),
+        serving(settings, log, part(settings)) as watched,
+    ):
+        main(settings, watched, stop, *arguments)
+    exit_with_signal(caught)
+
+
+def serving(settings: RunFile, log: Log, part: str) -> contextlib.AbstractContextManager[Log]:
+    """The log of a part that serves /livez, /readyz and /metrics."""
+    from streamrl.monitoring.http import serving
+
+    return serving(settings, log, part, listen_override())
+
+
+def listen_override() -> Asked:
+    """Where to serve the pages, if the command line or the environment says so."""
+    from streamrl.monitoring.http import Asked
+
+    said = click.get_current_context().meta
+    return Asked(said.get("streamrl.metrics_host"), said.get("streamrl.metrics_port"))
+
+
+def exit_with_signal(caught: list[int]) -> None:
+    """Exit as shells expect it after Ctrl-C. SIGTERM is an ordinary end."""
+    if signal.SIGINT in caught:
+        sys.exit(128 + signal.SIGINT)
+
+
+def load_run(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
+    from streamrl.orchestrator.run_directory import find
+
+    return find(run, overrides)
+
+
+def is_export(run: str) -> bool:
+    return os.path.isdir(run) and not os.path.isfile(os.path.join("runs", run, "run.yaml"))
+
+
+@contextlib.contextmanager
+def open_recording(run: str) -> Iterator[tuple[RunFile, Log]]:
+    """A run that is only read, and its log: on its Kafka, or in the directory of an export."""
+    if is_export(run):
+        from streamrl.log.parquet import FileLog
+        from streamrl.recordings.archive import run_of
+
+        files = FileLog(Path(run))
+        yield run_of(files), files
+        return
+    from streamrl.log.kafka import KafkaLog
+
+    with connect(load_run(run)) as (settings, kafka):
+        yield settings, KafkaLog(kafka, settings.run)
+
+
+@contextlib.contextmanager
+def connect(settings: RunFile) -> Iterator[tuple[RunFile, dict[str, Any]]]:
+    """librdkafka settings of the run's Kafka."""
+    from streamrl.local_kafka.connect import connect_or_start
+
+    with connect_or_start(settings) as kafka:
+        yield settings, kafka
+
+
+@contextlib.contextmanager
+def open_log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
+    """The run's log on a Kafka that is running and has its topics."""
+    from streamrl.local_kafka.connect import client_settings
+    from streamrl.log.kafka import KafkaLog
+
+    log = KafkaLog(client_settings(settings), settings.run)
+    if not log.topics():
+        raise TopicMissing(
+            f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl topics apply RUN.yaml`"
+        )
+    try:
+        yield settings, log
+    finally:
+        log.close()
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[tuple[threading.Event, list[int]]]:
+    """An event that SIGTERM, Ctrl-C and the death of the terminal set, and the signals that came. A
+    second Ctrl-C is a KeyboardInterrupt.
+    """
+    start_logging()
+    caught = list[int]()
+
+    def note(number: int) -> None:
+        if number == signal.SIGINT and number in caught:
+            raise KeyboardInterrupt
+        # nobody reads any more, and a write to a terminal that is gone is an error
+        if number == signal.SIGHUP:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nowhere, stream)
+        caught.append(number)
+
+    stop = stop_on((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), note)
+    yield stop, caught
+
+
+def start_logging() -> None:
+    import logging
+
+    level = os.environ.get("STREAMRL_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise click.UsageError(
+            f"STREAMRL_LOG is {level!r}; give one of DEBUG, INFO, WARNING, ERROR"
+        )
+    logging.basicConfig(
+        level=level, format=LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr
+    )
+
+    class Escaped(logging.Formatter):
+        """A line may quote what others have written."""
+
+        def format(self, record: logging.LogRecord) -> str:
+            return escaped(super().format(record))
+
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(Escaped(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def print_lines(lines: list[Any], otherwise: str) -> None:
+    click.echo("\n".join(map(str, lines)) if lines else otherwise)
+
+
+def console(width: int | None = None) -> Console:
+    """Where tables are printed. Long lines stay whole, so that they can be piped."""
+    from rich.console import Console
+
+    return Console(width=width, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""The broker of a run and its topics."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from streamrl.cli.group import RunName, run_argument
+from streamrl.cli.shared import (
+    connect,
+    exit_with_signal,
+    load_run,
+    print_lines,
+    start_logging,
+    stop_on_signals,
+)
+
+
+@click.command()
+@click.argument("run", metavar="[RUN]", type=RunName(), required=False)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Of 127.0.0.1; 0: the one of last time, or any free one.",
+)
+@click.option(
+    "--download", is_flag=True, help="Only fetch Kafka, so that later starts need no network."
+)
+def broker(run: str | None, port: int, download: bool) -> None:
+    """Be the run's own Apache Kafka, with its data in the run's directory."""
+    from streamrl.local_kafka import distribution
+    from streamrl.local_kafka.connect import serve
+
+    if download:
+        start_logging()
+        click.echo(distribution.ensure_jars())
+        return
+    if run is None:
+        raise click.UsageError("Missing argument 'RUN'.")
+    with stop_on_signals() as (stop, caught):
+        serve(load_run(run), stop, port)
+    exit_with_signal(caught)
+
+
+@click.group()
+def topics() -> None:
+    """Topics as code: render, plan, apply, diff, delete, and who may use them."""
+
+
+@topics.command()
+@run_argument
+@click.option("--cluster", default="streamrl", show_default=True, help="Name of Strimzi's Kafka.")
+def render(run: str, cluster: str) -> None:
+    """Write the run's KafkaTopics, for kubectl."""
+    from streamrl.log import topics as planned
+
+    click.echo(planned.render(load_run(run), cluster), nl=False)
+
+
+@topics.command()
+@run_argument
+def plan(run: str) -> None:
+    """List the topics that the run wants; asks no broker."""
+    from streamrl.log import topics as planned
+
+    for topic in planned.plan(load_run(run)):
+        click.echo(
+            f"{topic.name}  partitions {topic.partitions}, replicas {topic.replicas}  {' '.join(f'{k}={v}' for k, v in topic.config.items())}"
+        )
+
+
+@topics.command()
+@run_argument
+def apply(run: str) -> None:
+    """Make the broker's topics as planned."""
+    from streamrl.log import topics as planned
+
+    with connect(load_run(run)) as (settings, kafka):
+        print_lines(planned.apply(settings, kafka), "nothing to change")
+
+
+@topics.command()
+@run_argument
+def diff(run: str) -> None:
+    """Show what apply would do; exit code 1 if anything."""
+    from streamrl.log import topics as planned
+
+    with connect(load_run(run)) as (settings, kafka):
+        changes = planned.diff(settings, kafka)
+    print_lines(changes, "no difference")
+    sys.exit(1 if changes else 0)
+
+
+@topics.command()
+@run_argument
+@click.option(
+    "--apply", "applied", is_flag=True, help="Have the broker allow it; needs a user who may."
+)
+@click.option("--render", "rendered", is_flag=True, help="Write KafkaUsers, for kubectl.")
+@click.option(
+    "--cluster",
+    default="streamrl",
+    show_default=True,
+    help="With --render: name of Strimzi's Kafka.",
+)
+def acls(run: str, applied: bool, rendered: bool, cluster: str) -> None:
+    """List what each role may do on the broker, or make it so."""
+    from streamrl.log import acls as access
+
+    if applied and rendered:
+        raise click.UsageError("--apply and --render exclude each other.")
+    settings = load_run(run)
+    if rendered:
+        click.echo(access.render(settings, cluster), nl=False)
+        return
+    if not applied:
+        print_lines(access.in_words(settings), "")
+        return
+    with connect(settings) as (settings, kafka):
+        print_lines(access.apply(settings, kafka), "")
+
+
+@topics.command()
+@run_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(run: str, yes: bool) -> None:
+    """Delete all topics of the run, and what they hold."""
+    from streamrl.log import topics as planned
+
+    with connect(load_run(run)) as (settings, kafka):
+        if not yes:
+            click.confirm(
+                f"Delete every topic of run {settings.run} on {kafka['bootstrap.servers']}, with all records?",
+                abort=True,
+            )
+        print_lines(planned.delete(settings, kafka), "there are none")
+
+
+COMMANDS = (
+    broker,
+    topics,
+)
