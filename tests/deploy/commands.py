@@ -28,10 +28,10 @@ def check_command(command: Sequence[str], mounted: Mapping[str, str]) -> None:
     match found.name:
         case "env":
             assert (
-                given["name"] in run.envs and given["replica"] < run.envs[given["name"]].replicas
+                given["name"] in run.envs and given["index"] < run.envs[given["name"]].replicas
             ), command
         case "scorer":
-            assert given["worker"] < run.scorer.replicas, command
+            assert given["index"] < run.scorer.replicas, command
         case "inference":
             assert given["pool"] in run.inference.sizes, command
         case "apply" | "buffer" | "batcher" | "learner" | "orchestrator" | "evaluator":
