@@ -132,7 +132,7 @@ def test_a_port_that_is_taken_is_named_with_who_has_it(directory: Path):
         port = other.getsockname()[1]
         with pytest.raises(
             PortTaken,
-            match=rf"port {port} .* \(pid {os.getpid()}\); stop it, or give another one with --port",
+            match=rf"port {port} .* \(pid {os.getpid()}\); stop it, or give another one with",
         ):
             broker.start(directory, port)
     assert broker.find(directory) is None

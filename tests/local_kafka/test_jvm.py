@@ -14,22 +14,26 @@ from streamrl.local_kafka import jvm
     ("log", "error", "says"),
     [
         (
-            "ERROR Error while writing meta.properties (o.a.k)\njava.io.IOException: No space left on device",
+            "ERROR Error while writing meta.properties (o.a.k)\n"
+            "java.io.IOException: No space left on device",
             BrokerError,
             "disk that holds .* is full",
         ),
         (
-            "KafkaException: Socket server failed to bind to 127.0.0.1:20001: Address already in use.",
+            "KafkaException: Socket server failed to bind to 127.0.0.1:20001: "
+            "Address already in use.",
             PortTaken,
             "port 20001",
         ),
         (
-            "KafkaException: Failed to acquire lock on file .lock in /x. A Kafka instance in another process or thread",
+            "KafkaException: Failed to acquire lock on file .lock in /x. "
+            "A Kafka instance in another process or thread",
             BrokerError,
             "another Kafka works in",
         ),
         (
-            "RuntimeException: Stored node id 7 doesn't match previous node id 1 in meta.properties",
+            "RuntimeException: Stored node id 7 doesn't match previous node id 1 "
+            "in meta.properties",
             BrokerError,
             "another Kafka's; move it away",
         ),

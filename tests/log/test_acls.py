@@ -157,7 +157,7 @@ def write(people: People, role: str, identity: str, *names: str) -> int:
         writer.close()
 
 
-def mark(people: People, role: str, identity: str, position: tuple[str, int]) -> None:
+def commit_offsets(people: People, role: str, identity: str, position: tuple[str, int]) -> None:
     writer = people.log(role).writer(identity)
     try:
         writer.commit_offsets({position: 0})
@@ -266,9 +266,9 @@ def test_nobody_can_be_somebody_else(people: People):
         AccessDenied,
         match=people.refused("env-a", f"commit offsets of group {people.run.run}.env-a-0"),
     ):
-        mark(people, "env-a", "env-a-0", ("servers", 0))
+        commit_offsets(people, "env-a", "env-a-0", ("servers", 0))
     assert write(people, "learner", "learner-another", "policy-versions") == 0
-    mark(people, "learner", "learner-another", ("batches", 0))
+    commit_offsets(people, "learner", "learner-another", ("batches", 0))
 
 
 def test_the_inference_agent_announces_nothing(people: People):

@@ -60,6 +60,11 @@ class Exported(Log):
     def producer(self) -> MemoryProducer:
         return self._memory.producer()
 
+    def committed_offsets(self, identity: str) -> dict[TopicPartition, int]:
+        return self._memory.committed_offsets(identity)
+
+    def close(self) -> None: ...
+
     def _files(self) -> FileLog:
         return export(self._memory, RUN, self._directory / uuid.uuid4().hex)
 

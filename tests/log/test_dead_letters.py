@@ -45,17 +45,17 @@ def test_a_letter_is_the_record_as_it_came_with_what_is_wrong():
     assert str(letter) == "rollouts.copy[1]@7"
 
 
-def test_put_back_it_is_what_came_and_a_note_says_so():
+def test_a_requeued_letter_is_what_came_and_a_marker_says_so():
     letter = parse_dead_letter(letter_message())
     assert letter is not None
-    again, note = requeue(letter)
-    assert again == RUBBISH._replace(partition=-1, offset=-1)  # by its key, as its sender would
+    record, marker = requeue(letter)
+    assert record == RUBBISH._replace(partition=-1, offset=-1)  # by its key, as its sender would
     assert (
-        note.topic == "dead-letters.rollouts.copy"
-        and note.partition == 0
-        and requeued_offset(note) == 3
+        marker.topic == "dead-letters.rollouts.copy"
+        and marker.partition == 0
+        and requeued_offset(marker) == 3
     )
-    assert parse_dead_letter(note) is None and requeued_offset(letter_message()) is None
+    assert parse_dead_letter(marker) is None and requeued_offset(letter_message()) is None
 
 
 def test_a_rollout_that_can_be_read_is_kept_as_it_came_too():

@@ -1,5 +1,5 @@
-"""What is Kafka's alone: offset commits that take no memory, errors without a topic, limits that follow
-bytes.
+"""What only Kafka has: offset commits that take no memory, errors without a topic, limits that
+follow bytes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reading up to an end that is known (`log/protocol.py`): it comes to one, whatever the log does
-meanwhile.
+"""A read whose end is known comes to an end, whatever the log does meanwhile; and what is asked of a
+log (`log/protocol.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamrl.records import Slice
 
 
 class Vanishing(MemoryLog):
-    """It says that more lies in it than a reader ever gets, as a broker that goes while it is read."""
+    """Claims more than a reader ever gets, like a broker that goes away while it is read."""
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {tp: offset + 5 for tp, offset in super().end_offsets(partitions).items()}
