@@ -7,7 +7,7 @@ over the parts of a batch.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,16 +45,17 @@ class Objective(NamedTuple):
     parts: int = 1
 
     def __call__(
-        self, model: Any, arrays: tuple[NamedArray, ...], *, key: Any = None
+        self, model: Any, inputs: tuple[RlExample, NamedArray], *, key: Any = None
     ) -> tuple[jax.Array, Metrics]:
-        """Scalar loss of one part, and metrics. `arrays`: the fields of an RlExample and the
-        tokens' weights, named, for the trainer shards by the names of axes.
+        """Scalar loss of one part, and metrics. `inputs`: the example and the weights of its
+        tokens. Their arrays are named, as the trainer shards by the names of axes.
 
         The trainer averages over the parts; the weights are the whole batch's already, so that
         their sum is wanted: each part counts `parts` times.
         """
-        *fields, weights = (cast(Any, array.array) for array in arrays)
-        example = RlExample(*fields)
+        example, weights = jax.tree.map(
+            lambda named: named.array, inputs, is_leaf=lambda leaf: isinstance(leaf, NamedArray)
+        )
         loss, metrics = self.of(predict(model, example), example, weights)
         return loss * self.parts, metrics
 

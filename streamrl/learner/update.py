@@ -207,9 +207,8 @@ class Updater:
         example = arranged(example, layout.order)
         if self.config.normalize_advantages:
             example = normalized(example)
-        info = layout.trainer.train_step(
-            state, tuple(spread(array, layout.trainer) for array in (*example, weights))
-        )
+        inputs = jax.tree.map(lambda array: spread(array, layout.trainer), (example, weights))
+        info = layout.trainer.train_step(state, inputs)
         measured = {
             name.removeprefix("train/"): float(value)
             for name, value in self._tracker.values.items()
@@ -271,8 +270,14 @@ def arranged(example: RlExample, order: np.ndarray) -> RlExample:
     """With its rows in that order, and padding where it says so."""
     if np.array_equal(order, np.arange(len(example.input_ids))):
         return example
-    padding = empty_example(1, example.input_ids.shape[1])  # behind the others, where -1 finds it
-    return RlExample(*(np.concatenate(pair)[order] for pair in zip(example, padding, strict=True)))
+    # behind the other rows, where -1 finds it
+    padding = empty_example(1, example.input_ids.shape[1], optional=RlExample._fields)
+    arrays = {
+        name: np.concatenate((array, getattr(padding, name)))[order]
+        for name, array in example._asdict().items()
+        if array is not None
+    }
+    return RlExample(**arrays)
 
 
 def as_they_came(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
