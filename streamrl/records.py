@@ -123,6 +123,9 @@ class Turn(Record, frozen=True, kw_only=True):
     fork: bool = False
     inference_metadata: InferenceMetadata | None = None
     timestamp: float | None = None  # s
+    # (n,) float32, nats: of the distribution that each token was sampled from, where the server
+    # reports it
+    entropies: Array | None = None
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.tokens.ndim != 1 or self.tokens.dtype.kind != "u"):
@@ -139,6 +142,9 @@ class Turn(Record, frozen=True, kw_only=True):
                 self.token_rewards,
                 0 if self.tokens is None else len(self.tokens),
             )
+        if self.entropies is not None:
+            count = 0 if self.tokens is None else len(self.tokens)
+            check_floats("turn entropies", self.entropies, count)
         if not (
             math.isfinite(self.reward or 0.0) and all(map(math.isfinite, self.rewards.values()))
         ):
@@ -277,6 +283,10 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     newest_versions: Annotated[Array, Column("sequence", "<i4", source="newest_policy_version")]
     # None when none is
     truncated: Annotated[Array | None, Column("sequence", "|u1", source="truncated")] = None
+    # None when no turn has them; 0 for turns without
+    policy_entropies: Annotated[
+        Array | None, Column("token", "<f4", source="entropies", finite=True)
+    ] = None
 
     def __post_init__(self) -> None:
         counts = {"sequence": len(self.uids), "token": int(self.lengths.sum())}
@@ -326,6 +336,7 @@ class Batch(Record, frozen=True, kw_only=True):
     rewards: Annotated[Array, Column("sequence", "<f4")]
     temperatures: Annotated[Array, Column("sequence", "<f4")]
     oldest_versions: Annotated[Array, Column("sequence", "<i4")]
+    policy_entropies: Annotated[Array | None, Column("token", "<f4", finite=True)] = None
 
     def __post_init__(self) -> None:
         what = f"batch {self.number}"

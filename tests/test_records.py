@@ -146,6 +146,7 @@ def whole() -> dict[str, Record]:
         fork=True,
         inference_metadata=how,
         timestamp=1.5,
+        entropies=some,
     )
     short = examples()
     rest = {
@@ -162,12 +163,14 @@ def whole() -> dict[str, Record]:
             loss_mask=ones,
             token_advantages=some,
             truncated=np.array([0, 1], np.uint8),
+            policy_entropies=some,
         ),
         "batch": structs.replace(
             short["batch"],
             processes=2,
             loss_mask=np.ones(5, np.uint8),
             token_advantages=np.arange(5, dtype=np.float32),
+            policy_entropies=np.arange(5, dtype=np.float32),
         ),
         "demand": structs.replace(short["demand"], granted_groups={"copy-0": 6}),
         "policy-version": structs.replace(

@@ -16,8 +16,8 @@ from streamrl.records import Batch, columns_of
 class RlExample(NamedTuple):
     """Dense arrays of shape (rows, max_seq_len), which is the same for every batch of a run.
 
-    Position i of `loss_mask`, `advantages`, `policy_logprobs` and `reference_logprobs` is about the
-    prediction of token i + 1.
+    Position i of `loss_mask`, `advantages`, `policy_logprobs`, `reference_logprobs` and
+    `policy_entropies` is about the prediction of token i + 1.
     """
 
     input_ids: np.ndarray  # int32; 0 where padded
@@ -28,6 +28,7 @@ class RlExample(NamedTuple):
     policy_logprobs: np.ndarray  # float32; 0 outside the mask
     reference_logprobs: np.ndarray  # float32; 0 until the learner or a scorer fills them in
     temperatures: np.ndarray  # float32: of the segment; 1 where padded
+    policy_entropies: np.ndarray | None = None  # float32; 0 outside the mask
 
 
 # The columns by token of a batch that are arrays of an example, under the same name. One with a
@@ -68,7 +69,7 @@ def expand(batch: Batch) -> RlExample:
     """
     columns = [name for name in TOKEN_COLUMNS if getattr(batch, name) is not None]
     dense = empty_example(batch.row_count, batch.max_seq_len, optional=columns)
-    flat = RlExample(*(array.reshape(-1) for array in dense))
+    flat = RlExample(*(array if array is None else array.reshape(-1) for array in dense))
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)
     completions = split_ragged(batch.tokens, batch.lengths)
     # each dense array that is filled token by token, and its values by sequence
