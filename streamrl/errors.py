@@ -1,18 +1,5 @@
-"""What can go wrong, as a tree. A StreamrlError is one line for the user: what, where, and what to
-do; the CLI prints it without a traceback.
-
-StreamrlError            exit 1 ├── ConfigError          exit 2   the run file or an option ├──
-BrokerError │   ├── BrokerUnreachable     exit 3 │   ├── TopicMissing          exit 4 │   ├──
-InputGone             exit 5   retention has removed records that are still needed │   └──
-AccessDenied          exit 11  the broker does not know this user, or refuses it what it asked for
-├── TransactionFailed    exit 75  leave at once and be restarted: crash-only ├── Fenced
-exit 76  another process has this identity; do not restart ├── PortTaken            exit 6 ├──
-ModelError           exit 7   model directory missing or not loadable ├── WeightError          exit
-8   store full, file altered, URI outside the store ├── InferenceError       exit 9   the inference
-server died or does not answer ├── CheckpointError      exit 10  a checkpoint cannot be written (the
-disk is full) or read ├── ExportError          exit 12  an export is missing, damaged or in the way
-├── TrainingDiverged     exit 13  too many steps in a row were not finite └── VersionMismatch
-exit 14  an announced version was computed again and came out differently
+"""What can go wrong. A StreamrlError is one line for the user: what, where, and what to do. The
+command prints it without a traceback, and ends with the exit code of its class.
 """
 
 import difflib
@@ -24,6 +11,8 @@ class StreamrlError(Exception):
 
 
 class ConfigError(StreamrlError):
+    """The run file or an option is wrong."""
+
     exit_code = 2
 
 
@@ -40,10 +29,14 @@ class TopicMissing(BrokerError):
 
 
 class InputGone(BrokerError):
+    """Retention has deleted records that are still needed."""
+
     exit_code = 5
 
 
 class AccessDenied(BrokerError):
+    """The broker does not know this user, or refuses what it asked for."""
+
     exit_code = 11
 
 
@@ -52,38 +45,56 @@ class PortTaken(StreamrlError):
 
 
 class ModelError(StreamrlError):
+    """A model directory is missing or cannot be loaded."""
+
     exit_code = 7
 
 
 class WeightError(StreamrlError):
+    """The weight store is full, a file is altered, or a URI lies outside the store."""
+
     exit_code = 8
 
 
 class InferenceError(StreamrlError):
+    """The inference server died or does not answer."""
+
     exit_code = 9
 
 
 class CheckpointError(StreamrlError):
+    """A checkpoint cannot be written, for instance because the disk is full, or cannot be read."""
+
     exit_code = 10
 
 
 class ExportError(StreamrlError):
+    """An export is missing, damaged or in the way."""
+
     exit_code = 12
 
 
 class TrainingDiverged(StreamrlError):
+    """Too many steps in a row were not finite."""
+
     exit_code = 13
 
 
 class VersionMismatch(StreamrlError):
+    """An announced version was computed again and came out differently."""
+
     exit_code = 14
 
 
 class TransactionFailed(StreamrlError):
+    """The process ends at once and is started again."""
+
     exit_code = 75
 
 
 class Fenced(StreamrlError):
+    """Another process has taken this identity. The process is not started again."""
+
     exit_code = 76
 
 
@@ -106,3 +117,13 @@ def escaped(text: str) -> str:
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    """The text of an error, or any other, on one line of at most `limit` characters."""
+    return " ".join(str(text).split())[:limit]
+
+
+def describe_error(error: BaseException, limit: int = 400) -> str:
+    """An error of a library or of a user's code on one line, with its class."""
+    return one_line(f"{type(error).__name__}: {error}", limit)

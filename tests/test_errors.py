@@ -13,7 +13,14 @@ import pytest
 import yaml
 
 from streamrl.config.run_file import load
-from streamrl.errors import BrokerUnreachable, ConfigError, ModelError, TopicMissing
+from streamrl.errors import (
+    BrokerUnreachable,
+    ConfigError,
+    ModelError,
+    TopicMissing,
+    describe_error,
+    one_line,
+)
 from streamrl.log import topics
 from tests.support.waiting import patience
 
@@ -118,3 +125,9 @@ def test_inference_without_vllm(tmp_path: Path, broker: str, run_name: str):
 def test_an_unknown_run(tmp_path: Path):
     code, line = fails("status", tmp_path / "nope.yaml")
     assert code != 0 and "nope.yaml" in line
+
+
+def test_what_a_library_raises_is_described_in_one_line():
+    error = ValueError("no\n  such\tthing")
+    assert describe_error(error) == "ValueError: no such thing"
+    assert one_line(error, limit=7) == "no such"

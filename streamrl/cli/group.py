@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from streamrl import __version__
-from streamrl.errors import StreamrlError, escaped
+from streamrl.errors import StreamrlError, escaped, one_line
 
 if TYPE_CHECKING:
     from streamrl.config.topology import Role
@@ -86,7 +86,7 @@ class Commands(click.Group):
         where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
         self._fail(
             ctx,
-            f"unexpected {type(error).__name__}: {_one_line(error)} ({where}); --debug shows the way there",
+            f"unexpected {type(error).__name__}: {one_line(error)} ({where}); --debug shows the way there",
             1,
         )
 
@@ -162,7 +162,3 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         return list(entries)
     return []
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

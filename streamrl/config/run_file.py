@@ -42,7 +42,7 @@ from streamrl.config.choices import (
 from streamrl.config.ownership import is_ours
 from streamrl.config.plugins import imports_in
 from streamrl.config.topology import GENERATION
-from streamrl.errors import ConfigError, unknown
+from streamrl.errors import ConfigError, one_line, unknown
 
 RECORDED = "recorded"  # Context of a validation: the run exists already.
 
@@ -699,7 +699,7 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunFi
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: not YAML: {one_line(error, 1_000)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a run file is a map of settings, not {type(data).__name__}")
     for override in overrides:

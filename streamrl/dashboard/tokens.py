@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.config.run_file import RunFile
+from streamrl.errors import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def texts_of(run: RunFile) -> Callable[[Sequence[int]], list[str]] | None:
         logger.warning(
             "%s cannot be used, tokens are shown as ids: %s",
             path,
-            " ".join(str(error).split())[:200],
+            one_line(error, 200),
         )
         return None
 

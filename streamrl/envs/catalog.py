@@ -16,8 +16,8 @@ from streamrl.envs.api import (
     RewardFunction,
     SingleTurnEnv,
 )
-from streamrl.envs.loading import construct, did_you_mean, load, one_line
-from streamrl.errors import ConfigError
+from streamrl.envs.loading import construct, did_you_mean, load
+from streamrl.errors import ConfigError, describe_error
 
 ENVS = {
     "copy-digits": "streamrl.envs.shipped.copy_digits:CopyDigits",
@@ -60,7 +60,7 @@ def make_env(
     except Exception as error:  # one of its libraries raises RuntimeError for others it dislikes
         raise ConfigError(
             f"{where}: {kind} needs the library verifiers, as streamrl[envs] installs it "
-            f"({one_line(error)})"
+            f"({describe_error(error)})"
         ) from error
     return Verifiers(kind.removeprefix(VERIFIERS), seed, params, where, tool_syntax)
 

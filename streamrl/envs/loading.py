@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, describe_error
 
 
 def load(path: str, where: str, what: str) -> Any:
@@ -35,7 +35,7 @@ def load(path: str, where: str, what: str) -> Any:
         ) from error
     except Exception as error:  # whatever its own code raises
         raise ConfigError(
-            f"{where}: {what} {path!r} cannot be loaded, {source} fails with {one_line(error)}"
+            f"{where}: {what} {path!r} cannot be loaded, {source} fails with {describe_error(error)}"
         ) from error
     return getattr(module, name, None)
 
@@ -58,18 +58,15 @@ def construct(factory: Any, kind: str, params: Mapping[str, Any], where: str, **
     try:
         return factory(**given, **params)
     except Exception as error:  # somebody else's code; much of it checks settings by `assert`
-        raise ConfigError(f"{where}.params: {kind} refuses them: {one_line(error)}") from error
+        raise ConfigError(
+            f"{where}.params: {kind} refuses them: {describe_error(error)}"
+        ) from error
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """A question that offers the nearest of `names`; empty if none is near."""
     near = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {near[0]!r}?" if near else ""
-
-
-def one_line(error: Exception) -> str:
-    """What somebody else's code raised, as one line for a log or a record."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 def _module_from_file(path: Path) -> ModuleType:

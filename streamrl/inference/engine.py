@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from streamrl.errors import InferenceError
+from streamrl.errors import InferenceError, one_line
 from streamrl.inference.vllm_server import MODEL
 
 SWAP_TIMEOUT_S = 600.0
@@ -194,7 +194,7 @@ class Engine:
             ) from None
         if response.status_code != 200:
             raise InferenceError(
-                f"vLLM at {self.url} refuses {path}: {response.status_code} {' '.join(response.text.split())[:400]}"
+                f"vLLM at {self.url} refuses {path}: {response.status_code} {one_line(response.text, 400)}"
             )
         return response
 

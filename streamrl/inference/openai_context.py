@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from streamrl.errors import ModelError
+from streamrl.errors import ModelError, one_line
 from streamrl.records import InferenceMetadata, Rollout, Turn, VersionSpan, token_dtype
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class InferenceContext:
             )
         except (OSError, ValueError) as error:
             raise ModelError(
-                f"{directory}: no tokenizer can be loaded from there ({' '.join(str(error).split())[:300]})"
+                f"{directory}: no tokenizer can be loaded from there ({one_line(error)})"
             ) from None
 
     def tokenize_prompt(self, prompt: str | Messages) -> np.ndarray:

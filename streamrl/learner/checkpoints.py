@@ -18,9 +18,8 @@ import equinox as eqx
 import levanter.checkpoint
 from levanter.trainer_state import TrainerState
 
-from streamrl.errors import CheckpointError
+from streamrl.errors import CheckpointError, describe_error
 from streamrl.learner.distributed import first, token, wait_for_all
-from streamrl.learner.model import told
 
 # it warns of every part of the optimiser's state that has no values
 logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
@@ -123,7 +122,7 @@ def _failure(directory: Path, version: int, error: Exception) -> CheckpointError
     shutil.rmtree(_temporary(directory, version), ignore_errors=True)
     hint = "free some space, or raise learner.checkpoint_every"
     return CheckpointError(
-        f"checkpoint {path_of(directory, version)} cannot be written ({told(error)}); {hint}"
+        f"checkpoint {path_of(directory, version)} cannot be written ({describe_error(error, 1_000)}); {hint}"
     )
 
 
@@ -142,7 +141,7 @@ def latest(directory: Path, announced: int) -> Position | None:
         return Position(**json.loads((path / POSITION).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"checkpoint {path}: its {POSITION} cannot be read ({told(error)}); delete {path} to go on from the one before"
+            f"checkpoint {path}: its {POSITION} cannot be read ({describe_error(error, 1_000)}); delete {path} to go on from the one before"
         ) from None
 
 
@@ -160,7 +159,7 @@ def load(directory: Path, position: Position, state: TrainerState[Any]) -> Train
         )
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"checkpoint {path} cannot be loaded ({told(error)}); delete {path} to go on from the one before"
+            f"checkpoint {path} cannot be loaded ({describe_error(error, 1_000)}); delete {path} to go on from the one before"
         ) from None
 
 

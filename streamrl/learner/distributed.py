@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, one_line
 
 T = TypeVar("T")
 MEETING_S = 120  # within which all have to be there
@@ -49,7 +49,7 @@ def join(place: Place) -> None:
             heartbeat_timeout_seconds=SILENCE_S,
         )
     except (RuntimeError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
+        said = one_line(error)
         hint = "start every --index of it, with the same --coordinator and --processes"
         raise ConfigError(
             f"the learner's {place.processes} processes did not meet at {place.coordinator} ({said}); {hint}"

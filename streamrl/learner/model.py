@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from streamrl.errors import ModelError
+from streamrl.errors import ModelError, describe_error
 from streamrl.learner.examples import RlExample
 from streamrl.learner.families import FAMILIES, Unsupported, in_words_of_four, levanter_config
 from streamrl.weights.manifest import CONFIG
@@ -100,7 +100,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         # whatever the tokenizers library makes of a file that it does not understand
         hint = "write it there with save_pretrained of transformers 4"
         raise ModelError(
-            f"model directory {directory}: its tokenizer cannot be loaded ({told(error)}); {hint}"
+            f"model directory {directory}: its tokenizer cannot be loaded ({describe_error(error, 1_000)}); {hint}"
         ) from None
 
 
@@ -127,7 +127,7 @@ def hf_config(directory: Path) -> PretrainedConfig:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"model directory {directory}: {CONFIG} cannot be read ({told(error)})"
+            f"model directory {directory}: {CONFIG} cannot be read ({describe_error(error, 1_000)})"
         ) from None
 
 
@@ -150,7 +150,7 @@ def load(directory: Path, max_seq_len: int) -> Model:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(
-            f"model directory {directory}: its weights cannot be loaded ({told(error)})"
+            f"model directory {directory}: its weights cannot be loaded ({describe_error(error, 1_000)})"
         ) from None
 
 
@@ -176,8 +176,3 @@ def check_directory(directory: Path) -> None:
         raise ModelError(
             f"model directory {directory} has no *.safetensors file; convert its weights with save_pretrained(safe_serialization=True)"
         )
-
-
-def told(error: Exception) -> str:
-    """What a library said, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"

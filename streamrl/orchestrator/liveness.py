@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from streamrl.config.run_file import RunFile
+from streamrl.errors import one_line
 from streamrl.monitoring.http import limit_s, note_of
 
 PERIOD_S = 5.0  # between two questions to the same part
@@ -96,4 +97,4 @@ def ask(client: httpx.Client, address: str, life: Asked, since_s: float, limit_s
             life.hangs = f"it has not answered at http://{address}/livez for {life.silent_s:.0f} s, the limit is {limit_s:.0f} s"
         return
     life.silent_s = 0.0
-    life.hangs = "" if answer.is_success else " ".join(answer.text.split())[:300]
+    life.hangs = "" if answer.is_success else one_line(answer.text)

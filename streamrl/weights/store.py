@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeVar, cast
 import fsspec
 from fsspec.core import url_to_fs
 
-from streamrl.errors import WeightError
+from streamrl.errors import WeightError, describe_error
 from streamrl.records import PolicyVersion
 from streamrl.weights.manifest import (
     CONFIG,
@@ -253,10 +253,7 @@ def _told(ask: Callable[[], T], what: str) -> T:
         # each kind of store has errors of its own: botocore's, aiohttp's, google's
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        cause = (
-            getattr(error, "strerror", None)
-            or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        )
+        cause = getattr(error, "strerror", None) or describe_error(error)
         raise WeightError(f"{what}: {cause}") from None
 
 
@@ -292,10 +289,7 @@ def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool 
         raise
     except Exception as error:  # of this disk, or of the store: each kind has errors of its own
         shutil.rmtree(destination, ignore_errors=True)
-        cause = (
-            getattr(error, "strerror", None)
-            or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        )
+        cause = getattr(error, "strerror", None) or describe_error(error)
         raise WeightError(
             f"{where} ({version.size_bytes} bytes) cannot be copied to {destination}: {cause}"
         ) from None

@@ -24,7 +24,7 @@ from streamrl.envs.engine.rewards import (
 from streamrl.envs.engine.session import FirstRequest, RolloutSession, Sampler
 from streamrl.envs.engine.time_limits import acquired, in_thread, is_coroutine, with_time_limit
 from streamrl.envs.engine.transcript import Task, Transcript, failed_rollout, to_rollout
-from streamrl.envs.loading import one_line
+from streamrl.errors import describe_error
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Rollout
 
@@ -142,7 +142,7 @@ class RolloutRunner:
         except SamplingFailed as error:
             cause = str(error)
         except Exception as error:
-            cause = one_line(error)
+            cause = describe_error(error)
         return failed_rollout(task, session.index, cause, oldest_version)
 
     async def _weighted(self, transcript: Transcript, result: RewardResult) -> WeightedRewards:

@@ -22,7 +22,7 @@ from streamrl.envs.engine.time_limits import (
     with_time_limit,
 )
 from streamrl.envs.engine.transcript import Transcript
-from streamrl.envs.loading import one_line
+from streamrl.errors import describe_error
 from streamrl.inference.client import ContextFull, Sampled, SamplingFailed, TimedOut
 
 
@@ -102,7 +102,7 @@ class RolloutSession:
             if limit.expired():
                 self._end("time")
             else:
-                self._end("tool-error", one_line(error))
+                self._end("tool-error", describe_error(error))
         if not self.transcript.samples and not self.failure:
             reason = self.transcript.note or self.transcript.truncation
             self.failure = reason or "the env ended it before the policy was asked"
@@ -130,7 +130,7 @@ class RolloutSession:
                 self._fail(str(error))
                 raise
             except Exception as error:
-                self._fail(one_line(error))
+                self._fail(describe_error(error))
                 raise
             return sampled
 
@@ -159,7 +159,7 @@ class RolloutSession:
         except TimeLimitExceeded as error:
             raise Truncated("tool-time", str(error)) from error
         except Exception as error:  # a tool that fails ends the rollout, not the env
-            raise Truncated("tool-error", one_line(error)) from error
+            raise Truncated("tool-error", describe_error(error)) from error
 
     async def _sample(self, messages: list[Message], tools: list[Tool]) -> Sampled:
         problem = self.first_request.problem

@@ -18,7 +18,7 @@ from streamrl.envs.api import (
     Problem,
 )
 from streamrl.envs.engine.rewards import WeightedRewards
-from streamrl.envs.loading import one_line
+from streamrl.errors import describe_error
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, Turn
@@ -53,7 +53,7 @@ def make_problem(env: BaseEnv, number: int) -> Problem:
         if len(problem.tokens) and isinstance(env, MultiTurnEnv | AgentLoopEnv):
             raise ValueError("a prompt of token ids is for one turn, and this env has several")
     except Exception as error:  # an env is somebody else's code
-        raise ProblemError(f"problem {number}: {one_line(error)}") from error
+        raise ProblemError(f"problem {number}: {describe_error(error)}") from error
     return problem
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.envs.sandbox import limits
+from streamrl.errors import describe_error
 
 START_S = 60.0  # to import what the function needs
 # the parent's own limit is later by so much: then the process that forks hangs itself
@@ -160,7 +161,7 @@ def serve(
         function = _imported(path)
         prepared = _imported(prepare) if prepare else None
     except Exception as error:
-        say({"error": _told(error)})
+        say({"error": describe_error(error)})
         return
     say({})
     for line in asked:
@@ -180,7 +181,7 @@ def serve(
                 )
             )
         except Exception as error:
-            say({"error": _told(error)})
+            say({"error": describe_error(error)})
 
 
 def _called(
@@ -231,7 +232,7 @@ def _answer(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any
         json.dumps(answer)
         return answer
     except Exception as error:
-        return {"error": _told(error)}
+        return {"error": describe_error(error)}
 
 
 def _read(out: int, until_s: float) -> tuple[bytes, bool]:
@@ -264,10 +265,6 @@ def readable() -> list[str]:
 def _imported(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _told(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 if __name__ == "__main__":

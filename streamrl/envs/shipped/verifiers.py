@@ -34,9 +34,9 @@ from streamrl.envs.api import (
 )
 from streamrl.envs.dataset_order import DatasetIndex, EpochOrder
 from streamrl.envs.engine.time_limits import in_thread, is_coroutine
-from streamrl.envs.loading import construct, load, one_line
+from streamrl.envs.loading import construct, load
 from streamrl.envs.shipped.tools import ToolCall, parse_calls
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, describe_error
 from streamrl.inference.client import ContextFull, Sampled
 
 RUBRIC = "rubric"  # the named reward that trains: what the rubric makes of its functions
@@ -97,7 +97,7 @@ class Verifiers(AgentLoopEnv):
         if state.get("timed_out"):
             raise Truncated("time", "the env's own")
         if state.get("error") is not None:
-            raise Truncated("tool-error", one_line(state["error"]))
+            raise Truncated("tool-error", describe_error(state["error"]))
 
     async def judge(
         self, problem: Problem, notes: Sequence[Mapping[str, Any]]
@@ -289,7 +289,7 @@ def record_failures(rubric: Any, failures: dict[int, Exception]) -> None:
                     found = await in_thread(function, **given)
                 return number(await found if inspect.isawaitable(found) else found)
             except Exception as error:
-                cause = f"reward function {function.__name__}: {one_line(error)}"
+                cause = f"reward function {function.__name__}: {describe_error(error)}"
                 for state in states:
                     failures.setdefault(id(state), RuntimeError(cause))
                 raise

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from streamrl.config import run_file, topology
 from streamrl.config.plugins import import_path
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, describe_error
 from streamrl.monitoring.sinks.base import Entry, Make, Place, Sink
 from streamrl.monitoring.sinks.curve import Curves
 from streamrl.records import Metric
@@ -65,7 +65,7 @@ def opened(place: Place, sink: run_file.Sink) -> Sink:
     except ConfigError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        told = describe_error(error)
         raise ConfigError(
             f"orchestrator.sinks: {sink.kind} cannot be opened: {told}; change its params, or leave it out"
         ) from None
@@ -122,10 +122,9 @@ class Sinks:
         except Exception as error:
             again = "the next session of the run hands it what it lacks"
             logger.error(
-                "sink %s is left out from now on: %s: %s; %s",
+                "sink %s is left out from now on: %s; %s",
                 named[0],
-                type(error).__name__,
-                " ".join(str(error).split())[:300],
+                describe_error(error),
                 again,
             )
             return False
