@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class WeightedRewards(NamedTuple):
-    """The rewards of a rollout as they are published. `reward` is the weighted sum of all others."""
+    """The rewards of a rollout as they are published. `reward` is the weighted sum of them."""
 
     reward: float
     totals: dict[str, float]  # by name, over the whole rollout, before weights

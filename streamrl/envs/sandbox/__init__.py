@@ -1,1 +1,1 @@
-"""Where code and text that nobody has read are run."""
+"""Runs code and text of the policy, which nobody has read, where it can do no harm."""

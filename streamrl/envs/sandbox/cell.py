@@ -1,13 +1,16 @@
-"""The inside of the sandbox (`sandbox.py`): a process that is confined first and only then given
+"""The inside of the sandbox (`programs.py`): a process that is first confined and only then given
 text that nobody has read.
 
     python -I -S -B -c START DIRECTORY ROLE MEMORY_BYTES CPU_S ALLOW_READING
 
-It is asked, and answers, by lines of JSON. A `program` runs the source that it is given and then
-says what its functions return; it never sees a test. An `examiner` runs the tests, whose names are
-the program's: each value and each result of a call is asked for, and comes as plain data, so
-nothing of the program's process but plain data takes part in a verdict. What either of them prints
-goes to the error output.
+It is asked, and answers, in lines of JSON. What it prints goes to the error output. It has one of
+two roles:
+
+- A `program` runs the source that it is given, and then says what its functions return. It never
+  sees a test.
+- An `examiner` runs the tests. The names that they use are the program's: each value and each
+  result of a call is asked for and comes as plain data. Nothing of the program's process but plain
+  data therefore takes part in a verdict.
 """
 
 from __future__ import annotations
@@ -26,9 +29,13 @@ from typing import Any, TextIO
 
 from streamrl.envs.sandbox import limits
 
-START = "import sys; sys.path.insert(0, sys.argv[1]); from streamrl.envs.sandbox import cell; del sys.path[0]; cell.main(*sys.argv[2:])"
-MARK = "\0"  # key of an object that stands for what JSON has no word for
-FILE = "program.py"
+START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from streamrl.envs.sandbox import cell; "
+    "del sys.path[0]; cell.main(*sys.argv[2:])"
+)
+# The key of an object that stands for a type that JSON does not have; its value names the type.
+TYPE_KEY = "\0"
+FILE = "program.py"  # the name of the program in tracebacks
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
@@ -42,7 +49,9 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def main(role: str, memory_bytes: str, cpu_s: str, allow_reading: str) -> None:
-    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    """Confine this process, say so, and take its role."""
+    asked = os.fdopen(os.dup(0))
+    answers = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -62,25 +71,25 @@ def main(role: str, memory_bytes: str, cpu_s: str, allow_reading: str) -> None:
 
 
 def serve(asked: TextIO, say: Say) -> None:
-    """Run the source, then answer what is asked of its names."""
+    """Run the source, then answer what is asked about its names."""
     source = json.loads(asked.readline())["source"]
-    # for tracebacks
+    # tracebacks show the lines of the source from here
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     names: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
     try:
         exec(compile(source, FILE, "exec"), names)
     except Exception as error:
-        show(error)
+        print_traceback(error)
         sys.exit(1)
     say({"ran": True})
     for line in asked:
-        say(answered(json.loads(line), names))
+        say(answer(json.loads(line), names))
     with contextlib.suppress(Exception):
         sys.stdout.flush()
 
 
-def answered(question: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
-    """The value of a name, or of a call, or what was raised instead."""
+def answer(question: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    """The value of a name or of a call, or what was raised instead."""
     try:
         found = names[question["name"]]
         if "arguments" in question:
@@ -88,19 +97,19 @@ def answered(question: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
             return {"value": packed(found(*arguments, **keywords))}
         return {"callable": True} if callable(found) else {"value": packed(found)}
     except Exception as error:
-        show(error)
+        print_traceback(error)
         return {"raised": type(error).__name__, "message": str(error)[:1000]}
 
 
-def show(error: Exception) -> None:
-    """The traceback, without the lines of this file."""
-    inside = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__
-    ]
-    lines = (
-        ["Traceback (most recent call last):\n", *traceback.format_list(inside)] if inside else []
-    )
-    print("".join([*lines, *traceback.format_exception_only(error)]), end="", file=sys.stderr)
+def print_traceback(error: Exception) -> None:
+    """Print the traceback without the frames of this file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename != __file__]
+    lines: list[str] = []
+    if inside:
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(inside)]
+    lines += traceback.format_exception_only(error)
+    print("".join(lines), end="", file=sys.stderr)
 
 
 def examine(asked: TextIO, say: Say) -> None:
@@ -110,25 +119,25 @@ def examine(asked: TextIO, say: Say) -> None:
         say({"ask": question})
         answer = json.loads(asked.readline())
         if "raised" in answer:
-            raise raised(str(answer["raised"]))(answer["message"])
-        return (
-            Function(question["name"], ask) if "callable" in answer else unpacked(answer["value"])
-        )
+            raise exception_named(str(answer["raised"]))(answer["message"])
+        if "callable" in answer:
+            return Function(question["name"], ask)
+        return unpacked(answer["value"])
 
     for index, test in enumerate(json.loads(asked.readline())["tests"]):
         passed = False
         with contextlib.suppress(BaseException):
             tree = ast.parse(test)
-            exec(
-                compile(tree, f"test {index}", "exec"),
-                {name: module(name, tree) or ask({"name": name}) for name in free(tree)},
-            )
+            names = {
+                name: module_used(name, tree) or ask({"name": name}) for name in free_names(tree)
+            }
+            exec(compile(tree, f"test {index}", "exec"), names)
             passed = True
         say({"test": index, "passed": passed})
 
 
-def raised(name: str) -> type[Exception]:
-    """Python's exception of that name; RuntimeError where it has none."""
+def exception_named(name: str) -> type[Exception]:
+    """Python's exception of that name; RuntimeError if there is none."""
     kind = getattr(builtins, name, None)
     return kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
 
@@ -144,8 +153,8 @@ class Function:
         return self._ask({"name": self.__name__, "arguments": packed([list(arguments), keywords])})
 
 
-def free(tree: ast.AST) -> Iterator[str]:
-    """Names that a test uses and neither makes nor has from Python."""
+def free_names(tree: ast.AST) -> Iterator[str]:
+    """The names that a test uses, and neither binds nor has from Python."""
     made: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -162,23 +171,23 @@ def free(tree: ast.AST) -> Iterator[str]:
     return (name for name in used if name not in made and not hasattr(builtins, name))
 
 
-def module(name: str, tree: ast.AST) -> Any:
-    """Python's module of that name, where the test takes something from it without importing it;
-    otherwise None.
+def module_used(name: str, tree: ast.AST) -> Any:
+    """The standard library's module of that name, if the test takes something from it without
+    importing it; otherwise None.
     """
     bases = {
         node.value.id
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
-    return (
-        importlib.import_module(name) if name in bases and name in sys.stdlib_module_names else None
-    )
+    if name in bases and name in sys.stdlib_module_names:
+        return importlib.import_module(name)
+    return None
 
 
 def packed(value: Any) -> Any:
-    """Plain data as JSON. The type decides, exactly: an object that only behaves like a number is
-    none. Raises TypeError.
+    """Plain data as JSON. The exact type decides: an object that only behaves like a number is not
+    plain data. Raises TypeError for what is not.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -186,21 +195,24 @@ def packed(value: Any) -> Any:
     if kind is list:
         return [packed(item) for item in value]
     if kind is dict:
-        return {MARK: "dict", "items": [[packed(key), packed(item)] for key, item in value.items()]}
+        return {
+            TYPE_KEY: "dict",
+            "items": [[packed(key), packed(item)] for key, item in value.items()],
+        }
     if kind in (tuple, set, frozenset):
-        return {MARK: kind.__name__, "items": [packed(item) for item in value]}
+        return {TYPE_KEY: kind.__name__, "items": [packed(item) for item in value]}
     if kind is bytes:
-        return {MARK: "bytes", "items": list(value)}
+        return {TYPE_KEY: "bytes", "items": list(value)}
     if kind is complex:
-        return {MARK: "complex", "items": [value.real, value.imag]}
+        return {TYPE_KEY: "complex", "items": [value.real, value.imag]}
     raise TypeError(f"{kind.__name__} is not plain data, so it cannot be compared")
 
 
 def unpacked(data: Any) -> Any:
-    """What `packed` has packed."""
+    """The data that `packed` has made JSON of."""
     if isinstance(data, list):
         return [unpacked(item) for item in data]
     if isinstance(data, dict):
         items = unpacked(data["items"])
-        return complex(*items) if data[MARK] == "complex" else MAKERS[data[MARK]](items)
+        return complex(*items) if data[TYPE_KEY] == "complex" else MAKERS[data[TYPE_KEY]](items)
     return data

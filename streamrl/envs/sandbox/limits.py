@@ -1,10 +1,10 @@
-"""What a process gives up before it handles text that nobody has read. Linux only, standard library
-only.
+"""Confines a process before it handles text that nobody has read. This works on Linux only, and
+needs the standard library only.
 
-`confine` applies all of it: an allow-list of system calls (seccomp), no file but those named
-(Landlock), no capabilities, and limits on memory, processor time and file sizes. None of it can be
-undone, and every step that fails raises, so a process that goes on is confined. The process must
-have a single thread.
+`confine` applies an allow-list of system calls (seccomp), an allow-list of files (Landlock), no
+capabilities, and limits on memory, processor time and file sizes. None of it can be undone. Every
+step that fails raises, so a process that goes on is confined. The process must have a single
+thread.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ NUMBER, ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
 ARGUMENT = 16  # of the first argument; each has 8 bytes, the low word first
 CAPABILITY_VERSION = 0x20080522
 
-# since Linux 5.13
+# The system calls of Landlock, since Linux 5.13.
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 LANDLOCK_VERSION = 1  # flag: answer the ABI
 RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIRECTORY = 1 << 2, 1 << 3
-# all, from each ABI on
+# All rights that the kernel knows, from each version of the ABI on.
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 NET_RIGHTS = {1: 0, 4: 0b11}  # bind and connect TCP
 SCOPES = {1: 0, 6: 0b11}  # abstract UNIX sockets and signals
 RULESET_BYTES = {1: 8, 4: 16, 6: 24}
 
-# What modules of Python and their libraries load.
+# Where modules of Python and their libraries are loaded from.
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX
+# The ioctl requests TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX.
 TERMINAL = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
 DESCRIPTOR = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 ADVICE = tuple(range(26))  # up to MADV_COLLAPSE; those from 100 on damage memory
 
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# The calls that are allowed whatever their arguments: numbers on x86_64 and aarch64, None where
-# there is none.
+# The calls that are allowed whatever their arguments: their numbers on x86_64 and on aarch64. None
+# means that the machine has no such call.
 CALLS: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "write": (1, 64),
@@ -128,15 +128,15 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "close_range": (436, 436),
     "faccessat2": (439, 439),
 }
-# Calls of which an argument (its index) must be one of these values.
+# Calls that are allowed if an argument is one of these values: numbers, its index, the values.
 ONE_OF = {
     "ioctl": ((16, 29), 1, TERMINAL),
     "fcntl": ((72, 25), 1, DESCRIPTOR),
     "madvise": ((28, 233), 2, ADVICE),
 }
-# the index of the flags, which must not ask to write
+# Calls that open files: numbers, and the index of the flags, which must not ask to write.
 OPENING = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
-PRLIMIT64 = (302, 261)  # only to read a limit of its own
+PRLIMIT64 = (302, 261)  # allowed only to read a limit of the process's own
 
 
 class NoSandbox(OSError):
@@ -149,10 +149,10 @@ Line = tuple[int, int, int, int]  # code, how many lines to skip if so, if not, 
 def confine(
     memory_bytes: int, cpu_s: int, paths: Sequence[str], allow_reading: bool = False
 ) -> None:
-    """From now on this process only computes, and reads what lies beneath `paths` and Python's own
-    libraries.
+    """Confine this process: from now on it can only compute, and read what lies beneath `paths` and
+    in Python's own libraries.
 
-    `allow_reading`: a kernel without Landlock is accepted; then every file of this user can be
+    With `allow_reading` a kernel without Landlock is accepted, where every file of this user can be
     read. Raises NoSandbox, or OSError for what the kernel refuses.
     """
     die_with_parent()
@@ -176,34 +176,36 @@ def confine(
 
 
 def require_sandbox(allow_reading: bool = False) -> None:
-    """Raise NoSandbox where `confine` would, as far as that can be known without doing it."""
+    """Raise NoSandbox if `confine` would, as far as that can be known without confining."""
     if sys.platform != "linux" or platform.machine() not in AUDIT:
         raise NoSandbox(
-            f"there is no sandbox for {platform.machine()} under {sys.platform}; there is one for {', '.join(AUDIT)} under linux"
+            f"there is no sandbox for {platform.machine()} under {sys.platform}; "
+            f"there is one for {', '.join(AUDIT)} under linux"
         )
     if not (allow_reading or landlock_abi()):
         raise NoSandbox(
-            "this kernel has no Landlock (Linux 5.13 and later; `lsm=` of the kernel's command line or a container's seccomp "
-            "profile may switch it off), so untrusted text could read this user's files; use another kernel, or accept that with "
+            "this kernel has no Landlock (Linux 5.13 and later; `lsm=` of the kernel's command "
+            "line or a container's seccomp profile may switch it off), so untrusted text could "
+            "read this user's files; use another kernel, or accept that with "
             "`allow_reading: true` among its params"
         )
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the process that started this one ends."""
+    """Have the kernel kill this process when the one that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
 def hide_memory() -> None:
-    """Other processes of this user can read neither this one's memory nor its environment, and
-    cannot trace it.
+    """Keep other processes of this user from reading this one's memory and environment, and from
+    tracing it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def landlock_abi() -> int:
-    """The version of Landlock; 0 where there is none."""
+    """The version of Landlock that the kernel has; 0 if it has none."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(
         libc.syscall(
@@ -217,15 +219,16 @@ def landlock_abi() -> int:
 
 
 def landlock_read_only(*paths: str) -> None:
-    """From now on it opens only what lies in these directories, or these files, and only to read.
+    """Let this process open only these files and what lies in these directories, and only to read.
 
     Landlock handles every right that the kernel knows: nothing is written, made, removed, renamed,
     truncated or executed, no TCP port is bound or connected to, and no process outside is
-    signalled. That other files exist can still be seen. Raises NoSandbox where the kernel has no
-    Landlock.
+    signalled. The process can still see that other files exist. Raises NoSandbox if the kernel has
+    no Landlock.
     """
     require_sandbox()
-    libc, abi = ctypes.CDLL(None, use_errno=True), landlock_abi()
+    libc = ctypes.CDLL(None, use_errno=True)
+    abi = landlock_abi()
 
     def call(number: int, *arguments: object) -> int:
         return libc.syscall(ctypes.c_long(number), *arguments)
@@ -242,10 +245,11 @@ def landlock_read_only(*paths: str) -> None:
     if rules < 0:
         raise NoSandbox(ctypes.get_errno(), "Landlock makes no rules")
     for path in filter(os.path.exists, paths):
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = struct.pack(
-            "=Qi", READ_FILE | (READ_DIRECTORY if os.path.isdir(path) else 0), place
-        )
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rights = READ_FILE
+        if os.path.isdir(path):
+            rights |= READ_DIRECTORY
+        allowed = struct.pack("=Qi", rights, descriptor)
         if call(
             LANDLOCK_ADD_RULE,
             ctypes.c_int(rules),
@@ -254,7 +258,7 @@ def landlock_read_only(*paths: str) -> None:
             ctypes.c_uint(0),
         ):
             raise NoSandbox(ctypes.get_errno(), "Landlock takes no rule for", path)
-        os.close(place)
+        os.close(descriptor)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or call(
         LANDLOCK_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint(0)
     ):
@@ -263,15 +267,15 @@ def landlock_read_only(*paths: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Root keeps its user id and nothing else of its power."""
+    """Take away all capabilities. Root keeps its user id and nothing else of its power."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capset(struct.pack("=Ii", CAPABILITY_VERSION, 0), struct.pack("=6I", *[0] * 6)):
         raise NoSandbox(ctypes.get_errno(), "the kernel does not take its capabilities away")
 
 
 def seccomp_lockdown() -> None:
-    """From now on only the calls above are answered: no network, no process or program, no signal,
-    nothing written but pipes.
+    """Let this process make only the system calls above: no network, no process or program, no
+    signal, and nothing written but pipes.
     """
     machine = platform.machine()
     require_sandbox(allow_reading=True)
@@ -280,7 +284,8 @@ def seccomp_lockdown() -> None:
 
 def install_seccomp(code: bytes) -> None:
     """Put this filter on the process's system calls. Raises NoSandbox."""
-    libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(code)
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(code)
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
@@ -293,10 +298,10 @@ def install_seccomp(code: bytes) -> None:
 
 
 def seccomp_program(architecture: int, column: int) -> bytes:
-    """The filter: struct sock_filter after struct sock_filter. Calls of another machine (32 bits on
-    64, x32) end the process.
+    """The seccomp filter, as an array of struct sock_filter. Calls of another machine (those of 32
+    bits on 64, x32) end the process.
 
-    `column`: which number of each call in the tables is this machine's.
+    `column` says which number of each call in the tables is this machine's.
     """
     lines: list[Line] = [
         (LOAD, 0, 0, ARCHITECTURE),
@@ -323,7 +328,7 @@ def seccomp_program(architecture: int, column: int) -> bytes:
             (RETURN, 0, 0, ALLOW),
         ]
         lines += _when(numbers[column], flags)
-    # this process; no new limit, a pointer of 64 bits
+    # the pid must be 0 (this process), and the new limit, a pointer of 64 bits, must be null
     zeros = (ARGUMENT, ARGUMENT + 16, ARGUMENT + 20)
     read: list[Line] = [
         line
@@ -336,14 +341,14 @@ def seccomp_program(architecture: int, column: int) -> bytes:
 
 
 def _when(call: int | None, then: list[Line]) -> list[Line]:
-    """Do that for this call; go on behind it for others. The call's number is loaded, and `then`
-    ends with a return.
+    """The lines `then` for this call, jumped over for others. The number of the call must have been
+    loaded, and `then` must end with a return.
     """
     return [] if call is None else [(EQUAL, 0, len(then), call), *then]
 
 
 def _since(values: dict[int, int], abi: int) -> int:
-    """What the newest version up to `abi` has."""
+    """The value of the newest version that is not above `abi`."""
     return values[max(version for version in values if version <= abi)]
 
 

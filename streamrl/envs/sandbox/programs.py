@@ -1,11 +1,11 @@
-"""Runs Python that nobody has read, in a process of its own that can compute and nothing else
-(`limits.py`, `cell.py`).
+"""Runs Python that nobody has read, in a process of its own that can only compute (`limits.py`,
+`cell.py`).
 
-It has no network, starts and signals no process, writes no file and reads none but Python's own,
-and its time, memory and output are limited. Tests run in a second such process, which asks the
-program's for the results of calls: what a test expects never enters the process of the program, and
-only plain data leaves it. Where the kernel has no seccomp or no Landlock nothing is run. A hole in
-the kernel itself is not held off: for that, run the env in a virtual machine.
+The process has no network, starts and signals no other process, writes no file and reads none but
+Python's own, and its time, memory and output are limited. Tests run in a second such process, which
+asks the first for the results of calls. What a test expects never enters the process of the
+program, and only plain data leaves it. Nothing is run if the kernel has no seccomp or no Landlock.
+This does not protect from holes in the kernel itself; for that, run the env in a virtual machine.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any, Literal, NamedTuple
 from streamrl.envs.sandbox import cell
 from streamrl.envs.sandbox.limits import NoSandbox
 
-OUTPUT_BYTES = 65_536  # more than so much said is the end
-ANSWER_BYTES = 1 << 20  # of one result of a call
-START_S = 60.0  # for a process that is to be confined; no part of what the program has
+OUTPUT_BYTES = 65_536  # A program that prints more is ended.
+ANSWER_BYTES = 1 << 20  # The largest result of a call.
+START_S = 60.0  # The time to start and confine a process; it does not count for the program.
 MIB = 1 << 20
 End = Literal["ok", "error", "time", "memory", "output"]
 
 
 class Outcome(NamedTuple):
-    """How it went."""
+    """How the run of a program went."""
 
     end: End  # why it ended
-    passed: list[bool]  # of each test
-    output: str  # what it printed, errors too
+    passed: list[bool]  # for each test, whether it passed
+    output: str  # what the program printed, errors included
 
 
 async def run(
@@ -47,12 +47,12 @@ async def run(
     memory_mib: int = 256,
     allow_reading: bool = False,
 ) -> Outcome:
-    """Run the program, then each test with its names; one that raises nothing passes. All together
-    have `timeout_s`.
+    """Run the program, then each test with the program's names. A test passes if it raises nothing.
+    All of this together may take `timeout_s`.
 
     A test calls functions of the program with plain data and is given plain data: numbers, text,
-    bytes, None, and lists, tuples, sets and dicts of them. Raises NoSandbox where a process cannot
-    be confined.
+    bytes, None, and lists, tuples, sets and dicts of them. Raises NoSandbox if a process cannot be
+    confined.
     """
     passed = [False] * len(tests)
     roles = ("program", "examiner") if tests else ("program",)
@@ -86,8 +86,8 @@ async def run(
 
 @asynccontextmanager
 async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
-    """A confined process, which ends with the block. Raises NoSandbox."""
-    line = [
+    """A confined process, which is ended with the block. Raises NoSandbox."""
+    command = [
         "-I",
         "-S",
         "-B",
@@ -100,7 +100,7 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
     environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *line,
+        *command,
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -114,16 +114,15 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
         async with asyncio.timeout(START_S):
             ready = await process.stdout.readline()
             if not ready:
-                raise NoSandbox(
-                    f"there is no sandbox on this machine: {' '.join((await process.stderr.read()).decode().split())[-300:]}"
-                )
+                errors = " ".join((await process.stderr.read()).decode().split())
+                raise NoSandbox(f"there is no sandbox on this machine: {errors[-300:]}")
         if "unconfined" in (said := json.loads(ready)):
             raise NoSandbox(f"there is no sandbox on this machine: {said['unconfined']}")
         yield process
     finally:
         _kill(process)
         _end_input(process)
-        # what is left in a pipe: asyncio does not see the end before
+        # asyncio does not see the end of a pipe before all that is left in it has been read
         for stream in (process.stdout, process.stderr):
             with contextlib.suppress(ValueError):
                 await stream.read()
@@ -133,7 +132,7 @@ async def _started(role: str, *arguments: str) -> AsyncIterator[Process]:
 async def _examined(
     program: Process, examiner: Process, tests: Sequence[str], passed: list[bool]
 ) -> None:
-    """Ask the program what the tests want to know; note in `passed` how each went."""
+    """Pass the examiner's questions to the program, and write into `passed` how each test went."""
     said = await _answer(examiner, {"tests": list(tests)})
     while said is not None:
         heard: dict[str, Any] = json.loads(said)
@@ -151,11 +150,12 @@ async def _examined(
 
 
 async def _answer(process: Process, question: dict[str, Any]) -> bytes | None:
+    """The line that the process answers with."""
     return await _sent(process, json.dumps(question).encode() + b"\n")
 
 
 async def _sent(process: Process, line: bytes) -> bytes | None:
-    """The line that follows on this one; None where it has ended, or says too much."""
+    """The line that the process answers to this one; None if it has ended, or says too much."""
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError):
         process.stdin.write(line)
@@ -164,6 +164,7 @@ async def _sent(process: Process, line: bytes) -> bytes | None:
 
 
 async def _line(process: Process) -> bytes | None:
+    """The next line that the process says; None if it has ended, or was ended for its length."""
     assert process.stdout is not None
     try:
         return await process.stdout.readline() or None
@@ -173,7 +174,7 @@ async def _line(process: Process) -> bytes | None:
 
 
 async def _output(process: Process) -> bytes:
-    """All that it prints; when that is too much, the process is ended."""
+    """All that the process prints. If that is too much, the process is ended."""
     assert process.stderr is not None
     said = bytearray()
     while chunk := await process.stderr.read(OUTPUT_BYTES):
@@ -185,7 +186,9 @@ async def _output(process: Process) -> bytes:
 
 
 def _kill(process: Process) -> None:
-    """Not by the process's own method: that may take the exit code away from whoever waits for it."""
+    """Kill the process and its group. asyncio's own `kill` may take the exit code away from whoever
+    waits for it.
+    """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

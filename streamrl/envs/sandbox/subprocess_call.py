@@ -1,11 +1,11 @@
-"""Somebody else's function over text that nobody has read: it may hang, take all memory, or run
-what the text says.
+"""Calls somebody else's function on text that nobody has read. The function may hang, take all
+memory, or run what the text says.
 
-Each call has a process of its own, forked from one that has imported what the function needs,
-confined (`limits.py`) before it is given the text, and ended when its time is over. It is given an
-environment without secrets and no open files, and what one call does to its process no other call
-sees. Arguments and result are JSON, a line each. The processes start with the first call, and end
-with their owner, however that ends.
+Each call has a process of its own. It is forked from a parent that has imported what the function
+needs, it is confined (`limits.py`) before it is given the text, and it is ended when its time is
+over. It has an environment without secrets and no open files, and no other call sees what a call
+does to its process. Arguments and results are lines of JSON. The parent starts with the first call,
+and ends with its owner, however that ends.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from typing import Any
 from streamrl.envs.sandbox import limits
 from streamrl.errors import describe_error
 
-START_S = 60.0  # to import what the function needs
-# the parent's own limit is later by so much: then the process that forks hangs itself
+START_S = 60.0  # The time to import what the function needs.
+# After so much more than the limit of a call, the parent itself is taken to hang.
 GRACE_S = 10.0
 MIB = 1 << 20
-# All that is handed on of the environment; the rest may hold credentials.
+# The variables that the processes get. Others may hold credentials.
 ENVIRONMENT = ("PATH", "HOME", "MPLCONFIGDIR", "PYTHONPATH", "PYTHONHASHSEED", "TZ", "TMPDIR")
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class CallFailed(Exception):
-    """A call did not come to an end: it took too long, or ended its process."""
+    """A call did not come to an end: it took too long, or it ended its process."""
 
 
 class SubprocessCall:
-    """MODULE:FUNCTION, called one at a time. `close` ends its processes.
+    """MODULE:FUNCTION, to be called one call at a time. `close` ends its processes.
 
-    `prepare`: MODULE:FUNCTION that is called first, with all arguments but the last one, by the
-    process that is not confined and that all calls are forked from: to make, once, what does not
-    depend on the text. Raises limits.NoSandbox where a process cannot be confined; `allow_reading`
-    as `limits.confine` has it.
+    `prepare` is a MODULE:FUNCTION that makes once what does not depend on the text. The parent,
+    which is not confined, calls it first, with all arguments but the last one. `allow_reading` is
+    that of `limits.confine`. Raises limits.NoSandbox if a process cannot be confined.
     """
 
     def __init__(
@@ -57,16 +56,19 @@ class SubprocessCall:
         allow_reading: bool = False,
     ) -> None:
         limits.require_sandbox(allow_reading)
-        self.function, self.timeout_s, self.memory_mib = function, timeout_s, memory_mib
-        self.prepare, self.allow_reading = prepare, allow_reading
+        self.function = function
+        self.timeout_s = timeout_s
+        self.memory_mib = memory_mib
+        self.prepare = prepare
+        self.allow_reading = allow_reading
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
     async def __call__(self, *arguments: Any) -> Any:
-        """What the function returns. Raises CallFailed after `timeout_s`, and when the process died;
-        RuntimeError with what the function raised.
+        """What the function returns. Raises CallFailed if that takes longer than `timeout_s` or the
+        process dies, and RuntimeError with what the function raised.
         """
-        async with self._turn:  # who waits for another's call has all of its own time still
+        async with self._turn:  # the time in the queue does not count
             process = await self._started()
             try:
                 async with asyncio.timeout(self.timeout_s + GRACE_S):
@@ -75,7 +77,7 @@ class SubprocessCall:
                 await self.close()
                 raise CallFailed(f"{self.function} took longer than {self.timeout_s:g} s") from None
             except BaseException:
-                # cancelled, or died: what its pipe still holds is no answer to the next call
+                # it was cancelled or died; what its pipe still holds must not answer the next call
                 await self.close()
                 raise
         if "gone" in answer:
@@ -85,15 +87,17 @@ class SubprocessCall:
         return answer["value"]
 
     async def close(self) -> None:
-        process, self._process = self._process, None
+        """End the processes. The next call starts them again."""
+        process = self._process
+        self._process = None
         if process is not None:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    # its own method may take the exit code away from whoever waits for it
+                    # asyncio's own `kill` may take the exit code away from whoever waits for it
                     os.kill(process.pid, signal.SIGKILL)
             assert process.stdout is not None
             with contextlib.suppress(ValueError):
-                # what is left in the pipe: asyncio does not see the end before
+                # asyncio does not see the end of a pipe before all in it has been read
                 await process.stdout.read()
             await process.wait()
 
@@ -131,7 +135,7 @@ class SubprocessCall:
     ) -> dict[str, Any]:
         assert process.stdin is not None
         process.stdin.write(json.dumps(arguments).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it died: the answer says so
+        with contextlib.suppress(ConnectionError):  # it died, and the answer will say so
             await process.stdin.drain()
         return await self._line(process)
 
@@ -146,12 +150,13 @@ class SubprocessCall:
 def serve(
     path: str, prepare: str, timeout_s: float, memory_bytes: int, allow_reading: bool
 ) -> None:
-    """The process that forks: imports, and answers until its input ends."""
+    """Be the parent: import the function, and answer until the input ends."""
     limits.die_with_parent()
-    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    asked = os.fdopen(os.dup(0))
+    answers = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what the function prints is no answer
+    os.dup2(2, 1)  # what the function prints must not be taken for an answer
 
     def say(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -193,14 +198,14 @@ def _called(
     private: tuple[int, ...],
     nothing: int,
 ) -> dict[str, Any]:
-    """The answer of a process made for this call. What it writes is taken for data, whatever it is."""
+    """The answer of a process that is made for this call. Whatever it writes is taken for data."""
     out, into = os.pipe()
     child = os.fork()
     if not child:
         try:
             for descriptor in (out, *private):
                 os.close(descriptor)
-            os.dup2(nothing, 1)  # the env's log is not the text's to write
+            os.dup2(nothing, 1)  # the text must not write into the env's log
             os.dup2(nothing, 2)
             limits.confine(memory_bytes, int(timeout_s) + 1, readable(), allow_reading)
             answer = _answer(function, arguments)
@@ -217,16 +222,15 @@ def _called(
         return {"gone": f"took longer than {timeout_s:g} s"}
     try:
         answer = json.loads(said)
-        return (
-            {"value": answer["value"]}
-            if "value" in answer
-            else {"error": str(answer["error"])[:400]}
-        )
+        if "value" in answer:
+            return {"value": answer["value"]}
+        return {"error": str(answer["error"])[:400]}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {"gone": f"ended its process with code {code}"}
 
 
 def _answer(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
+    """What the function returns, or what it raised."""
     try:
         answer = {"value": function(*arguments)}
         json.dumps(answer)
@@ -236,7 +240,7 @@ def _answer(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any
 
 
 def _read(out: int, until_s: float) -> tuple[bytes, bool]:
-    """All that is written there up to a size; and whether it took too long."""
+    """All that is written into the pipe, and whether it took too long or was too much."""
     said = b""
     while len(said) <= MIB:
         ready, _, _ = select.select([out], [], [], max(until_s - time.monotonic(), 0))
@@ -250,8 +254,8 @@ def _read(out: int, until_s: float) -> tuple[bytes, bool]:
 
 
 def readable() -> list[str]:
-    """Where the modules lie that Python has here; nothing of the directory that a run is started
-    in.
+    """The directories of the modules that Python has here, without the directory that a run is
+    started in.
     """
     prefixes = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
     found = [

@@ -92,7 +92,7 @@ class Coding(MultiTurnEnv):
         return Problem([{"role": "user", "content": prompt}], tests)
 
     async def reply(self, problem: Problem, messages: Sequence[Message]) -> list[Message] | None:
-        """What is wrong with the last program; None if nothing is, or if it was the last attempt."""
+        """What is wrong with the last program; None if nothing is, or after the last attempt."""
         said = [str(message["content"]) for message in messages if message["role"] == "assistant"]
         if len(said) >= self.attempts:
             return None

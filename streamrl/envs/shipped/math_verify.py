@@ -17,6 +17,8 @@ from streamrl.envs.api import Completion, Problem
 from streamrl.envs.engine.time_limits import borrowed
 from streamrl.envs.sandbox.subprocess_call import SubprocessCall
 
+HERE = "streamrl.envs.shipped.math_verify"
+
 
 class MathVerify:
     """A reward: 1 if the last thing said is the problem's answer, written in any way, else 0.
@@ -41,9 +43,10 @@ class MathVerify:
         self.key = key
         self._processes = [
             SubprocessCall(
-                "streamrl.envs.shipped.math_verify:same",
+                f"{HERE}:same",
                 timeout_s,
                 memory_mib,
+                prepare=f"{HERE}:load_library",
                 allow_reading=allow_reading,
             )
             for _ in range(processes)
@@ -63,6 +66,11 @@ class MathVerify:
     async def close(self) -> None:
         for process in self._processes:
             await process.close()
+
+
+def load_library(right: str) -> None:
+    """Import the library in the process that all calls are forked from, which takes a second."""
+    import math_verify  # noqa: F401
 
 
 def same(right: str, said: str) -> bool:

@@ -1,5 +1,5 @@
-"""Reads problems from files, JSON Lines or Parquet: a prompt or its token ids, and the right answer.
-Lines that cannot be used are named.
+"""Reads problems from files, JSON Lines or Parquet: a prompt or its token ids, and the right
+answer. Lines that cannot be used are named.
 
 A sample (docs/design/grpo.md) has `prompt`, which is a text or a list of chat messages, or
 `input_token_ids`, which is the exact prompt in the vocabulary of the policy. If it has both, the

@@ -1,10 +1,12 @@
-"""Runs environments of the library verifiers (Prime Intellect) as they are: `kind: verifiers:MODULE`,
-whose `load_environment` gets the `params`.
+"""Runs environments of the library verifiers (Prime Intellect) as they are.
+
+The run file names one as `kind: verifiers:MODULE`. Its `load_environment` gets the `params`.
 
 The library runs its own loop, tools and rubric. Only the model is ours: a client that hands each
-conversation to the rollout's session (`engine/session.py`). Ids, logprobs and versions are therefore
-those of the tokens that were sampled, and what was said is not tokenised again. The reward is the
-rubric's. Each function of the rubric is a named reward beside it, which counts nothing by itself.
+conversation to the rollout's session (`engine/session.py`). Ids, logprobs and versions are
+therefore those of the tokens that were sampled, and what was said is not tokenised again. The
+reward is the rubric's. Each function of the rubric is a named reward beside it, which counts
+nothing by itself.
 """
 
 from __future__ import annotations
