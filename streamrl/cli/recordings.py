@@ -49,7 +49,7 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
     directory of an export.
     """
     from streamrl.recordings.show import show_replay
-    from streamrl.recordings.weights import show_weights
+    from streamrl.recordings.replay_weights import show_weights
 
     if first is not None and not weights:
         raise click.UsageError("--from needs --weights.")

@@ -36,7 +36,7 @@ from streamrl.log.parquet import (
 )
 from streamrl.log.protocol import Log, Message, TopicPartition, beginning_offset, end_offset, read
 from streamrl.processor.journal import last_record
-from streamrl.recordings.progress import Report, silent
+from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import RunConfig
 
 AT_ONCE = 16  # partitions written side by side: one transaction serves them all
@@ -46,7 +46,7 @@ EVERY = 1_000  # records between two reports
 # ---- to files ------------------------------------------------------------------------------------
 
 
-def export(log: Log, run: RunFile, directory: Path, progress: Report = silent) -> FileLog:
+def export(log: Log, run: RunFile, directory: Path, progress: OnProgress = no_progress) -> FileLog:
     """Write all topics of a run to `directory`, which appears when it is complete. Raises
     ExportError when there is something already.
     """
@@ -91,7 +91,7 @@ def ends(log: Log) -> dict[TopicPartition, int]:
 
 
 def counted(
-    messages: Iterator[Message], before: int, total: int, progress: Report
+    messages: Iterator[Message], before: int, total: int, progress: OnProgress
 ) -> Iterator[Message]:
     for index, message in enumerate(messages):
         if index % EVERY == 0:
@@ -196,7 +196,7 @@ def _without_code(value: Any, named: frozenset[str]) -> Any:
 
 
 def restore(
-    files: FileLog, run: RunFile, kafka: dict[str, object], progress: Report = silent
+    files: FileLog, run: RunFile, kafka: dict[str, object], progress: OnProgress = no_progress
 ) -> None:
     """Make the topics of `run` on a Kafka and write what the files hold, each record at its old
     offset; or raise and leave nothing.
@@ -214,7 +214,7 @@ def restore(
         raise
 
 
-def rewrite(files: FileLog, log: KafkaLog, progress: Report) -> None:
+def rewrite(files: FileLog, log: KafkaLog, progress: OnProgress) -> None:
     """Fill the partitions side by side, a step of each at a time."""
     waiting = iter([(topic, p) for topic, count in files.topics().items() for p in range(count)])
     total, done = (

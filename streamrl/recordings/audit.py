@@ -1,8 +1,8 @@
-"""Where every rollout of a run ended, from its topics alone: published = the sum of the fates + in
+"""PartitionKey every rollout of a run ended, from its topics alone: published = the sum of the fates + in
 flight, exact, by env and policy version.
 
 A fate belongs to one record of `rollouts.<env>`, by partition and offset. A record without one is
-in flight if its part still holds it, or has not read it yet; otherwise it is lost. Where retention
+in flight if its part still holds it, or has not read it yet; otherwise it is lost. PartitionKey retention
 has deleted the record or the fate, neither can be said: such rollouts are counted as gone, beside
 the sum. Memory is a few bytes a rollout: tables by offset, no records.
 """
@@ -25,14 +25,14 @@ from streamrl.log.protocol import Event, Log, Message, beginning_offset, end_off
 from streamrl.processor.definition import Processor
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import held_events
-from streamrl.recordings.progress import Report, silent
+from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import Batch, Fate, PolicyVersion, Rollout, ScoredGroup
 
 KINDS = ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
 EVERY = 1_000  # records between two reports
 NAMED = 20  # problems listed; all are counted
 
-Where = tuple[str, int]  # env, partition
+PartitionKey = tuple[str, int]  # env, partition
 
 
 @dataclass
@@ -75,14 +75,14 @@ class Audit:
     trained: int = 0  # batched, and the lead learner has announced the version
     batches: dict[int, int] = field(default_factory=dict[int, int])  # batch -> rollouts
     # version -> batch it was trained on
-    made: dict[int, int] = field(default_factory=dict[int, int])
+    trained_on: dict[int, int] = field(default_factory=dict[int, int])
     # batch -> version of the oldest token -> rollouts
-    made_by: dict[int, Counter[int]] = field(default_factory=dict[int, Counter[int]])
+    sampled_by: dict[int, Counter[int]] = field(default_factory=dict[int, Counter[int]])
     lineages: int = 0  # announcements of versions that were computed again with another result
     skipped: int = 0  # versions whose batch nothing was trained on
     lost: int = 0  # no fate, and nobody has it
-    twice: int = 0  # more than one fate
-    astray: int = 0  # fates that point at no record
+    repeated: int = 0  # more than one fate
+    dangling: int = 0  # fates that point at no record
     # retention has deleted the rollout, or the fate of one that nobody holds; not part of
     # `published`
     gone: int = 0
@@ -94,7 +94,7 @@ class Audit:
 
     @property
     def balanced(self) -> bool:
-        return self.lost == self.twice == self.astray == 0
+        return self.lost == self.repeated == self.dangling == 0
 
     def total(self, name: str) -> int:
         return sum(counts[name] for counts in self.counts.values())
@@ -105,16 +105,16 @@ class Audit:
 
 
 @dataclass
-class Reading:
+class TopicReader:
     """Reads topics from end to end, and says how much of all of them is done."""
 
     log: Log
-    report: Report
+    report: OnProgress
     bounds: dict[tuple[str, int], tuple[int, int]]  # (topic, partition) -> (start, end)
     done: int = 0  # offsets
 
     @classmethod
-    def of(cls, log: Log, topics: list[str], report: Report) -> Reading:
+    def of(cls, log: Log, topics: list[str], report: OnProgress) -> TopicReader:
         reading = cls(log, report, {})
         reading.add(topics)
         return reading
@@ -152,13 +152,13 @@ def audit(
     envs: list[str],
     learner: str,
     parts: list[Processor[Any, Any]],
-    progress: Report = silent,
+    progress: OnProgress = no_progress,
 ) -> Audit:
     """Read the topics of a run and account for every rollout. `parts` are its buffer and batcher:
     what they hold is in flight.
     """
     rollouts = [topology.rollouts(env) for env in envs]
-    reading = Reading.of(log, rollouts, progress)
+    reading = TopicReader.of(log, rollouts, progress)
     ledgers = {
         (t.partition(".")[2], p): Ledger.empty(start, end)
         for (t, p), (start, end) in reading.bounds.items()
@@ -193,7 +193,7 @@ def audit(
             isinstance(event.record, Fate)
             and topology.rollouts(event.record.environment) not in left_out
         ):
-            enter(result, ledgers, event.record, log)
+            record_fate(result, ledgers, event.record, log)
     for event in reading.events(topology.BATCHES, ("batch",)):
         if isinstance(event.record, Batch):
             result.batches[event.record.number] = len(set(event.record.uids))
@@ -203,11 +203,11 @@ def audit(
     result.lineages = sum(r.lineage for r in valid.values())
     result.skipped = sum(r.skipped for r in valid.values())
     # a fork has inherited others
-    result.made = {
+    result.trained_on = {
         version: batch for version, batch in announced.items() if batch in result.batches
     }
     for where, ledger in ledgers.items():
-        close(result, log, where, ledger, max(announced, default=-1))
+        tally_partition(result, log, where, ledger, max(announced, default=-1))
     progress(reading.total, reading.total)
     return result
 
@@ -224,7 +224,7 @@ def oldest_s(log: Log, topic: str) -> float:
     return found
 
 
-def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> None:
+def record_fate(result: Audit, ledgers: dict[PartitionKey, Ledger], fate: Fate, log: Log) -> None:
     """Note a fate at each record it belongs to; those of rollouts that have come since the rollouts
     were read are not of this account.
     """
@@ -238,9 +238,9 @@ def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> 
             result.gone += 1
             continue
         if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
-            result.astray += 1
+            result.dangling += 1
             result.add(
-                f"fate {fate.fate} of {named(fate, index)} points at rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies"
+                f"fate {fate.fate} of {uid_of(fate, index)} points at rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies"
             )
             continue
         ledger.fates[offset] += 1
@@ -249,13 +249,13 @@ def enter(result: Audit, ledgers: dict[Where, Ledger], fate: Fate, log: Log) -> 
             -1 if fate.batch is None else fate.batch,
         )
         if ledger.fates[offset] == 2:
-            result.twice += 1
+            result.repeated += 1
             result.add(
-                f"{named(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset} has a second fate: {fate.fate}"
+                f"{uid_of(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset} has a second fate: {fate.fate}"
             )
 
 
-def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Processor[Any, Any]) -> None:
+def mark_held(log: Log, ledgers: dict[PartitionKey, Ledger], part: Processor[Any, Any]) -> None:
     """What a part holds, and what it has not read yet, is in flight."""
     fold, _ = restore(log, part)
     unread: Iterator[Event] = (
@@ -279,7 +279,9 @@ def mark_held(log: Log, ledgers: dict[Where, Ledger], part: Processor[Any, Any])
             ledgers[env, event.partition].held[event.offset] = True
 
 
-def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int) -> None:
+def tally_partition(
+    result: Audit, log: Log, where: PartitionKey, ledger: Ledger, announced: int
+) -> None:
     """Count one partition, and name what nobody accounts for."""
     env, partition = where
     without = ledger.exists & (ledger.fates == 0)
@@ -301,7 +303,7 @@ def close(result: Audit, log: Log, where: Where, ledger: Ledger, announced: int)
         np.stack([ledger.batch[batched], ledger.versions[batched]]), axis=1, return_counts=True
     )
     for (batch, version), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
-        result.made_by.setdefault(batch, Counter())[version] += count
+        result.sampled_by.setdefault(batch, Counter())[version] += count
     result.trained += int((batched & (ledger.batch < announced)).sum())
     result.lost += int(lost.sum())
     for offset in np.flatnonzero(lost)[:NAMED].tolist():
@@ -336,5 +338,5 @@ def events(
         yield to_event(message, schemas)
 
 
-def named(fate: Fate, index: int) -> str:
+def uid_of(fate: Fate, index: int) -> str:
     return fate.uids[index] if index < len(fate.uids) else "an unreadable rollout"

@@ -21,11 +21,13 @@ CHUNK_LETTERS = 500  # put back in one transaction
 CHUNK_BYTES = 4_000_000
 VALUE_CHARS = 100  # shown of a field
 _PLACE = re.compile(r"(.+)\[(\d+)\]@(\d+)")
-_VARIES = re.compile(r"""(?<!\w)'[^']*'(?!\w)|(?<!\w)"[^"]*"(?!\w)|(?<![\w<])\d+(\.\d+)?(?!\w)""")
+_VARIABLE_PART = re.compile(
+    r"""(?<!\w)'[^']*'(?!\w)|(?<!\w)"[^"]*"(?!\w)|(?<![\w<])\d+(\.\d+)?(?!\w)"""
+)
 
 
 @dataclass
-class Row:
+class CauseSummary:
     """Letters of one topic with causes of one kind."""
 
     letters: int
@@ -66,24 +68,26 @@ as they are: a replay compares them.
 """
 
 
-def in_words(cause: str) -> str:
+def readable_cause(cause: str) -> str:
     for pattern, words in _TERMS.items():
         cause = re.sub(pattern, words, cause)
     return cause
 
 
-def kind_of(cause: str) -> str:
+def cause_pattern(cause: str) -> str:
     """A cause without what differs from record to record: what it quotes, and numbers."""
-    return _VARIES.sub("…", cause)
+    return _VARIABLE_PART.sub("…", cause)
 
 
-def table(log: Log) -> dict[tuple[str, str], Row]:
+def summarize_causes(log: Log) -> dict[tuple[str, str], CauseSummary]:
     """(topic, kind of cause) -> its letters, in the order in which they came."""
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], CauseSummary] = {}
     for topic in topics(log):
         done = retried(log, topic)
         for letter in letters(log, topic):
-            row = rows.setdefault((topic, kind_of(letter.cause)), Row(0, 0, letter, letter))
+            row = rows.setdefault(
+                (topic, cause_pattern(letter.cause)), CauseSummary(0, 0, letter, letter)
+            )
             row.letters, row.last = row.letters + 1, letter
             row.retried += (letter.message.partition, letter.message.offset) in done
     return rows
@@ -93,7 +97,7 @@ def find(log: Log, place: str) -> DeadLetter:
     """The letter of the record that lay at `place`, as `rollouts.copy[0]@17`; the first, if two
     parts put it aside. Raises ConfigError.
     """
-    topic, partition, offset = parse(place)
+    topic, partition, offset = parse_place(place)
     known = topics(log)
     if topic not in known:
         raise ConfigError(
@@ -107,7 +111,7 @@ def find(log: Log, place: str) -> DeadLetter:
     )
 
 
-def parse(place: str) -> tuple[str, int, int]:
+def parse_place(place: str) -> tuple[str, int, int]:
     match = _PLACE.fullmatch(place)
     if match is None:
         raise ConfigError(
@@ -174,17 +178,17 @@ def fields(value: bytes) -> Iterator[tuple[str, str]]:
     unpacker.feed(value)
     try:
         for _ in range(unpacker.read_map_header()):
-            yield str(unpacker.unpack()), _short(repr(unpacker.unpack()))
+            yield str(unpacker.unpack()), _abbreviate(repr(unpacker.unpack()))
         if unpacker.tell() < len(value):
             yield "", f"{len(value) - unpacker.tell()} more bytes behind the map"
     except Exception as error:  # whatever it finds wrong with bytes that are known to be wrong
         yield (
             "",
-            f"cannot be read from byte {unpacker.tell()} on ({_short(str(error)) or type(error).__name__})",
+            f"cannot be read from byte {unpacker.tell()} on ({_abbreviate(str(error)) or type(error).__name__})",
         )
 
 
-def faults(value: bytes) -> Iterator[str]:
+def array_faults(value: bytes) -> Iterator[str]:
     """Every array in a record that cannot be read, as `turns[1].tokens: why`."""
 
     def unreadable(code: int, data: bytes) -> _Unreadable | None:
@@ -232,7 +236,7 @@ def _extension(code: int, data: bytes) -> Any:
         return f"array that cannot be read: {error}"
 
 
-def _short(text: str) -> str:
+def _abbreviate(text: str) -> str:
     return (
         text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
     )

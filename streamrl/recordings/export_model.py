@@ -17,7 +17,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, ExportError, WeightError
 from streamrl.learner.inputs import newest_lineages, versions
 from streamrl.log.protocol import Log
-from streamrl.recordings.progress import Report, shown, silent
+from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
 from streamrl.weights.manifest import MANIFEST
 from streamrl.weights.store import pull
 
@@ -35,7 +35,7 @@ def show_export_model(
     run: RunFile, log: Log, version: int | None, directory: Path, console: Console
 ) -> None:
     """Write it and say what it is."""
-    with shown(f"computing version {version}", Console(stderr=True)) as progress:
+    with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
         made = export_model(run, log, version, directory, progress)
     how = "from the store" if made.from_store else "computed again from the recorded batches"
     console.print(
@@ -49,7 +49,7 @@ def show_export_model(
 
 
 def export_model(
-    run: RunFile, log: Log, version: int | None, directory: Path, progress: Report = silent
+    run: RunFile, log: Log, version: int | None, directory: Path, progress: OnProgress = no_progress
 ) -> Model:
     """Write the lead's `version` (None: the newest) to `directory`, which appears when it is
     complete.
@@ -88,7 +88,7 @@ def export_model(
     return Model(wanted.version, wanted.sha256, wanted.size_bytes, from_store)
 
 
-def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: Report) -> None:
+def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: OnProgress) -> None:
     from streamrl.learner.recompute import recomputed  # JAX, and only now
 
     with recomputed(run, log, version, progress) as policy:

@@ -48,15 +48,15 @@ from streamrl.processor.journal import SliceReader, entries, last_record
 from streamrl.processor.restore import replay_entry, restore_earliest
 from streamrl.processor.retention import is_gone
 from streamrl.processor.transaction import process_batch
-from streamrl.recordings.inheritance import Census, Cut, Group, next_problem
-from streamrl.recordings.progress import Report, shown
+from streamrl.recordings.inheritance import BatcherCut, GroupIndex, GroupKey, next_problem
+from streamrl.recordings.progress import OnProgress, progress_bar
 from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup, Visit
 from streamrl.weights.store import Stored
 
 T = TypeVar("T")
 
 
-class Forked(NamedTuple):
+class ForkResult(NamedTuple):
     """What a fork begins with."""
 
     run: RunFile
@@ -75,7 +75,7 @@ def show_fork(
     console: Console,
 ) -> None:
     """Make the fork and say what it begins with."""
-    with shown(f"computing version {version}", Console(stderr=True)) as progress:
+    with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
         made = fork(parent, name, version, overrides, with_rollouts, time_s, progress)
     assert made.run.fork is not None
     console.print(
@@ -99,15 +99,15 @@ def fork(
     overrides: Sequence[str],
     with_rollouts: bool,
     time_s: float,
-    progress: Report,
-) -> Forked:
+    progress: OnProgress,
+) -> ForkResult:
     """Make run `name` of `parent` at `version`: its directory, its broker's data or its topics on
     the parent's cluster. Leaves nothing when it fails.
 
     Raises ConfigError for what cannot be forked, ModelError when the version does not come out as
     announced.
     """
-    run = child(parent, name, overrides)
+    run = child_run_file(parent, name, overrides)
     with ExitStack() as held:
         old = KafkaLog(held.enter_context(connect.connect_or_start(parent)), parent.run)
         announced = announcements(old, parent.learner.name)
@@ -122,15 +122,15 @@ def fork(
         settings = held.enter_context(connect.connect_or_start(run, create=True))
         topics.create(run, settings, {})
         with _topics_gone_on_failure(run, settings):
-            stored = _plant(parent, run, old, version, progress)
-            made = transplant(
+            stored = _seed(parent, run, old, version, progress)
+            made = copy_topics(
                 old, KafkaLog(settings, run.run), parent, run, stored.uri, with_rollouts, time_s
             )
             write_run_file(made.run)  # last: without it there is no run
     return made
 
 
-def child(parent: RunFile, name: str, overrides: Sequence[str]) -> RunFile:
+def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunFile:
     """The run file of a fork, but for what it begins with. Raises ConfigError for a change that its
     weights would not bear.
     """
@@ -147,7 +147,7 @@ def child(parent: RunFile, name: str, overrides: Sequence[str]) -> RunFile:
     return run
 
 
-def _plant(parent: RunFile, run: RunFile, old: Log, version: int, progress: Report) -> Stored:
+def _seed(parent: RunFile, run: RunFile, old: Log, version: int, progress: OnProgress) -> Stored:
     # JAX, and only now: it does not like processes to be started beside it
     from streamrl.learner.recompute import plant
 
@@ -157,29 +157,29 @@ def _plant(parent: RunFile, run: RunFile, old: Log, version: int, progress: Repo
 # ---- what the topics begin with ------------------------------------------------------------------
 
 
-def transplant(
+def copy_topics(
     old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with_rollouts: bool, time_s: float
-) -> Forked:
+) -> ForkResult:
     """Fill the topics of a fork. `uri`: where its first version lies; `run.fork` says which one
     that is. Returns it with the balance completed.
     """
-    run = taught(old, parent, run)
+    run = with_curriculum_state(old, parent, run)
     assert run.fork is not None
     writer = new.writer("fork")
     _copy(writer.commit, announced_before(old, parent, run, uri))
     _copy(writer.commit, visits(old, parent, run))
     if not with_rollouts:
         _copy(writer.commit, progress_of(old, parent, run, {}))
-        return Forked(run, 0, 0, False)
-    version, cut = run.fork.version, cut_of(old, parent, run.fork.version)
+        return ForkResult(run, 0, 0, False)
+    version, cut = run.fork.version, batcher_cut(old, parent, run.fork.version)
     # what one share owes another means nothing under other shares
-    if shares_of(run) == shares_of(parent):
+    if curriculum_settings(run) == curriculum_settings(parent):
         run = run.model_copy(update={"fork": run.fork.model_copy(update={"balance": cut.balance})})
-    census = count(old, parent, run)
-    groups = census.inherited(
+    index = index_groups(old, parent, run)
+    groups = index.inherited(
         version, max(run.buffer_of(env).max_age for env in run.envs)
     ) | dict.fromkeys(cut.held)
-    recorded_order = list(schedule(old, parent, dict.fromkeys(cut.held), version))
+    recorded_order = list(in_buffer_order(old, parent, dict.fromkeys(cut.held), version))
     first = [message for message in recorded_order if message.topic.startswith(topology.ROLLOUTS)]
     _copy(writer.commit, first)
     batch = first_batch(new, run, recorded_order, cut, time_s)
@@ -190,10 +190,10 @@ def transplant(
     )
     _copy(
         writer.commit,
-        progress_of(old, parent, run, Counter(census.producers[group] for group in groups)),
+        progress_of(old, parent, run, Counter(index.producers[group] for group in groups)),
     )
     writer.close()
-    return Forked(run, len(groups), len(first) + rest, batch)
+    return ForkResult(run, len(groups), len(first) + rest, batch)
 
 
 def announced_before(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:
@@ -266,11 +266,11 @@ def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
                 yield message
 
 
-def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
+def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
     """The parent's batcher when it made batch `version`, by its journal. Raises StreamrlError when
     that now leads elsewhere.
     """
-    cut = Cut(version)
+    cut = BatcherCut(version)
     part = replace(batcher.part(parent), step=cut.step)
     fold, start, tape = restore_earliest(old, part)
     if fold.state.next_batch > version:
@@ -281,7 +281,7 @@ def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
             replay_entry(part, fold, entry, tape)
     tape.close()
     if cut.batch is None:
-        cut.note(fold.state)
+        cut.remember(fold.state)
     then = next((batch for batch, _ in recorded(old) if batch.number == version), None)
     if (cut.batch and encode(cut.batch)) != (then and encode(then)):
         wrong = (
@@ -293,21 +293,21 @@ def cut_of(old: Log, parent: RunFile, version: int) -> Cut:
     return cut
 
 
-def count(old: Log, parent: RunFile, run: RunFile) -> Census:
+def index_groups(old: Log, parent: RunFile, run: RunFile) -> GroupIndex:
     """Every recorded group, and which of them are in batches before the fork's first."""
     assert run.fork is not None
-    census = Census()
+    index = GroupIndex()
     for batch, _ in recorded(old):
         if batch.number >= run.fork.version:
             break
-        census.train(batch)
+        index.add_batch(batch)
     for _, event in _rollouts(old, [env for env in run.envs if env in parent.envs]):
         if isinstance(event.record, Rollout):
-            census.count(event.record)
-    return census
+            index.add_rollout(event.record)
+    return index
 
 
-def rollouts(old: Log, run: RunFile, groups: Mapping[Group, None]) -> Iterator[Message]:
+def rollouts(old: Log, run: RunFile, groups: Mapping[GroupKey, None]) -> Iterator[Message]:
     """The recorded rollouts of these groups, as they lie there."""
     for message, event in _rollouts(old, run.envs):
         if (
@@ -317,8 +317,8 @@ def rollouts(old: Log, run: RunFile, groups: Mapping[Group, None]) -> Iterator[M
             yield message
 
 
-def schedule(
-    old: Log, parent: RunFile, groups: Mapping[Group, None], version: int
+def in_buffer_order(
+    old: Log, parent: RunFile, groups: Mapping[GroupKey, None], version: int
 ) -> Iterator[Message]:
     """The rollouts of these groups and the versions up to `version`, in the order in which the
     parent's buffer took them.
@@ -353,7 +353,9 @@ def schedule(
 # ---- the first batch -----------------------------------------------------------------------------
 
 
-def first_batch(new: Log, run: RunFile, order: Sequence[Message], cut: Cut, time_s: float) -> bool:
+def first_batch(
+    new: Log, run: RunFile, order: Sequence[Message], cut: BatcherCut, time_s: float
+) -> bool:
     """The first turns of the fork's buffer and batcher: what the parent's batcher held, in the
     recorded `order`, then the version it had heard.
 
@@ -362,13 +364,13 @@ def first_batch(new: Log, run: RunFile, order: Sequence[Message], cut: Cut, time
     """
     heard = {
         record.version: message
-        for message, record in _there(new, topology.POLICY_VERSIONS, PolicyVersion)
+        for message, record in _records_of(new, topology.POLICY_VERSIONS, PolicyVersion)
     }
     if not cut.held or cut.version not in heard:
         return False
     copies: dict[tuple[str, bytes | None], deque[Message]] = {}
     for topic in (topology.rollouts(env) for env in run.envs):
-        for message, _ in _there(new, topic, Rollout):
+        for message, _ in _records_of(new, topic, Rollout):
             # one key, one partition: the order is kept
             copies.setdefault((topic, message.key), deque()).append(message)
     numbers = iter(sorted(heard))
@@ -378,15 +380,15 @@ def first_batch(new: Log, run: RunFile, order: Sequence[Message], cut: Cut, time
         else copies[m.topic, m.key].popleft()
         for m in order
     ]
-    _feed(new, buffer.part(run), taken, {}, time_s)
+    _process_as(new, buffer.part(run), taken, {}, time_s)
     scored = {
         (r.environment, r.group_id): m
         for env in run.envs
-        for m, r in _there(new, topology.groups(env), ScoredGroup)
+        for m, r in _records_of(new, topology.groups(env), ScoredGroup)
     }
     version = heard[cut.version]
     groups = [scored[group] for group in cut.held if group in scored]
-    _feed(
+    _process_as(
         new,
         batcher.part(run),
         [*groups, version],
@@ -396,7 +398,7 @@ def first_batch(new: Log, run: RunFile, order: Sequence[Message], cut: Cut, time
     return next(recorded(new), None) is not None
 
 
-def _feed(
+def _process_as(
     log: Log,
     part: Processor[Any, Any],
     messages: Sequence[Message],
@@ -436,7 +438,7 @@ def _rollouts(log: Log, envs: Iterable[str]) -> Iterator[tuple[Message, Event]]:
                 yield message, to_event(message, ("rollout",))
 
 
-def _there(log: Log, topic: str, kind: type[T]) -> Iterator[tuple[Message, T]]:
+def _records_of(log: Log, topic: str, kind: type[T]) -> Iterator[tuple[Message, T]]:
     """The records of a topic, with the messages they are in."""
     for partition in range(log.topics()[topic]):
         for message in read(log, topic, partition, 0):
@@ -445,11 +447,11 @@ def _there(log: Log, topic: str, kind: type[T]) -> Iterator[tuple[Message, T]]:
                 yield message, record
 
 
-def shares_of(run: RunFile) -> tuple[dict[str, float], Curriculum]:
+def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum]:
     return {name: env.fraction for name, env in run.envs.items()}, run.batcher.curriculum
 
 
-def taught(old: Log, parent: RunFile, run: RunFile) -> RunFile:
+def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
     """The fork with its curriculum where the parent's batches before it bring that."""
     assert run.fork is not None
     rules, progress = batcher.curriculum(run), batcher.first_state(parent.fork).progress

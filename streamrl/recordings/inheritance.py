@@ -23,31 +23,31 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.protocol import Event, Output
 from streamrl.records import Batch, Rollout, ScoredGroup
 
-Group = tuple[str, str]  # env, group id
+GroupKey = tuple[str, str]  # env, group id
 
 
 @dataclass
-class Census:
+class GroupIndex:
     """Every group that was recorded: what decides whether a fork has it. Some hundred bytes a
     group.
     """
 
-    producers: dict[Group, str] = field(default_factory=dict[Group, str])
+    producers: dict[GroupKey, str] = field(default_factory=dict[GroupKey, str])
     # version of the newest token
-    newest: dict[Group, int] = field(default_factory=dict[Group, int])
+    newest: dict[GroupKey, int] = field(default_factory=dict[GroupKey, int])
     # version of the oldest token, of the rollout where that is newest
-    youngest: dict[Group, int] = field(default_factory=dict[Group, int])
+    youngest: dict[GroupKey, int] = field(default_factory=dict[GroupKey, int])
     # in a batch that the fork shares with its parent
-    trained: dict[Group, None] = field(default_factory=dict[Group, None])
+    trained: dict[GroupKey, None] = field(default_factory=dict[GroupKey, None])
 
-    def count(self, rollout: Rollout) -> None:
+    def add_rollout(self, rollout: Rollout) -> None:
         group = rollout.environment, rollout.group_id
         self.producers.setdefault(group, rollout.producer)
         self.newest[group] = max(self.newest.get(group, -1), rollout.newest_policy_version)
         if not rollout.failure:
             self.youngest[group] = max(self.youngest.get(group, -1), rollout.policy_version)
 
-    def train(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch) -> None:
         self.trained.update(
             dict.fromkeys(
                 zip(
@@ -58,7 +58,7 @@ class Census:
             )
         )
 
-    def inherited(self, version: int, max_age: int) -> dict[Group, None]:
+    def inherited(self, version: int, max_age: int) -> dict[GroupKey, None]:
         """The groups that a fork at `version` has, under its own `max_age`."""
         return {
             group: None
@@ -70,7 +70,7 @@ class Census:
 
 
 @dataclass
-class Cut:
+class BatcherCut:
     """The parent's batcher as it stood when it made batch `number`, or as far as it had come. To be
     folded over its journal by `step`.
     """
@@ -79,7 +79,7 @@ class Cut:
     batch: Batch | None = None
     version: int = -1  # the newest it had heard
     balance: dict[str, float] = field(default_factory=dict[str, float])
-    held: list[Group] = field(default_factory=list[Group])  # in the order it held them
+    held: list[GroupKey] = field(default_factory=list[GroupKey])  # in the order it held them
 
     def step(
         self, config: BatcherConfig, state: BatcherState, events: Iterable[Event], time_s: float
@@ -91,12 +91,12 @@ class Cut:
             state, _ = batcher.step(config, state, [event], time_s, before=self.number)
             builder = BatchBuilder(config, state, time_s)
             if state.next_batch == self.number and builder.batch_is_due():
-                self.note(state)
+                self.remember(state)
                 builder.build()
                 self.batch = batch_of(builder.outputs)
         return state, []
 
-    def note(self, state: BatcherState) -> None:
+    def remember(self, state: BatcherState) -> None:
         """Before the batch is made: it takes its groups out."""
         self.version, self.balance = state.version, dict(state.deficit)
         held = (

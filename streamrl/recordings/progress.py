@@ -15,20 +15,20 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 EVERY_S = 5.0
 
-Report = Callable[[int, int], None]  # (done, total)
+OnProgress = Callable[[int, int], None]  # (done, total)
 
 
-def silent(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     """For callers that nobody watches."""
 
 
 @contextmanager
-def shown(what: str, console: Console) -> Iterator[Report]:
+def progress_bar(what: str, console: Console) -> Iterator[OnProgress]:
     """Something to report progress to for as long as the block lasts; it may be called as often as
     one likes.
     """
     if not console.is_terminal:
-        yield Lines(
+        yield PlainProgress(
             what,
             lambda line: console.print(line, highlight=False, soft_wrap=True),
             time.monotonic(),
@@ -47,7 +47,7 @@ def shown(what: str, console: Console) -> Iterator[Report]:
 
 
 @dataclass
-class Lines:
+class PlainProgress:
     """Says how far it is whenever `EVERY_S` are over."""
 
     what: str

@@ -16,8 +16,8 @@ from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
 from streamrl.processor.definition import Processor
 from streamrl.recordings.audit import KINDS, Audit, audit
-from streamrl.recordings.compare import Replayed, replay
-from streamrl.recordings.progress import shown
+from streamrl.recordings.progress import progress_bar
+from streamrl.recordings.replay import ReplayResult, replay
 
 COLUMNS = (*KINDS, "in flight", "lost")
 
@@ -28,18 +28,18 @@ def parts_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
 
 
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:
-    """Print the account of a run. Returns the exit code: 1 when it does not balance."""
-    with shown("audit", Console(stderr=True)) as progress:
+    """Print the account_table of a run. Returns the exit code: 1 when it does not balance."""
+    with progress_bar("audit", Console(stderr=True)) as progress:
         result = audit(
             log, list(run.envs), run.learner.name, list(parts_of(run).values()), progress
         )
-    console.print(account(result, by_version))
+    console.print(account_table(result, by_version))
     if by_version:
-        console.print(provenance(result))
+        console.print(provenance_table(result))
     batched, published = result.total("batched"), result.published
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
     console.print(
-        f"{result.trained:,} of {batched:,} batched rollouts are trained on, in {len(result.made)} versions; age at training {ages or '-'}"
+        f"{result.trained:,} of {batched:,} batched rollouts are trained on, in {len(result.trained_on)} versions; age at training {ages or '-'}"
     )
     if result.lineages:
         console.print(
@@ -61,22 +61,22 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
         )
     for problem in result.problems:
         console.print(quoted(f"  {problem}", "red"))
-    if (more := result.lost + result.twice + result.astray - len(result.problems)) > 0:
+    if (more := result.lost + result.repeated + result.dangling - len(result.problems)) > 0:
         console.print(f"  and {more:,} more", style="red")
     return 0 if result.balanced else 1
 
 
-def account(result: Audit, by_version: bool) -> Table:
+def account_table(result: Audit, by_version: bool) -> Table:
     """Rows by env, or by env and policy version; fates that nowhere occur are left out."""
     rows: dict[tuple[str, str], Counter[str]] = {}
     for (env, version), counts in sorted(result.counts.items()):
         rows.setdefault((env, str(version) if by_version else ""), Counter()).update(counts)
-    shown = [name for name in COLUMNS if result.total(name)]
+    progress_bar = [name for name in COLUMNS if result.total(name)]
     table = Table(
         "env",
         *(["version"] if by_version else []),
         "published",
-        *shown,
+        *progress_bar,
         box=None,
         header_style="bold",
     )
@@ -87,18 +87,18 @@ def account(result: Audit, by_version: bool) -> Table:
             quoted(env),
             *([version] if by_version else []),
             f"{counts.total():,}",
-            *(f"{counts[name]:,}" for name in shown),
+            *(f"{counts[name]:,}" for name in progress_bar),
         )
     return table
 
 
-def provenance(result: Audit) -> Table:
+def provenance_table(result: Audit) -> Table:
     """A row for each batch: which versions sampled its rollouts, and which one was trained on it."""
-    trained = {batch: version for version, batch in result.made.items()}
+    trained = {batch: version for version, batch in result.trained_on.items()}
     table = Table(
         "batch", "rollouts", "sampled by version", "gave version", box=None, header_style="bold"
     )
-    for batch, versions in sorted(result.made_by.items()):
+    for batch, versions in sorted(result.sampled_by.items()):
         by = ", ".join(f"{version}: {count:,}" for version, count in sorted(versions.items()))
         table.add_row(str(batch), f"{versions.total():,}", by, str(trained.get(batch, "-")))
     return table
@@ -122,8 +122,8 @@ def show_replay(
             if step is not None and name == "batcher"
             else (lambda fold: step is not None and fold.state.version >= step)
         )
-        result: Replayed
-        with shown(f"replay {name}", Console(stderr=True)) as progress:
+        result: ReplayResult
+        with progress_bar(f"replay {name}", Console(stderr=True)) as progress:
             result, fold = replay(log, parts[name], stop, progress)
         identical.update(result.identical)
         since = (

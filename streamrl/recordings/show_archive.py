@@ -13,11 +13,11 @@ from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log
 from streamrl.orchestrator.run_directory import RUN_FILE, take
 from streamrl.recordings.archive import export, restore, run_of
-from streamrl.recordings.progress import shown
+from streamrl.recordings.progress import progress_bar
 
 
 def show_export(run: RunFile, log: Log, directory: Path, console: Console) -> None:
-    with shown("export", Console(stderr=True)) as progress:
+    with progress_bar("export", Console(stderr=True)) as progress:
         files = export(log, run, directory, progress)
     console.print(f"{in_words(files)} in {directory}", highlight=False, soft_wrap=True)
 
@@ -36,7 +36,7 @@ def show_import(directory: Path, name: str, console: Console) -> None:
         raise ConfigError(
             f"there is a run {run.run!r} in {run.directory}; take another name with --as"
         )
-    with take(run), shown("import", Console(stderr=True)) as progress:
+    with take(run), progress_bar("import", Console(stderr=True)) as progress:
         try:
             with connect_or_start(run, create=True) as kafka:
                 restore(files, run, kafka, progress)

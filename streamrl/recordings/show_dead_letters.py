@@ -21,7 +21,7 @@ def show_list(log: Log, console: Console) -> None:
     """Two lines for each topic and kind of cause: how many, where and when; then the cause, which
     may be long.
     """
-    rows = dead_letters.table(log)
+    rows = dead_letters.summarize_causes(log)
     if not rows:
         console.print("nothing was put aside")
         return
@@ -33,7 +33,7 @@ def show_list(log: Log, console: Console) -> None:
                 f"  {row.letters:,} letters{back}  first {_when(row.first)}  last {_when(row.last)}",
             )
         )
-        console.print(Padding(Text(printable(dead_letters.in_words(cause))), (0, 0, 0, 4)))
+        console.print(Padding(Text(printable(dead_letters.readable_cause(cause))), (0, 0, 0, 4)))
     total = sum(row.letters for row in rows.values())
     console.print(
         Text(
@@ -55,8 +55,8 @@ def show_letter(log: Log, place: str, console: Console) -> None:
             f"  put aside {_time(letter)}{', put back since' if back else ''}",
         )
     )
-    console.print(Text(printable(dead_letters.in_words(letter.cause)), style="red"))
-    for fault in dead_letters.faults(value or b""):
+    console.print(Text(printable(dead_letters.readable_cause(letter.cause)), style="red"))
+    for fault in dead_letters.array_faults(value or b""):
         console.print(Text(printable(fault), style="red"))
     console.print(Text(f"key      {printable(repr(message.key))}"))
     for name, header in message.headers:
@@ -82,7 +82,7 @@ def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
     """
     known = dead_letters.topics(log)
     place = (
-        dead_letters.parse(which)
+        dead_letters.parse_place(which)
         if which is not None and which not in known and "[" in which
         else None
     )
@@ -95,7 +95,7 @@ def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
 
     def chosen(letter: DeadLetter) -> bool:
         here = place is None or place == (letter.topic, letter.partition, letter.offset)
-        return here and (cause in letter.cause or cause in dead_letters.kind_of(letter.cause))
+        return here and (cause in letter.cause or cause in dead_letters.cause_pattern(letter.cause))
 
     for name, count in (counts := dead_letters.retry(log, wanted, chosen)).items():
         console.print(f"{count:,} records put back to {name}", highlight=False)

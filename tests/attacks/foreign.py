@@ -31,8 +31,8 @@ from streamrl.log.protocol import Log, Output, end_offset, read
 from streamrl.monitoring.display import quoted
 from streamrl.processor.definition import to_json
 from streamrl.recordings.archive import plan, run_of
-from streamrl.recordings.compare import replay
 from streamrl.recordings.dead_letters import retry
+from streamrl.recordings.replay import replay
 from streamrl.records import JournalEntry, PolicyVersion
 from tests.attacks.table import Attack
 from tests.support.data_path import RUN, TOPICS, parts

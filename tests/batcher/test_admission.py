@@ -25,7 +25,7 @@ from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.errors import ConfigError
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Demand, Fate
 from tests.batcher.test_process import CONFIG, arrivals
 from tests.support.build import group, group_event, version_event

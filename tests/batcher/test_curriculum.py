@@ -37,7 +37,7 @@ from streamrl.processor.definition import ProcessorState
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Demand, Metric
 from tests.batcher.test_process import CONFIG
 from tests.support.build import floats, group, group_event, version_event

@@ -21,7 +21,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event, Message, Output, Undecodable
 from streamrl.processor import processor
 from streamrl.processor.snapshots import deserialize_state, serialize_state
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.records import Rollout, ScoredGroup
 from tests.buffer.test_process import CONFIG, fates, groups
 from tests.support.build import rollout, rollout_event, turns, version_event

@@ -15,7 +15,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from streamrl.recordings.progress import shown
+from streamrl.recordings.progress import progress_bar
 from tests.chaos import known
 from tests.chaos.harness import Stuck, struck
 from tests.chaos.plan import plan
@@ -50,7 +50,7 @@ def main(kills: int, seed: int | None, directory: Path) -> None:
     try:
         kills_planned = plan(kills, seed, known.parts(run))
         with (
-            shown(f"chaos, seed {seed}", Console(stderr=True)) as progress,
+            progress_bar(f"chaos, seed {seed}", Console(stderr=True)) as progress,
             struck(run, kills_planned, seed, progress=progress) as harness,
         ):
             said = report(seed, harness.struck, verdict(harness.log, run))

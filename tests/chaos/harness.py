@@ -24,7 +24,7 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.plan import BROKER, HOPELESS
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.recordings.progress import Report, silent
+from streamrl.recordings.progress import OnProgress, no_progress
 from tests.chaos import known
 from tests.chaos.part import note_of
 from tests.chaos.plan import Kill
@@ -310,7 +310,7 @@ def struck(
     kills: Sequence[Kill],
     seed: int,
     logs: str = "transactions",
-    progress: Report = silent,
+    progress: OnProgress = no_progress,
 ) -> Iterator[Harness]:
     """A run that was killed as planned and has come to rest. Its broker is up for as long as the
     block lasts.

@@ -21,7 +21,7 @@ from streamrl.log.codec import encode, to_event
 from streamrl.log.protocol import Event, Log, read
 from streamrl.processor.journal import last_record
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.recordings.show import parts_of
 from streamrl.records import Batch, EnvProgress, Fate, PolicyVersion, Rollout, ScoredGroup
 from tests.chaos import known
@@ -197,7 +197,7 @@ def look_at_batches(
 def look_at_accounts(log: Log, run: RunFile, found: Verdict) -> None:
     account = audit(log, list(run.envs), run.learner.name, list(parts_of(run).values()))
     found.two_fates, found.without_fate, found.in_flight = (
-        account.twice,
+        account.repeated,
         account.lost,
         account.total("in flight"),
     )

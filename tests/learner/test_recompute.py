@@ -21,7 +21,7 @@ from streamrl.learner.trainer import training
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.export_model import export_model
-from streamrl.recordings.weights import compare
+from streamrl.recordings.replay_weights import compare_versions
 from streamrl.records import PolicyVersion
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import pull
@@ -80,7 +80,7 @@ def test_so_they_do_from_a_checkpoint(made: Recording):
 
 
 def test_other_settings_are_found_at_the_first_version_that_they_make(made: Recording):
-    result = compare(
+    result = compare_versions(
         announcements(made.log, "lead"),
         retrained(changed(made.run, ["learner.clip_epsilon=0.1", "learner.beta2=0.9"]), made.log),
     )
@@ -171,7 +171,7 @@ def test_a_fork_goes_on_from_the_parents_policy_and_optimiser(made: Recording, t
         )
         # it can be replayed itself, however many checkpoints are gone
         assert [p.version for p in retrained(run, log)] == [3, 4]
-        assert compare(announcements(log, "lead"), retrained(run, log)).difference == ""
+        assert compare_versions(announcements(log, "lead"), retrained(run, log)).difference == ""
         with (
             pytest.raises(
                 ConfigError, match=r"^run \w+ begins at version 3; version 2 is one of run small"
@@ -278,20 +278,20 @@ def test_versions_are_compared_one_by_one():
         ]
 
     announced = {0: "a", 1: "b", 2: "c"}
-    assert compare(announced, computed("a", "b", "c")()).identical == 3
+    assert compare_versions(announced, computed("a", "b", "c")()).identical == 3
     # trained on, not announced yet
-    assert compare(announced, computed("a", "b", "c", "d")()).difference == ""
-    other = compare(announced, computed("a", "x", "c")())
+    assert compare_versions(announced, computed("a", "b", "c", "d")()).difference == ""
+    other = compare_versions(announced, computed("a", "x", "c")())
     assert (other.identical, other.difference) == (1, "version 1: announced as b, now x")
-    earlier = compare(announced, computed("a", "x", "c")(), replaced={1: {"b", "x"}})
+    earlier = compare_versions(announced, computed("a", "x", "c")(), replaced={1: {"b", "x"}})
     assert (earlier.identical, earlier.earlier, earlier.difference) == (3, 1, "")
-    short = compare(announced, computed("a", "b")())
+    short = compare_versions(announced, computed("a", "b")())
     assert (short.identical, short.difference) == (
         2,
         "version 2: announced as c, but no recorded batch gives it",
     )
     done = list[tuple[int, int]]()
-    compare(announced, computed("a", "b", "c")()[1:], lambda *at: done.append(at))
+    compare_versions(announced, computed("a", "b", "c")()[1:], lambda *at: done.append(at))
     assert done == [(0, 1), (1, 1)]
 
 

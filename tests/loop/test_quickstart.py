@@ -19,7 +19,7 @@ from streamrl.buffer import process as buffer
 from streamrl.local_kafka import connect
 from streamrl.log.kafka import KafkaLog
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from tests.docs.blocks import blocks, commands
 from tests.loop.runs import Live, any_part, command_line, live, quickstart
 from tests.support.waiting import patience

@@ -24,7 +24,7 @@ from streamrl.local_kafka import connect
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import read
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.records import Metric, Rollout, Server
 from tests.loop.runs import ROOT, STREAMRL, Live, live
 from tests.support.live import vllm_processes

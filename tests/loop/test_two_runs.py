@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from tests.support.data_path import RUN, parts, play
 
 

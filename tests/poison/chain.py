@@ -22,8 +22,8 @@ from streamrl.processor.definition import Processor
 from streamrl.processor.restore import restore
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
 from streamrl.recordings.dead_letters import letters
+from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Fate, PolicyVersion
 from tests.support.build import rollout
 

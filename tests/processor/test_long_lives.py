@@ -29,8 +29,8 @@ from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
-from streamrl.recordings.fork import cut_of
+from streamrl.recordings.fork import batcher_cut
+from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Fate, JournalEntry, Snapshot
 from tests.support import life
 from tests.support.build import rollout
@@ -384,7 +384,7 @@ def test_a_fork_finds_the_batch_where_the_beginning_is_deleted():
             send_groups(log, env, range(version * 5, version * 5 + 5), version)
         live(log, buffer.part(RUN))
         live(log, part)
-    whole = cut_of(log, RUN, 5)
+    whole = batcher_cut(log, RUN, 5)
     second = journal(log, "batcher", Snapshot)[1]
     log.delete_before(
         {
@@ -393,7 +393,7 @@ def test_a_fork_finds_the_batch_where_the_beginning_is_deleted():
             if topic.startswith("groups.")
         }
     )
-    cut = cut_of(log, RUN, 5)
+    cut = batcher_cut(log, RUN, 5)
     assert whole.batch is not None and (cut.version, cut.balance, cut.held) == (
         whole.version,
         whole.balance,
@@ -403,4 +403,4 @@ def test_a_fork_finds_the_batch_where_the_beginning_is_deleted():
         InputGone,
         match=r"what batch 0 of run small was made of; the first that is there is \d+: fork without --rollouts",
     ):
-        cut_of(log, RUN, 0)
+        batcher_cut(log, RUN, 0)

@@ -24,7 +24,7 @@ from streamrl.log.protocol import Log, Message, Output, beginning_offset, end_of
 from streamrl.recordings import archive
 from streamrl.recordings.archive import export, restore, run_of
 from streamrl.recordings.audit import Audit, audit
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.records import RunConfig
 from tests.support.data_path import RUN, TOPICS, parts, play, publish
 from tests.support.waiting import patience

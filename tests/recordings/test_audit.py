@@ -31,10 +31,12 @@ def test_published_is_the_sum_of_the_fates_and_what_is_in_flight(recording: Memo
     assert result.trained == sum(
         rollouts for batch, rollouts in result.batches.items() if batch < 3
     )
-    assert result.made == {1: 0, 2: 1, 3: 2}
-    assert {batch: versions.total() for batch, versions in result.made_by.items()} == result.batches
-    assert result.made_by[0].keys() == {0} and all(
-        batch - min(made) <= RUN.buffer.max_age for batch, made in result.made_by.items()
+    assert result.trained_on == {1: 0, 2: 1, 3: 2}
+    assert {
+        batch: versions.total() for batch, versions in result.sampled_by.items()
+    } == result.batches
+    assert result.sampled_by[0].keys() == {0} and all(
+        batch - min(made) <= RUN.buffer.max_age for batch, made in result.sampled_by.items()
     )
     assert max(result.ages) <= RUN.buffer.max_age
 
@@ -74,7 +76,7 @@ def test_a_doubled_fate_is_named(recording: MemoryLog):
         ),
     )
     result = account(recording)
-    assert result.twice == 1 and result.problems == [
+    assert result.repeated == 1 and result.problems == [
         "copy-0-0 at rollouts.copy[0]@0 has a second fate: expired"
     ]
 
@@ -96,7 +98,7 @@ def test_a_fate_that_points_nowhere_is_named(recording: MemoryLog):
     )
     result = account(recording)
     assert (
-        result.astray == 1
+        result.dangling == 1
         and "ghost points at rollouts.copy[0]@10000, where no rollout lies" in result.problems[0]
     )
 

@@ -23,7 +23,7 @@ from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.archive import export
-from streamrl.recordings.fork import cut_of
+from streamrl.recordings.fork import batcher_cut
 from tests.recordings.test_archive import account, everything, replays
 from tests.support.data_path import RUN, TOPICS, parts, play
 
@@ -92,4 +92,4 @@ def test_a_run_whose_batches_are_in_parts_replays_and_balances(
         assert account(there).balanced and account(there).batches == account(log).batches
         assert replays(there)[1] == len(batches)
         assert gather(RUN, there).batches == len(batches)
-        assert (made := cut_of(there, RUN, 2).batch) is not None and made.number == 2
+        assert (made := batcher_cut(there, RUN, 2).batch) is not None and made.number == 2

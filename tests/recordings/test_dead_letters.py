@@ -14,7 +14,15 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output, end_offset, read
 from streamrl.recordings import dead_letters
 from streamrl.recordings.audit import audit
-from streamrl.recordings.dead_letters import faults, fields, find, in_words, kind_of, retry, table
+from streamrl.recordings.dead_letters import (
+    array_faults,
+    cause_pattern,
+    fields,
+    find,
+    readable_cause,
+    retry,
+    summarize_causes,
+)
 from streamrl.recordings.show_dead_letters import hex_lines, put_back, show_letter, show_list
 from streamrl.records import PolicyVersion
 from tests.support.build import rollout
@@ -57,7 +65,7 @@ def printed(show: object, *arguments: object) -> str:
 
 
 def test_they_are_counted_by_topic_and_kind_of_cause(recording: MemoryLog):
-    rows = table(recording)
+    rows = summarize_causes(recording)
     assert {place: (row.letters, row.retried) for place, row in rows.items()} == {
         ("rollouts.add", "schema header is …, expected rollout"): (1, 0),
         ("rollouts.add", "the record is empty"): (1, 0),
@@ -79,21 +87,21 @@ def test_nothing_put_aside_is_said():
 
 def test_causes_of_one_kind():
     assert (
-        kind_of("rollout 'g0-1': a reward is not finite")
-        == kind_of("rollout 'it\"s': a reward is not finite")
+        cause_pattern("rollout 'g0-1': a reward is not finite")
+        == cause_pattern("rollout 'it\"s': a reward is not finite")
         == "rollout …: a reward is not finite"
     )
-    assert kind_of("temperature 1.5 of 3") == "temperature … of …"
+    assert cause_pattern("temperature 1.5 of 3") == "temperature … of …"
     fixed = "rollout: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1: it isn't the policy's"
-    assert kind_of(fixed) == fixed.replace("'<f8'", "…")
+    assert cause_pattern(fixed) == fixed.replace("'<f8'", "…")
 
 
 def test_causes_in_the_words_of_other_languages():
-    assert in_words(
+    assert readable_cause(
         "rollout: Expected `numpy.ndarray`, got `array` - at `$.turns[...].tokens`"
     ) == ("rollout: expected an array (extension type 1), got array, at turns[...].tokens")
     assert (
-        in_words("rollout: Object missing required field `producer`")
+        readable_cause("rollout: Object missing required field `producer`")
         == "rollout: the field producer is missing"
     )
 
@@ -132,11 +140,11 @@ def test_arrays_that_cannot_be_read_are_named_by_their_fields():
             },
         ]
     }
-    assert list(faults(msgpack.packb(record))) == [
+    assert list(array_faults(msgpack.packb(record))) == [
         "turns[0].tokens: array claims shape [9] of uint16 (18 bytes) but carries 2 bytes",
         "turns[1].logprobs: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1",
     ]
-    assert list(faults(b"\xc1")) == []
+    assert list(array_faults(b"\xc1")) == []
 
 
 def test_put_back_after_the_reason_is_gone_it_is_trained_on_and_the_account_balances(
@@ -172,7 +180,7 @@ def test_each_is_put_back_once_for_ever(recording: MemoryLog):
     assert [(m.key, m.value) for m in read(recording, "rollouts.copy", 0, end)] == [
         (m.key, m.value) for m in read(recording, "rollouts.copy", 0, 0, 3)
     ]
-    assert sum(row.retried for row in table(recording).values()) == 3
+    assert sum(row.retried for row in summarize_causes(recording).values()) == 3
 
 
 def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
@@ -192,10 +200,10 @@ def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
     headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
     before, known = (
         end_offset(recording, "policy-versions", 0),
-        sum(row.letters for row in table(recording).values()),
+        sum(row.letters for row in summarize_causes(recording).values()),
     )
     send(recording, message._replace(topic="dead-letters.rollouts.copy", headers=headers))
-    assert sum(row.letters for row in table(recording).values()) == known
+    assert sum(row.letters for row in summarize_causes(recording).values()) == known
     assert retry(recording, ["rollouts.copy"], lambda letter: "too early" in letter.cause) == {}
     assert end_offset(recording, "policy-versions", 0) == before
 
@@ -207,7 +215,7 @@ def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
     )
     with running(recording):
         assert reader.poll(1, patience(30))
-    row = table(recording)["rollouts.add", "the record is empty"]
+    row = summarize_causes(recording)["rollouts.add", "the record is empty"]
     assert (row.letters, row.retried) == (2, 1) and row.last.offset > row.first.offset
     assert audit(recording, list(RUN.envs), "lead", parts()).balanced
 

@@ -24,7 +24,7 @@ from streamrl.processor.journal import entries
 from streamrl.processor.snapshots import held_events
 from streamrl.recordings.archive import export, restore, run_of
 from streamrl.recordings.audit import KINDS, audit
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.recordings.show import parts_of
 from streamrl.records import Snapshot
 from tests.support.data_path import announce, running, send_groups, wait_for_batches

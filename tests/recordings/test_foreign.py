@@ -27,7 +27,7 @@ from streamrl.log.parquet import (
 )
 from streamrl.log.protocol import Output, beginning_offset, read
 from streamrl.recordings.archive import export, plan, run_of
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from streamrl.records import JournalEntry
 from tests.support.data_path import RUN, TOPICS, parts, play
 

@@ -23,8 +23,8 @@ from streamrl.processor.definition import ProcessorState
 from streamrl.processor.journal import last_record
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
-from streamrl.recordings.fork import Forked, child, transplant
+from streamrl.recordings.fork import ForkResult, child_run_file, copy_topics
+from streamrl.recordings.replay import replay
 from streamrl.records import Batch, EnvProgress, PolicyVersion, Rollout, Visit
 from tests.support.build import rollout
 from tests.support.data_path import (
@@ -66,12 +66,12 @@ def fork(
     version: int = VERSION,
     with_rollouts: bool = True,
     parent: RunFile = RUN,
-) -> tuple[Forked, MemoryLog]:
-    run = child(parent, "other", overrides).model_copy(
+) -> tuple[ForkResult, MemoryLog]:
+    run = child_run_file(parent, "other", overrides).model_copy(
         update={"fork": Fork(run=parent.run, version=version, sha256="ab")}
     )
     new = MemoryLog({**TOPICS, **ENVS})
-    return transplant(log, new, parent, run, "file:///new/v000002", with_rollouts, time_s=1.0), new
+    return copy_topics(log, new, parent, run, "file:///new/v000002", with_rollouts, time_s=1.0), new
 
 
 def batches(log: MemoryLog) -> list[Batch]:
@@ -170,11 +170,11 @@ def test_so_it_is_in_whatever_order_things_came(seed: int, parent: RunFile):
     assert len(batches(log)) >= 4
     stages = list[int]()
     for batch in batches(log)[:-1]:
-        run = child(parent, "other", ()).model_copy(
+        run = child_run_file(parent, "other", ()).model_copy(
             update={"fork": Fork(run="small", version=batch.number, sha256="ab")}
         )
         new = MemoryLog(PARTITIONED)
-        made = transplant(log, new, parent, run, "", True, time_s=1.0)
+        made = copy_topics(log, new, parent, run, "", True, time_s=1.0)
         # a stage that ends with it may let the groups held make the next one too, there as here
         first = batches(new)
         assert first and [encode(batch) for batch in first] == [
@@ -294,11 +294,11 @@ def test_what_is_known_of_problems_is_inherited_as_far_as_it_was_known_by_then()
         (("envs.copy.params={digits: 3}",), []),
         (("envs.copy.pass_rate=null",), []),
     ):
-        run = child(filtered, "other", overrides).model_copy(
+        run = child_run_file(filtered, "other", overrides).model_copy(
             update={"fork": Fork(run="small", version=VERSION, sha256="ab")}
         )
         new = MemoryLog({**TOPICS, **ENVS, "visits.copy": 1, "visits.add": 1})
-        transplant(log, new, filtered, run, "", False, time_s=1.0)
+        copy_topics(log, new, filtered, run, "", False, time_s=1.0)
         assert found(new, "visits.copy", "visit") == expected
 
 
@@ -322,7 +322,7 @@ def test_at_the_newest_version_there_may_be_no_batch_yet():
 
 def test_a_fork_of_a_long_run_reads_rollouts_only_when_it_has_heard_of_their_version():
     """Rollouts of version 20 would be refused by a buffer that has heard of none."""
-    run = child(RUN, "other", ()).model_copy(
+    run = child_run_file(RUN, "other", ()).model_copy(
         update={"fork": Fork(run="small", version=20, sha256="ab")}
     )
     part = buffer.part(run)
@@ -367,11 +367,11 @@ def test_code_that_no_longer_makes_the_parents_batches_is_found(
 )
 def test_what_cannot_be_changed_is_refused(override: str, says: str):
     with pytest.raises(ConfigError, match=says):
-        child(RUN, "other", [override])
+        child_run_file(RUN, "other", [override])
 
 
 def test_the_run_file_of_a_fork_is_a_run_file():
-    run = child(RUN, "other", ["learner.learning_rate=0.5"]).model_copy(
+    run = child_run_file(RUN, "other", ["learner.learning_rate=0.5"]).model_copy(
         update={"fork": Fork(run="small", version=2, sha256="ab", balance={"": 1.5})}
     )
     assert run_file.parse(run.model_dump(mode="json")) == run

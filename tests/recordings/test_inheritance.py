@@ -1,42 +1,44 @@
 from __future__ import annotations
 
 from streamrl.batcher.assemble import assemble
-from streamrl.recordings.inheritance import Census, next_problem
+from streamrl.recordings.inheritance import GroupIndex, next_problem
 from tests.support.build import group, rollout
 
 
-def census(*rollouts: object) -> Census:
-    made = Census()
+def index_of(*rollouts: object) -> GroupIndex:
+    made = GroupIndex()
     for record in rollouts:
-        made.count(record)  # type: ignore[arg-type]
+        made.add_rollout(record)  # type: ignore[arg-type]
     return made
 
 
 def test_a_fork_has_what_batch_k_may_take():
     """At version 5 with max_age 2: versions 3 to 5, and of a group with any such member all of it."""
-    found = census(*(rollout("copy", f"g{version}", version=version) for version in range(8)))
+    found = index_of(*(rollout("copy", f"g{version}", version=version) for version in range(8)))
     assert [name for _, name in found.inherited(5, max_age=2)] == ["g3", "g4", "g5"]
     assert [name for _, name in found.inherited(5, max_age=0)] == ["g5"]
-    mixed = census(rollout("copy", "g", 0, version=1), rollout("copy", "g", 1, version=4))
+    mixed = index_of(rollout("copy", "g", 0, version=1), rollout("copy", "g", 1, version=4))
     assert list(mixed.inherited(5, max_age=1)) == [("copy", "g")]
 
 
 def test_what_a_later_version_helped_to_sample_stays_with_the_parent():
-    found = census(rollout("copy", "g", 0, version=5), rollout("copy", "g", 1, version=5, newest=6))
+    found = index_of(
+        rollout("copy", "g", 0, version=5), rollout("copy", "g", 1, version=5, newest=6)
+    )
     assert list(found.inherited(5, 2)) == [] and list(found.inherited(6, 2)) == [("copy", "g")]
 
 
 def test_what_an_earlier_batch_was_trained_on_is_over():
     """Group ids are an env's own: the same one of another env is another group."""
-    found = census(*(rollout(env, name) for env in ("copy", "add") for name in ("g0", "g1")))
+    found = index_of(*(rollout(env, name) for env in ("copy", "add") for name in ("g0", "g1")))
     batch = assemble([group("copy", "g0"), group("add", "g1")], 0, 0, row_count=2, max_seq_len=16)
     assert batch is not None
-    found.train(batch)
+    found.add_batch(batch)
     assert list(found.inherited(0, 0)) == [("copy", "g1"), ("add", "g0")]
 
 
 def test_a_group_of_failures_is_nothing_to_begin_with():
-    found = census(
+    found = index_of(
         rollout("copy", "g", 0, failure="no server"),
         rollout("copy", "h", 0, failure="no server"),
         rollout("copy", "h", 1),

@@ -15,7 +15,7 @@ from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log, end_offset
 from streamrl.recordings.archive import export
 from streamrl.recordings.audit import audit
-from streamrl.recordings.compare import replay
+from streamrl.recordings.replay import replay
 from tests.support.data_path import RUN, TOPICS, announce, parts, running, send_groups
 from tests.support.waiting import until
 

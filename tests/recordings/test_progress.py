@@ -4,13 +4,13 @@ import io
 
 from rich.console import Console
 
-from streamrl.recordings.progress import Lines, shown
+from streamrl.recordings.progress import PlainProgress, progress_bar
 
 
 def test_a_line_every_few_seconds_says_how_long_it_will_take():
     said: list[str] = []
     now = [100.0]
-    lines = Lines("replay", said.append, 100.0, lambda: now[0])
+    lines = PlainProgress("replay", said.append, 100.0, lambda: now[0])
     for second in range(21):
         now[0] = 100.0 + second
         lines(second * 1_000, 40_000)
@@ -24,7 +24,7 @@ def test_a_line_every_few_seconds_says_how_long_it_will_take():
 
 def test_what_is_over_at_once_says_nothing():
     console = Console(file=io.StringIO())
-    with shown("audit", console) as progress:
+    with progress_bar("audit", console) as progress:
         for done in range(11):
             progress(done, 10)
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
@@ -32,7 +32,7 @@ def test_what_is_over_at_once_says_nothing():
 
 def test_a_terminal_gets_a_bar_with_the_time_left():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with shown("export", console) as progress:
+    with progress_bar("export", console) as progress:
         progress(0, 0)  # nothing to do is no error
         progress(25, 100)
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from streamrl.learner.recompute import recomputed, retrained
 from streamrl.learner.update import Updater
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, end_offset
-from streamrl.recordings.weights import compare
+from streamrl.recordings.replay_weights import compare_versions
 from streamrl.records import Batch, Metric, PolicyVersion, Scores
 from streamrl.scorer import process
 from streamrl.weights.store import Store
@@ -205,7 +205,7 @@ def test_it_is_replayed_from_the_recorded_scores_or_the_reference_again(made: Ma
     version 3. A pool's replay asks no model.
     """
     for by, (run, log) in made.items():
-        result = compare(announcements(log, "lead"), retrained(run, log))
+        result = compare_versions(announcements(log, "lead"), retrained(run, log))
         assert (result.difference, result.identical) == ("", BATCHES + 1), by
         assert [p.sha256 for p in retrained(run, log, 4)] == hashes(log)[4:]
         with recomputed(run, log, 3) as policy:

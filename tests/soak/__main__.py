@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from streamrl.monitoring.status import PIPE_COLUMNS
-from streamrl.recordings.progress import shown
+from streamrl.recordings.progress import progress_bar
 from tests.chaos.__main__ import interrupt
 from tests.chaos.harness import Stuck
 from tests.soak import known
@@ -49,7 +49,7 @@ def main(minutes: float, envs: int, directory: Path) -> None:
     run = known.run_file(directory.absolute(), envs)
     try:
         with (
-            shown(f"soak, {minutes:g} min", Console(stderr=True)) as progress,
+            progress_bar(f"soak, {minutes:g} min", Console(stderr=True)) as progress,
             soaked(run, minutes * 60, progress) as (soak, log),
         ):
             # for whoever asks again what the account leaves out

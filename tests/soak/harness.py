@@ -23,7 +23,7 @@ from streamrl.log.protocol import end_offset
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.plan import BROKER, GiveUp, decide
 from streamrl.orchestrator.supervisor import Supervisor
-from streamrl.recordings.progress import Report, silent
+from streamrl.recordings.progress import OnProgress, no_progress
 from tests.chaos.harness import ROOT, TICK_S, Stuck
 from tests.soak import known
 from tests.soak.clock import STEP_S, Clock
@@ -222,7 +222,7 @@ class Soak:
         self.seen.said = next((line for line in lines if "is full" in line), "")
         return bool(self.seen.said)
 
-    def go_through(self, seconds: float, progress: Report) -> None:
+    def go_through(self, seconds: float, progress: OnProgress) -> None:
         """All that is planned, in its order. What something takes comes on top of the time: what is
         planned behind it keeps its distance.
         """
@@ -275,7 +275,7 @@ def all_read(log: KafkaLog, run: RunFile) -> bool:
 
 @contextlib.contextmanager
 def soaked(
-    run: RunFile, seconds: float, progress: Report = silent
+    run: RunFile, seconds: float, progress: OnProgress = no_progress
 ) -> Iterator[tuple[Soak, KafkaLog]]:
     """A run that has gone through all of it and come to rest. Its broker is up for as long as the
     block lasts.

@@ -14,10 +14,10 @@ from streamrl.config.run_file import RunFile
 from streamrl.learner.inputs import announcements, versions
 from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
-from streamrl.recordings.progress import Report, shown, silent
+from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
 
 
-class Computed(Protocol):
+class RecomputedVersion(Protocol):
     """A version that came out, and what its weights would be announced as."""
 
     @property
@@ -28,25 +28,25 @@ class Computed(Protocol):
 
 
 @dataclass
-class Compared:
+class WeightComparison:
     identical: int = 0
     earlier: int = 0  # of them: to a lineage that has been replaced since
     difference: str = ""  # the first
 
 
-def compare(
+def compare_versions(
     announced: Mapping[int, str],
-    computed: Iterable[Computed],
-    progress: Report = silent,
+    computed: Iterable[RecomputedVersion],
+    progress: OnProgress = no_progress,
     replaced: Mapping[int, Collection[str]] | None = None,
-) -> Compared:
+) -> WeightComparison:
     """`announced`: the newest lineage of each version; `replaced`: those before it, which a version
     may come out as, too.
 
     Ends at the first difference, and at the first version that nobody has announced yet. A version
     that is never reached is a difference too.
     """
-    result, last = Compared(), max(announced, default=-1)
+    result, last = WeightComparison(), max(announced, default=-1)
     first = reached = -1
     for now in computed:
         then = announced.get(now.version)
@@ -73,11 +73,11 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
     """
     from streamrl.learner.recompute import retrained  # JAX
 
-    with shown("replay weights", Console(stderr=True)) as progress:
+    with progress_bar("replay weights", Console(stderr=True)) as progress:
         announced, replaced = announcements(log, run.learner.name), dict[int, set[str]]()
         for record in versions(log, run.learner.name):
             replaced.setdefault(record.version, set()).add(record.sha256)
-        result = compare(announced, retrained(run, log, first), progress, replaced)
+        result = compare_versions(announced, retrained(run, log, first), progress, replaced)
     again = (
         f", {result.earlier:,} of them to a lineage that has been computed differently since"
         if result.earlier

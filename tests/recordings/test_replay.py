@@ -10,7 +10,7 @@ from streamrl.buffer import group_buffer
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.recordings.compare import differences, first_difference, replay
+from streamrl.recordings.replay import differences, first_difference, replay
 from streamrl.records import ScoredGroup
 from tests.support.build import group
 from tests.support.data_path import TOPICS, parts, play

@@ -19,7 +19,7 @@ from streamrl.log.protocol import Log, Message, beginning_offset, end_offset, re
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import entries
 from streamrl.processor.restore import replay_entry, restore_earliest
-from streamrl.recordings.progress import Report, silent
+from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import JournalEntry, Record
 
 C = TypeVar("C")
@@ -32,7 +32,7 @@ LOOK_AHEAD = 1_000  # records of somebody else among a part's own
 
 
 @dataclass
-class Replayed:
+class ReplayResult:
     """What came of it: how many outputs were identical, by kind of topic, and the first that was
     not.
     """
@@ -46,7 +46,7 @@ class Replayed:
 
 
 @dataclass
-class Recorded:
+class RecordedOutputs:
     """The recorded outputs of a part, taken in the order in which they were written."""
 
     log: Log
@@ -64,7 +64,7 @@ class Recorded:
             beginning_offset(self.log, topic, p) for p in range(self.log.topics()[topic])
         )
 
-    def take(self, message: Message) -> Message | None:
+    def next(self, message: Message) -> Message | None:
         """The next recorded message of the same topic and key; None when there is none.
 
         Those before it in its partition were written by somebody else: a part writes in the order
@@ -91,8 +91,8 @@ def replay(
     log: Log,
     part: Processor[C, S],
     stop_at: Callable[[ProcessorState[C, S]], bool] = lambda fold: False,
-    progress: Report = silent,
-) -> tuple[Replayed, ProcessorState[C, S]]:
+    progress: OnProgress = no_progress,
+) -> tuple[ReplayResult, ProcessorState[C, S]]:
     """Fold the part's journal from its first entry, or from the first snapshot whose inputs are
     still there, and compare.
 
@@ -101,8 +101,8 @@ def replay(
     end = end_offset(log, *topology.sole_partition(topology.journal(part.name)))
     fold, start, tape = restore_earliest(log, part)
     result, recorded = (
-        Replayed(begins_at=fold.sequence + 1),
-        Recorded(log, from_the_start=fold.sequence < 0),
+        ReplayResult(begins_at=fold.sequence + 1),
+        RecordedOutputs(log, from_the_start=fold.sequence < 0),
     )
     for offset, entry in entries(log, topology.journal(part.name), start):
         progress(offset, end)
@@ -122,7 +122,7 @@ def compare(
     name: str,
     entry: JournalEntry,
     outputs: list[Message],
-    recorded: Recorded,
+    recorded: RecordedOutputs,
     identical: dict[str, int],
 ) -> str:
     """The first difference between an entry's outputs now and then, in a line; empty when there is
@@ -135,7 +135,7 @@ def compare(
         if not recorded.has_all_of(output.topic):
             identical[kind] = identical.get(kind, 0) + 1  # if the digest is the same
             continue
-        then = recorded.take(output)
+        then = recorded.next(output)
         if then is None:
             key = (output.key or b"").decode()
             return f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key {key!r} that was not recorded there"
