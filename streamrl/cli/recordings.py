@@ -48,8 +48,8 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
     """Run the journals again and compare every group and batch, bit for bit. RUN may be the
     directory of an export.
     """
-    from streamrl.recordings.show import show_replay
     from streamrl.recordings.replay_weights import show_weights
+    from streamrl.recordings.show import show_replay
 
     if first is not None and not weights:
         raise click.UsageError("--from needs --weights.")
