@@ -1,5 +1,5 @@
-"""Every message, in the order it travels: env, buffer, batcher, learner, inference, and the books
-kept on the way.
+"""Every message, in the order in which it travels: env, buffer, batcher, learner, inference, and the
+books that are kept on the way.
 
 Each class is one record of one topic (`topics/`). On the wire it is a MessagePack map with these
 field names (`log/codec.py`); docs/records.md describes the bytes for other languages. Fields may
@@ -129,9 +129,8 @@ class Turn(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.tokens.ndim != 1 or self.tokens.dtype.kind != "u"):
-            raise ValueError(
-                f"turn tokens must be one-dimensional and unsigned, not {self.tokens.dtype}{list(self.tokens.shape)}"
-            )
+            found = f"{self.tokens.dtype}{list(self.tokens.shape)}"
+            raise ValueError(f"turn tokens must be one-dimensional and unsigned, not {found}")
         if self.logprobs is not None:
             check_floats(
                 "turn logprobs", self.logprobs, None if self.tokens is None else len(self.tokens)
@@ -174,8 +173,9 @@ class Rollout(Record, frozen=True, kw_only=True):
     newest_policy_version: int  # of its newest token
     truncated: bool = False  # by a limit; `metadata["truncation"]` says which
     failure: str = ""
-    # why its tokens cannot be those that the policy saw: invalid, never trained on. A 16th field
-    # changes all golden bytes
+    # Why its tokens cannot be those that the policy saw. Such a rollout is invalid and never trained
+    # on. This is the 15th field: with a 16th, the header of the map takes three bytes instead of
+    # one, so the bytes of every rollout would change.
     misaligned: str = ""
 
     def __iter__(self):
@@ -186,9 +186,8 @@ class Rollout(Record, frozen=True, kw_only=True):
             raise ValueError("rollout_uid and group_id must not be empty")
         # versions travel as int32
         if not (0 <= self.policy_version <= self.newest_policy_version < 2**31):
-            raise self._invalid(
-                f"policy versions {self.policy_version} to {self.newest_policy_version} are not a span"
-            )
+            span = f"{self.policy_version} to {self.newest_policy_version}"
+            raise self._invalid(f"policy versions {span} are not a span")
         if not (math.isfinite(self.reward) and all(map(math.isfinite, self.rewards.values()))):
             raise self._invalid("a reward is not finite")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
@@ -215,7 +214,7 @@ class Rollout(Record, frozen=True, kw_only=True):
 
 class EnvProgress(Record, frozen=True, kw_only=True):
     """Where an env replica is: every problem of its own below `next_problem` is published, left
-    out, or in `open_problems`; its totals so far.
+    out, or in `open_problems`.
     """
 
     producer: str
@@ -223,7 +222,7 @@ class EnvProgress(Record, frozen=True, kw_only=True):
     open_problems: list[int] = []
     published_groups: int = 0
     replicas: int = 0  # that the env had at the time; 0: not said
-    begins: int = 0  # the numbers below it were shared by another number of replicas
+    begins: int = 0  # first index that was dealt under the current number of replicas
 
 
 class Visit(Record, frozen=True, kw_only=True):
@@ -240,9 +239,8 @@ class Visit(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= self.rollouts or not self.rollouts:
-            raise ValueError(
-                f"visit of problem {self.problem}: {self.passed} of {self.rollouts} rollouts passed"
-            )
+            passed = f"{self.passed} of {self.rollouts} rollouts passed"
+            raise ValueError(f"visit of problem {self.problem}: {passed}")
 
 
 # ---- buffer --------------------------------------------------------------------------------------
@@ -387,11 +385,11 @@ class Scores(Record, frozen=True, kw_only=True):
     logprobs: Array  # (n,) float32: of tokens start to start + n of the batch; 0 where not sampled
 
     def __post_init__(self) -> None:
-        check_floats(f"scores of batch {self.number}: logprobs", self.logprobs, None)
-        if not 0 <= self.start <= self.start + len(self.logprobs) <= self.tokens:
-            raise ValueError(
-                f"scores of batch {self.number}: tokens {self.start} to {self.start + len(self.logprobs)} of {self.tokens}"
-            )
+        what = f"scores of batch {self.number}"
+        check_floats(f"{what}: logprobs", self.logprobs, None)
+        end = self.start + len(self.logprobs)
+        if not 0 <= self.start <= end <= self.tokens:
+            raise ValueError(f"{what}: tokens {self.start} to {end} of {self.tokens}")
 
 
 # ---- learner and weights -------------------------------------------------------------------------
@@ -536,7 +534,7 @@ class BatchPart(Record, frozen=True, kw_only=True):
 
 
 class Metric(Record, frozen=True, kw_only=True):
-    """Values of one part at one moment, by name (`metrics.py`)."""
+    """Values of one part at one moment, by name (`monitoring/metric_names.py`)."""
 
     source: str
     time_s: float
@@ -584,8 +582,8 @@ class Evaluation(Record, frozen=True, kw_only=True):
     seconds: float = 0.0  # it took
 
     def __post_init__(self) -> None:
-        what, p = f"evaluation {self.name!r} of version {self.version}", len(self.problems)
-        check_lengths(what, self, ("samples", "passed"), p)
+        what = f"evaluation {self.name!r} of version {self.version}"
+        check_lengths(what, self, ("samples", "passed"), len(self.problems))
         check_floats(f"{what}: rewards", self.rewards, int(self.samples.sum()))
         if (self.passed > self.samples).any():
             raise ValueError(f"{what}: more answers are right than there are")
@@ -631,12 +629,13 @@ def check_depth(value: Any) -> None:
         return
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for v in level
-            if isinstance(v, dict | list)
-            for inner in (v.values() if isinstance(v, dict) else v)
-        ]
+        below = list[Any]()
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        level = below
         if not level:
             return
     raise ValueError("nested too deeply")

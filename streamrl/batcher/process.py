@@ -173,14 +173,14 @@ def part(run: RunFile) -> Processor[BatcherConfig, BatcherState]:
         topology.POLICY_VERSIONS: ("policy-version",),
     }
     return Processor(
-        "batcher",
-        inputs,
-        config,
-        partial(first_state, run.fork),
-        step,
-        paused,
-        report,
-        reconcile,
+        name="batcher",
+        inputs=inputs,
+        config=config,
+        initial=partial(first_state, run.fork),
+        step=step,
+        paused=paused,
+        report=report,
+        reconcile=reconcile,
         due=due,
         **run_settings(run),
     )
