@@ -1,5 +1,5 @@
-"""Every message, in the order in which it travels: env, buffer, batcher, learner, inference, and the
-books that are kept on the way.
+"""Every message, in the order in which it travels: env, buffer, batcher, learner, inference, and
+the books that are kept on the way.
 
 Each class is one record of one topic (`topics/`). On the wire it is a MessagePack map with these
 field names (`log/codec.py`); docs/records.md describes the bytes for other languages. Fields may
@@ -30,9 +30,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 class Column(NamedTuple):
     """Declares that an array of a record has one value for each group, sequence or token.
 
-    Tokens of prompts do not count. From the declaration follow the checks of lengths, how a group is
-    scored (`buffer/groups.py`), selected from and joined to others (`batcher/assemble.py`), and laid
-    out for the learner (`learner/examples.py`).
+    Tokens of prompts do not count. From the declaration follow the checks of lengths, how a group
+    is scored (`buffer/groups.py`), selected from and joined to others (`batcher/assemble.py`), and
+    laid out for the learner (`learner/examples.py`).
     """
 
     per: Literal["group", "sequence", "token"]
@@ -173,9 +173,9 @@ class Rollout(Record, frozen=True, kw_only=True):
     newest_policy_version: int  # of its newest token
     truncated: bool = False  # by a limit; `metadata["truncation"]` says which
     failure: str = ""
-    # Why its tokens cannot be those that the policy saw. Such a rollout is invalid and never trained
-    # on. This is the 15th field: with a 16th, the header of the map takes three bytes instead of
-    # one, so the bytes of every rollout would change.
+    # Why its tokens cannot be those that the policy saw. Such a rollout is invalid and never
+    # trained on. This is the 15th field: with a 16th, the header of the map takes three bytes
+    # instead of one, so the bytes of every rollout would change.
     misaligned: str = ""
 
     def __iter__(self):
@@ -303,10 +303,11 @@ class Batch(Record, frozen=True, kw_only=True):
     """What the learner trains on at policy version `number`: whole groups, packed into rows.
     Readable by itself.
 
-    Ragged like its groups: `prompts` are cut by `prompt_lengths` (one a group), columns by token are
-    cut by `lengths` (one a sequence; a rollout that forked has several, under the same uid).
+    Ragged like its groups: `prompts` are cut by `prompt_lengths` (one a group), columns by token
+    are cut by `lengths` (one a sequence; a rollout that forked has several, under the same uid).
     Sequence i belongs to group `groups[i]` and lies in row `rows[i]`, behind those of that row that
-    come before it in the arrays. `learner/examples.py:expand` makes the fixed, dense RlExample of it.
+    come before it in the arrays. `learner/examples.py:expand` makes the fixed, dense RlExample of
+    it.
     """
 
     number: int
@@ -493,8 +494,8 @@ class JournalEntry(Record, frozen=True, kw_only=True):
     """One turn of a part's loop: what it took, in order, and when; enough to run it again.
 
     Where `removed` is not None the part took no records: at its start it brought its state in line
-    with its configuration (`Processor.reconcile`), and with what retention had deleted: of each (topic,
-    partition, offset) everything below the offset.
+    with its configuration (`Processor.reconcile`), and with what retention had deleted: of each
+    (topic, partition, offset) everything below the offset.
     """
 
     sequence: int
@@ -510,7 +511,8 @@ class JournalEntry(Record, frozen=True, kw_only=True):
 class Snapshot(Record, frozen=True, kw_only=True):
     """A part's state after entry `sequence`, held records by reference.
 
-    Earlier versions of streamrl wrote a large one as `parts` records, of which this is number `part`.
+    Earlier versions of streamrl wrote a large one as `parts` records, of which this is number
+    `part`.
     """
 
     sequence: int

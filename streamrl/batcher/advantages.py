@@ -3,8 +3,8 @@ each group is set against all that train with it.
 
 Each function is pure and maps `values`, value by value, by what it finds `over` the batch:
 (rollouts,) float32, one advantage each. It is called for the rollouts themselves, and for their
-tokens where these have advantages of their own, so that both stay on one scale. The run file names a
-function of your own as MODULE:FUNCTION.
+tokens where these have advantages of their own, so that both stay on one scale. The run file names
+a function of your own as MODULE:FUNCTION.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def unchanged(values: np.ndarray, over: np.ndarray) -> np.ndarray:
 
 
 def normalized(values: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """(A - mean) / std, both over the rollouts of the batch, with the population's std. REINFORCE++,
-    arXiv:2501.03262.
+    """(A - mean) / std, both over the rollouts of the batch, with the population's std.
+    REINFORCE++, arXiv:2501.03262.
 
     `values`: (m,) float32, `over`: (n,) float32. Returns (m,) float32. Where all rollouts are equal
     there is no scale to divide by, and equal values give 0.
@@ -56,8 +56,8 @@ def normalizer_named(name: str) -> BatchNormalizer:
 
 
 def normalize_batch(batch: Batch, normalizer: BatchNormalizer) -> Batch:
-    """The batch with what the normalizer makes of its advantages, and of those of its tokens. Raises
-    ValueError naming the batch when the result cannot be used.
+    """The batch with what the normalizer makes of its advantages, and of those of its tokens.
+    Raises ValueError naming the batch when the result cannot be used.
     """
     over = batch.advantages[first_of_rollout_mask(batch.uids)]  # one value a rollout
     advantages = _apply(normalizer, batch, batch.advantages, over)

@@ -1,5 +1,5 @@
-"""What a sequence costs the process that trains on it. The processes' shares of a batch are balanced
-by it.
+"""What a sequence costs the process that trains on it. The processes' shares of a batch are
+balanced by it.
 
 Each function is pure and maps `lengths`: (n,) int, tokens of each sequence with its prompt, and
 `hidden`, the hidden size of the model, to costs: (n,) float64. Only their ratios matter. The run
@@ -28,8 +28,8 @@ def flops(lengths: np.ndarray, hidden: int) -> np.ndarray:
     have in common.
 
     The weights take 6 N s (Kaplan et al. 2020, arXiv:2001.08361, section 2.1; N = 12 L d^2 by its
-    equation 2.1) and the attention takes 12 L d s^2 (PaLM, arXiv:2204.02311, appendix B). At s = 6 d
-    the attention costs as much as the weights.
+    equation 2.1) and the attention takes 12 L d s^2 (PaLM, arXiv:2204.02311, appendix B). At s = 6
+    d the attention costs as much as the weights.
     """
     exact = tokens(lengths, hidden)
     return exact * (6.0 * hidden + exact)

@@ -255,8 +255,8 @@ class BatchBuilder:
     # ---- a batch -----------------------------------------------------------------------------
 
     def build(self) -> bool:
-        """Try to build the next batch. False when a share is short and the batch waits. True when it
-        is built, or when groups that no batch can be made of are gone.
+        """Try to build the next batch. False when a share is short and the batch waits. True when
+        it is built, or when groups that no batch can be made of are gone.
         """
         selection = self.select()
         if selection is None or selection.short or not selection.chosen:

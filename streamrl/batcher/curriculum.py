@@ -2,9 +2,9 @@
 rewards in the batches before it.
 
 Both are in the batcher's own log, so restart, replay and fork come to the same shares. A curriculum
-maps (rules, state, number of a batch) to the envs' fractions of its tokens, and is pure. An env that
-it does not name has no fraction, and what the fractions leave goes by availability. The run file
-names a curriculum of your own as MODULE:FUNCTION. docs/data.md says how to choose.
+maps (rules, state, number of a batch) to the envs' fractions of its tokens, and is pure. An env
+that it does not name has no fraction, and what the fractions leave goes by availability. The run
+file names a curriculum of your own as MODULE:FUNCTION. docs/data.md says how to choose.
 
 The journal has CurriculumRules and snapshots have CurriculumState, both by the names of the fields.
 """
@@ -78,12 +78,12 @@ def stages(rules: CurriculumRules, state: CurriculumState, batch: int) -> Mappin
 
 
 def learnability(rules: CurriculumRules, state: CurriculumState, batch: int) -> dict[str, float]:
-    """Fractions in proportion to r (1 - r), where r is the env's mean reward, clipped to 0 and 1. An
-    env that is won half the time gets most; one that is always or never won gets `least`.
+    """Fractions in proportion to r (1 - r), where r is the env's mean reward, clipped to 0 and 1.
+    An env that is won half the time gets most; one that is always or never won gets `least`.
 
-    For a success of 0 or 1 this is the variance of the reward, which is what a policy gradient feeds
-    on. An env that has not been in a batch counts as won half the time. Sampling for Learnability,
-    arXiv:2408.15099.
+    For a success of 0 or 1 this is the variance of the reward, which is what a policy gradient
+    feeds on. An env that has not been in a batch counts as won half the time. Sampling for
+    Learnability, arXiv:2408.15099.
     """
     weights = dict[str, float]()
     for env in rules.envs:
@@ -102,8 +102,8 @@ CURRICULA: dict[str, Curriculum] = {"stages": stages, "learnability": learnabili
 
 
 def fractions_of(rules: CurriculumRules, state: CurriculumState, batch: int) -> dict[str, float]:
-    """The fraction of each env in batch number `batch`. Raises ValueError naming the batch where the
-    curriculum does not return fractions of the run's envs.
+    """The fraction of each env in batch number `batch`. Raises ValueError naming the batch where
+    the curriculum does not return fractions of the run's envs.
     """
     found = curriculum_named(rules.kind)(rules, state, batch)
     valid = all(math.isfinite(fraction) and fraction >= 0 for fraction in found.values())
@@ -133,7 +133,7 @@ def stage_of(rules: CurriculumRules, reached: int, batch: int) -> int:
 
 
 def advance(rules: CurriculumRules, state: CurriculumState, batch: Batch) -> CurriculumState:
-    """The state after this batch. A batch reaches one target at most, so that each stage is tried."""
+    """The state after this batch. It reaches one target at most, so that each stage is tried."""
     rewards = {env: list(known) for env, known in state.rewards.items()}
     for env, reward in mean_rewards(batch).items():
         rewards[env] = [*rewards.get(env, []), reward][-rules.memory :]

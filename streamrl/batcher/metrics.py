@@ -1,5 +1,5 @@
-"""The metrics of a batch (docs/design/overview.md): what is in it, how well it is filled and divided,
-and what it waited for.
+"""The metrics of a batch (docs/design/overview.md): what is in it, how well it is filled and
+divided, and what it waited for.
 """
 
 from __future__ import annotations

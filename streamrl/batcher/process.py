@@ -85,7 +85,7 @@ def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
 
 
 def report(config: BatcherConfig, state: BatcherState, time_s: float) -> Report:
-    """What is held, and which share is short, by how much and for how long: nobody waits silently."""
+    """What is held, and which share is short, by how much and for how long."""
     waited_s = time_s - state.short_since_s if state.short else 0.0
     values = {
         "batcher/blocked_s": waited_s,

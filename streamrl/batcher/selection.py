@@ -1,9 +1,9 @@
-"""Which groups train next: every env gets its share of the tokens, the newest groups come first, and
-groups stay whole.
+"""Which groups train next: every env gets its share of the tokens, the newest groups come first,
+and groups stay whole.
 
 This is deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) with a batch for a round. What an
-env got too much or too little is its deficit, which is carried over. So the shares hold over the run
-although groups have any size.
+env got too much or too little is its deficit, which is carried over. So the shares hold over the
+run although groups have any size.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def select(
     and the batch has to wait.
 
     A share comes up short when it is the one that lacks most. By then each env has taken just
-    enough groups to lack less. Another group of an env, wherever it comes in the order, adds at most
-    its own tokens to that. So while these fit into the budget too, the batch does not end before
-    that share's turn, and a retry would fail. This does not hold where the fractions leave a
+    enough groups to lack less. Another group of an env, wherever it comes in the order, adds at
+    most its own tokens to that. So while these fit into the budget too, the batch does not end
+    before that share's turn, and a retry would fail. This does not hold where the fractions leave a
     remainder, as whom it takes from changes with every group.
     """
     need = dict(owed)

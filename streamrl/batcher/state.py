@@ -28,7 +28,8 @@ RECENT_GROUPS = 256
 class BatcherConfig:
     """How batches are made and how much work is asked for."""
 
-    # Fraction of a batch's tokens by env, where no curriculum says it. Every env of the run is here.
+    # Fraction of a batch's tokens by env, where no curriculum says it. Every env of the run is
+    # here.
     fractions: dict[str, float]
     learner: str  # whose versions count
     total_token_budget: int
@@ -124,8 +125,8 @@ class EnvQueue(msgspec.Struct):
         return held
 
     def measure(self, tokens: int, forget: bool) -> None:
-        """Note the cost of a group. With `forget`, groups that came long ago weigh less in the mean,
-        which is over about the last RECENT_GROUPS.
+        """Note the cost of a group. With `forget`, groups that came long ago weigh less in the
+        mean, which is over about the last RECENT_GROUPS.
         """
         if forget and self.measured >= RECENT_GROUPS:
             self.measured_tokens = self.measured_tokens * (RECENT_GROUPS - 1) // self.measured

@@ -1,8 +1,8 @@
 """Rewards of one group to advantages: how much better each rollout did than its peers.
 
 Each function maps `rewards`: (group,) float32 to (group,) float32 and is pure. The run file names a
-function of your own as MODULE:FUNCTION. What a method needs of a whole batch is added by the batcher
-(`batcher/advantages.py`). docs/losses.md has the methods side by side.
+function of your own as MODULE:FUNCTION. What a method needs of a whole batch is added by the
+batcher (`batcher/advantages.py`). docs/losses.md has the methods side by side.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:
 
 
 def warnings_of(config: BufferConfig, env: str, window: Window, time_s: float) -> Iterator[str]:
-    """What the producers of an env, or whoever set its rules, should know since the last version."""
+    """What the producers of an env, or whoever set its rules, should know."""
     rules = config.for_env(env)
     half_s = rules.group_wait_s / 2
     waiting = [

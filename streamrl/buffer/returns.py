@@ -40,7 +40,8 @@ def token_advantages(rollouts: Sequence[Rollout], advantage: Advantage) -> list[
     width = max(len(goal) for goal in goals)
     # (rollouts, width)
     columns = np.stack([np.pad(goal, (0, width - len(goal)), mode="edge") for goal in goals])
-    # Consecutive columns that are equal have one advantage, so the function is called once for them.
+    # Consecutive columns that are equal have one advantage, so the function is called once for
+    # them.
     changes = np.flatnonzero(np.append(True, (columns[:, 1:] != columns[:, :-1]).any(axis=0)))
     judged = np.empty((len(goals), len(changes)), np.float32)
     for i, t in enumerate(changes):
@@ -60,8 +61,8 @@ def reward_to_go(rollout: Rollout) -> np.ndarray:
 
 
 def per_token_rewards(turns: Sequence[Turn]) -> np.ndarray:
-    """The reward that was earned at each token: (tokens of all turns,) float64. The reward of a turn
-    falls at its last token.
+    """The reward that was earned at each token: (tokens of all turns,) float64. The reward of a
+    turn falls at its last token.
     """
     earned = [np.zeros(0)]
     for turn in turns:
