@@ -33,7 +33,7 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, Output, Writer, beginning_offset
 from streamrl.processor.processor import REPORT_S
-from streamrl.processor.tuning import settle_in
+from streamrl.processor.tuning import tune_process
 from streamrl.records import Batch, Demand, EnvProgress, PolicyVersion, Rollout
 
 TURN_GROUPS = 8  # that an env launches until it is the next one's turn, if it may
@@ -205,7 +205,7 @@ def train(
 
 
 def main(role: str, path: str) -> None:
-    settle_in()
+    tune_process()
     settings = json.loads(Path(path).read_text())
     run, shape = RunFile.model_validate(settings["run"]), Shape(**settings["shape"])
     log, count, orders = (

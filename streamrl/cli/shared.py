@@ -32,9 +32,9 @@ def run_part(
     run: str, part: Callable[[RunFile], str], main: Callable[..., None], *arguments: Any
 ) -> None:
     """Run a part under the name that `part` gives, until a signal, or until it fails."""
-    from streamrl.processor.tuning import settle_in
+    from streamrl.processor.tuning import tune_process
 
-    settle_in()
+    tune_process()
     with (
         stop_on_signals() as (stop, caught),
         open_log(load_run(run)) as (settings, log),

@@ -1,8 +1,8 @@
-"""How a part publishes what it measures: outside the transactions, so metrics never count as
-outputs of a run.
+"""The meter of a part: it publishes what the part measures.
 
-Names carry their unit. `replays/` and `batches/` are listed in docs/design/overview.md and come
-from the pure steps of buffer and batcher.
+Metrics go to their topic outside the transactions, so they never count as outputs of a run. Their
+names carry their units. Those under `replays/` and `batches/` are made by the pure steps of buffer
+and batcher, and are listed in docs/design/overview.md.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from streamrl.log.protocol import Log, Message, Output
 from streamrl.records import Metric
 
 METRICS = topology.METRICS
-CLOSE_S = 1.0  # a part that leaves does not wait longer for its last metrics
+CLOSE_S = 1.0  # a part that ends does not wait longer for its last metrics
 
 
 class Meter:
-    """Publishes values of one part to the `metrics` topic."""
+    """Publishes the metrics of one part."""
 
     def __init__(self, log: Log, source: str) -> None:
         self.source = source
@@ -31,7 +31,7 @@ class Meter:
     def publish(
         self, values: Mapping[str, float], step: int | None = None, time_s: float | None = None
     ) -> None:
-        """Send; not waited for. `step` is the batch or policy version the values belong to."""
+        """Send these values without waiting. `step`: the batch or policy version they are of."""
         record = Metric(
             source=self.source,
             time_s=time.time() if time_s is None else time_s,
@@ -41,12 +41,12 @@ class Meter:
         self._writer.send(to_message(Output(METRICS, self.source, record)))
 
     def send(self, message: Message) -> None:
-        """A metric that a step function made."""
+        """Send a metric that a step function has made."""
         self._writer.send(message)
 
     def close(self) -> None:
-        """Send what is waiting, if there is a broker; when there is none, its part ends for that
-        reason, and not for this.
+        """Send what is waiting, if there is a broker. If there is none, that is what ends the part,
+        and not its last metrics.
         """
         with contextlib.suppress(BrokerUnreachable):
             self._writer.flush(CLOSE_S)

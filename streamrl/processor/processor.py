@@ -85,7 +85,7 @@ def run_processor(
                     for message in done.metrics:
                         part.meter.send(message)
                     warn(processor, breaker.count(done.taken, done.letters, clock()))
-                    notices.take(done.failed, done.letters)
+                    notices.count(done.failed, done.letters)
                     stats.count(done.taken.total(), time.monotonic() - began)
                 warn(processor, notices.due(time.monotonic()))
                 if stats.elapsed_s >= REPORT_S:

@@ -280,9 +280,7 @@ def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
         "-c",
         "import os; print(os.sched_getscheduler(0))",
     ]
-    settle = (
-        "from streamrl.processor.tuning import settle_in; settle_in(); import subprocess, sys; "
-    )
+    settle = "from streamrl.processor.tuning import tune_process; tune_process(); import subprocess, sys; "
     held = "subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
     assert (
         int(subprocess.check_output([sys.executable, "-c", settle + held, *command]))

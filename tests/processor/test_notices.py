@@ -37,14 +37,14 @@ def letter(topic: str = "rollouts.even", cause: str = "the record is empty") -> 
 def test_counts_and_last_causes_are_told_every_ten_seconds():
     notices = Notices()
     assert notices.due(0.0) == []
-    notices.take(
+    notices.count(
         [fate(count=2), fate(cause="it took\nlonger")], [letter(), letter("groups.add", "nested")]
     )
     assert notices.due(100.0) == [
         "even: 3 failed (last: it took\\nlonger), 1 put aside (last: the record is empty): `streamrl dead-letters list RUN`",
         "groups.add: 1 put aside (last: nested): `streamrl dead-letters list RUN`",
     ]
-    notices.take([fate()], [])
+    notices.count([fate()], [])
     assert notices.due(109.0) == []
     assert notices.due(110.0) == ["even: 1 failed (last: no answer)"]
     assert notices.due(200.0) == []
