@@ -39,12 +39,10 @@ class Exam:
     environment: str  # of the run
     own: EvalEnv
     problems: Sequence[HeldOutProblem]
-    game: RolloutRunner
+    runner: RolloutRunner
 
     async def close(self) -> None:
-        for judge in (self.game.env, *self.game.rewards.values()):
-            if close := getattr(judge, "close", None):  # whoever has a process of its own
-                await close()
+        await self.runner.close()
 
 
 class Answers(NamedTuple):
@@ -111,7 +109,7 @@ async def answer(exam: Exam, held: HeldOutProblem, version: int) -> Answers:
         if not missing:
             break
         try:
-            found = await exam.game.run_group(task, missing)
+            found = await exam.runner.run_group(task, missing)
         except SamplingFailed:
             repeated += missing
             continue
@@ -141,7 +139,7 @@ def judged(
     exam: Exam, version: PolicyVersion, answers: Sequence[Answers], time_s: float, seconds: float
 ) -> Evaluation:
     """What the answers come to."""
-    own, settings = exam.own, exam.game.settings
+    own, settings = exam.own, exam.runner.settings
     samples = np.array([len(a.rollouts) for a in answers], np.int32)
     passed = np.array(
         [sum(passes(rollout, own) for rollout in a.rollouts) for a in answers], np.int32

@@ -150,7 +150,7 @@ ENV_OTHERS = {
     "top_p": "refused unless it is 1: tests/config",
     "top_k": "refused unless it is off: tests/config",
     "tool_syntax": "of verifiers' envs: tests/envs/test_verifiers.py",
-    "pass_rate": "of envs with a finite set, whose visits are read: tests/envs/test_pass_rates.py",
+    "pass_rate": "of envs with a finite set, whose visits are read: tests/envs/test_difficulty_filter.py",
 }
 # By processes without a state of their own, which fold nothing and are told nothing of the earlier
 # value: changing it is starting the process with it.
