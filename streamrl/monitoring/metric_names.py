@@ -70,7 +70,7 @@ MEASURES = (
     Measure("part/since_transaction_s", "s", "since the last one, or since the part began"),
     # ---- buffer and batcher: the loop (processor/processor.py)
     Measure("worker/events_per_s", "records/s", "folded"),
-    Measure("worker/turn_s", "s", "a turn of the loop takes, mean"),
+    Measure("worker/turn_s", "s", "one batch of the loop takes, mean"),
     Measure("worker/busy_frac", "1", "share of time spent in turns"),
     Measure(
         "worker/invalid_frac/{topic}",

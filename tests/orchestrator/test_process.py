@@ -17,25 +17,17 @@ import pytest
 import yaml
 
 from streamrl.config import topology
-from streamrl.config.run_file import Target, parse
+from streamrl.config.run_file import parse
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.monitoring.display import Frame, PartLine
-from streamrl.monitoring.http import note_of
-from streamrl.monitoring.metric_names import measure
-from streamrl.monitoring.run_view import View
 from streamrl.monitoring.sinks import tensorboard
-from streamrl.orchestrator import liveness, parts, process
-from streamrl.orchestrator.gauges import gauges
-from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
-from streamrl.orchestrator.supervisor import Supervisor, last_line
-from streamrl.orchestrator.target import batches_begin
-from streamrl.records import Demand, Server
+from streamrl.orchestrator import process
+from streamrl.orchestrator.supervisor import last_line
+from streamrl.records import Server
 from tests.monitoring.sinks import stories
 from tests.orchestrator.processes import MARK, left_after, marked
-from tests.orchestrator.script import batch
+from tests.orchestrator.test_parts import Said
 from tests.support.waiting import patience, until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -230,79 +222,6 @@ def test_a_wrong_address_is_one_line(run_file: Path, mark: str):
     assert left_after(mark, 5.0) == []
 
 
-def test_the_words_of_a_log_line():
-    assert (
-        without_prefix("2026-11-21 06:01:14 WARNING streamrl.processor.processor: batcher: short")
-        == "batcher: short"
-    )
-    assert without_prefix("streamrl: no broker") == "no broker"
-    assert without_prefix("anything else") == "anything else"
-
-
-LIVES = """
-import http.server, json, pathlib, sys
-class Stands(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(503)
-        self.end_headers()
-        self.wfile.write(b"buffer: its loop last turned 61 s ago, the limit is 60 s")
-server = http.server.HTTPServer(("127.0.0.1", 0), Stands)
-note = pathlib.Path(sys.argv[1])
-note.parent.mkdir(parents=True, exist_ok=True)
-note.write_text(json.dumps([{"targets": [f"127.0.0.1:{server.server_port}"]}]))
-server.serve_forever()
-"""
-
-
-class Said:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def show(self, frame: Frame) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_a_part_that_hangs_is_ended_and_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run = parse(
-        {
-            "run": "r",
-            "runs_dir": str(tmp_path),
-            "envs": {"copy": {}},
-            "orchestrator": {"backoff_s": 0.01},
-        }
-    )
-    sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    hangs = [sys.executable, "-c", LIVES, str(note_of(run, "buffer"))]
-    monkeypatch.setattr(
-        parts, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
-    )
-    monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
-    said, supervisor = Said(), Supervisor(tmp_path / "logs")
-    try:
-        with Liveness(run, topology.identities(run)) as asked:
-            supervised = SupervisedParts(run, supervisor, asked)
-            until(
-                lambda: (
-                    supervised.keep_running(said) is None
-                    and any("starting it again" in line for line in said.lines)
-                )
-            )
-            lives = {line.name: line.restarts for line in supervised.lines()}
-    finally:
-        supervisor.close(limit_s=1.0)
-    assert (
-        said.lines[0]
-        == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is 60 s"
-    )
-    assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}
-
-
 def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = parse(
         {
@@ -336,86 +255,3 @@ def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: 
         over.set()
         ended.cancel()
         beating.join()
-
-
-def test_the_batches_that_a_verdict_needs_are_found_from_the_end():
-    log, target = MemoryLog({"batches": 1}), Target(env="copy", reward=1.0, batches=2)
-    for number in range(40):
-        log.append(
-            [
-                to_message(
-                    Output(
-                        "batches",
-                        str(number),
-                        batch(number, {"copy" if number < 30 else "add": [1.0]}),
-                    )
-                )
-            ],
-            marker=True,
-        )
-    # 8 offsets, a marker behind each record, hold no batch with the env; 32 hold six
-    assert batches_begin(log, target) == 80 - 32
-    assert batches_begin(MemoryLog({"batches": 1}), target) == 0
-
-
-def test_parts_that_others_started_are_known_by_their_metrics():
-    seen = View(
-        "lead",
-        since_s=50.0,
-        heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0},
-    )
-    assert [(part.name, part.state) for part in parts_by_metrics(seen, 100.0)] == [
-        ("batcher", "silent"),
-        ("buffer", "running"),
-    ]
-
-
-def test_what_the_orchestrator_measures_of_a_run():
-    fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
-    stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
-    demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0, closed_groups={})}
-    seen = View(
-        "lead",
-        since_s=50.0,
-        version=5,
-        version_s=90.0,
-        servers={"a": fresh, "b": stale},
-        demand=demand,
-        batch=6,
-    )
-    seen.fates["add"]["expired"] = 3
-    values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
-    assert [name for name in values if measure(name) is None] == []
-    wanted = {
-        "running/buffer": 0,
-        "restarts/buffer": 2,
-        "version": 5,
-        "since_version_s": 10,
-        "batch": 6,
-    }
-    wanted |= {
-        "server_ready/a": 1,
-        "server_ready/b": 0,
-        "server_behind/a": 0,
-        "server_behind/b": 3,
-        "server_silent_s/a": 3,
-        "server_silent_s/b": 60,
-    }
-    wanted |= {
-        f"fates/{env}/{fate}": 0
-        for env in ("copy", "add")
-        for fate in ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
-    }
-    assert values == {
-        f"orchestrator/{name}": value for name, value in {**wanted, "fates/add/expired": 3}.items()
-    }
-    assert gauges(View("lead"), [], 100.0) == {}
-
-
-def test_the_time_between_two_sessions_was_not_waiting():
-    assert (
-        gauges(View("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)[
-            "orchestrator/since_version_s"
-        ]
-        == 5.0
-    )

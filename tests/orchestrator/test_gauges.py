@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from streamrl.monitoring.display import PartLine
+from streamrl.monitoring.metric_names import measure
+from streamrl.monitoring.run_view import View
+from streamrl.orchestrator.gauges import gauges
+from streamrl.records import Demand, Server
+
+
+def test_what_the_orchestrator_measures_of_a_run():
+    fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
+    stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
+    demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0, closed_groups={})}
+    seen = View(
+        "lead",
+        since_s=50.0,
+        version=5,
+        version_s=90.0,
+        servers={"a": fresh, "b": stale},
+        demand=demand,
+        batch=6,
+    )
+    seen.fates["add"]["expired"] = 3
+    values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
+    assert [name for name in values if measure(name) is None] == []
+    wanted = {
+        "running/buffer": 0,
+        "restarts/buffer": 2,
+        "version": 5,
+        "since_version_s": 10,
+        "batch": 6,
+    }
+    wanted |= {
+        "server_ready/a": 1,
+        "server_ready/b": 0,
+        "server_behind/a": 0,
+        "server_behind/b": 3,
+        "server_silent_s/a": 3,
+        "server_silent_s/b": 60,
+    }
+    wanted |= {
+        f"fates/{env}/{fate}": 0
+        for env in ("copy", "add")
+        for fate in ("batched", "expired", "filtered", "duplicate", "failed", "invalid")
+    }
+    assert values == {
+        f"orchestrator/{name}": value for name, value in {**wanted, "fates/add/expired": 3}.items()
+    }
+    assert gauges(View("lead"), [], 100.0) == {}
+
+
+def test_the_time_between_two_sessions_was_not_waiting():
+    assert (
+        gauges(View("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)[
+            "orchestrator/since_version_s"
+        ]
+        == 5.0
+    )

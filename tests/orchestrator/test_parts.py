@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamrl.config import topology
+from streamrl.config.run_file import parse
+from streamrl.monitoring.display import Frame
+from streamrl.monitoring.http import note_of
+from streamrl.monitoring.run_view import View
+from streamrl.orchestrator import liveness, parts
+from streamrl.orchestrator.liveness import Liveness
+from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
+from streamrl.orchestrator.supervisor import Supervisor
+from tests.support.waiting import until
+
+LIVES = """
+import http.server, json, pathlib, sys
+class Stands(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(b"buffer: its loop last turned 61 s ago, the limit is 60 s")
+server = http.server.HTTPServer(("127.0.0.1", 0), Stands)
+note = pathlib.Path(sys.argv[1])
+note.parent.mkdir(parents=True, exist_ok=True)
+note.write_text(json.dumps([{"targets": [f"127.0.0.1:{server.server_port}"]}]))
+server.serve_forever()
+"""
+
+
+class Said:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def show(self, frame: Frame) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_part_that_hangs_is_ended_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = parse(
+        {
+            "run": "r",
+            "runs_dir": str(tmp_path),
+            "envs": {"copy": {}},
+            "orchestrator": {"backoff_s": 0.01},
+        }
+    )
+    sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    hangs = [sys.executable, "-c", LIVES, str(note_of(run, "buffer"))]
+    monkeypatch.setattr(
+        parts, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
+    )
+    monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
+    said, supervisor = Said(), Supervisor(tmp_path / "logs")
+    try:
+        with Liveness(run, topology.identities(run)) as asked:
+            supervised = SupervisedParts(run, supervisor, asked)
+            until(
+                lambda: (
+                    supervised.keep_running(said) is None
+                    and any("starting it again" in line for line in said.lines)
+                )
+            )
+            lives = {line.name: line.restarts for line in supervised.lines()}
+    finally:
+        supervisor.close(limit_s=1.0)
+    assert (
+        said.lines[0]
+        == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is 60 s"
+    )
+    assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}
+
+
+def test_the_words_of_a_log_line():
+    assert (
+        without_prefix("2026-11-21 06:01:14 WARNING streamrl.processor.processor: batcher: short")
+        == "batcher: short"
+    )
+    assert without_prefix("streamrl: no broker") == "no broker"
+    assert without_prefix("anything else") == "anything else"
+
+
+def test_parts_that_others_started_are_known_by_their_metrics():
+    seen = View(
+        "lead",
+        since_s=50.0,
+        heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0},
+    )
+    assert [(part.name, part.state) for part in parts_by_metrics(seen, 100.0)] == [
+        ("batcher", "silent"),
+        ("buffer", "running"),
+    ]

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from streamrl.config.run_file import Target
+from streamrl.log.codec import to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.orchestrator.target import batches_begin
+from tests.orchestrator.script import batch
+
+
+def test_the_batches_that_a_verdict_needs_are_found_from_the_end():
+    log, target = MemoryLog({"batches": 1}), Target(env="copy", reward=1.0, batches=2)
+    for number in range(40):
+        log.append(
+            [
+                to_message(
+                    Output(
+                        "batches",
+                        str(number),
+                        batch(number, {"copy" if number < 30 else "add": [1.0]}),
+                    )
+                )
+            ],
+            marker=True,
+        )
+    # 8 offsets, a marker behind each record, hold no batch with the env; 32 hold six
+    assert batches_begin(log, target) == 80 - 32
+    assert batches_begin(MemoryLog({"batches": 1}), target) == 0
