@@ -16,7 +16,12 @@ from streamrl.buffer.groups import rollout_of
 from streamrl.buffer.staleness import expires_next, is_fresh
 from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window, record_bytes
 from streamrl.buffer.stats import IntakeStats
-from streamrl.buffer.validation import foreign_token, validate_rollout, validate_strictly
+from streamrl.buffer.validation import (
+    foreign_token,
+    partition_of,
+    validate_rollout,
+    validate_strictly,
+)
 from streamrl.config import topology
 from streamrl.log.dead_letters import printable, text_of, to_dead_letter
 from streamrl.log.protocol import Event, Offsets, Output
@@ -68,8 +73,9 @@ class GroupBuffer:
             values |= window.intake.metrics(env)
             window.intake = IntakeStats()
         if values:
-            metric = Metric(source="buffer", time_s=self.time_s, step=version, values=values)
-            self.outputs.append(Output(topology.METRICS, "buffer", metric))
+            source = topology.buffer_part(self.config.shard, self.config.shards)
+            metric = Metric(source=source, time_s=self.time_s, step=version, values=values)
+            self.outputs.append(Output(topology.METRICS, source, metric))
 
     def on_rollout(self, event: Event, rollout: Rollout) -> None:
         """A rollout has come: it joins its group, or meets its end."""
@@ -199,11 +205,22 @@ class GroupBuffer:
             return
         if self.is_closed(env, rollout.group_id) or self.is_known(env, rollout.rollout_uid):
             return
+        if not self.owns(rollout.group_id):
+            return  # the group is another shard's
         window = self.state.windows.setdefault(env, Window())
         group = self.get_or_open_group(window, event, rollout)
         group.lost += 1
         group.refused += 1
         self.maybe_close(env, window, rollout.group_id)
+
+    def owns(self, group_id: str) -> bool:
+        """Does this shard hold the group? A producer may put a rollout into a partition that is not
+        that of its key.
+        """
+        config = self.config
+        if config.shards == 1:
+            return True
+        return partition_of(group_id, config.partitions) % config.shards == config.shard
 
     def refuse_foreign_tokens(self) -> None:
         """The vocabulary has become known: refuse the rollouts that came before and have token ids

@@ -12,6 +12,7 @@ from streamrl.buffer.staleness import max_future_versions
 from streamrl.buffer.state import BufferConfig, BufferState, EnvRules, Window
 from streamrl.config import topology
 from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
+from streamrl.errors import ConfigError
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
 from streamrl.processor.definition import Processor, Report, run_settings
@@ -138,16 +139,26 @@ def env_rules(settings: Buffer) -> EnvRules:
     )
 
 
-def part(run: RunFile) -> Processor[BufferConfig, BufferState]:
-    """The buffer of all envs of the run."""
+def shards(run: RunFile) -> list[Processor[BufferConfig, BufferState]]:
+    """The buffer of all envs of the run: one processor, or one for each of its shards."""
+    return [part(run, index) for index in range(run.buffer.shards)]
+
+
+def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
+    """One shard of the buffer. Raises ConfigError where the run has no such shard."""
     rules = run.buffer
+    if index >= rules.shards:
+        raise ConfigError(
+            f"--index {index}: buffer.shards is {rules.shards}, so the last shard is {rules.shards - 1}"
+        )
+    me = topology.buffer_shard(index, rules.shards)
     config = BufferConfig(
         envs=tuple(run.envs),
         learner=run.learner.name,
         group_size=rules.group_size,
         min_group_size=rules.min_group_size,
         max_age=rules.max_age,
-        max_window_tokens=rules.max_window_tokens,
+        max_window_tokens=rules.max_window_tokens // rules.shards,
         remember_versions=rules.remember_versions,
         advantage=rules.advantage,
         zero_advantage=rules.zero_advantage,
@@ -162,13 +173,15 @@ def part(run: RunFile) -> Processor[BufferConfig, BufferState]:
             if settings.buffer != EnvBuffer()
         },
         begins_at=run.fork.version if run.fork else -1,
+        shard=index,
+        shards=rules.shards,
     )
     inputs = {
         **{topology.rollouts(env): ("rollout",) for env in run.envs},
         topology.POLICY_VERSIONS: ("policy-version",),
     }
     return Processor(
-        name="buffer",
+        name=me.identity,
         inputs=inputs,
         config=config,
         initial=BufferState,
@@ -177,10 +190,11 @@ def part(run: RunFile) -> Processor[BufferConfig, BufferState]:
         report=report,
         reconcile=reconcile,
         due=due,
+        takes=me.takes,
         max_invalid_frac=rules.max_invalid_frac,
         **run_settings(run),
     )
 
 
-def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    processor.run_processor(log, part(run), stop)
+def main(run: RunFile, log: Log, stop: threading.Event, index: int = 0) -> None:
+    processor.run_processor(log, part(run, index), stop)

@@ -45,7 +45,7 @@ class BufferConfig:
     group_size: int  # rollouts per problem
     min_group_size: int
     max_age: int  # policy versions
-    max_window_tokens: int  # of one env
+    max_window_tokens: int  # of one env, in this shard
     remember_versions: int  # how long uids and closed groups are known
     advantage: str
     zero_advantage: Literal["keep", "filter"] = "keep"
@@ -63,6 +63,8 @@ class BufferConfig:
     # For a fork: no rollouts are read before this version is announced. Inherited rollouts would
     # otherwise look as if they came from the future.
     begins_at: int = -1
+    shard: int = 0  # its number among `shards`
+    shards: int = 1  # among which the partitions of rollouts.<env> are divided
 
     def for_env(self, env: str) -> BufferConfig:
         """This configuration with the rules that the env has for itself."""

@@ -32,12 +32,14 @@ def env(run: str, name: str | None, index: int) -> None:
 
 @click.command()
 @run_argument
+@index_option(topology.BUFFER)
 @metrics_options
-def buffer(run: str) -> None:
+def buffer(run: str, index: int) -> None:
     """Turn rollouts into scored groups."""
     from streamrl.buffer.process import main
+    from streamrl.config.topology import buffer_part
 
-    run_part(run, lambda settings: "buffer", main)
+    run_part(run, lambda settings: buffer_part(index, settings.buffer.shards), main, index)
 
 
 @click.command()

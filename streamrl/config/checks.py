@@ -226,7 +226,13 @@ def _group_problems(run: RunFile, where: str, buffer: Buffer) -> Iterator[str]:
             f" {buffer.max_age}"
         )
     group = f"{buffer.group_size} rollouts of model.max_seq_len {run.model.max_seq_len} tokens"
-    if buffer.max_window_tokens < buffer.group_size * run.model.max_seq_len:
+    if run.buffer.shards > run.topics.partitions:
+        yield (
+            f"buffer.shards {run.buffer.shards} is larger than topics.partitions"
+            f" {run.topics.partitions}: a shard would have nothing to read"
+        )
+    window = buffer.max_window_tokens // buffer.shards
+    if window < buffer.group_size * run.model.max_seq_len:
         yield (
             f"buffer.max_window_tokens {buffer.max_window_tokens} does not hold a group of {group}:"
             " it would never be complete"

@@ -151,8 +151,10 @@ class Buffer(Section):
     min_group_size: int = Field(default=2, ge=1)
     # Staleness limit: a rollout trains at most so many policy versions after its oldest token.
     max_age: int = Field(default=1, ge=0)
+    # Number of processes. Shard i of n takes every n-th partition of rollouts.<env>; fixed for a run.
+    shards: int = Field(default=1, ge=1)
     # Limit of the tokens held for one env, and of 64 times as many bytes. Beyond it the oldest
-    # groups close.
+    # groups close. Each shard has an equal part of it.
     max_window_tokens: int = Field(default=4_000_000, ge=1)
     # When a larger share of an env's last 1,000 rollouts is invalid, the env is not read for 30 s.
     # 1: never.

@@ -100,6 +100,10 @@ def outside_identity(env: str) -> str:
     return f"{env}-outside"
 
 
+def buffer_part(shard: int, shards: int) -> str:
+    return "buffer" if shards == 1 else f"buffer-{shard}"
+
+
 def scorer_part(index: int) -> str:
     return f"scorer-{index}"
 
@@ -172,6 +176,16 @@ def env_parts(run: RunFile) -> tuple[Part, ...]:
     )
 
 
+def buffer_parts(run: RunFile) -> tuple[Part, ...]:
+    return tuple(buffer_shard(i, run.buffer.shards) for i in range(run.buffer.shards))
+
+
+def buffer_shard(shard: int, shards: int) -> Part:
+    name = buffer_part(shard, shards)
+    options = () if shards == 1 else ("--index", str(shard))
+    return Part("buffer", name, name, options, shard=shard, shards=shards)
+
+
 def scorer_parts(run: RunFile) -> tuple[Part, ...]:
     names = [scorer_part(i) for i in range(run.scorer.replicas)]
     return tuple(Part("scorer", name, name, ("--index", str(i))) for i, name in enumerate(names))
@@ -212,7 +226,8 @@ BUFFER = Role(
     room="buffer",
     consumes=(ROLLOUTS, POLICY_VERSIONS),
     produces=(GROUPS, FATES, DEAD_LETTERS, METRICS, JOURNAL),
-    parts=one_part("buffer"),
+    parts=buffer_parts,
+    index="Which of buffer.shards this is.",
     has_offsets=True,
 )
 BATCHER = Role(

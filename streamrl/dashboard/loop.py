@@ -9,7 +9,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Role
 from streamrl.monitoring.display import FRESH_S
-from streamrl.monitoring.run_view import SILENT_S, View, arrival_rate, latest, total
+from streamrl.monitoring.run_view import SILENT_S, View, arrival_rate, buffer_total, latest, total
 from streamrl.monitoring.status import PartStatus, outside_name, statuses
 
 
@@ -106,7 +106,9 @@ def _env(look: Look, env: str) -> Node:
 
 def _buffer(look: Look) -> list[Node]:
     names = [part.identity for part in topology.BUFFER.parts(look.run)]
-    held = [total(look.seen, f"buffer/window_tokens/{env}", names) for env in look.run.envs]
+    held = [
+        buffer_total(look.run, look.seen, f"buffer/window_tokens/{env}") for env in look.run.envs
+    ]
     busy = _most([look.gauge(name, "worker/busy_frac") for name in names])
     facts = [Fact("in its window", _sum(held), "tokens"), Fact("busy", _percent(busy), "%")]
     return [_processor(look, topology.BUFFER, facts)]

@@ -27,6 +27,7 @@ from streamrl.monitoring.run_view import (
     SILENT_S,
     View,
     arrival_rate,
+    buffer_total,
     expired_share,
     latest,
     recent_rewards,
@@ -427,10 +428,8 @@ def _rate(frame: Frame, env: str) -> float | None:
 
 def _buffered(frame: Frame, env: str) -> float:
     """Tokens of the env held by the buffer and the batcher."""
-    return sum(
-        latest(frame.seen, f"{name}/{env}") or 0.0
-        for name in ("buffer/window_tokens", "batcher/held_tokens")
-    )
+    window = buffer_total(frame.run, frame.seen, f"buffer/window_tokens/{env}") or 0.0
+    return window + (latest(frame.seen, f"batcher/held_tokens/{env}") or 0.0)
 
 
 def _expired(frame: Frame) -> float | None:

@@ -62,6 +62,7 @@ REWARDS_KEPT = 2_000
 TROUBLES = {"failed": "failed", "invalid": "put aside"}
 """Fates that say that an env does something wrong -> in words."""
 ARRIVALS = "part/read_records/rollouts."  # what the buffer has read of an env in its life
+BUFFER = topology.BUFFER.name  # the names of its shards begin so
 ARRIVALS_S = 5.0  # a rate is over so long
 
 SILENT_S = 10.0  # a part that has published nothing for so long is called silent
@@ -197,8 +198,10 @@ def _measure(seen: View, metric: Metric) -> None:
     gauges = seen.gauges[metric.source]
     for name, value in metric.values.items():
         gauges[name] = Gauge(value, metric.time_s)
-        if name.startswith(ARRIVALS) and metric.source == "buffer":
-            _arrive(seen.arrivals[name.removeprefix(ARRIVALS)], gauges[name])
+        if name.startswith(ARRIVALS) and metric.source.startswith(BUFFER):
+            known = [source for source in seen.gauges if source.startswith(BUFFER)]
+            read = Gauge(total(seen, name, known) or 0.0, metric.time_s)
+            _arrive(seen.arrivals[name.removeprefix(ARRIVALS)], read)
         if (
             not seen.counts_batches
             and metric.step is not None
@@ -223,6 +226,11 @@ def _arrive(arrivals: list[Gauge], now: Gauge) -> None:
         del arrivals[0]
     if not arrivals or now.value > arrivals[-1].value:
         arrivals.append(now)
+
+
+def buffer_total(run: RunFile, seen: View, name: str) -> float | None:
+    """The sum of a gauge over all shards of the buffer."""
+    return total(seen, name, [part.identity for part in topology.BUFFER.parts(run)])
 
 
 def arrival_rate(seen: View, env: str, time_s: float) -> float | None:

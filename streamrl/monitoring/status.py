@@ -25,6 +25,7 @@ from streamrl.monitoring.run_view import (
     SILENT_S,
     TOPICS,
     View,
+    buffer_total,
     expired_share,
     fold,
     latest,
@@ -265,18 +266,16 @@ def _envs(run: RunFile, seen: View) -> Table:
             seen.fates.get(env),
             expired_share(seen, env),
         )
-        window, held = (
-            latest(seen, f"{name}/{env}")
-            for name in ("buffer/window_tokens", "batcher/held_tokens")
-        )
+        window = buffer_total(run, seen, f"buffer/window_tokens/{env}")
+        held = latest(seen, f"batcher/held_tokens/{env}")
+        paused = buffer_total(run, seen, f"worker/left_alone_s/{topology.rollouts(env)}")
         table.add_row(
             env,
             f"{rewards[max(rewards)]:.3f} (batch {max(rewards)})" if rewards else "-",
             f"{fates.total():,}" if fates else "0",
             "-" if expired is None else f"{100 * expired:.1f} %",
             f"{fates['failed']:,}" if fates else "0",
-            (f"{fates['invalid']:,}" if fates else "0")
-            + (", not read for now" if latest(seen, f"worker/left_alone_s/rollouts.{env}") else ""),
+            (f"{fates['invalid']:,}" if fates else "0") + (", not read for now" if paused else ""),
             "-" if window is None else f"{window:,.0f}",
             "-" if held is None else f"{held:,.0f}",
         )

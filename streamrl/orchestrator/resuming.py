@@ -14,6 +14,7 @@ FIXED = {
     "run": "it names the run's topics and its directory",
     "model.path": f"every version is trained from that model; {ELSEWHERE}",
     "model.tiny": f"the model is made at the run's beginning; {ELSEWHERE}",
+    "buffer.shards": f"each shard has a journal of its own, for its partitions; {ELSEWHERE}",
     "learner.name": "buffer, batcher and servers follow the versions of that learner; begin a second one beside it (`streamrl learner --name`)",
     "fork": "it says what the run began with, and is written by `streamrl fork`",
 }

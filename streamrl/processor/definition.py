@@ -12,7 +12,15 @@ from streamrl.config import topology
 from streamrl.config.plugins import imports_in
 from streamrl.config.run_file import RunFile
 from streamrl.errors import StreamrlError
-from streamrl.log.protocol import Event, Message, Offsets, Output, TopicPartition
+from streamrl.log.protocol import (
+    Event,
+    Log,
+    Message,
+    Offsets,
+    Output,
+    TopicPartition,
+    partitions_of,
+)
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -66,6 +74,8 @@ class Processor(Generic[C, S]):
     expires_removed: bool = False
     # The MODULE:NAME that a configuration in its journal may have: those of the user's run file.
     imports: frozenset[str] = frozenset()
+    # (topic, partition) -> whether it reads this partition of an input; a shard reads some.
+    takes: Callable[[str, int], bool] = lambda topic, partition: True
     # The share of invalid records above which a topic is paused for a while
     # (`circuit_breaker.py`).
     max_invalid_frac: float = 1.0
@@ -74,6 +84,10 @@ class Processor(Generic[C, S]):
     def journal(self) -> str:
         """The topic of its journal."""
         return topology.journal(self.name)
+
+    def partitions(self, log: Log) -> list[TopicPartition]:
+        """The partitions that it reads. Raises TopicMissing."""
+        return [tp for tp in partitions_of(log, self.inputs) if self.takes(*tp)]
 
     def schemas_of(self, topic: str) -> tuple[str, ...]:
         """The schemas that a topic may carry, also if it is no input any more: an env that has been

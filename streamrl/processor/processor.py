@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from streamrl.log.protocol import Log, Message, Reader, TopicPartition, partitions_of
+from streamrl.log.protocol import Log, Message, Reader, TopicPartition
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.circuit_breaker import CircuitBreaker
 from streamrl.processor.definition import Processor, ProcessorState
@@ -107,7 +107,7 @@ def start(
     """The processor where it was, in line with its configuration; and the partitions it reads."""
     started = time.monotonic()
     current, records_read = restore(log, processor)
-    begin = log.beginning_offsets(partitions_of(log, processor.inputs))
+    begin = log.beginning_offsets(processor.partitions(log))
     warn(processor, reconcile(log, processor, current, begin, clock(), writer.commit))
     for tp, first in begin.items():
         current.offsets[tp] = max(current.offsets.get(tp, first), first)

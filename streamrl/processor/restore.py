@@ -173,6 +173,7 @@ def restore_earliest(
             for topic, count in log.topics().items()
             if topic in processor.inputs
             for partition in range(count)
+            if processor.takes(topic, partition)
         ]
     )
     if start == 0 and not any(begin.values()):

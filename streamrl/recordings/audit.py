@@ -261,8 +261,9 @@ def mark_held(log: Log, ledgers: dict[PartitionKey, Ledger], part: Processor[Any
     unread: Iterator[Event] = (
         event
         for topic, schemas in part.inputs.items()
-        if topic.startswith(("rollouts.", "groups."))
+        if topology.kind_of(topic) in topology.PARTITIONED
         for p in range(log.topics().get(topic, 0))
+        if part.takes(topic, p)
         for event in events(
             log, topic, p, schemas, fold.offsets.get((topic, p), beginning_offset(log, topic, p))
         )

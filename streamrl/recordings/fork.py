@@ -10,10 +10,11 @@ parent's topics are only read.
 
 from __future__ import annotations
 
+import heapq
 import shutil
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,7 +39,6 @@ from streamrl.log.protocol import (
     Message,
     Output,
     TopicPartition,
-    partitions_of,
     portions,
     read,
 )
@@ -50,7 +50,15 @@ from streamrl.processor.retention import is_gone
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.inheritance import BatcherCut, GroupIndex, GroupKey, next_problem
 from streamrl.recordings.progress import OnProgress, progress_bar
-from streamrl.records import EnvProgress, JournalEntry, PolicyVersion, Rollout, ScoredGroup, Visit
+from streamrl.records import (
+    EnvProgress,
+    JournalEntry,
+    PolicyVersion,
+    Record,
+    Rollout,
+    ScoredGroup,
+    Visit,
+)
 from streamrl.weights.store import Stored
 
 T = TypeVar("T")
@@ -321,33 +329,43 @@ def in_buffer_order(
     old: Log, parent: RunFile, groups: Mapping[GroupKey, None], version: int
 ) -> Iterator[Message]:
     """The rollouts of these groups and the versions up to `version`, in the order in which the
-    parent's buffer took them.
+    parent's buffer took them; its shards are merged by the times of their entries.
     """
-    part = buffer.part(parent)
-    tape, begin = (
-        SliceReader(old, part.schemas_of),
-        old.beginning_offsets(partitions_of(old, part.inputs)),
-    )
-    pieces = (
-        piece
-        for _, entry in entries(old, topology.journal(part.name))
-        if isinstance(entry, JournalEntry)
-        for piece in entry.slices
-    )
-    there = (
-        piece
-        for piece in pieces
-        if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0))
-    )
-    for message in (message for piece in there for message in tape.read_slice(piece)):
-        record = to_event(message, part.schemas_of(message.topic)).record
-        if isinstance(record, PolicyVersion) and record.learner == parent.learner.name:
-            if record.version > version:
-                break
+    newest = -1
+    shards = [taken_by(old, parent, shard, version) for shard in buffer.shards(parent)]
+    for _, message, record in heapq.merge(*shards, key=lambda found: found[0]):
+        if isinstance(record, PolicyVersion) and record.version > newest:
+            newest = record.version  # each shard has taken it
             yield message
         elif isinstance(record, Rollout) and (record.environment, record.group_id) in groups:
             yield message
-    tape.close()
+
+
+def taken_by(
+    old: Log, parent: RunFile, shard: Processor[Any, Any], version: int
+) -> Iterator[tuple[float, Message, Record]]:
+    """What a shard of the parent's buffer took until it heard of a version above this one: when,
+    the message, and its record.
+    """
+    reader = SliceReader(old, shard.schemas_of)
+    begin = old.beginning_offsets(shard.partitions(old))
+    slices = (
+        (entry.time_s, piece)
+        for _, entry in entries(old, shard.journal)
+        if isinstance(entry, JournalEntry)
+        for piece in entry.slices
+        if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0))
+    )
+    with closing(reader):
+        for time_s, message in ((t, m) for t, piece in slices for m in reader.read_slice(piece)):
+            record = to_event(message, shard.schemas_of(message.topic)).record
+            if isinstance(record, PolicyVersion):
+                if record.learner != parent.learner.name:
+                    continue
+                if record.version > version:
+                    return
+            if isinstance(record, Record):
+                yield time_s, message, record
 
 
 # ---- the first batch -----------------------------------------------------------------------------
@@ -380,7 +398,9 @@ def first_batch(
         else copies[m.topic, m.key].popleft()
         for m in order
     ]
-    _process_as(new, buffer.part(run), taken, {}, time_s)
+    for shard in buffer.shards(run):
+        own = [message for message in taken if shard.takes(message.topic, message.partition)]
+        _process_as(new, shard, own, {}, time_s)
     scored = {
         (r.environment, r.group_id): m
         for env in run.envs

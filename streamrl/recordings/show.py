@@ -24,7 +24,7 @@ COLUMNS = (*KINDS, "in flight", "lost")
 
 def parts_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
     """The parts whose journals are the schedule of a run."""
-    return {part.name: part for part in (buffer.part(run), batcher.part(run))}
+    return {part.name: part for part in (*buffer.shards(run), batcher.part(run))}
 
 
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:
