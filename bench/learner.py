@@ -41,7 +41,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.meter import METRICS, Meter
 from streamrl.log.protocol import Log, Output
-from streamrl.monitoring.report import records
+from streamrl.log.records_of import records_of
 from streamrl.records import Batch, Metric, ScoredGroup
 
 LEAST = 0.9  # of the tokens/s of Levanter alone
@@ -242,11 +242,12 @@ def against(times: Mapping[str, Sequence[float]], ours: str) -> list[float]:
 
 def measured(log: Log, source: str) -> list[Metric]:
     """What the learner has said of each step."""
-    said = (record for record, _ in records(log, log.topics(), METRICS, ("metric",)))
-    return sorted(
-        (r for r in said if isinstance(r, Metric) and r.source == source and r.step is not None),
-        key=lambda metric: metric.step or 0,
-    )
+    published = [
+        metric
+        for metric, _ in records_of(log, METRICS, Metric)
+        if metric.source == source and metric.step is not None
+    ]
+    return sorted(published, key=lambda metric: metric.step or 0)
 
 
 def off_max(one: Any, other: Any) -> float:

@@ -26,10 +26,11 @@ from bench.causes import CAUSES, Interval, Made, Spent, unasked, waiting
 from bench.measure import RESULTS, markdown, quantile, spread, write
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import FATES, METRICS, POLICY_VERSIONS
 from streamrl.local_kafka import broker, connect
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log
-from streamrl.monitoring.report import records
+from streamrl.log.records_of import records_of
 from streamrl.records import Fate, Metric, PolicyVersion
 
 Run = dict[str, Any]
@@ -54,23 +55,11 @@ class Heard(NamedTuple):
 
 
 def gathered(log: Log) -> Heard:
-    heard = Heard([], {}, {})
-    there = log.topics()
-    for topic, schema in {
-        "metrics": "metric",
-        "policy-versions": "policy-version",
-        "fates": "fate",
-    }.items():
-        for record, _ in records(log, there, topic, (schema,)):
-            match record:
-                case Metric():
-                    heard.metrics.append(record)
-                case PolicyVersion():
-                    heard.versions[record.version] = record.time_s
-                case Fate():
-                    heard.fates[record.fate] = heard.fates.get(record.fate, 0) + len(record.uids)
-                case _:
-                    pass
+    metrics = [metric for metric, _ in records_of(log, METRICS, Metric)]
+    versions = {v.version: v.time_s for v, _ in records_of(log, POLICY_VERSIONS, PolicyVersion)}
+    heard = Heard(metrics, versions, {})
+    for fate, _ in records_of(log, FATES, Fate):
+        heard.fates[fate.fate] = heard.fates.get(fate.fate, 0) + len(fate.uids)
     return heard
 
 

@@ -24,9 +24,10 @@ from streamrl.errors import InferenceError
 from streamrl.evaluator.suite import Answers, Exam, judged, make_exam, metrics, take
 from streamrl.inference.client import Client
 from streamrl.inference.vllm_host import Host, objection
-from streamrl.log.codec import to_event, to_message
+from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
-from streamrl.log.protocol import Log, Message, Output, Writer, read
+from streamrl.log.protocol import Log, Message, Output, Writer
+from streamrl.log.records_of import records_of
 from streamrl.records import Evaluation, PolicyVersion, Rollout, Server
 
 logger = logging.getLogger(__name__)
@@ -159,22 +160,15 @@ def transactions(found: Evaluation, answers: Sequence[Answers]) -> Iterator[list
 
 def recorded(log: Log) -> list[Evaluation]:
     """Every evaluation of the run so far, in the order they were made."""
-    events = (
-        to_event(m, ("evaluation",)).record
-        for p in range(log.topics().get(TOPIC, 0))
-        for m in read(log, TOPIC, p)
-    )
-    return [record for record in events if isinstance(record, Evaluation)]
+    return [evaluation for evaluation, _ in records_of(log, TOPIC, Evaluation)]
 
 
 def posed(log: Log, env: str) -> frozenset[bytes]:
     """The marks of all problems that rollouts of the env were made of: what may have been trained
     on.
     """
-    topic, found = topology.rollouts(env), dict[bytes, None]()
-    for partition in range(log.topics().get(topic, 0)):
-        for message in read(log, topic, partition):
-            record = to_event(message, ("rollout",)).record
-            if isinstance(record, Rollout) and record.turns:
-                found |= dict.fromkeys(possible_fingerprints(record.turns[0]))
+    found: set[bytes] = set()
+    for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
+        if rollout.turns:
+            found.update(possible_fingerprints(rollout.turns[0]))
     return frozenset(found)

@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import platform
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,8 @@ from streamrl.config.run_file import RunFile, Target
 from streamrl.local_kafka.connect import cluster_settings
 from streamrl.local_kafka.distribution import VERSION as KAFKA_VERSION
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Log, Message, read
+from streamrl.log.protocol import Log
+from streamrl.log.records_of import messages_of, records_of
 from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES, Curve, draw
 from streamrl.monitoring.run_view import believable, mean_rewards
 from streamrl.monitoring.thinning import Thinned
@@ -33,7 +34,6 @@ from streamrl.records import (
     Fate,
     Metric,
     PolicyVersion,
-    Record,
     Server,
 )
 
@@ -176,49 +176,27 @@ class History:
 
 def gather(run: RunFile, log: Log) -> History:
     """Read the run's topics from the first message to the last."""
-    found, there = History(run.orchestrator.target), log.topics()
-    for record, time_s in records(log, there, topology.BATCHES, ("batch",)):
-        if isinstance(record, Batch):
-            found.add_rewards(record.number, time_s, mean_rewards(record))
-    for record, _ in records(log, there, topology.FATES, ("fate",)):
-        if isinstance(record, Fate):
-            found.fates[record.environment][record.fate] += len(record.offsets)
-    for record, time_s in records(log, there, topology.POLICY_VERSIONS, ("policy-version",)):
-        if isinstance(record, PolicyVersion) and record.learner == run.learner.name:
-            found.add_version(record.version, time_s)
-    for record, _ in records(log, there, topology.EVALS, ("evaluation",)):
-        if isinstance(record, Evaluation) and record.learner == run.learner.name:
-            found.add_evaluation(record)
-    for record, _ in records(log, there, topology.SERVERS, ("server",)):
-        if isinstance(record, Server):  # what a server was before it left counts
-            found.servers[record.server_id] = record.version
-    for message in messages(log, there, topology.METRICS):
+    found = History(run.orchestrator.target)
+    for batch, message in records_of(log, topology.BATCHES, Batch):
+        found.add_rewards(batch.number, message.timestamp_s, mean_rewards(batch))
+    for fate, _ in records_of(log, topology.FATES, Fate):
+        found.fates[fate.environment][fate.fate] += len(fate.offsets)
+    for version, message in records_of(log, topology.POLICY_VERSIONS, PolicyVersion):
+        if version.learner == run.learner.name:
+            found.add_version(version.version, message.timestamp_s)
+    for evaluation, _ in records_of(log, topology.EVALS, Evaluation):
+        if evaluation.learner == run.learner.name:
+            found.add_evaluation(evaluation)
+    for server, _ in records_of(log, topology.SERVERS, Server):
+        # A server that has left counts with what it served before.
+        found.servers[server.server_id] = server.version
+    for message in messages_of(log, topology.METRICS):
         metric = believable(to_event(message, ("metric",)), found.newest)
         if metric is not None:
             _metric(found, metric)
     for env in run.envs:
-        topic = topology.rollouts(env)
-        found.rollouts[env] = sum(
-            1 for p in range(there.get(topic, 0)) for _ in read(log, topic, p)
-        )
+        found.rollouts[env] = sum(1 for _ in messages_of(log, topology.rollouts(env)))
     return found
-
-
-def records(
-    log: Log, there: dict[str, int], topic: str, schemas: tuple[str, ...]
-) -> Iterator[tuple[Record, float]]:
-    """The readable records of a topic, each with the time the log has for it. What cannot be read
-    has a dead letter elsewhere.
-    """
-    for message in messages(log, there, topic):
-        record = to_event(message, schemas).record
-        if isinstance(record, Record):
-            yield record, message.timestamp_s
-
-
-def messages(log: Log, there: dict[str, int], topic: str) -> Iterator[Message]:
-    for partition in range(there.get(topic, 0)):
-        yield from read(log, topic, partition)
 
 
 def _metric(found: History, metric: Metric) -> None:

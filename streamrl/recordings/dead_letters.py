@@ -14,7 +14,8 @@ import msgpack
 from streamrl.errors import ConfigError
 from streamrl.log.codec import ARRAY, unpack_array
 from streamrl.log.dead_letters import TOPIC, DeadLetter, parse_dead_letter, requeue, requeued_offset
-from streamrl.log.protocol import Log, Message, read
+from streamrl.log.protocol import Log, Message
+from streamrl.log.records_of import messages_of
 
 IDENTITY = "dead-letters"  # of the one writer that puts letters back
 CHUNK_LETTERS = 500  # put back in one transaction
@@ -43,8 +44,7 @@ def topics(log: Log) -> list[str]:
 
 def messages(log: Log, topic: str) -> Iterator[Message]:
     """Letters of a topic and notes about them, as far as they go now."""
-    for partition in range(log.topics()[TOPIC + topic]):
-        yield from read(log, TOPIC + topic, partition)
+    return messages_of(log, TOPIC + topic)
 
 
 def letters(log: Log, topic: str) -> Iterator[DeadLetter]:

@@ -40,8 +40,8 @@ from streamrl.log.protocol import (
     Output,
     TopicPartition,
     portions,
-    read,
 )
+from streamrl.log.records_of import messages_of, records_of
 from streamrl.orchestrator.run_directory import write_run_file
 from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.processor.journal import SliceReader, entries, last_record
@@ -268,9 +268,8 @@ def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
             or topic not in old.topics()
         ):
             continue
-        for message in read(old, topic, 0):
-            record = to_event(message, ("visit",)).record
-            if isinstance(record, Visit) and record.policy_version <= run.fork.version:
+        for visit, message in records_of(old, topic, Visit):
+            if visit.policy_version <= run.fork.version:
                 yield message
 
 
@@ -382,13 +381,13 @@ def first_batch(
     """
     heard = {
         record.version: message
-        for message, record in _records_of(new, topology.POLICY_VERSIONS, PolicyVersion)
+        for record, message in records_of(new, topology.POLICY_VERSIONS, PolicyVersion)
     }
     if not cut.held or cut.version not in heard:
         return False
     copies: dict[tuple[str, bytes | None], deque[Message]] = {}
     for topic in (topology.rollouts(env) for env in run.envs):
-        for message, _ in _records_of(new, topic, Rollout):
+        for _, message in records_of(new, topic, Rollout):
             # one key, one partition: the order is kept
             copies.setdefault((topic, message.key), deque()).append(message)
     numbers = iter(sorted(heard))
@@ -404,7 +403,7 @@ def first_batch(
     scored = {
         (r.environment, r.group_id): m
         for env in run.envs
-        for m, r in _records_of(new, topology.groups(env), ScoredGroup)
+        for r, m in records_of(new, topology.groups(env), ScoredGroup)
     }
     version = heard[cut.version]
     groups = [scored[group] for group in cut.held if group in scored]
@@ -451,20 +450,9 @@ def _copy(commit: Any, messages: Iterable[Message]) -> int:
 
 
 def _rollouts(log: Log, envs: Iterable[str]) -> Iterator[tuple[Message, Event]]:
-    there = log.topics()
-    for topic in (topology.rollouts(env) for env in envs):
-        for partition in range(there.get(topic, 0)):
-            for message in read(log, topic, partition):
-                yield message, to_event(message, ("rollout",))
-
-
-def _records_of(log: Log, topic: str, kind: type[T]) -> Iterator[tuple[Message, T]]:
-    """The records of a topic, with the messages they are in."""
-    for partition in range(log.topics()[topic]):
-        for message in read(log, topic, partition, 0):
-            record = to_event(message, ("rollout", "scored-group", "policy-version")).record
-            if isinstance(record, kind):
-                yield message, record
+    for env in envs:
+        for message in messages_of(log, topology.rollouts(env)):
+            yield message, to_event(message, ("rollout",))
 
 
 def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum]:

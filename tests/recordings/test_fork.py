@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from streamrl.batcher import process as batcher
+from streamrl.batcher.batch_builder import BatchBuilder
 from streamrl.buffer import process as buffer
 from streamrl.buffer.advantages import grpo
 from streamrl.config import run_file, topology
@@ -346,7 +347,7 @@ def test_code_that_no_longer_makes_the_parents_batches_is_found(
     parent: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ):
     """Else the fork would take other rollouts along, and say nothing."""
-    monkeypatch.setattr(batcher.Fold, "due", lambda self: self.state.next_batch < 1)
+    monkeypatch.setattr(BatchBuilder, "batch_is_due", lambda self: self.state.next_batch < 1)
     with pytest.raises(
         StreamrlError,
         match="^the journal of batcher of run small does not lead to its batch 2: the code has changed since",
