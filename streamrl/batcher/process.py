@@ -21,7 +21,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import Fork, RunFile
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
-from streamrl.processor.definition import Processor, Report, run_settings
+from streamrl.processor.definition import Processor, ProcessorReport, run_settings
 from streamrl.records import PolicyVersion, ScoredGroup
 
 
@@ -84,7 +84,7 @@ def due(config: BatcherConfig, state: BatcherState, time_s: float) -> bool:
     )
 
 
-def report(config: BatcherConfig, state: BatcherState, time_s: float) -> Report:
+def report(config: BatcherConfig, state: BatcherState, time_s: float) -> ProcessorReport:
     """What is held, and which share is short, by how much and for how long."""
     waited_s = time_s - state.short_since_s if state.short else 0.0
     values = {
@@ -102,7 +102,7 @@ def report(config: BatcherConfig, state: BatcherState, time_s: float) -> Report:
             who = "the envs together" if share == REMAINDER else share
             waits = f"batch {state.next_batch} has waited {waited_s:.0f} s for {who}"
             warnings.append(f"{waits}, {tokens} tokens short")
-    return Report(values, tuple(warnings))
+    return ProcessorReport(values, tuple(warnings))
 
 
 def first_state(fork: Fork | None) -> BatcherState:

@@ -15,7 +15,7 @@ from streamrl.config.run_file import Buffer, EnvBuffer, RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Event, Log, Offsets, Output
 from streamrl.processor import processor
-from streamrl.processor.definition import Processor, Report, run_settings
+from streamrl.processor.definition import Processor, ProcessorReport, run_settings
 from streamrl.records import PolicyVersion, Rollout
 
 
@@ -74,7 +74,7 @@ def full_envs(config: BufferConfig, state: BufferState) -> list[str]:
     return sorted(env for env, window in state.windows.items() if window.tokens >= limit)
 
 
-def report(config: BufferConfig, state: BufferState, time_s: float) -> Report:
+def report(config: BufferConfig, state: BufferState, time_s: float) -> ProcessorReport:
     """How full the windows are, and what their producers should know."""
     values = {"buffer/version": float(state.version)}
     warnings = list[str]()
@@ -84,7 +84,7 @@ def report(config: BufferConfig, state: BufferState, time_s: float) -> Report:
     for env, window in state.windows.items():
         values[f"buffer/window_tokens/{env}"] = float(window.tokens)
         warnings += warnings_of(config, env, window, time_s)
-    return Report(values, tuple(warnings))
+    return ProcessorReport(values, tuple(warnings))
 
 
 def due(config: BufferConfig, state: BufferState, time_s: float) -> bool:

@@ -33,7 +33,7 @@ SNAPSHOT_EVENT_BYTES = 100
 SNAPSHOT_S = 21 * 3600.0  # an eighth of a retention of seven days
 
 
-class Report(NamedTuple):
+class ProcessorReport(NamedTuple):
     """What a processor says of itself once a second: gauges, and warnings for its log."""
 
     values: dict[str, float]
@@ -56,7 +56,9 @@ class Processor(Generic[C, S]):
     # (config, state) -> the topics that are not read for now
     paused: Callable[[C, S], frozenset[str]] = lambda config, state: frozenset()
     # (config, state, time_s) -> a report, which is never part of the outputs
-    report: Callable[[C, S, float], Report] = lambda config, state, time_s: Report({})
+    report: Callable[[C, S, float], ProcessorReport] = lambda config, state, time_s: (
+        ProcessorReport({})
+    )
     # (config, state, removed, time_s) -> (state, outputs). It is called at a start if the
     # configuration has changed, or if retention has deleted what the processor needs: nothing is
     # left below the offsets of `removed`. It lets go, by fates, of what the state holds from below
