@@ -63,10 +63,11 @@ def check_columns(what: str, record: Record, counts: Mapping[str, int]) -> None:
         array = getattr(record, name)
         if array is None:
             continue
+        count = counts[column.per]
         if column.finite:
-            check_floats(f"{what}: {name}", array, counts[column.per])
-        else:
-            check_lengths(what, record, (name,), counts[column.per])
+            check_floats(f"{what}: {name}", array, count)
+        elif array.ndim != 1 or len(array) != count:
+            raise misshapen(f"{what}: {name}", array, count)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

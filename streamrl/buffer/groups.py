@@ -22,14 +22,11 @@ OPTIONAL = frozenset(
 
 
 class Piece(NamedTuple):
-    """A turn of a sequence, from its token number `start` on: what is behind the shared prompt."""
+    """A turn of a sequence from its token number `start` on: what is behind the shared prompt."""
 
     turn: Turn
     start: int
-
-    @property
-    def length(self) -> int:
-        return len(tokens_of(self.turn)) - self.start
+    length: int  # tokens from there on
 
 
 def score_group(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
@@ -47,8 +44,9 @@ def score_group(events: Sequence[Event], advantage: Advantage) -> ScoredGroup:
     shared = common_prefix(prompts)
     completions = [_behind(turns, shared) for turns in sequences]
     lengths = [sum([piece.length for piece in completion]) for completion in completions]
-    columns = _sourced_columns(rollouts, numbers, [p for pieces in completions for p in pieces])
-    mask = _mask([piece for pieces in completions for piece in pieces])
+    pieces = [piece for completion in completions for piece in completion]
+    columns = _sourced_columns(rollouts, numbers, pieces)
+    mask = _mask(pieces)
     rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
     advantages = check_advantages(advantage(rewards), rollouts[0].group_id, len(rewards))
     first = rollouts[0]
@@ -195,7 +193,7 @@ def _behind(turns: Sequence[Turn], shared: int) -> list[Piece]:
         start = min(shared, length)
         shared -= start
         if start < length:
-            pieces.append(Piece(turn, start))
+            pieces.append(Piece(turn, start, length - start))
     return pieces
 
 
