@@ -60,7 +60,7 @@ def run_processor(
         current, inputs = start(log, processor, writer, clock)
         reader = log.reader({tp: current.offsets[tp] for tp in inputs})
         with closing(reader):
-            offsets = OffsetCommitter(writer, current, inputs)
+            offsets = InputOffsets(writer, current, inputs)
             # The process before this one may have ended before it could commit them. A processor
             # that is not allowed to says so before it is ready.
             offsets.commit(wait=True)
@@ -157,7 +157,7 @@ def warn(processor: Processor[Any, Any], warnings: Iterable[str]) -> None:
 
 
 @dataclass
-class OffsetCommitter:
+class InputOffsets:
     """Commits how far a processor has read, for people and tools that look at its lag."""
 
     writer: RetryingWriter
