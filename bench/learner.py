@@ -30,11 +30,11 @@ from streamrl.batcher.assemble import assemble
 from streamrl.config.run_file import RunFile, parse
 from streamrl.learner import model
 from streamrl.learner.examples import RlExample, expand
-from streamrl.learner.inputs import Taken, following, until
-from streamrl.learner.normalization import over_tokens
-from streamrl.learner.publisher import Trainee
-from streamrl.learner.trainer import training
-from streamrl.learner.update import normalized
+from streamrl.learner.inputs import TrainingInput, follow, take_until_stopped
+from streamrl.learner.normalization import token_mean
+from streamrl.learner.publisher import VersionPublisher
+from streamrl.learner.trainer import open_trainer
+from streamrl.learner.update import normalize_advantages
 from streamrl.local_kafka import broker
 from streamrl.log import topics
 from streamrl.log.codec import to_message
@@ -123,8 +123,8 @@ def a_group(
 
 def rows_of(example: RlExample) -> Rows:
     """The same batch for Levanter alone, made beforehand: it trains from memory."""
-    example = normalized(example)
-    weights = over_tokens(example.loss_mask, example.segment_ids)
+    example = normalize_advantages(example)
+    weights = token_mean(example.loss_mask, example.segment_ids)
     return Rows(
         example.input_ids,
         example.segment_ids,
@@ -155,22 +155,24 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
     identity, alone, ours, losses = f"learner-{c.name}", list[float](), list[float](), list[float]()
     meter = Meter(log, identity)
     with (
-        training(run) as policy,
-        Trainee(c.name, policy, {}, log.writer(identity, "policy-versions"), meter) as trainee,
+        open_trainer(run) as policy,
+        VersionPublisher(
+            c.name, policy, {}, log.writer(identity, "policy-versions"), meter
+        ) as publisher,
     ):
-        trainee.publish(None)
-        trainee.settle()
-        coming = trainee.watched(until_done(log))
+        publisher.publish(None)
+        publisher.wait()
+        coming = publisher.until_failure(until_done(log))
         with plain.training():
-            plain.begin(model.load(policy.origin, run.model.max_seq_len))
+            plain.begin(model.load(policy.initial_model_dir, run.model.max_seq_len))
         for first in range(0, len(batches), turn):
             turns = [
-                (ours, partial(steps_of_ours, trainee, coming)),
+                (ours, partial(steps_of_ours, publisher, coming)),
                 (alone, partial(steps_alone, plain, losses)),
             ]
             for seconds, steps in turns if first // turn % 2 else reversed(turns):
                 seconds += steps(batches[first : first + turn])
-        first_model = model.load(policy.origin, run.model.max_seq_len)
+        first_model = model.load(policy.initial_model_dir, run.model.max_seq_len)
         apart, moved = (
             off_max(policy.state.model, plain.state.model),
             off_max(policy.state.model, first_model),
@@ -210,16 +212,16 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
 
 
 def steps_of_ours(
-    trainee: Trainee, coming: Iterator[Taken], batches: Sequence[Batch]
+    publisher: VersionPublisher, coming: Iterator[TrainingInput], batches: Sequence[Batch]
 ) -> list[float]:
     """Seconds of each step. What is under way behind the last of them belongs to all of them alike."""
     seconds = list[float]()
     for _ in batches:
         started = time.perf_counter()
-        trainee.train(next(coming), 0.0)
+        publisher.train(next(coming), 0.0)
         seconds.append(time.perf_counter() - started)
     started = time.perf_counter()
-    trainee.settle()
+    publisher.wait()
     rest = (time.perf_counter() - started) / len(seconds)
     return [own + rest for own in seconds]
 
@@ -258,9 +260,11 @@ def off_max(one: Any, other: Any) -> float:
     )
 
 
-def until_done(log: Log) -> Iterator[Taken]:
+def until_done(log: Log) -> Iterator[TrainingInput]:
     """What there is to train on, as a learner reads it."""
-    return until(threading.Event(), following(log, pooled=False, offset=0, scores_offset=0))
+    return take_until_stopped(
+        threading.Event(), follow(log, uses_scorer_pool=False, offset=0, scores_offset=0)
+    )
 
 
 def real_tokens(batch: Batch) -> int:

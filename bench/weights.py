@@ -36,8 +36,8 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.inference.process import Announcements
 from streamrl.inference.vllm_server import MODEL
-from streamrl.learner.publisher import Trainee
-from streamrl.learner.trainer import training
+from streamrl.learner.publisher import VersionPublisher
+from streamrl.learner.trainer import open_trainer
 from streamrl.local_kafka import broker
 from streamrl.log import topics
 from streamrl.log.codec import to_event
@@ -337,9 +337,11 @@ def measure(
         address = {"bootstrap.servers": kafka.address}
         topics.apply(run, address)
         log = KafkaLog(address, run.run)
-        policy = stack.enter_context(training(run))
-        trainee = stack.enter_context(
-            Trainee(run.learner.name, policy, {}, log.writer("learner-lead", "policy-versions"))
+        policy = stack.enter_context(open_trainer(run))
+        publisher = stack.enter_context(
+            VersionPublisher(
+                run.learner.name, policy, {}, log.writer("learner-lead", "policy-versions")
+            )
         )
         announced = Topic(log, "policy-versions", "policy-version")
 
@@ -349,8 +351,8 @@ def measure(
             """
             policy.position = policy.position._replace(version=policy.version + 1, sha256="")
             updated_s = time.time()
-            made = trainee.publish(policy.version - 1)
-            trainee.settle()
+            made = publisher.publish(policy.version - 1)
+            publisher.wait()
             record = announced.until(
                 lambda records: [r for r in records if r.version == policy.version],
                 "an announcement",

@@ -109,17 +109,17 @@ def learner(
     its versions.
     """
     from streamrl.config.topology import learner_identity
-    from streamrl.learner.distributed import Place
+    from streamrl.learner.distributed import ProcessRank
     from streamrl.learner.process import main
 
-    place = None
+    rank = None
     if (
         coordinator is not None
         and processes is not None
         and index is not None
         and index < processes
     ):
-        place = Place(coordinator, processes, index)
+        rank = ProcessRank(coordinator, processes, index)
     elif not (coordinator is processes is index is None):
         raise click.UsageError(
             "--coordinator, --processes and --index belong together, and the processes are numbered from 0."
@@ -132,7 +132,7 @@ def learner(
         name,
         version,
         overrides,
-        place,
+        rank,
     )
 
 

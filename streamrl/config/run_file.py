@@ -394,14 +394,14 @@ class Learner(Section):
         return {**data, **preset}
 
     @property
-    def refers(self) -> bool:
+    def uses_reference(self) -> bool:
         """Whether the loss measures a divergence from a reference."""
         return self.kl_coefficient > 0 and self.reference.by != "none"
 
     @property
-    def pooled(self) -> bool:
+    def uses_scorer_pool(self) -> bool:
         """Whether the reference's logprobs come from the scorer pool."""
-        return self.refers and self.reference.by == "pool"
+        return self.uses_reference and self.reference.by == "pool"
 
 
 class Scorer(Section):

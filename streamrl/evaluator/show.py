@@ -18,7 +18,7 @@ from streamrl.errors import ConfigError
 from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
 from streamrl.inference.vllm_host import open_host
 from streamrl.inference.vllm_server import check
-from streamrl.learner.inputs import newest_lineages, versions
+from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
 from streamrl.processor.part import open_part
@@ -86,7 +86,7 @@ def choose(run: RunFile, log: Log, asked: Iterable[int], everything: bool) -> li
     """The versions asked for, else the newest, or all whose weights are kept. Raises ConfigError
     for one that is not announced, or is deleted.
     """
-    announced = newest_lineages(versions(log, run.learner.name))
+    announced = newest_lineages(read_announcements(log, run.learner.name))
     kept = [
         version
         for version in Store(f"{run.store}/{run.learner.name}").versions()

@@ -19,7 +19,7 @@ import levanter.checkpoint
 from levanter.trainer_state import TrainerState
 
 from streamrl.errors import CheckpointError, describe_error
-from streamrl.learner.distributed import first, token, wait_for_all
+from streamrl.learner.distributed import barrier, is_rank_zero, shared_token
 
 # it warns of every part of the optimiser's state that has no values
 logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
@@ -28,7 +28,7 @@ POSITION = "position.json"
 TEMPORARY = ".tmp-"
 
 
-class Position(NamedTuple):
+class TrainingPosition(NamedTuple):
     """Where training stands."""
 
     version: int  # of the policy that the state is
@@ -37,26 +37,29 @@ class Position(NamedTuple):
     scores: int = 0  # first record of `scores` that may still be needed
 
 
-def nothing(directory: Path) -> None: ...
+def write_nothing(directory: Path) -> None: ...
 
 
 def save(
     directory: Path,
     state: TrainerState[Any],
-    position: Position,
+    position: TrainingPosition,
     keep: int,
-    add: Callable[[Path], None] = nothing,
+    add: Callable[[Path], None] = write_nothing,
 ) -> None:
     """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up
     to it. Raises CheckpointError.
     """
     write(directory, state, position.version, add)
-    if first():
+    if is_rank_zero():
         complete(directory, position, keep)
 
 
 def write(
-    directory: Path, state: TrainerState[Any], version: int, add: Callable[[Path], None] = nothing
+    directory: Path,
+    state: TrainerState[Any],
+    version: int,
+    add: Callable[[Path], None] = write_nothing,
 ) -> None:
     """Write what a checkpoint of that version consists of, into `directory`, a learner's own. It is
     none before it is complete.
@@ -66,21 +69,21 @@ def write(
     """
     temporary = _temporary(directory, version)
     try:
-        if first():
+        if is_rank_zero():
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-        wait_for_all(temporary.name)
+        barrier(temporary.name)
         levanter.checkpoint.save_checkpoint(
             state.saveable_state, version, str(temporary), is_temporary=False
         )
         add(temporary)
-        wait_for_all(path_of(directory, version).name)
+        barrier(path_of(directory, version).name)
     except (OSError, ValueError) as error:
         # ValueError is TensorStore's, with what the operating system said
         raise _failure(directory, version, error) from None
 
 
-def complete(directory: Path, position: Position, keep: int) -> None:
+def complete(directory: Path, position: TrainingPosition, keep: int) -> None:
     """Make a checkpoint of what has been written: one process does, for all. Delete all but the
     newest `keep` up to it. Raises CheckpointError.
 
@@ -103,10 +106,10 @@ def _temporary(directory: Path, version: int) -> Path:
     """A path of its own: TensorStore remembers what it once found under a path. A process that was
     taken for dead, and is not, has another.
     """
-    return directory / f"{TEMPORARY}{path_of(directory, version).name}-{token()}"
+    return directory / f"{TEMPORARY}{path_of(directory, version).name}-{shared_token()}"
 
 
-def clear(directory: Path, announced: int) -> None:
+def remove_leftovers(directory: Path, announced: int) -> None:
     """Remove what processes that died while they wrote have left, and the checkpoints of versions
     that nobody has announced: they belong to a log that is gone. Only for the one learner that
     writes.
@@ -131,21 +134,23 @@ def versions(directory: Path) -> list[int]:
     return sorted(int(path.parent.name) for path in directory.glob(f"[0-9]*/{POSITION}"))
 
 
-def latest(directory: Path, announced: int) -> Position | None:
+def latest(directory: Path, announced: int) -> TrainingPosition | None:
     """The newest checkpoint of a version that is announced. Raises CheckpointError."""
     usable = [version for version in versions(directory) if version <= announced]
     if not usable:
         return None
     path = path_of(directory, usable[-1])
     try:
-        return Position(**json.loads((path / POSITION).read_text()))
+        return TrainingPosition(**json.loads((path / POSITION).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"checkpoint {path}: its {POSITION} cannot be read ({describe_error(error, 1_000)}); delete {path} to go on from the one before"
         ) from None
 
 
-def load(directory: Path, position: Position, state: TrainerState[Any]) -> TrainerState[Any]:
+def load(
+    directory: Path, position: TrainingPosition, state: TrainerState[Any]
+) -> TrainerState[Any]:
     """The state of a checkpoint; `state` is any of the same shape. To be called inside the
     trainer's mesh. Raises CheckpointError.
     """

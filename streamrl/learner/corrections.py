@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 from streamrl.config.run_file import Correction
 from streamrl.learner import segments
-from streamrl.learner.losses import LARGEST, k1, k2, k3
+from streamrl.learner.losses import MAX_LOG_RATIO, k1, k2, k3
 
 
-class Corrected(NamedTuple):
+class TokenCorrection(NamedTuple):
     """What the correction does to each token."""
 
     weights: jax.Array  # of its loss
@@ -29,9 +29,9 @@ class Corrected(NamedTuple):
 
 def correct(
     settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
-) -> Corrected:
+) -> TokenCorrection:
     """All that the settings ask for."""
-    weights, kept = jnp.ones_like(d), accepted(settings, d, mask, segment_ids)
+    weights, kept = jnp.ones_like(d), acceptance_mask(settings, d, mask, segment_ids)
     if settings.weights != "none":
         whole = (
             token_weights(d) if settings.weights == "token" else sequence_weights(d, segment_ids)
@@ -43,24 +43,24 @@ def correct(
             else jnp.where(inside, whole, 0.0)
         )
         kept *= jnp.ones_like(d) if settings.beyond == "truncate" else inside.astype(d.dtype)
-    return Corrected(weights, kept * mask)
+    return TokenCorrection(weights, kept * mask)
 
 
 def token_weights(d: jax.Array) -> jax.Array:
     """exp(d) of each token: low variance, biased over several tokens, for the tokens before it are
     taken as they came.
     """
-    return jnp.exp(jnp.clip(d, -LARGEST, LARGEST))
+    return jnp.exp(jnp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def sequence_weights(d: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """exp(sum of d over the rollout), for each of its tokens: unbiased; the variance grows with the
     length.
     """
-    return token_weights(segments.total(d, segment_ids))
+    return token_weights(segments.segment_sum(d, segment_ids))
 
 
-def accepted(
+def acceptance_mask(
     settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
     """1 where the token stays, 0 where its distance, or its rollout's, is above the limit.
@@ -73,15 +73,15 @@ def accepted(
         return jnp.ones_like(d)
     if settings.reject == "geometric":
         return (
-            jnp.abs(segments.mean(d, mask, segment_ids)) <= jnp.log(settings.reject_above)
+            jnp.abs(segments.segment_mean(d, mask, segment_ids)) <= jnp.log(settings.reject_above)
         ).astype(d.dtype)
     distance = {"k1": k1, "k2": k2, "k3": k3}[settings.reject](jnp.zeros_like(d), d)
     if settings.reject_by == "sequence":
-        distance = segments.mean(distance, mask, segment_ids)
+        distance = segments.segment_mean(distance, mask, segment_ids)
     return (jnp.abs(distance) <= settings.reject_above).astype(d.dtype)
 
 
-class Sums(NamedTuple):
+class WeightSums(NamedTuple):
     """Of weights w, one a token or (sequence weights) one a rollout: scalars that add up over the
     parts of a batch.
     """
@@ -91,23 +91,25 @@ class Sums(NamedTuple):
     squares: jax.Array
 
 
-def sample_sums(
+def weight_sums(
     settings: Correction,
     d: jax.Array,
-    corrected: Corrected,
+    corrected: TokenCorrection,
     mask: jax.Array,
     segment_ids: jax.Array,
-) -> Sums:
+) -> WeightSums:
     """Of the weights as they are used; without any, of exp(d), which says what there is to correct."""
     weights = (
         token_weights(d) if settings.weights == "none" else corrected.weights
     ) * corrected.kept
     share = (
-        mask / jnp.maximum(segments.total(mask, segment_ids), 1.0)
+        mask / jnp.maximum(segments.segment_sum(mask, segment_ids), 1.0)
         if settings.weights == "sequence"
         else mask
     )
-    return Sums(jnp.sum(share), jnp.sum(share * weights), jnp.sum(share * jnp.square(weights)))
+    return WeightSums(
+        jnp.sum(share), jnp.sum(share * weights), jnp.sum(share * jnp.square(weights))
+    )
 
 
 def effective_sample_size(number: float, weights: float, squares: float) -> float:

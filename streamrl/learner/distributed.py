@@ -23,11 +23,11 @@ from jax.experimental.multihost_utils import process_allgather, sync_global_devi
 from streamrl.errors import ConfigError, one_line
 
 T = TypeVar("T")
-MEETING_S = 120  # within which all have to be there
-SILENCE_S = 60  # after which one is taken for dead
+INITIALIZATION_TIMEOUT_S = 120  # within which all have to be there
+HEARTBEAT_TIMEOUT_S = 60  # after which one is taken for dead
 
 
-class Place(NamedTuple):
+class ProcessRank(NamedTuple):
     """Which of the processes this one is."""
 
     coordinator: str  # HOST:PORT where the first one waits for the others
@@ -35,39 +35,39 @@ class Place(NamedTuple):
     process: int  # from 0
 
 
-def join(place: Place) -> None:
+def initialize(rank: ProcessRank) -> None:
     """Meet the others; before JAX computes anything. Raises ConfigError when they do not come."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     try:
         jax.distributed.initialize(
-            *place,
+            *rank,
             cluster_detection_method="deactivate",
             # otherwise it listens on every address
-            coordinator_bind_address=place.coordinator if place.process == 0 else None,
-            initialization_timeout=MEETING_S,
-            heartbeat_timeout_seconds=SILENCE_S,
+            coordinator_bind_address=rank.coordinator if rank.process == 0 else None,
+            initialization_timeout=INITIALIZATION_TIMEOUT_S,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
         )
     except (RuntimeError, ValueError) as error:
         said = one_line(error)
         hint = "start every --index of it, with the same --coordinator and --processes"
         raise ConfigError(
-            f"the learner's {place.processes} processes did not meet at {place.coordinator} ({said}); {hint}"
+            f"the learner's {rank.processes} processes did not meet at {rank.coordinator} ({said}); {hint}"
         ) from None
 
 
-def devices() -> int:
+def device_count() -> int:
     """Of all the processes."""
     return jax.device_count()
 
 
-def first() -> bool:
+def is_rank_zero() -> bool:
     """Is this the process that writes?"""
     return jax.process_index() == 0
 
 
 @cache
-def token() -> str:
+def shared_token() -> str:
     """The same in all processes of this learner, and in no others. They come to it together the
     first time.
     """
@@ -75,23 +75,23 @@ def token() -> str:
     return np.asarray(process_allgather(mine)).reshape(-1, 2)[0].tobytes().hex()
 
 
-def wait_for_all(what: str) -> None:
+def barrier(what: str) -> None:
     """Until every process has come to `what`."""
     if jax.process_count() > 1:
         sync_global_devices(what)
 
 
-def first_then_others(make: Callable[[], T]) -> T:
+def rank_zero_first(make: Callable[[], T]) -> T:
     """What `make` makes or finds: the first process makes it, and the others find it."""
-    if first():
+    if is_rank_zero():
         made = make()
-        wait_for_all("made")
+        barrier("made")
         return made
-    wait_for_all("made")
+    barrier("made")
     return make()
 
 
-def agreed(found: Iterator[T | None], stop: threading.Event) -> Iterator[T]:
+def synchronized(found: Iterator[T | None], stop: threading.Event) -> Iterator[T]:
     """What all have found, one by one, until one of them is to stop. `found`: the same in every
     process but for the Nones, while there is nothing.
     """

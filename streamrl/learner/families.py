@@ -37,13 +37,13 @@ PLAIN_YARN = {
 TANH_GELU = ("gelu_pytorch_tanh", "gelu_new")
 
 
-class Unsupported(ValueError):
+class UnsupportedSetting(ValueError):
     """A setting that Levanter would get wrong. The message names it, and says what to do where
     something can be done.
     """
 
 
-class Family(NamedTuple):
+class ModelFamily(NamedTuple):
     """Models of one `model_type`."""
 
     levanter: type[Any]
@@ -90,7 +90,9 @@ def _llama(hf: Any) -> dict[str, Any]:
 def _qwen2(hf: Any) -> dict[str, Any]:
     wide = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     if wide * hf.num_attention_heads != hf.hidden_size:
-        raise Unsupported(f"head_dim {wide} of a qwen2 is not hidden_size / num_attention_heads")
+        raise UnsupportedSetting(
+            f"head_dim {wide} of a qwen2 is not hidden_size / num_attention_heads"
+        )
     return {"use_sliding_window": False}  # no longer than the window: checked
 
 
@@ -115,37 +117,41 @@ def _gemma3(hf: Any) -> dict[str, Any]:
         hf.rope_local_base_freq == hf.rope_theta and not hf.rope_scaling
     )
     if not one:
-        raise Unsupported(
+        raise UnsupportedSetting(
             "local and global layers have different rotary bases (rope_local_base_freq, rope_theta): Levanter has one for all layers"
         )
     if hf.attn_logit_softcapping:
-        raise Unsupported("attn_logit_softcapping of a gemma3 is not supported; it must be null")
+        raise UnsupportedSetting(
+            "attn_logit_softcapping of a gemma3 is not supported; it must be null"
+        )
     return {"final_logit_softcapping": hf.final_logit_softcapping}
 
 
 FAMILIES = {
-    "llama": Family(LlamaConfig, HfLlamaConfig, _llama),
-    "qwen2": Family(QwenConfig, HfQwen2Config, _qwen2),
-    "qwen3": Family(Qwen3Config, HfQwen3Config, _qwen3),
-    "gemma": Family(Gemma, HfGemmaConfig, _gemma),
-    "gemma2": Family(Gemma2, HfGemma2Config, _gemma2),
-    "gemma3_text": Family(Gemma3, HfGemma3Config, _gemma3),
+    "llama": ModelFamily(LlamaConfig, HfLlamaConfig, _llama),
+    "qwen2": ModelFamily(QwenConfig, HfQwen2Config, _qwen2),
+    "qwen3": ModelFamily(Qwen3Config, HfQwen3Config, _qwen3),
+    "gemma": ModelFamily(Gemma, HfGemmaConfig, _gemma),
+    "gemma2": ModelFamily(Gemma2, HfGemma2Config, _gemma2),
+    "gemma3_text": ModelFamily(Gemma3, HfGemma3Config, _gemma3),
 }
 
 
-def in_words_of_four(found: Mapping[str, Any]) -> PretrainedConfig:
+def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
     """The contents of a config.json as transformers 4 has them, whichever wrote it. Raises
     Unsupported.
     """
     kind = found.get("model_type")
     if kind not in FAMILIES:
-        raise Unsupported(
+        raise UnsupportedSetting(
             f"model type {kind!r} is not supported; give model.path one of {', '.join(FAMILIES)}"
         )
     if found.get("attention_bias") or found.get("mlp_bias"):
-        raise Unsupported("attention_bias and mlp_bias are not supported; they must be false")
+        raise UnsupportedSetting(
+            "attention_bias and mlp_bias are not supported; they must be false"
+        )
     if found.get("use_bidirectional_attention"):
-        raise Unsupported("use_bidirectional_attention is not supported; it must be false")
+        raise UnsupportedSetting("use_bidirectional_attention is not supported; it must be false")
     plain = dict(found)
     # so transformers 5 writes rope_theta and rope_scaling
     rope = plain.pop("rope_parameters", None)
@@ -166,7 +172,7 @@ def levanter_config(hf: Any, max_seq_len: int) -> Any:
     family = FAMILIES[hf.model_type]
     _check_window(hf, max_seq_len)
     if hf.model_type.startswith("gemma") and _activation(hf) not in TANH_GELU:
-        raise Unsupported(
+        raise UnsupportedSetting(
             f"activation {_activation(hf)!r} of a {hf.model_type} is not supported; it must be gelu_pytorch_tanh"
         )
     own = {
@@ -193,7 +199,7 @@ def _check_window(hf: Any, max_seq_len: int) -> None:
     )
     window = getattr(hf, "sliding_window", None)
     if slides and window and window < max_seq_len:
-        raise Unsupported(
+        raise UnsupportedSetting(
             f"sliding_window is {window} tokens, and Levanter has none: lower model.max_seq_len, {max_seq_len}, to it"
         )
 
@@ -202,10 +208,10 @@ def _rope(hf: Any) -> RotaryEmbeddingsConfig:
     scaling: dict[str, Any] = dict(hf.rope_scaling or {})
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPES:
-        raise Unsupported(f"rope type {kind!r} is not supported; {', '.join(ROPES)} are")
+        raise UnsupportedSetting(f"rope type {kind!r} is not supported; {', '.join(ROPES)} are")
     more = sorted(name for name in scaling.keys() - PLAIN_YARN if scaling[name] is not None)
     if kind == "yarn" and more:
-        raise Unsupported(
+        raise UnsupportedSetting(
             f"rope setting {more[0]!r} of yarn is not supported; take it out where it has its default"
         )
     if scaling and kind != "default":

@@ -21,7 +21,7 @@ from transformers import LlamaConfig as HfLlamaConfig
 from transformers import PreTrainedTokenizerFast
 
 from streamrl.config.run_file import RunFile, TinyModel
-from streamrl.learner.mesh import on_mesh
+from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import check_directory
 from streamrl.weights.export import save_weights, state_dict
 
@@ -36,7 +36,7 @@ TEMPLATES = {
 }
 
 
-def origin(run: RunFile) -> Path:
+def initial_model_dir(run: RunFile) -> Path:
     """The directory of the initial model: the one that is named, or the tiny one, made here once.
     Raises ModelError.
     """
@@ -115,9 +115,9 @@ def write_llama(
         head_dim=tiny.head_dim,
         gradient_checkpointing=False,
     )
-    hf_settings(config, tokenizer).save_pretrained(directory)
+    to_hf_config(config, tokenizer).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    with on_mesh():
+    with use_mesh():
         model = LlamaLMHeadModel.init(
             Axis("vocab", len(tokenizer)), config, key=jax.random.PRNGKey(tiny.seed)
         )
@@ -128,7 +128,7 @@ def write_llama(
     return directory
 
 
-def hf_settings(config: LlamaConfig, tokenizer: Any) -> HfLlamaConfig:
+def to_hf_config(config: LlamaConfig, tokenizer: Any) -> HfLlamaConfig:
     """The same settings in Hugging Face's words; a server stops at the tokenizer's end of sequence."""
     return HfLlamaConfig(
         architectures=["LlamaForCausalLM"],

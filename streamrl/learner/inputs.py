@@ -25,10 +25,10 @@ SCORES = topology.sole_partition(topology.SCORES)
 T = TypeVar("T")
 
 POLL_S = 0.05
-SAY_AFTER_S = 10.0  # nobody waits silently
+WARN_AFTER_S = 10.0  # nobody waits silently
 
 
-class Taken(NamedTuple):
+class TrainingInput(NamedTuple):
     """What a step is made of, and where to read on behind it."""
 
     batch: Batch
@@ -37,32 +37,37 @@ class Taken(NamedTuple):
     scores_offset: int = 0  # first record of `scores` that a later step may need
 
 
-def following(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken | None]:
+def follow(
+    log: Log, uses_scorer_pool: bool, offset: int, scores_offset: int
+) -> Iterator[TrainingInput | None]:
     """What there is to train on from these offsets on, as it comes; None for every look that finds
     nothing new. It has no end.
     """
-    coming = coming_batches(log, offset)
+    coming = follow_batches(log, offset)
     return (
-        in_order(coming, coming_scores(log, scores_offset))
-        if pooled
-        else (found and Taken(*found) for found in coming)
+        join_scores(coming, follow_scores(log, scores_offset))
+        if uses_scorer_pool
+        else (found and TrainingInput(*found) for found in coming)
     )
 
 
-def again(log: Log, pooled: bool, offset: int, scores_offset: int) -> Iterator[Taken]:
+def read_existing(
+    log: Log, uses_scorer_pool: bool, offset: int, scores_offset: int
+) -> Iterator[TrainingInput]:
     """The same, but only what is there now."""
-    there = recorded(log, offset)
+    there = read_batches(log, offset)
     taken = (
-        in_order(there, recorded_scores(log, scores_offset))
-        if pooled
-        else (Taken(*found) for found in there)
+        join_scores(there, read_scores(log, scores_offset))
+        if uses_scorer_pool
+        else (TrainingInput(*found) for found in there)
     )
     return (found for found in taken if found is not None)
 
 
-def in_order(
-    batches: Iterable[tuple[Batch, int] | None], scores: Iterator[tuple[Scores, int] | None]
-) -> Iterator[Taken | None]:
+def join_scores(
+    batches: Iterable[tuple[Batch, int] | None],
+    scores: Iterator[tuple[Scores, int] | None],
+) -> Iterator[TrainingInput | None]:
     """Each batch when its scores have come, in the order of the batches, whatever order the workers
     of the pool have finished in. Until then None.
     """
@@ -81,21 +86,21 @@ def in_order(
                 yield None
             else:
                 assembler.add(*scored)
-        yield Taken(batch, offset, assembler.take(batch.number), assembler.needed_from)
+        yield TrainingInput(batch, offset, assembler.take(batch.number), assembler.needed_from)
 
 
-def until(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
+def take_until_stopped(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
     """What is found before `stop` is set."""
     while not stop.is_set():
         if (one := next(found)) is not None:
             yield one
 
 
-def announcements(log: Log, learner: str) -> dict[int, str]:
+def announced_hashes(log: Log, learner: str) -> dict[int, str]:
     """What a learner has announced: version -> sha256 of its newest lineage."""
     return {
         version: record.sha256
-        for version, record in newest_lineages(versions(log, learner)).items()
+        for version, record in newest_lineages(read_announcements(log, learner)).items()
     }
 
 
@@ -109,7 +114,7 @@ def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersi
     return found
 
 
-def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
+def read_announcements(log: Log, learner: str) -> Iterator[PolicyVersion]:
     """Its announcements, in order."""
     for message in read(log, *VERSIONS):
         record = to_event(message, ("policy-version",)).record
@@ -117,11 +122,11 @@ def versions(log: Log, learner: str) -> Iterator[PolicyVersion]:
             yield record
 
 
-def announcement(
+def wait_for_version(
     log: Log, learner: str, version: int, stop: threading.Event
 ) -> PolicyVersion | None:
     """That of a version, in its newest lineage, waited for; None when `stop` is set before."""
-    if (known := newest_lineages(versions(log, learner)).get(version)) is not None:
+    if (known := newest_lineages(read_announcements(log, learner)).get(version)) is not None:
         return known
     reader = log.reader({VERSIONS: beginning_offset(log, *VERSIONS)})
     try:
@@ -137,31 +142,33 @@ def announcement(
         reader.close()
 
 
-def batches(log: Log, start: int, stop: threading.Event) -> Iterator[tuple[Batch, int]]:
+def follow_batches_until(
+    log: Log, start: int, stop: threading.Event
+) -> Iterator[tuple[Batch, int]]:
     """Batches from an offset on, as they come, each with the offset behind it."""
-    return until(stop, coming_batches(log, start))
+    return take_until_stopped(stop, follow_batches(log, start))
 
 
-def coming_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
+def follow_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
     """The same without an end: None for every look that finds none."""
     reader = log.reader({BATCHES: max(start, beginning_offset(log, *BATCHES))})
     with closing(reader):
         while True:
             found = None
             for message in reader.poll(1, POLL_S):
-                batch = _batch(message)
+                batch = _to_batch(message)
                 found = None if batch is None else (batch, message.offset + 1)
             yield found
 
 
-def recorded(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
+def read_batches(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
     """As `batches`, but only those that are there now."""
     for message in read(log, *BATCHES, max(start, beginning_offset(log, *BATCHES))):
-        if (batch := _batch(message)) is not None:
+        if (batch := _to_batch(message)) is not None:
             yield batch, message.offset + 1
 
 
-def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
+def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
     """Records of `scores` from an offset on, as they come, each with its offset; None for every
     look that finds none. After a while it is said.
     """
@@ -172,27 +179,27 @@ def coming_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
             there = [
                 (scores, message.offset)
                 for message in reader.poll(1, POLL_S)
-                if (scores := _scores(message)) is not None
+                if (scores := _to_scores(message)) is not None
             ]
             yield there[0] if there else None
             if there:
                 asked = time.monotonic()
-            elif time.monotonic() - asked >= SAY_AFTER_S:
+            elif time.monotonic() - asked >= WARN_AFTER_S:
                 logger.warning(
                     "the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?",
-                    SAY_AFTER_S,
+                    WARN_AFTER_S,
                 )
                 asked = time.monotonic()
 
 
-def recorded_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
+def read_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
     """Those that are there now."""
     for message in read(log, *SCORES, max(start, beginning_offset(log, *SCORES))):
-        if (scores := _scores(message)) is not None:
+        if (scores := _to_scores(message)) is not None:
             yield scores, message.offset
 
 
-def _scores(message: Message) -> Scores | None:
+def _to_scores(message: Message) -> Scores | None:
     record = to_event(message, ("scores",)).record
     if isinstance(record, Scores):
         return record
@@ -202,7 +209,7 @@ def _scores(message: Message) -> Scores | None:
     return None
 
 
-def _batch(message: Message) -> Batch | None:
+def _to_batch(message: Message) -> Batch | None:
     """What cannot be read is passed over: a batch that is lost by it is missed at the next
     number.
     """

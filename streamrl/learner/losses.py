@@ -18,7 +18,7 @@ from streamrl.learner import segments
 
 # nats: log ratios are cut to it; exp of it is finite, and so are its square and its product with an
 # advantage
-LARGEST = 20.0
+MAX_LOG_RATIO = 20.0
 
 
 class Tokens(NamedTuple):
@@ -48,10 +48,10 @@ def ratio(current: jax.Array, old: jax.Array) -> jax.Array:
     """exp(current - old), with the difference cut to LARGEST nats either way: (...) float32. Beyond
     that it has no gradient.
     """
-    return jnp.exp(jnp.clip(current - old, -LARGEST, LARGEST))
+    return jnp.exp(jnp.clip(current - old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def bounded(ratios: jax.Array, clip: Clip) -> jax.Array:
+def clip_ratio(ratios: jax.Array, clip: Clip) -> jax.Array:
     """clip(ratio, 1 - low, 1 + high): (...) float32."""
     return jnp.clip(ratios, 1 - clip.low, 1 + clip.high)
 
@@ -60,7 +60,7 @@ def clipped_ratio(tokens: Tokens, clip: Clip) -> jax.Array:
     """-clip(ratio) * A: the loss of docs/design/logprobs.md. Outside the clip range its gradient is
     0 whatever the sign of A.
     """
-    return -bounded(ratio(tokens.current, tokens.old), clip) * tokens.advantages
+    return -clip_ratio(ratio(tokens.current, tokens.old), clip) * tokens.advantages
 
 
 def grpo(tokens: Tokens, clip: Clip) -> jax.Array:
@@ -78,7 +78,7 @@ def ppo(tokens: Tokens, clip: Clip) -> jax.Array:
     The minimum keeps the gradient where a step has made things worse than the clip range allows.
     """
     ratios = ratio(tokens.current, tokens.old)
-    return -jnp.minimum(ratios * tokens.advantages, bounded(ratios, clip) * tokens.advantages)
+    return -jnp.minimum(ratios * tokens.advantages, clip_ratio(ratios, clip) * tokens.advantages)
 
 
 def dapo(tokens: Tokens, clip: Clip) -> jax.Array:
@@ -104,7 +104,7 @@ def gspo(tokens: Tokens, clip: Clip) -> jax.Array:
 
     Each token of a rollout has the rollout's loss; averaged over samples that is the rollout's.
     """
-    mean = segments.mean(tokens.current - tokens.old, tokens.mask, tokens.segment_ids)
+    mean = segments.segment_mean(tokens.current - tokens.old, tokens.mask, tokens.segment_ids)
     return ppo(tokens._replace(current=mean, old=jnp.zeros_like(mean)), clip)
 
 
@@ -129,7 +129,7 @@ def k3(current: jax.Array, reference: jax.Array) -> jax.Array:
     expm1, because exp(d) - 1 cancels where d is small. Schulman 2020; GRPO, arXiv:2402.03300,
     equation 4.
     """
-    d = jnp.clip(reference - current, -LARGEST, LARGEST)
+    d = jnp.clip(reference - current, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.expm1(d) - d
 
 

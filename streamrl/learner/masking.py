@@ -13,14 +13,14 @@ from streamrl.buffer.validation import TEMPERATURES
 from streamrl.records import Batch
 
 
-class Masked(NamedTuple):
+class MaskedBatch(NamedTuple):
     """A batch that the model can be given."""
 
     batch: Batch
     sequences: int  # that are masked
 
 
-def masked(batch: Batch, vocab_size: int) -> Masked:
+def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
     """Take out of training each sequence with a token id that has no embedding, or with a
     temperature that no logit can be divided by.
 
@@ -39,7 +39,7 @@ def masked(batch: Batch, vocab_size: int) -> Masked:
     bad[np.repeat(np.arange(len(batch.uids)), batch.lengths)[unknown_token]] = True
     bad |= ~((batch.temperatures >= TEMPERATURES[0]) & (batch.temperatures <= TEMPERATURES[1]))
     if not bad.any():
-        return Masked(batch, 0)
+        return MaskedBatch(batch, 0)
     sampled = np.ones(len(batch.tokens), np.uint8) if batch.loss_mask is None else batch.loss_mask
     changed = msgspec.structs.replace(
         batch,
@@ -48,7 +48,7 @@ def masked(batch: Batch, vocab_size: int) -> Masked:
         loss_mask=np.where(np.repeat(bad, batch.lengths), 0, sampled).astype(np.uint8),
         temperatures=np.where(bad, 1, batch.temperatures).astype(np.float32),
     )
-    return Masked(changed, int(bad.sum()))
+    return MaskedBatch(changed, int(bad.sum()))
 
 
 def check_layout(batch: Batch) -> None:

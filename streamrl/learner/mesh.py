@@ -45,7 +45,7 @@ def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
 
 
 @contextmanager
-def on_mesh() -> Generator[None]:
+def use_mesh() -> Generator[None]:
     """To make or load a model in, outside a trainer."""
     config = trainer_config()
     with (
@@ -55,7 +55,7 @@ def on_mesh() -> Generator[None]:
         yield
 
 
-def spread(array: np.ndarray, trainer: Trainer) -> NamedArray:
+def shard_rows(array: np.ndarray, trainer: Trainer) -> NamedArray:
     """(rows, max_seq_len) over the trainer's devices. Every process is given the whole array, and
     keeps what its own devices work on.
     """
@@ -68,7 +68,7 @@ def spread(array: np.ndarray, trainer: Trainer) -> NamedArray:
     )
 
 
-def deterministic() -> None:
+def make_deterministic() -> None:
     """Have GPUs compute the same bits again; before JAX computes anything. Without it the gradient
     of an embedding, for one, is a race of atomics.
 
@@ -83,7 +83,7 @@ def deterministic() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
 
 
-def keep_compiled(directory: Path) -> None:
+def enable_compilation_cache(directory: Path) -> None:
     """Keep what JAX compiles there: a learner that is restarted trains again within seconds."""
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -27,7 +27,12 @@ from transformers import (
 
 from streamrl.errors import ModelError, describe_error
 from streamrl.learner.examples import RlExample
-from streamrl.learner.families import FAMILIES, Unsupported, in_words_of_four, levanter_config
+from streamrl.learner.families import (
+    FAMILIES,
+    UnsupportedSetting,
+    levanter_config,
+    to_transformers_v4,
+)
 from streamrl.weights.manifest import CONFIG
 
 BATCH, POSITION = "batch", "position"
@@ -43,7 +48,7 @@ class Predictions(NamedTuple):
     entropy: jax.Array  # nats, of the whole distribution
 
 
-def named(array: np.ndarray | jax.Array) -> NamedArray:
+def with_axes(array: np.ndarray | jax.Array) -> NamedArray:
     """(rows, max_seq_len) with the axis names that Levanter shards by."""
     return hax.named(
         jnp.asarray(array), (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
@@ -67,15 +72,17 @@ def predict(model: Model, example: RlExample) -> Predictions:
 
 def logits(model: Model, example: RlExample) -> jax.Array:
     """(rows, max_seq_len, vocabulary) float32, each segment seeing only itself."""
-    mask = AttentionMask.causal().with_segment_ids(named(example.segment_ids))
-    said = model(named(example.input_ids), attn_mask=mask, pos_ids=named(example.position_ids))
+    mask = AttentionMask.causal().with_segment_ids(with_axes(example.segment_ids))
+    said = model(
+        with_axes(example.input_ids), attn_mask=mask, pos_ids=with_axes(example.position_ids)
+    )
     scores = said.rearrange((BATCH, POSITION, "vocab")).array.astype(jnp.float32)
     # Gemma 2 and 3; Levanter knows it, and leaves it to us
     bound = getattr(model.config, "final_logit_softcapping", None)
     return jnp.tanh(scores / bound) * bound if bound else scores
 
 
-def single(tokens: np.ndarray) -> RlExample:
+def single_sequence(tokens: np.ndarray) -> RlExample:
     """One sequence, alone in one row, at temperature 1. `tokens`: (n,) ids."""
     shape = (1, len(tokens))
     zeros = np.zeros(shape, np.float32)
@@ -122,8 +129,8 @@ def hf_config(directory: Path) -> PretrainedConfig:
     """
     check_directory(directory)
     try:
-        return in_words_of_four(json.loads((directory / CONFIG).read_text()))
-    except Unsupported as error:
+        return to_transformers_v4(json.loads((directory / CONFIG).read_text()))
+    except UnsupportedSetting as error:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, ValueError) as error:
         raise ModelError(
@@ -146,7 +153,7 @@ def load(directory: Path, max_seq_len: int) -> Model:
         )
         # load_pretrained has a `dtype`, but leaves bfloat16 as it is
         return jmp.get_policy("f32").cast_to_param(loaded)
-    except Unsupported as error:
+    except UnsupportedSetting as error:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(

@@ -18,7 +18,7 @@ import numpy as np
 Average = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def over_tokens(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
+def token_mean(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     """1 / T, with T the sampled tokens of the batch: every token counts the same, so long rollouts
     count for more.
 
@@ -27,25 +27,27 @@ def over_tokens(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     return mask / np.float32(max(mask.sum(dtype=np.float64), 1.0))
 
 
-def over_samples(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
+def rollout_mean(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     """1 / (N * n_i): summed over a rollout's own length n_i, then over the N rollouts of the batch.
     GRPO, arXiv:2402.03300, equation 19.
 
     docs/design/grpo.md: the loss is summed per sample over its length, the gradient divided by the
     samples of all processes.
     """
-    lengths = _lengths(mask, rollouts)
-    return mask / (np.maximum(lengths, 1) * max(_samples(mask, rollouts), 1)).astype(np.float32)
+    lengths = _rollout_lengths(mask, rollouts)
+    return mask / (np.maximum(lengths, 1) * max(_rollout_count(mask, rollouts), 1)).astype(
+        np.float32
+    )
 
 
-def over_constant(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
+def constant_length(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     """1 / (N * max_seq_len): as `over_samples`, but no rollout's length decides what its tokens
     count. Dr. GRPO, arXiv:2503.20783.
     """
-    return mask / np.float32(mask.shape[1] * max(_samples(mask, rollouts), 1))
+    return mask / np.float32(mask.shape[1] * max(_rollout_count(mask, rollouts), 1))
 
 
-def numbers_of(segment_ids: np.ndarray) -> np.ndarray:
+def segment_numbers(segment_ids: np.ndarray) -> np.ndarray:
     """A number for each segment, and one for each row's padding: (rows, max_seq_len) int64. For
     rows in which no rollout has forked.
     """
@@ -53,18 +55,18 @@ def numbers_of(segment_ids: np.ndarray) -> np.ndarray:
     return segment_ids + np.arange(rows, dtype=np.int64)[:, None] * (length + 1)
 
 
-def _lengths(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
+def _rollout_lengths(mask: np.ndarray, rollouts: np.ndarray) -> np.ndarray:
     """Each token's rollout's number of sampled tokens: (rows, max_seq_len) float64."""
     return np.bincount(rollouts.ravel(), weights=mask.ravel())[rollouts]
 
 
-def _samples(mask: np.ndarray, rollouts: np.ndarray) -> int:
+def _rollout_count(mask: np.ndarray, rollouts: np.ndarray) -> int:
     """Rollouts of the batch that have something to train on."""
     return len(np.unique(rollouts[mask > 0]))
 
 
 AVERAGES: dict[str, Average] = {
-    "tokens": over_tokens,
-    "samples": over_samples,
-    "constant": over_constant,
+    "tokens": token_mean,
+    "samples": rollout_mean,
+    "constant": constant_length,
 }

@@ -16,14 +16,14 @@ from levanter.metrics import Metric, ReductionType
 
 from streamrl.config.run_file import Learner
 from streamrl.learner import segments
-from streamrl.learner.corrections import correct, effective_sample_size, sample_sums
+from streamrl.learner.corrections import correct, effective_sample_size, weight_sums
 from streamrl.learner.examples import RlExample
 from streamrl.learner.losses import (
     Clip,
     Divergence,
     Loss,
     Tokens,
-    bounded,
+    clip_ratio,
     divergence_named,
     k3,
     loss_named,
@@ -56,10 +56,10 @@ class Objective(NamedTuple):
         example, weights = jax.tree.map(
             lambda named: named.array, inputs, is_leaf=lambda leaf: isinstance(leaf, NamedArray)
         )
-        loss, metrics = self.of(predict(model, example), example, weights)
+        loss, metrics = self.from_predictions(predict(model, example), example, weights)
         return loss * self.parts, metrics
 
-    def of(
+    def from_predictions(
         self, predicted: Predictions, example: RlExample, weights: jax.Array
     ) -> tuple[jax.Array, Metrics]:
         """The same of logprobs: the sum over the tokens, weighted. `weights`: (rows, max_seq_len)
@@ -91,35 +91,42 @@ class Objective(NamedTuple):
             segment_ids,
         )
         weights, sums = kept(weights), dict[str, jax.Array]()
-        if c.refers:  # otherwise nobody has asked the reference
+        if c.uses_reference:  # otherwise nobody has asked the reference
             divergence = kept(self.divergence(tokens.current, kept(reference)))
             if c.kl_in == "advantages":
-                tokens = tokens._replace(advantages=shaped(tokens, divergence, c.kl_coefficient))
+                tokens = tokens._replace(
+                    advantages=penalize_advantages(tokens, divergence, c.kl_coefficient)
+                )
             else:
-                sums["kl_loss"] = c.kl_coefficient * weighed(divergence, weights)
-        sums["policy_loss"] = weighed(corrected.weights * self.loss(tokens, clip_of(c)), weights)
+                sums["kl_loss"] = c.kl_coefficient * weighted_sum(divergence, weights)
+        sums["policy_loss"] = weighted_sum(
+            corrected.weights * self.loss(tokens, clip_range(c)), weights
+        )
 
         ratios = ratio(jax.lax.stop_gradient(tokens.current), old)
         means = {
             "entropy": predicted.entropy,
             "ratio_mean": ratio(known, policy),
-            "clip_fraction": (ratios != bounded(ratios, clip_of(c))).astype(jnp.float32),
+            "clip_fraction": (ratios != clip_ratio(ratios, clip_range(c))).astype(jnp.float32),
             "mismatch_kl": k3(policy, known),
             "rejected_frac": 1 - corrected.kept,
-            **({"kl": self.divergence(known, reference)} if c.refers else {}),
+            **({"kl": self.divergence(known, reference)} if c.uses_reference else {}),
         }
         sums |= dict(
             zip(
                 SUMS,
-                sample_sums(c.correction, known - policy, corrected, mask, segment_ids),
+                weight_sums(c.correction, known - policy, corrected, mask, segment_ids),
                 strict=True,
             )
         )
         loss = sums["policy_loss"] + sums.get("kl_loss", 0.0)
-        return loss, {**metrics(means, sums, mask), "ratio_max": largest(means["ratio_mean"], mask)}
+        return loss, {
+            **to_metrics(means, sums, mask),
+            "ratio_max": max_metric(means["ratio_mean"], mask),
+        }
 
 
-def metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.Array) -> Metrics:
+def to_metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.Array) -> Metrics:
     """The means over the sampled tokens of all parts, from (rows, max_seq_len) float32 values, and
     the sums, from scalars.
     """
@@ -133,38 +140,36 @@ def metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.A
     }
 
 
-def largest(values: jax.Array, mask: jax.Array) -> Metric:
+def max_metric(values: jax.Array, mask: jax.Array) -> Metric:
     """Of the sampled tokens of all parts."""
     return Metric.from_value(jnp.max(jnp.where(mask > 0, values, 0.0)), ReductionType.MAX)
 
 
-def objective(config: Learner, parts: int = 1) -> Objective:
+def make_objective(config: Learner, parts: int = 1) -> Objective:
     """Raises ConfigError for a loss or an estimator that nobody knows."""
     return Objective(config, loss_named(config.loss), divergence_named(config.kl), parts)
 
 
-def clip_of(config: Learner) -> Clip:
+def clip_range(config: Learner) -> Clip:
     return Clip(config.clip_epsilon, config.clip_epsilon_high or config.clip_epsilon)
 
 
-def weighed(values: jax.Array, weights: jax.Array) -> jax.Array:
+def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     """sum(values * weights): a scalar. What counts nothing cannot spoil it, whatever it is."""
     return jnp.sum(jnp.where(weights > 0, values, 0.0) * weights)
 
 
-def shaped(tokens: Tokens, divergence: jax.Array, coefficient: float) -> jax.Array:
+def penalize_advantages(tokens: Tokens, divergence: jax.Array, coefficient: float) -> jax.Array:
     """A_t - coefficient * sum_{s >= t} KL_s: the divergence as a cost that each token causes, now
     and later. Returns (rows, max_seq_len) float32.
 
     REINFORCE++, arXiv:2501.03262. No gradient flows through it.
     """
-    cost = segments.still_to_come(
-        jax.lax.stop_gradient(divergence) * tokens.mask, tokens.segment_ids
-    )
+    cost = segments.suffix_sum(jax.lax.stop_gradient(divergence) * tokens.mask, tokens.segment_ids)
     return (tokens.advantages - coefficient * cost) * tokens.mask
 
 
-def summed_up(measured: dict[str, float]) -> dict[str, float]:
+def to_run_metrics(measured: dict[str, float]) -> dict[str, float]:
     """What was measured of all parts, in the words of the run's metrics."""
     kept = {name: value for name, value in measured.items() if name not in (*SUMS, "kl_loss")}
     return {

@@ -24,13 +24,13 @@ from streamrl.config.choices import NAME
 from streamrl.config.run_file import RunFile, changed
 from streamrl.errors import ConfigError, VersionMismatch
 from streamrl.learner import checkpoints, distributed
-from streamrl.learner.checkpoints import Position
-from streamrl.learner.distributed import Place
-from streamrl.learner.inputs import following, newest_lineages, until, versions
-from streamrl.learner.mesh import deterministic, keep_compiled
-from streamrl.learner.publisher import Trainee
-from streamrl.learner.recompute import recomputed
-from streamrl.learner.trainer import Start, checkpoint_directory, training
+from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.distributed import ProcessRank
+from streamrl.learner.inputs import follow, newest_lineages, read_announcements, take_until_stopped
+from streamrl.learner.mesh import enable_compilation_cache, make_deterministic
+from streamrl.learner.publisher import VersionPublisher
+from streamrl.learner.recompute import recompute_version
+from streamrl.learner.trainer import ResumePoint, checkpoint_directory, open_trainer
 from streamrl.log.protocol import Log
 from streamrl.log.retrying import RetryingWriter
 from streamrl.processor.part import OpenPart, open_part
@@ -46,48 +46,50 @@ def main(
     name: str | None = None,
     at: int | None = None,
     overrides: Sequence[str] = (),
-    place: Place | None = None,
+    rank: ProcessRank | None = None,
 ) -> None:
     """Train until `stop` is set. `name`: another learner than the lead, with `overrides` of
     learner.* for settings of its own.
 
     `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a
-    checkpoint it goes on from that. `place`: this is one of several processes that are the learner.
+    checkpoint it goes on from that. `rank`: this is one of several processes that are the learner.
     """
     learner = name or run.learner.name
-    own = settings_of(run, learner, at, overrides)
-    deterministic()
-    keep_compiled(run.directory / "compiled")  # before anything is compiled: JAX asks once
-    if place is not None:
-        distributed.join(place)
-    if (devices := distributed.devices()) != run.batcher.processes:
+    own = learner_settings(run, learner, at, overrides)
+    make_deterministic()
+    enable_compilation_cache(
+        run.directory / "compiled"
+    )  # before anything is compiled: JAX asks once
+    if rank is not None:
+        distributed.initialize(rank)
+    if (devices := distributed.device_count()) != run.batcher.processes:
         logger.warning(
             "batches are divided for %d processes, this learner has %d devices; set batcher.processes",
             run.batcher.processes,
             devices,
         )
     with open_writing_part(log, topology.learner_identity(learner), stop) as part:
-        distributed.wait_for_all("alone")  # only now the announcements are final
-        history = list(versions(log, learner))
+        distributed.barrier("alone")  # only now the announcements are final
+        history = list(read_announcements(log, learner))
         announced = newest_lineages(history)
         found = newest_checkpoint(run, learner, history)
         start = None
         if found is not None:
-            start = Start(checkpoint_directory(run, learner), found)
+            start = ResumePoint(checkpoint_directory(run, learner), found)
         elif at is not None:
-            start = as_lead(run, log, learner, at)
+            start = clone_lead_checkpoint(run, log, learner, at)
         with (
-            training(own, start) as policy,
-            Trainee(
+            open_trainer(own, start) as policy,
+            VersionPublisher(
                 learner,
                 policy,
                 announced,
                 writer=part.writer if part else None,
                 meter=part.meter if part else None,
                 check_rival=partial(part.writer.check_rival, learner) if part else lambda: None,
-            ) as trainee,
+            ) as publisher,
         ):
-            trainee.begin(found)
+            publisher.announce_start(found)
             if found is not None:
                 logger.info(
                     "resumed version %d at offset %d of batches; version %d is announced",
@@ -97,13 +99,22 @@ def main(
                 )
             log.mark_ready()
             idle_since = time.monotonic()
-            coming = trainee.watched(
-                following(log, own.learner.pooled, policy.position.offset, policy.position.scores)
+            coming = publisher.until_failure(
+                follow(
+                    log,
+                    own.learner.uses_scorer_pool,
+                    policy.position.offset,
+                    policy.position.scores,
+                )
             )
-            for taken in until(stop, coming) if place is None else distributed.agreed(coming, stop):
-                trainee.train(taken, time.monotonic() - idle_since)
+            for taken in (
+                take_until_stopped(stop, coming)
+                if rank is None
+                else distributed.synchronized(coming, stop)
+            ):
+                publisher.train(taken, time.monotonic() - idle_since)
                 idle_since = time.monotonic()
-            trainee.leave()
+            publisher.save_last_checkpoint()
 
 
 def open_writing_part(
@@ -114,7 +125,7 @@ def open_writing_part(
     What the writer cannot commit while the broker is away it commits later: hours of training are
     in it.
     """
-    if not distributed.first():
+    if not distributed.is_rank_zero():
         return nullcontext()
     writer = RetryingWriter(log, identity, topology.POLICY_VERSIONS, stop=stop)
     return open_part(log, identity, writer)
@@ -122,15 +133,15 @@ def open_writing_part(
 
 def newest_checkpoint(
     run: RunFile, learner: str, history: Sequence[PolicyVersion]
-) -> Position | None:
+) -> TrainingPosition | None:
     """The checkpoint that training goes on from, if there is one. `history`: all versions that the
     learner has announced. Raises VersionMismatch for a checkpoint of another run.
     """
     newest = max((record.version for record in history), default=-1)
     directory = checkpoint_directory(run, learner)
     found = checkpoints.latest(directory, newest)
-    if distributed.first():
-        checkpoints.clear(directory, newest)
+    if distributed.is_rank_zero():
+        checkpoints.remove_leftovers(directory, newest)
     if found is None:
         return None
     if (found.version, found.sha256) not in {(known.version, known.sha256) for known in history}:
@@ -142,7 +153,9 @@ def newest_checkpoint(
     return found
 
 
-def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[str]) -> RunFile:
+def learner_settings(
+    run: RunFile, learner: str, at: int | None, overrides: Sequence[str]
+) -> RunFile:
     """The run as this learner sees it. Raises ConfigError."""
     if not NAME.fullmatch(learner):
         raise ConfigError(f"--name {learner}: not a name of lowercase letters, digits and '-'")
@@ -156,21 +169,21 @@ def settings_of(run: RunFile, learner: str, at: int | None, overrides: Sequence[
                 f"--set {override}: a second learner can have settings learner.* of its own, and a --name; all else is the run's"
             )
     own = changed(run, overrides)
-    if own.learner.pooled and own.learner.reference != run.learner.reference:
+    if own.learner.uses_scorer_pool and own.learner.reference != run.learner.reference:
         raise ConfigError(
             "--set learner.reference: the pool, if the run has one, scores under the run's own; add --set learner.reference.by=learner"
         )
     return own
 
 
-def as_lead(run: RunFile, log: Log, learner: str, version: int) -> Start:
+def clone_lead_checkpoint(run: RunFile, log: Log, learner: str, version: int) -> ResumePoint:
     """The lead's policy and optimiser at a version, as a checkpoint that other learners begin with.
     Computed once.
     """
     directory = checkpoint_directory(run, learner) / "start"
     found = checkpoints.latest(directory, version)
     if found is not None and found.version == version:
-        return Start(directory, found)
-    with recomputed(run, log, version) as policy:
+        return ResumePoint(directory, found)
+    with recompute_version(run, log, version) as policy:
         policy.save(directory, keep=1)
-        return Start(directory, policy.position)
+        return ResumePoint(directory, policy.position)

@@ -22,12 +22,17 @@ from typing import Self, TypeVar
 from streamrl.config import topology
 from streamrl.errors import WeightError
 from streamrl.learner import checkpoints
-from streamrl.learner.background import Beside
-from streamrl.learner.checkpoints import Position
-from streamrl.learner.inputs import Taken
-from streamrl.learner.recompute import differs
-from streamrl.learner.reference import reference_of
-from streamrl.learner.trainer import Snapshot, Training, Written, checkpoint_directory
+from streamrl.learner.background import BackgroundWorker
+from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.inputs import TrainingInput
+from streamrl.learner.recompute import version_mismatch
+from streamrl.learner.reference import reference_version
+from streamrl.learner.trainer import (
+    ExportResult,
+    PolicyTrainer,
+    WeightsSnapshot,
+    checkpoint_directory,
+)
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output, Writer
@@ -39,16 +44,16 @@ T = TypeVar("T")
 
 
 @dataclass
-class Version:
+class PendingVersion:
     """One on its way. Its fields are filled in as it goes; what it is handed to next reads them."""
 
     batch: int | None  # that it was trained on
-    snapshot: Snapshot
-    known: PolicyVersion | None = None  # it was announced before
+    snapshot: WeightsSnapshot
+    previous: PolicyVersion | None = None  # it was announced before
     probe: Probe | None = None
-    written: Written | None = None
+    export: ExportResult | None = None
     # s, by stage
-    spent: dict[str, float] = field(
+    durations_s: dict[str, float] = field(
         default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0}
     )
 
@@ -57,24 +62,25 @@ class Version:
         return self.snapshot.position.version
 
     @property
-    def news(self) -> bool:
+    def is_new(self) -> bool:
         """Is it to be announced? Not where it came out as it was announced before, and lies in the
         same place.
         """
-        stored = self.written and self.written.stored
+        stored = self.export and self.export.stored
         return stored is not None and (
-            self.known is None or (self.known.sha256, self.known.uri) != (stored.sha256, stored.uri)
+            self.previous is None
+            or (self.previous.sha256, self.previous.uri) != (stored.sha256, stored.uri)
         )
 
 
 @dataclass
-class Trainee:
+class VersionPublisher:
     """To be used in a `with`: its end waits for the version under way.
     With no `writer` another process of this learner does all but the training.
     """
 
     learner: str
-    policy: Training
+    policy: PolicyTrainer
     announced: dict[int, PolicyVersion]  # the newest lineage of each version
     writer: Writer | None
     meter: Meter | None = None
@@ -84,22 +90,22 @@ class Trainee:
     def __post_init__(self) -> None:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
-        self._beside = Beside()
+        self._background = BackgroundWorker()
         self._saved = -1  # version of the newest checkpoint
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, cause: type[BaseException] | None, *_: object) -> None:
-        self._beside.close()
+        self._background.close()
         if cause is None:
-            self._beside.check()
+            self._background.raise_if_failed()
 
-    def train(self, taken: Taken, idle_s: float) -> None:
+    def train(self, taken: TrainingInput, idle_s: float) -> None:
         """One step, after a wait of `idle_s`, and its version. Raises what the version before has
         failed of.
         """
-        if not self.policy.due(taken.batch):
+        if not self.policy.is_due(taken.batch):
             return
         measured, batch = self.policy.step(taken), taken.batch
         if len(batch.uids):
@@ -112,7 +118,7 @@ class Trainee:
         batch: int | None,
         measured: Mapping[str, float] | None = None,
         checkpoint: bool | None = None,
-    ) -> Version:
+    ) -> PendingVersion:
         """Have the policy, trained on `batch`, announced. A version that is announced already is
         left alone where it comes out the same.
 
@@ -121,15 +127,15 @@ class Trainee:
         says so. Raises what the version before has failed of.
         """
         times = [time.monotonic()]
-        self.settle()
+        self.wait()
         times.append(time.monotonic())
         policy = self.policy
-        version = Version(batch, policy.snapshot(), self.announced.get(policy.version))
+        version = PendingVersion(batch, policy.snapshot(), self.announced.get(policy.version))
         times.append(time.monotonic())
-        self._later(partial(self._write, version))
+        self._in_background(partial(self._write_weights, version))
         version.probe = policy.probe()  # beside the writing
         times.append(time.monotonic())
-        self._later(partial(self._announce, version))
+        self._in_background(partial(self._announce, version))
         if checkpoint is None:
             checkpoint = batch is None or policy.version % policy.run.learner.checkpoint_every == 0
         if checkpoint:
@@ -143,11 +149,11 @@ class Trainee:
             },
         }
         if checkpoint:
-            self._later(partial(self._complete, version))
-        self._later(partial(self._measure, version, stood, measured, time.time()))
+            self._in_background(partial(self._complete_checkpoint, version))
+        self._in_background(partial(self._publish_metrics, version, stood, measured, time.time()))
         return version
 
-    def begin(self, found: Position | None) -> None:
+    def announce_start(self, found: TrainingPosition | None) -> None:
         """Announce what training begins with, where that is news: the initial model, or a
         checkpoint (`found`) that the announcements disagree with.
 
@@ -164,49 +170,49 @@ class Trainee:
             if found.version < max(self.announced) and known.sha256 == found.sha256:
                 return
             self.publish(known.batch, checkpoint=False)
-        self.settle()
+        self.wait()
 
-    def leave(self) -> None:
+    def save_last_checkpoint(self) -> None:
         """At a clean end: write a checkpoint of the newest version, so that the next life trains on
         nothing again.
 
         The processes of a learner come to it together.
         """
-        self.settle()
+        self.wait()
         if self._saved == self.policy.version:
             return
-        version = Version(None, self.policy.snapshot())
+        version = PendingVersion(None, self.policy.snapshot())
         self._save_state()
-        self._later(partial(self._complete, version))
-        self.settle()
+        self._in_background(partial(self._complete_checkpoint, version))
+        self.wait()
 
     def _save_state(self) -> None:
         self.policy.save_state(self.checkpoints)
         self._saved = self.policy.version
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the version under way. Raises what it has failed of."""
-        self._beside.settle()
+        self._background.wait()
 
-    def watched(self, coming: Iterator[T]) -> Iterator[T]:
+    def until_failure(self, coming: Iterator[T]) -> Iterator[T]:
         """What comes, as long as nothing has failed meanwhile. Raises what the version under way
         has failed of.
         """
         for found in coming:
-            self._beside.check()
+            self._background.raise_if_failed()
             yield found
 
     # ---- beside the next step --------------------------------------------------------------------
 
-    def _later(self, work: Callable[[], None]) -> None:
+    def _in_background(self, work: Callable[[], None]) -> None:
         if self.writer is not None:
-            self._beside.do(work)
+            self._background.submit(work)
 
-    def _write(self, version: Version) -> None:
+    def _write_weights(self, version: PendingVersion) -> None:
         """Put the version into the store, unless it came out as it was announced before, and still
         lies there if it is the newest.
         """
-        known = version.known
+        known = version.previous
         if known is not None:
             sha256 = version.snapshot.sha256()
             if sha256 == known.sha256:
@@ -220,15 +226,15 @@ class Trainee:
                     version.number,
                 )
             elif self.policy.run.learner.on_divergence == "stop":
-                raise differs(self.learner, version.number, sha256, known.sha256)
+                raise version_mismatch(self.learner, version.number, sha256, known.sha256)
             else:
                 said = "version %d came out as %s, but %s was announced: it is announced again, as lineage %d"
                 logger.warning(
                     said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1
                 )
-        version.written = version.snapshot.write(self.store)
+        version.export = version.snapshot.write(self.store)
 
-    def _announce(self, version: Version) -> None:
+    def _announce(self, version: PendingVersion) -> None:
         """The version exists, and with it the batches up to its own are dealt with."""
         started, run, snapshot, position = (
             time.monotonic(),
@@ -236,9 +242,9 @@ class Trainee:
             version.snapshot,
             version.snapshot.position,
         )
-        if version.news:
-            assert self.writer is not None and version.written is not None
-            known = version.known
+        if version.is_new:
+            assert self.writer is not None and version.export is not None
+            known = version.previous
             record = PolicyVersion(
                 learner=self.learner,
                 version=version.number,
@@ -249,7 +255,7 @@ class Trainee:
                 time_s=time.time(),
                 lineage=0 if known is None else known.lineage + 1,
                 replaces="" if known is None else known.sha256,
-                **version.written.stored._asdict(),
+                **version.export.stored._asdict(),
             )
             self.writer.commit([to_message(Output(topology.POLICY_VERSIONS, self.learner, record))])
             self.announced[version.number] = record
@@ -262,23 +268,23 @@ class Trainee:
         newest = max(self.announced)
         if version.number == newest:
             places = {topology.sole_partition(topology.BATCHES): position.offset}
-            if run.learner.pooled:
+            if run.learner.uses_scorer_pool:
                 places[topology.sole_partition(topology.SCORES)] = position.scores
             assert self.writer is not None
             self.writer.commit_offsets(places)
-            self._prune(newest)
-        version.spent["announce_s"] = time.monotonic() - started
+            self._prune_store(newest)
+        version.durations_s["announce_s"] = time.monotonic() - started
 
-    def _prune(self, newest: int) -> None:
+    def _prune_store(self, newest: int) -> None:
         """Best effort: what is left is pruned with the next version."""
         try:
             self.store.prune(
-                newest, self.policy.run.weights.keep_versions, but=self._awaited(newest)
+                newest, self.policy.run.weights.keep_versions, but=self._pinned_versions(newest)
             )
         except WeightError as error:
             logger.warning("old versions stay in the weight store: %s", error)
 
-    def _complete(self, version: Version) -> None:
+    def _complete_checkpoint(self, version: PendingVersion) -> None:
         """Its state is written: with the hash that it is announced as, that is a checkpoint. A
         process that was taken for dead leaves its successor's alone.
         """
@@ -286,35 +292,36 @@ class Trainee:
         self.check_rival()
         position = version.snapshot.position._replace(sha256=self.announced[version.number].sha256)
         checkpoints.complete(self.checkpoints, position, self.policy.run.learner.keep_checkpoints)
-        version.spent["checkpoint_s"] = time.monotonic() - started
+        version.durations_s["checkpoint_s"] = time.monotonic() - started
 
-    def _measure(
+    def _publish_metrics(
         self,
-        version: Version,
+        version: PendingVersion,
         stood: Mapping[str, float],
         measured: Mapping[str, float] | None,
         time_s: float,
     ) -> None:
         """What it took is known. `stood`: what of it training stood still for, until `time_s`."""
         written = (
-            {"export_s": version.written.export_s, "hash_s": version.written.hash_s}
-            if version.written
+            {"export_s": version.export.export_s, "hash_s": version.export.hash_s}
+            if version.export
             else {}
         )
         for name, seconds in (*stood.items(), *written.items()):
-            version.spent[name] = version.spent.get(name, 0.0) + seconds
+            version.durations_s[name] = version.durations_s.get(name, 0.0) + seconds
         if self.meter is not None and measured is not None:
             values = {
-                f"learner/{name}": value for name, value in {**measured, **version.spent}.items()
+                f"learner/{name}": value
+                for name, value in {**measured, **version.durations_s}.items()
             }
             self.meter.publish(values, step=version.batch, time_s=time_s)
 
-    def _awaited(self, version: int) -> set[int]:
+    def _pinned_versions(self, version: int) -> set[int]:
         """Versions that others still have to find: the scorers, which make version 0 themselves,
         and the evaluator.
         """
         run = self.policy.run
-        reference = reference_of(run, version) if run.learner.pooled else 0
+        reference = reference_version(run, version) if run.learner.uses_scorer_pool else 0
         return ({reference} if reference else set[int]()) | every_nth(
             version, run.weights.keep_versions, run.eval.interval
         )

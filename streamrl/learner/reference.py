@@ -14,12 +14,12 @@ from typing import Any
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ModelError
 from streamrl.learner import model
-from streamrl.learner.initial import origin
+from streamrl.learner.initial import initial_model_dir
 
-OWN = -1  # no version of the policy: the model at learner.reference.path
+EXTERNAL = -1  # no version of the policy: the model at learner.reference.path
 
 
-def reference_of(run: RunFile, batch: int) -> int:
+def reference_version(run: RunFile, batch: int) -> int:
     """The policy version that a batch is measured from; OWN for another model. 0 is the one that
     the run began with, a fork's its parent's.
 
@@ -28,13 +28,13 @@ def reference_of(run: RunFile, batch: int) -> int:
     """
     settings = run.learner.reference
     if settings.path:
-        return OWN
+        return EXTERNAL
     if not settings.every:
         return 0
     return max(batch - batch % settings.every, run.fork.version if run.fork else 0)
 
 
-def trainable_ids(run: RunFile, rows: int) -> int:
+def trainable_vocab_size(run: RunFile, rows: int) -> int:
     """Token ids that can be trained on are below it: the policy has an embedding of them, and so
     has its reference. Raises ModelError.
 
@@ -42,13 +42,13 @@ def trainable_ids(run: RunFile, rows: int) -> int:
     number is announced, so that the buffer refuses what the learner would mask.
     """
     settings = run.learner.reference
-    if not (run.learner.refers and settings.path):
+    if not (run.learner.uses_reference and settings.path):
         return rows
     return min(rows, model.hf_config(Path(settings.path)).vocab_size)
 
 
 @dataclass
-class Reference:
+class ReferenceModel:
     """The one in memory, of those that a run has one after another. To be used inside the trainer's
     mesh.
     """
@@ -58,9 +58,9 @@ class Reference:
     version: int | None = None
     model: Any = None
 
-    def lacks(self, batch: int) -> int | None:
+    def version_to_load(self, batch: int) -> int | None:
         """The version to be loaded before this batch; None while the one in memory is right."""
-        wanted = reference_of(self.run, batch)
+        wanted = reference_version(self.run, batch)
         return None if wanted == self.version else wanted
 
     def load(self, version: int, directory: Path) -> None:
@@ -77,11 +77,11 @@ class Reference:
         self.version, self.model = version, loaded
 
 
-def fixed(run: RunFile, version: int) -> Path | None:
+def static_reference_dir(run: RunFile, version: int) -> Path | None:
     """The directory of a reference that nobody has to wait for; None for a version that has to be
     trained first. Raises ModelError.
     """
-    if version == OWN:
+    if version == EXTERNAL:
         model.check_directory(Path(run.learner.reference.path))
         return Path(run.learner.reference.path)
-    return origin(run) if version == 0 else None
+    return initial_model_dir(run) if version == 0 else None

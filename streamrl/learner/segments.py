@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 
 
-def total(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def segment_sum(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """Each token's rollout's sum of `values`: float32."""
     return jax.vmap(lambda row, ids: _sums(row, ids)[ids])(values, segment_ids)
 
 
-def mean(values: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def segment_mean(values: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """Each token's rollout's mean of `values` over `mask` float32; 0 for a rollout without any."""
-    return total(jnp.where(mask > 0, values, 0.0), segment_ids) / jnp.maximum(
-        total(mask, segment_ids), 1.0
+    return segment_sum(jnp.where(mask > 0, values, 0.0), segment_ids) / jnp.maximum(
+        segment_sum(mask, segment_ids), 1.0
     )
 
 
-def still_to_come(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def suffix_sum(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """The sum of `values` from each token to the end of its rollout, its own included: float32."""
 
     def row(values: jax.Array, ids: jax.Array) -> jax.Array:

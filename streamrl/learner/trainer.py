@@ -22,14 +22,19 @@ from levanter.trainer_state import TrainerState
 from streamrl.config.run_file import RunFile
 from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
 from streamrl.learner import checkpoints, model
-from streamrl.learner.checkpoints import Position
-from streamrl.learner.distributed import first, first_then_others
+from streamrl.learner.checkpoints import TrainingPosition
+from streamrl.learner.distributed import is_rank_zero, rank_zero_first
 from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
-from streamrl.learner.initial import origin
-from streamrl.learner.inputs import Taken
-from streamrl.learner.masking import masked
-from streamrl.learner.mesh import deterministic
-from streamrl.learner.reference import Reference, fixed, reference_of, trainable_ids
+from streamrl.learner.initial import initial_model_dir
+from streamrl.learner.inputs import TrainingInput
+from streamrl.learner.masking import mask_untrainable
+from streamrl.learner.mesh import make_deterministic
+from streamrl.learner.reference import (
+    ReferenceModel,
+    reference_version,
+    static_reference_dir,
+    trainable_vocab_size,
+)
 from streamrl.learner.update import Updater
 from streamrl.records import Batch, Probe, Scores, token_dtype
 from streamrl.weights import export
@@ -39,14 +44,14 @@ from streamrl.weights.store import Store, Stored, version_name
 logger = logging.getLogger(__name__)
 
 
-class Start(NamedTuple):
+class ResumePoint(NamedTuple):
     """A checkpoint to go on from."""
 
     directory: Path  # of checkpoints
-    position: Position
+    position: TrainingPosition
 
 
-class Written(NamedTuple):
+class ExportResult(NamedTuple):
     """Weights in the store."""
 
     stored: Stored
@@ -54,20 +59,20 @@ class Written(NamedTuple):
     hash_s: float  # until they stand in the store, with their manifest
 
 
-class Snapshot(NamedTuple):
+class WeightsSnapshot(NamedTuple):
     """The weights of a version on their own: what is made of them no longer depends on the
     training, which may go on.
     """
 
-    position: Position  # its sha256 is not known yet
-    origin: Path  # as of `Training`
+    position: TrainingPosition  # its sha256 is not known yet
+    initial_model_dir: Path  # as of `Training`
     tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
     vocab_size: int  # token ids that can be trained on are below it
     skipped: bool  # nothing was trained on the batch before it
 
     def save(self, directory: Path) -> None:
         """A directory that starts a server. Raises OSError."""
-        export.save(self.tensors, self.origin, directory)
+        export.save(self.tensors, self.initial_model_dir, directory)
 
     def sha256(self) -> str:
         """What the version is announced as."""
@@ -75,7 +80,7 @@ class Snapshot(NamedTuple):
             self.save(Path(directory))
             return describe(Path(directory)).sha256
 
-    def write(self, store: Store) -> Written:
+    def write(self, store: Store) -> ExportResult:
         """Put the version into the store. Raises WeightError."""
         started, exported = time.monotonic(), 0.0
 
@@ -85,7 +90,7 @@ class Snapshot(NamedTuple):
             exported = time.monotonic()
 
         stored = store.put(self.position.version, save, export.size_bytes(self.tensors))
-        return Written(stored, exported - started, time.monotonic() - exported)
+        return ExportResult(stored, exported - started, time.monotonic() - exported)
 
 
 def checkpoint_directory(run: RunFile, learner: str) -> Path:
@@ -93,7 +98,7 @@ def checkpoint_directory(run: RunFile, learner: str) -> Path:
     return run.directory / "checkpoints" / learner
 
 
-def inherited(run: RunFile) -> Start | None:
+def fork_checkpoint(run: RunFile) -> ResumePoint | None:
     """What a fork begins with: a policy of its parent's, with its optimiser. None for a run that is
     no fork. Raises CheckpointError.
     """
@@ -103,59 +108,63 @@ def inherited(run: RunFile) -> Start | None:
     if found is None or found.version != run.fork.version:
         where = f"version {run.fork.version} of {run.fork.run}, and its checkpoint in {run.directory / 'start'} is gone"
         raise CheckpointError(f"run {run.run} begins with {where}; fork again, under another name")
-    return Start(run.directory / "start", found)
+    return ResumePoint(run.directory / "start", found)
 
 
 @contextmanager
-def training(run: RunFile, start: Start | None = None) -> Generator[Training]:
+def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[PolicyTrainer]:
     """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained
     while the block lasts.
 
     Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
     """
-    deterministic()
+    make_deterministic()
     directory, updater = (
-        first_then_others(lambda: origin(run)),
+        rank_zero_first(lambda: initial_model_dir(run)),
         Updater(run.learner, run.batcher.rows),
     )
     with updater.training():
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
-        policy = Training(run, directory, updater, state, Position(0, 0, ""))
-        if start := start or inherited(run):
+        policy = PolicyTrainer(run, directory, updater, state, TrainingPosition(0, 0, ""))
+        if start := start or fork_checkpoint(run):
             policy.load(start)
-        policy.refer(start)
+        policy.load_reference(start)
         yield policy
 
 
 @dataclass
-class Training:
+class PolicyTrainer:
     """The policy in training, as it stands after the batches so far."""
 
     run: RunFile
-    origin: Path  # directory of the initial model: tokenizer and settings are exported from it
+    initial_model_dir: (
+        Path  # directory of the initial model: tokenizer and settings are exported from it
+    )
     updater: Updater
     state: TrainerState[Any]
-    position: Position  # sha256 is empty until the weights have been exported
+    position: TrainingPosition  # sha256 is empty until the weights have been exported
     vocab_size: int = field(init=False)  # token ids that can be trained on are below it
     # ids that the tokenizer knows are below it; the embedding may be padded
     tokenizer_ids: int = field(init=False)
     skipped: bool = False  # nothing was trained in the last step
     _skipped_in_a_row: int = 0
-    reference: Reference | None = field(init=False)  # None where the learner does not ask it itself
+    reference: ReferenceModel | None = field(
+        init=False
+    )  # None where the learner does not ask it itself
 
     def __post_init__(self) -> None:
         self.tokenizer_ids = min(
-            len(model.load_tokenizer(self.origin)), self.state.model.Vocab.size
+            len(model.load_tokenizer(self.initial_model_dir)), self.state.model.Vocab.size
         )
-        self.vocab_size = trainable_ids(self.run, self.state.model.Vocab.size)
-        asks = self.run.learner.refers and not self.run.learner.pooled
-        self.reference = Reference(self.run, self.tokenizer_ids) if asks else None
+        self.vocab_size = trainable_vocab_size(self.run, self.state.model.Vocab.size)
+        asks = self.run.learner.uses_reference and not self.run.learner.uses_scorer_pool
+        self.reference = ReferenceModel(self.run, self.tokenizer_ids) if asks else None
 
     @property
     def version(self) -> int:
         return self.position.version
 
-    def due(self, batch: Batch) -> bool:
+    def is_due(self, batch: Batch) -> bool:
         """False for a batch that has been trained on already: it lies in the log twice."""
         if batch.number < self.version:
             logger.warning(
@@ -163,7 +172,7 @@ class Training:
             )
         return batch.number >= self.version
 
-    def step(self, taken: Taken) -> dict[str, float]:
+    def step(self, taken: TrainingInput) -> dict[str, float]:
         """Train on one batch. Returns what was measured.
 
         Sequences that cannot be trained on are masked. Where the batch as a whole cannot be, or the
@@ -175,11 +184,13 @@ class Training:
         if batch.number != self.version:
             missing = f"batches are missing before offset {taken.offset}, or the checkpoint is of another run; go on under a new run name"
             raise InputGone(f"batch {batch.number} came at version {self.version}: {missing}")
-        self.refer()
+        self.load_reference()
         try:
-            batch, masks = masked(batch, self.vocab_size)
+            batch, masks = mask_untrainable(batch, self.vocab_size)
             example = (
-                scored(self.run, batch, taken.scores) if self.run.learner.pooled else expand(batch)
+                expand_with_scores(self.run, batch, taken.scores)
+                if self.run.learner.uses_scorer_pool
+                else expand(batch)
             )
         except ValueError as error:
             logger.warning("nothing is trained on batch %d: %s", batch.number, error)
@@ -195,16 +206,19 @@ class Training:
             hint = "lower learner.learning_rate, or look at the batches; then go on with --resume"
             steps = f"in {self._skipped_in_a_row} steps in a row, up to batch {batch.number}"
             raise TrainingDiverged(f"nothing could be trained on {steps}; {hint}")
-        self.position = Position(batch.number + 1, taken.offset, "", taken.scores_offset)
+        self.position = TrainingPosition(batch.number + 1, taken.offset, "", taken.scores_offset)
         return measured
 
-    def refer(self, start: Start | None = None) -> None:
+    def load_reference(self, start: ResumePoint | None = None) -> None:
         """Have the reference of the next batch in memory. It may be the policy as it is now;
         `start`: a checkpoint that may hold an earlier one.
         """
-        if self.reference is None or (wanted := self.reference.lacks(self.version)) is None:
+        if (
+            self.reference is None
+            or (wanted := self.reference.version_to_load(self.version)) is None
+        ):
             return
-        if (directory := fixed(self.run, wanted)) is not None:
+        if (directory := static_reference_dir(self.run, wanted)) is not None:
             self.reference.load(wanted, directory)
         elif wanted == self.version:
             # and loaded, as a scorer does: what is in memory may have its head tied
@@ -213,7 +227,7 @@ class Training:
                 self.reference.load(wanted, Path(exported))
         else:
             held = (
-                checkpoints.path_of(start.directory, self.version) / held_name(wanted)
+                checkpoints.path_of(start.directory, self.version) / reference_dir_name(wanted)
                 if start
                 else None
             )
@@ -224,11 +238,11 @@ class Training:
                 )
             self.reference.load(wanted, held)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> WeightsSnapshot:
         """The weights as they are now. The processes of a learner come to it together."""
-        return Snapshot(
+        return WeightsSnapshot(
             self.position,
-            self.origin,
+            self.initial_model_dir,
             export.state_dict(self.state.model),
             self.vocab_size,
             self.skipped,
@@ -239,7 +253,7 @@ class Training:
         self.position = self.position._replace(sha256=self.snapshot().sha256())
         return self.position.sha256
 
-    def load(self, start: Start) -> None:
+    def load(self, start: ResumePoint) -> None:
         """Go on from a checkpoint. Raises CheckpointError."""
         self.state, self.position = (
             checkpoints.load(start.directory, start.position, self.state),
@@ -249,24 +263,26 @@ class Training:
     def save(self, directory: Path, keep: int) -> None:
         """Write a checkpoint, once the hash of the weights is known. Raises CheckpointError."""
         assert self.position.sha256, "exported first"
-        checkpoints.save(directory, self.state, self.position, keep, self._add_reference)
+        checkpoints.save(directory, self.state, self.position, keep, self._write_reference)
 
     def save_state(self, directory: Path) -> None:
         """Write all of a checkpoint but the position that makes it one. Raises CheckpointError."""
-        checkpoints.write(directory, self.state, self.version, self._add_reference)
+        checkpoints.write(directory, self.state, self.version, self._write_reference)
 
-    def _add_reference(self, directory: Path) -> None:
+    def _write_reference(self, directory: Path) -> None:
         """To a checkpoint: the reference of its next batch, if that is an earlier version, whose
         weights may be gone from the store by then.
         """
         if (
             self.reference is not None
-            and 0 < (version := reference_of(self.run, self.version)) < self.version
+            and 0 < (version := reference_version(self.run, self.version)) < self.version
         ):
             assert self.reference.version == version, "the batch before had the same"
             tensors = export.state_dict(self.reference.model)
-            if first():
-                export.save(tensors, self.origin, directory / held_name(version))
+            if is_rank_zero():
+                export.save(
+                    tensors, self.initial_model_dir, directory / reference_dir_name(version)
+                )
 
     def probe(self) -> Probe:
         """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's
@@ -284,22 +300,22 @@ class Training:
         )
         return Probe(
             tokens=tokens,
-            logprobs=self.updater.logprobs(self.state.model, model.single(tokens))[0, :-1],
+            logprobs=self.updater.logprobs(self.state.model, model.single_sequence(tokens))[0, :-1],
         )
 
 
-def held_name(version: int) -> str:
+def reference_dir_name(version: int) -> str:
     """Of a reference in a checkpoint."""
     return f"reference-{version_name(version)}"
 
 
-def scored(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
+def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
     """The batch with the logprobs that the pool computed. Raises ValueError for scores of another
     batch.
     """
     assert scores is not None, "read with its scores"
     # learner.reference has been changed since
-    if scores.reference != (wanted := reference_of(run, batch.number)):
+    if scores.reference != (wanted := reference_version(run, batch.number)):
         logger.warning(
             "batch %d was scored under version %d, and is measured from it; wanted is now %d",
             batch.number,

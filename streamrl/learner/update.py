@@ -25,16 +25,16 @@ from levanter.trainer_state import TrainerState
 from streamrl.config.run_file import Learner
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.losses import AVERAGE_OF
-from streamrl.learner.mesh import spread, trainer_config
+from streamrl.learner.mesh import trainer_config
 from streamrl.learner.model import predict
-from streamrl.learner.normalization import AVERAGES, numbers_of
-from streamrl.learner.objective import objective, summed_up
+from streamrl.learner.normalization import AVERAGES, segment_numbers
+from streamrl.learner.objective import make_objective, to_run_metrics
 
 logger = logging.getLogger(__name__)
 
 # advantages whose standard deviation is below this are taken as equal: there is no scale to divide
 # by
-SAME = 1e-6
+MIN_ADVANTAGE_STD = 1e-6
 
 
 class GradientNorm(NamedTuple):
@@ -43,7 +43,7 @@ class GradientNorm(NamedTuple):
     norm: jax.Array
 
 
-def note_norm() -> optax.GradientTransformation:
+def record_global_norm() -> optax.GradientTransformation:
     """Changes nothing; its state is the global norm of what passes."""
     return optax.GradientTransformation(
         lambda params: GradientNorm(jnp.zeros(())),
@@ -64,12 +64,12 @@ def optimizer(config: Learner) -> optax.GradientTransformation:
     adamw = optax.adamw(
         schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay
     )
-    return only_finite(
-        optax.chain(note_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw)
+    return skip_not_finite(
+        optax.chain(record_global_norm(), optax.clip_by_global_norm(config.max_grad_norm), adamw)
     )
 
 
-def only_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """`inner`, but a step whose loss or gradient norm is not finite updates neither the parameters
     nor the state of the optimiser.
 
@@ -95,7 +95,7 @@ def only_finite(inner: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(inner.init, cast(Any, update))
 
 
-class Kept(Tracker):
+class InMemoryTracker(Tracker):
     """Keeps what the trainer logs of a step."""
 
     name = "kept"
@@ -117,10 +117,12 @@ class Kept(Tracker):
     def finish(self) -> None: ...
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """How batches of one number of rows are worked on."""
 
-    order: np.ndarray  # which row of the batch lies where, as `order` returns it
+    device_row_order: (
+        np.ndarray
+    )  # which row of the batch lies where, as `device_row_order` returns it
     trainer: Trainer
 
 
@@ -138,27 +140,27 @@ class Updater:
 
     def __init__(self, config: Learner, rows: int) -> None:
         self.config = config
-        self._average = AVERAGES[config.average or AVERAGE_OF.get(config.loss, "tokens")]
-        self._layouts = dict[int, Layout]()
+        self._normalize = AVERAGES[config.average or AVERAGE_OF.get(config.loss, "tokens")]
+        self._layouts = dict[int, RowLayout]()
         self._trainer = self._layout(rows).trainer
-        self._tracker = Kept()
+        self._tracker = InMemoryTracker()
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
 
-    def _layout(self, rows: int) -> Layout:
+    def _layout(self, rows: int) -> RowLayout:
         """Made when the first batch of so many rows comes."""
         if rows not in self._layouts:
             # rows that it works on at a time
             of_device = self.config.micro_batch_rows or -(-rows // jax.device_count())
             parts = -(-rows // (of_device * jax.device_count()))
-            places = order(rows, jax.device_count(), parts, of_device)
-            minimised = cast(Any, objective(self.config, parts))
+            places = device_row_order(rows, jax.device_count(), parts, of_device)
+            minimised = cast(Any, make_objective(self.config, parts))
             trainer = Trainer(
                 trainer_config(len(places), of_device),
                 optimizer(self.config),
                 minimised,
                 add_default_hooks=False,
             )
-            self._layouts[rows] = Layout(places, trainer)
+            self._layouts[rows] = RowLayout(places, trainer)
         return self._layouts[rows]
 
     @contextmanager
@@ -167,7 +169,7 @@ class Updater:
             yield
 
     @contextmanager
-    def meshed(self) -> Generator[None]:
+    def use_mesh(self) -> Generator[None]:
         """The mesh alone, to compute logprobs in: a trainer has a tracker too, and Levanter has one
         tracker a process.
         """
@@ -198,16 +200,17 @@ class Updater:
         """
         started = time.monotonic()
         layout = self._layout(len(example.input_ids))
-        if self.config.refers and reference is not None:
+        if self.config.uses_reference and reference is not None:
             example = example._replace(reference_logprobs=self.scores(reference, example))
-        weights = self._average(
-            example.loss_mask, numbers_of(example.segment_ids) if rollouts is None else rollouts
+        weights = self._normalize(
+            example.loss_mask,
+            segment_numbers(example.segment_ids) if rollouts is None else rollouts,
         )
-        weights = arranged(example._replace(advantages=weights), layout.order).advantages
-        example = arranged(example, layout.order)
+        weights = reorder_rows(example._replace(advantages=weights), layout.order).advantages
+        example = reorder_rows(example, layout.order)
         if self.config.normalize_advantages:
-            example = normalized(example)
-        inputs = jax.tree.map(lambda array: spread(array, layout.trainer), (example, weights))
+            example = normalize_advantages(example)
+        inputs = jax.tree.map(lambda array: shard_rows(array, layout.trainer), (example, weights))
         info = layout.trainer.train_step(state, inputs)
         measured = {
             name.removeprefix("train/"): float(value)
@@ -215,7 +218,11 @@ class Updater:
             if name.startswith("train/")
         }
         noted: GradientNorm = cast(Any, info.state.opt_state)[0]
-        measured = {**summed_up(measured), "loss": float(info.loss), "grad_norm": float(noted.norm)}
+        measured = {
+            **to_run_metrics(measured),
+            "loss": float(info.loss),
+            "grad_norm": float(noted.norm),
+        }
         skipped = not (math.isfinite(measured["loss"]) and math.isfinite(measured["grad_norm"]))
         if skipped:
             logger.warning(
@@ -239,10 +246,10 @@ class Updater:
         the same devices the same bits.
         """
         places = self._layout(len(example.input_ids)).order
-        found = self.logprobs(model, arranged(example, places))
+        found = self.logprobs(model, reorder_rows(example, places))
         return np.where(
             example.loss_mask > 0,
-            as_they_came(found, places, len(example.input_ids)),
+            restore_row_order(found, places, len(example.input_ids)),
             np.float32(0),
         )
 
@@ -251,7 +258,7 @@ class Updater:
         return np.asarray(process_allgather(self._logprobs(model, example), tiled=True))
 
 
-def order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:
+def device_row_order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:
     """Which row of a batch of `rows` lies where, for a trainer that takes `of_device` rows for each
     device at a time, in `parts` such turns.
 
@@ -266,7 +273,7 @@ def order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:
     return of_each.reshape(devices, parts, of_device).swapaxes(0, 1).reshape(-1)
 
 
-def arranged(example: RlExample, order: np.ndarray) -> RlExample:
+def reorder_rows(example: RlExample, order: np.ndarray) -> RlExample:
     """With its rows in that order, and padding where it says so."""
     if np.array_equal(order, np.arange(len(example.input_ids))):
         return example
@@ -280,7 +287,7 @@ def arranged(example: RlExample, order: np.ndarray) -> RlExample:
     return RlExample(**arrays)
 
 
-def as_they_came(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
+def restore_row_order(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
     """What was found for arranged rows, (len(order), ...), in the order that the batch has them:
     (count, ...).
     """
@@ -289,7 +296,7 @@ def as_they_came(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
     return back
 
 
-def normalized(example: RlExample) -> RlExample:
+def normalize_advantages(example: RlExample) -> RlExample:
     """Advantages divided by their standard deviation over the sampled tokens of the batch: steps
     stay as large when rewards come close together.
 
@@ -300,6 +307,6 @@ def normalized(example: RlExample) -> RlExample:
     scale = float(sampled.std(dtype=np.float64)) if sampled.size else 0.0
     return (
         example._replace(advantages=example.advantages / np.float32(scale))
-        if scale > SAME
+        if scale > MIN_ADVANTAGE_STD
         else example
     )

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, ExportError, WeightError
-from streamrl.learner.inputs import newest_lineages, versions
+from streamrl.learner.inputs import newest_lineages, read_announcements
 from streamrl.log.protocol import Log
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
 from streamrl.weights.manifest import MANIFEST
@@ -61,7 +61,7 @@ def export_model(
         raise ExportError(
             f"{directory} exists and is not an empty directory; give another one, or remove it"
         )
-    announced = newest_lineages(versions(log, run.learner.name))
+    announced = newest_lineages(read_announcements(log, run.learner.name))
     newest = max(announced, default=-1)
     if newest < 0:
         raise ConfigError(f"run {run.run} has announced no version yet")
@@ -89,7 +89,7 @@ def export_model(
 
 
 def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: OnProgress) -> None:
-    from streamrl.learner.recompute import recomputed  # JAX, and only now
+    from streamrl.learner.recompute import recompute_version  # JAX, and only now
 
-    with recomputed(run, log, version, progress) as policy:
+    with recompute_version(run, log, version, progress) as policy:
         policy.snapshot().save(directory)

@@ -28,7 +28,7 @@ from streamrl.config import topology
 from streamrl.config.choices import NAME
 from streamrl.config.run_file import Curriculum, Fork, RunFile, changed
 from streamrl.errors import ConfigError, InputGone, StreamrlError
-from streamrl.learner.inputs import announcements, recorded, versions
+from streamrl.learner.inputs import announced_hashes, read_announcements, read_batches
 from streamrl.local_kafka import connect
 from streamrl.log import topics
 from streamrl.log.codec import encode, to_event, to_message
@@ -118,7 +118,7 @@ def fork(
     run = child_run_file(parent, name, overrides)
     with ExitStack() as held:
         old = KafkaLog(held.enter_context(connect.connect_or_start(parent)), parent.run)
-        announced = announcements(old, parent.learner.name)
+        announced = announced_hashes(old, parent.learner.name)
         if version not in announced:
             raise ConfigError(
                 f"--at {version}: run {parent.run} has not announced that version; the newest is {max(announced, default=-1)}"
@@ -157,9 +157,9 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
 
 def _seed(parent: RunFile, run: RunFile, old: Log, version: int, progress: OnProgress) -> Stored:
     # JAX, and only now: it does not like processes to be started beside it
-    from streamrl.learner.recompute import plant
+    from streamrl.learner.recompute import seed_fork
 
-    return plant(parent, run, old, version, progress)
+    return seed_fork(parent, run, old, version, progress)
 
 
 # ---- what the topics begin with ------------------------------------------------------------------
@@ -207,7 +207,7 @@ def copy_topics(
 def announced_before(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:
     """The parent's versions up to the fork's first, which lies in the fork's own store."""
     assert run.fork is not None
-    for record in versions(old, parent.learner.name):
+    for record in read_announcements(old, parent.learner.name):
         if record.version <= run.fork.version:
             where = uri if record.version == run.fork.version else record.uri
             yield to_message(
@@ -414,7 +414,7 @@ def first_batch(
         {(version.topic, version.partition): version.offset},
         time_s,
     )
-    return next(recorded(new), None) is not None
+    return next(read_batches(new), None) is not None
 
 
 def _process_as(
@@ -465,7 +465,7 @@ def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
     rules, progress = batcher.curriculum(run), batcher.first_state(parent.fork).progress
     if rules.kind == "none":
         return run
-    for batch, _ in recorded(old):
+    for batch, _ in read_batches(old):
         if batch.number >= run.fork.version:
             break
         progress = advance(rules, progress, batch)

@@ -24,11 +24,11 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError, ModelError
 from streamrl.learner import model
 from streamrl.learner.examples import expand, to_ragged
-from streamrl.learner.initial import origin
-from streamrl.learner.inputs import announcement, batches, recorded_scores
-from streamrl.learner.masking import masked
-from streamrl.learner.mesh import deterministic, keep_compiled
-from streamrl.learner.reference import Reference, fixed
+from streamrl.learner.initial import initial_model_dir
+from streamrl.learner.inputs import follow_batches_until, read_scores, wait_for_version
+from streamrl.learner.masking import mask_untrainable
+from streamrl.learner.mesh import enable_compilation_cache, make_deterministic
+from streamrl.learner.reference import ReferenceModel, static_reference_dir
 from streamrl.learner.scores import ScoreAssembler
 from streamrl.learner.update import Updater
 from streamrl.log.codec import to_message
@@ -57,11 +57,11 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
         part.mark_ready()
         reference = None
         idle_since = time.monotonic()
-        for batch, offset in batches(log, start, stop):
+        for batch, offset in follow_batches_until(log, start, stop):
             if batch.number % workers != worker or scored.has(batch.number):
                 continue
             # by now the learner has made the model
-            reference = reference or Reference(run, model.vocab_size(origin(run)))
+            reference = reference or ReferenceModel(run, model.vocab_size(initial_model_dir(run)))
             if not provided(run, log, reference, batch.number, stop):
                 break
             begun = time.monotonic()
@@ -88,16 +88,16 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
 
 @contextmanager
 def open_updater(run: RunFile) -> Iterator[Updater]:
-    deterministic()
-    keep_compiled(run.directory / "compiled")
+    make_deterministic()
+    enable_compilation_cache(run.directory / "compiled")
     updater = Updater(run.learner, run.batcher.rows)
-    with updater.meshed():
+    with updater.use_mesh():
         yield updater
 
 
 def check(run: RunFile, worker: int) -> None:
     """Is there work for it? Raises ConfigError."""
-    if not run.learner.pooled:
+    if not run.learner.uses_scorer_pool:
         raise ConfigError(
             f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set it to pool"
         )
@@ -111,24 +111,24 @@ def left(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:
     """Where in `batches` the lead learner goes on, and what is scored already from there on."""
     dealt_with = log.committed_offsets(topology.learner_identity(run.learner.name))
     scored = ScoreAssembler()
-    for scores, offset in recorded_scores(log, dealt_with.get(SCORES, 0)):
+    for scores, offset in read_scores(log, dealt_with.get(SCORES, 0)):
         scored.add(scores, offset)
     return dealt_with.get(BATCHES, 0), scored
 
 
 def provided(
-    run: RunFile, log: Log, reference: Reference, number: int, stop: threading.Event
+    run: RunFile, log: Log, reference: ReferenceModel, number: int, stop: threading.Event
 ) -> bool:
     """Have the reference of a batch in memory, waiting for its version if need be. False when
     `stop` is set before.
     """
-    wanted = reference.lacks(number)
+    wanted = reference.version_to_load(number)
     if wanted is None:
         return True
-    if (directory := fixed(run, wanted)) is not None:
+    if (directory := static_reference_dir(run, wanted)) is not None:
         reference.load(wanted, directory)
         return True
-    announced = announcement(log, run.learner.name, wanted, stop)
+    announced = wait_for_version(log, run.learner.name, wanted, stop)
     if announced is None:
         return False
     with tempfile.TemporaryDirectory() as copied:
@@ -137,7 +137,7 @@ def provided(
     return True
 
 
-def score(updater: Updater, reference: Reference, batch: Batch) -> Scored:
+def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> Scored:
     """Logprobs of its tokens under the reference, by the learner's function. Raises ModelError for
     a reference that says nothing of any token.
 
@@ -146,7 +146,7 @@ def score(updater: Updater, reference: Reference, batch: Batch) -> Scored:
     A batch that does not fit its rows is scored 0 throughout: the learner does not train on it.
     """
     try:
-        known = masked(batch, reference.model.Vocab.size).batch
+        known = mask_untrainable(batch, reference.model.Vocab.size).batch
     except ValueError as error:
         logger.warning("nothing is scored: %s", error)
         return Scored(np.zeros(len(batch.tokens), np.float32), 0)

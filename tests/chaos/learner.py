@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, VersionMismatch
-from streamrl.learner.inputs import announcements, batches
+from streamrl.learner.inputs import announced_hashes, follow_batches_until
 from streamrl.log.codec import to_message
 from streamrl.log.protocol import Log, Output, Writer
 from streamrl.records import PolicyVersion
@@ -36,10 +36,10 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     """
     learner, file = run.learner.name, run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{learner}", "policy-versions")
-    announced = announcements(log, learner)
+    announced = announced_hashes(log, learner)
     here = load(file)
     publish(learner, writer, announced, here)
-    for batch, offset in batches(log, here.offset, stop):
+    for batch, offset in follow_batches_until(log, here.offset, stop):
         if batch.number != here.version:
             raise InputGone(f"batch {batch.number} came at version {here.version}")
         time.sleep(STEP_S)

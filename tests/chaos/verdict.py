@@ -16,7 +16,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import env_part, journal
 from streamrl.errors import StreamrlError
-from streamrl.learner.inputs import recorded
+from streamrl.learner.inputs import read_batches
 from streamrl.log.codec import encode, to_event
 from streamrl.log.protocol import Event, Log, read
 from streamrl.processor.journal import last_record
@@ -159,7 +159,7 @@ def look_at_batches(
     `sha256_of`: what weights are announced as.
     """
     weights, trained = [known.FIRST_WEIGHTS], Counter[tuple[str, int]]()
-    for batch, _ in recorded(log):
+    for batch, _ in read_batches(log):
         if batch.number != found.batches:
             found.fault(f"batch {batch.number} came where batch {found.batches} was due")
         found.batches += 1

@@ -56,7 +56,7 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
 
 
 @pytest.mark.parametrize(
-    ("override", "refers", "pooled"),
+    ("override", "uses_reference", "uses_scorer_pool"),
     [
         ("learner.reference.by=none", False, False),
         ("learner.reference.by=learner", True, False),
@@ -64,9 +64,9 @@ def test_a_loss_without_a_ratio_takes_weights_of_the_policy_that_sampled():
         ("learner.reference={by: pool, every: 20}", True, True),
     ],
 )
-def test_who_asks_the_reference(override: str, refers: bool, pooled: bool):
+def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer_pool: bool):
     learner = run_file.load(QUICKSTART, [override]).learner
-    assert (learner.refers, learner.pooled) == (refers, pooled)
+    assert (learner.uses_reference, learner.uses_scorer_pool) == (uses_reference, uses_scorer_pool)
 
 
 @pytest.mark.parametrize(

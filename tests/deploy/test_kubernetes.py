@@ -232,10 +232,10 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
         "inference",
         *(f"env-{name}" for name in run.envs),
     }
-    assert set(workloads) == wanted | ({"scorer"} if run.learner.pooled else set()) | (
+    assert set(workloads) == wanted | ({"scorer"} if run.learner.uses_scorer_pool else set()) | (
         {"evaluator"} if run.eval.interval else set()
     )
-    if run.learner.pooled:
+    if run.learner.uses_scorer_pool:
         assert workloads["scorer"]["spec"]["replicas"] == run.scorer.replicas
     for name in ("buffer", "batcher"):
         assert workloads[name]["spec"]["replicas"] == 1 and workloads[name]["spec"]["strategy"] == {

@@ -10,7 +10,7 @@ import pytest
 from streamrl.config.run_file import TinyModel
 from streamrl.learner import process
 from streamrl.learner.initial import write_tiny
-from streamrl.learner.mesh import keep_compiled
+from streamrl.learner.mesh import enable_compilation_cache
 
 TINY = TinyModel(layers=2, hidden=32, head_dim=16, seed=1)
 CONTEXT = 32  # tokens
@@ -20,13 +20,15 @@ CONTEXT = 32  # tokens
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp()
     # one of all workers
-    keep_compiled((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled")
+    enable_compilation_cache(
+        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    )
 
 
 @pytest.fixture(autouse=True)
 def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learners in tests use the session's, not one for every run."""
-    monkeypatch.setattr(process, "keep_compiled", lambda directory: None)
+    monkeypatch.setattr(process, "enable_compilation_cache", lambda directory: None)
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def gradient(
             for path, leaf in jax.tree_util.tree_leaves_with_path(kept)
         }
         # one row, whatever the number of devices
-        found["probe"] = updater.logprobs(reference, model.single(np.arange(4, 12)))
+        found["probe"] = updater.logprobs(reference, model.single_sequence(np.arange(4, 12)))
         return {
             **found,
             "loss": np.float32(measured["loss"]).reshape(1),

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamrl.learner.background import Beside
+from streamrl.learner.background import BackgroundWorker
 from tests.support.waiting import patience
 
 
 @pytest.fixture
-def beside() -> Iterator[Beside]:
-    made = Beside()
+def worker() -> Iterator[BackgroundWorker]:
+    made = BackgroundWorker()
     yield made
     made.close()
 
 
-def test_it_is_done_in_order_in_one_other_thread(beside: Beside):
+def test_it_is_done_in_order_in_one_other_thread(worker: BackgroundWorker):
     done, threads = list[int](), set[threading.Thread]()
 
     def work(number: int) -> None:
@@ -24,35 +24,35 @@ def test_it_is_done_in_order_in_one_other_thread(beside: Beside):
         threads.add(threading.current_thread())
 
     for number in range(100):
-        beside.do(lambda number=number: work(number))
-    beside.settle()
+        worker.submit(lambda number=number: work(number))
+    worker.wait()
     assert (
         done == list(range(100)) and len(threads) == 1 and threading.current_thread() not in threads
     )
 
 
-def test_nobody_waits_before_asking_for_it(beside: Beside):
+def test_nobody_waits_before_asking_for_it(worker: BackgroundWorker):
     may = threading.Event()
-    beside.do(lambda: may.wait(patience(60)))
-    beside.check()
+    worker.submit(lambda: may.wait(patience(60)))
+    worker.raise_if_failed()
     may.set()
-    beside.settle()
+    worker.wait()
 
 
-def test_behind_a_failure_nothing_is_done(beside: Beside):
+def test_behind_a_failure_nothing_is_done(worker: BackgroundWorker):
     done = list[int]()
-    beside.do(lambda: done.append(1))
-    beside.do(lambda: 1 // 0)
-    beside.do(lambda: done.append(2))
+    worker.submit(lambda: done.append(1))
+    worker.submit(lambda: 1 // 0)
+    worker.submit(lambda: done.append(2))
     with pytest.raises(ZeroDivisionError):
-        beside.settle()
+        worker.wait()
     with pytest.raises(ZeroDivisionError):
-        beside.check()
+        worker.raise_if_failed()
     assert done == [1]
 
 
 def test_what_is_under_way_ends_before_it_is_closed():
-    made, done = Beside(), list[int]()
-    made.do(lambda: done.append(1))
+    made, done = BackgroundWorker(), list[int]()
+    made.submit(lambda: done.append(1))
     made.close()
     assert done == [1]

@@ -12,7 +12,7 @@ import pytest
 from streamrl.config.run_file import Learner
 from streamrl.errors import CheckpointError
 from streamrl.learner import checkpoints, model
-from streamrl.learner.checkpoints import POSITION, Position
+from streamrl.learner.checkpoints import POSITION, TrainingPosition
 from streamrl.learner.update import Updater
 from tests.learner.conftest import CONTEXT
 from tests.learner.test_update import ROWS, batch
@@ -51,12 +51,12 @@ def test_training_goes_on_from_a_checkpoint_bit_by_bit(
 ):
     for advantage in (1.0, -0.5):
         state, _ = updater.step(state, None, batch(advantage))
-    checkpoints.save(tmp_path, state, Position(2, 7, "abc"), keep=2)
+    checkpoints.save(tmp_path, state, TrainingPosition(2, 7, "abc"), keep=2)
     saved = bits(state)
     state, _ = updater.step(state, None, batch(0.3))
 
     found = checkpoints.latest(tmp_path, 2)
-    assert found == Position(2, 7, "abc")
+    assert found == TrainingPosition(2, 7, "abc")
     again = checkpoints.load(tmp_path, found, updater.initial_state(model.load(tiny, CONTEXT)))
     assert bits(again) == saved and int(again.step) == 2
     again, _ = updater.step(again, None, batch(0.3))
@@ -66,8 +66,8 @@ def test_training_goes_on_from_a_checkpoint_bit_by_bit(
 def test_the_newest_that_is_announced_is_taken(tmp_path: Path):
     assert checkpoints.latest(tmp_path / "none", 5) is None
     write(tmp_path, 0, 20, 40)
-    assert checkpoints.latest(tmp_path, 59) == Position(40, 400, "s40")
-    assert checkpoints.latest(tmp_path, 39) == Position(20, 200, "s20")
+    assert checkpoints.latest(tmp_path, 59) == TrainingPosition(40, 400, "s40")
+    assert checkpoints.latest(tmp_path, 39) == TrainingPosition(20, 200, "s20")
     assert checkpoints.latest(tmp_path, -1) is None
 
 
@@ -80,10 +80,10 @@ def test_half_a_checkpoint_is_none(tmp_path: Path):
 
 def test_what_an_interrupted_one_left_goes(state: Any, tmp_path: Path):
     (tmp_path / ".tmp-000020-ab" / "part").mkdir(parents=True)
-    checkpoints.save(tmp_path, state, Position(40, 0, ""), keep=2)
+    checkpoints.save(tmp_path, state, TrainingPosition(40, 0, ""), keep=2)
     # another process may be writing it, for all that this one knows
     assert (tmp_path / ".tmp-000020-ab").is_dir()
-    checkpoints.clear(tmp_path, announced=40)
+    checkpoints.remove_leftovers(tmp_path, announced=40)
     assert [path.name for path in tmp_path.iterdir()] == ["000040"]
 
 
@@ -102,32 +102,32 @@ def test_no_two_are_written_under_one_path(
 
     monkeypatch.setattr(levanter.checkpoint, "save_checkpoint", noted)
     for version in range(12):
-        checkpoints.save(tmp_path, state, Position(version, 0, ""), keep=2)
+        checkpoints.save(tmp_path, state, TrainingPosition(version, 0, ""), keep=2)
     assert len(set(paths)) == 12 and checkpoints.versions(tmp_path) == [10, 11]
 
 
 def test_as_many_are_kept_as_asked_for(state: Any, tmp_path: Path):
     for version in (0, 20, 40):
-        checkpoints.save(tmp_path, state, Position(version, 0, ""), keep=2)
+        checkpoints.save(tmp_path, state, TrainingPosition(version, 0, ""), keep=2)
     assert checkpoints.versions(tmp_path) == [20, 40] and not (tmp_path / "000000").exists()
 
 
 def test_those_of_a_log_that_is_gone_do_not_push_out_the_new_ones(state: Any, tmp_path: Path):
     write(tmp_path, 60, 80)
-    checkpoints.clear(tmp_path, announced=20)
-    checkpoints.save(tmp_path, state, Position(20, 0, ""), keep=2)
+    checkpoints.remove_leftovers(tmp_path, announced=20)
+    checkpoints.save(tmp_path, state, TrainingPosition(20, 0, ""), keep=2)
     assert checkpoints.versions(tmp_path) == [20]
 
 
 def test_one_that_is_completed_late_leaves_those_of_a_successor_alone(state: Any, tmp_path: Path):
     checkpoints.write(tmp_path, state, 20)
     write(tmp_path, 0, 40, 60)  # another process has gone on meanwhile
-    checkpoints.complete(tmp_path, Position(20, 0, ""), keep=1)
+    checkpoints.complete(tmp_path, TrainingPosition(20, 0, ""), keep=1)
     assert checkpoints.versions(tmp_path) == [20, 40, 60]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_said(state: Any, tmp_path: Path):
-    checkpoints.save(tmp_path, state, Position(20, 0, ""), keep=2)
+    checkpoints.save(tmp_path, state, TrainingPosition(20, 0, ""), keep=2)
     for path in (tmp_path / "000020").rglob("*"):
         if path.is_file() and path.name != POSITION:
             path.unlink()
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_cannot_be_read_is_said(state: Any, tmp_path: Path):
         CheckpointError,
         match=f"checkpoint {tmp_path}/000020 cannot be loaded .*delete {tmp_path}/000020 to go on",
     ):
-        checkpoints.load(tmp_path, Position(20, 0, ""), state)
+        checkpoints.load(tmp_path, TrainingPosition(20, 0, ""), state)
     (tmp_path / "000020" / POSITION).write_text("{")
     with pytest.raises(
         CheckpointError, match=f"checkpoint {tmp_path}/000020: its position.json cannot be read"
@@ -149,4 +149,4 @@ def test_a_checkpoint_that_cannot_be_written_is_said(state: Any, tmp_path: Path)
         CheckpointError,
         match=f"checkpoint {tmp_path}/file/000020 cannot be written .*free some space",
     ):
-        checkpoints.save(tmp_path / "file", state, Position(20, 0, ""), keep=2)
+        checkpoints.save(tmp_path / "file", state, TrainingPosition(20, 0, ""), keep=2)

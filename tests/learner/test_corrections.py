@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 
 from streamrl.config.run_file import Correction
-from streamrl.learner.corrections import Corrected, correct, effective_sample_size, sample_sums
+from streamrl.learner.corrections import (
+    TokenCorrection,
+    correct,
+    effective_sample_size,
+    weight_sums,
+)
 
 SEGMENTS = jnp.array([[1, 1, 2, 2, 0]], jnp.int32)
 MASK = jnp.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
 D = jnp.log(jnp.array([[0.5, 4.0, 1.0, 3.0, 1.0]]))
 
 
-def corrected(**settings: object) -> Corrected:
+def corrected(**settings: object) -> TokenCorrection:
     return correct(Correction.model_validate(settings), D, MASK, SEGMENTS)
 
 
@@ -86,7 +91,7 @@ def test_weights_and_rejection_are_separate_choices():
 def share(**settings: object) -> float:
     made = Correction.model_validate(settings)
     return effective_sample_size(
-        *map(float, sample_sums(made, D, correct(made, D, MASK, SEGMENTS), MASK, SEGMENTS))
+        *map(float, weight_sums(made, D, correct(made, D, MASK, SEGMENTS), MASK, SEGMENTS))
     )
 
 

@@ -26,8 +26,8 @@ from streamrl.cli import cli
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.learner import checkpoints, distributed
-from streamrl.learner.inputs import again
-from streamrl.learner.trainer import training
+from streamrl.learner.inputs import read_existing
+from streamrl.learner.trainer import open_trainer
 from streamrl.log import topics
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
@@ -194,8 +194,8 @@ def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Pat
 
     alone = run.model_copy(update={"runs_dir": str(tmp_path / "alone")})
     alone.directory.mkdir(parents=True)
-    with training(alone) as policy:
-        for taken in again(log, False, 0, 0):
+    with open_trainer(alone) as policy:
+        for taken in read_existing(log, False, 0, 0):
             policy.step(taken)
             if policy.version == 4:
                 break
@@ -233,7 +233,7 @@ def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: 
 
     def work(process: int) -> None:
         here.process = process
-        had[process] += distributed.agreed(
+        had[process] += distributed.synchronized(
             found(process), stop if process == 0 else threading.Event()
         )
 

@@ -20,7 +20,7 @@ from streamrl.config.run_file import Inference
 from streamrl.errors import ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import tiny_tokenizer
-from streamrl.learner.mesh import on_mesh
+from streamrl.learner.mesh import use_mesh
 from streamrl.weights import export
 from tests.learner.plain_llama import log_softmax
 from tests.learner.plain_transformers import CONTEXT, TOKENS, VARIANTS
@@ -34,7 +34,7 @@ PLAIN = Path(__file__).with_name("plain_transformers.py")
 
 @pytest.fixture(autouse=True)
 def _mesh() -> Iterator[None]:
-    with on_mesh():
+    with use_mesh():
         yield
 
 
@@ -61,7 +61,9 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def says(loaded: Any) -> np.ndarray:
     """The learner's logits, (len(TOKENS), 16)."""
-    return np.asarray(eqx.filter_jit(model.logits)(loaded, model.single(np.array(TOKENS))))[0]
+    return np.asarray(
+        eqx.filter_jit(model.logits)(loaded, model.single_sequence(np.array(TOKENS)))
+    )[0]
 
 
 def through(origins: Path, out: Path, name: str) -> np.ndarray:

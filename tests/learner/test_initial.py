@@ -14,7 +14,7 @@ from streamrl.config import run_file
 from streamrl.config.run_file import TinyModel
 from streamrl.errors import ModelError
 from streamrl.learner import initial
-from streamrl.learner.initial import origin, tiny_tokenizer, write_tiny
+from streamrl.learner.initial import initial_model_dir, tiny_tokenizer, write_tiny
 from streamrl.learner.model import load_tokenizer
 from tests.learner.conftest import CONTEXT, TINY
 
@@ -103,10 +103,10 @@ def test_a_run_makes_its_model_once(tmp_path: Path):
     left = tmp_path / "quickstart" / "model.tmp"
     left.mkdir(parents=True)
     (left / "half").write_text("of a process that died")
-    directory = origin(run)
+    directory = initial_model_dir(run)
     made = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert not left.exists() and "half" not in made
-    assert {path.name: path.stat().st_mtime_ns for path in origin(run).iterdir()} == made
+    assert {path.name: path.stat().st_mtime_ns for path in initial_model_dir(run).iterdir()} == made
 
 
 def test_processes_that_begin_together_make_it_once(
@@ -122,13 +122,13 @@ def test_processes_that_begin_together_make_it_once(
 
     monkeypatch.setattr(initial, "write_tiny", slowly)
     with ThreadPoolExecutor(4) as several:
-        assert {future.result() for future in [several.submit(origin, run) for _ in range(4)]} == {
-            tmp_path / "quickstart" / "model"
-        }
+        assert {
+            future.result() for future in [several.submit(initial_model_dir, run) for _ in range(4)]
+        } == {tmp_path / "quickstart" / "model"}
     assert len(made) == 1
 
 
 def test_a_model_that_is_named_is_used_as_it_is(tiny: Path, tmp_path: Path):
-    assert origin(run_file.load(QUICKSTART, [f"model.path={tiny}"])) == tiny
+    assert initial_model_dir(run_file.load(QUICKSTART, [f"model.path={tiny}"])) == tiny
     with pytest.raises(ModelError, match=f"model directory {tmp_path}/none does not exist"):
-        origin(run_file.load(QUICKSTART, [f"model.path={tmp_path}/none"]))
+        initial_model_dir(run_file.load(QUICKSTART, [f"model.path={tmp_path}/none"]))

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from streamrl.learner.inputs import (
-    Taken,
-    again,
-    announcement,
-    announcements,
-    following,
-    in_order,
+    TrainingInput,
+    announced_hashes,
+    follow,
+    join_scores,
     newest_lineages,
-    until,
+    read_existing,
+    take_until_stopped,
+    wait_for_version,
 )
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
@@ -42,9 +42,9 @@ def scores(number: int, start: int = 0, *values: float, by: str = "scorer-0") ->
     )
 
 
-def taken(*records: Scores, batches: int = 3) -> list[Taken]:
+def taken(*records: Scores, batches: int = 3) -> list[TrainingInput]:
     """Batches at offsets 0, 10, 20, with these records of `scores` at offsets 5, 6, 7 ..."""
-    found = in_order(
+    found = join_scores(
         ((batch(n), 10 * n + 1) for n in range(batches)),
         iter([(record, 5 + i) for i, record in enumerate(records)]),
     )
@@ -103,14 +103,17 @@ def test_what_was_recorded_is_taken_again():
         *(Output("batches", str(n), batch(n)) for n in range(3)),
         *(Output("scores", str(n), scores(n, 0, -1, -n)) for n in (1, 0)),
     )
-    assert [(t.batch.number, t.offset, t.scores_offset) for t in again(log, True, 0, 0)] == [
+    assert [
+        (t.batch.number, t.offset, t.scores_offset) for t in read_existing(log, True, 0, 0)
+    ] == [
         (0, 1, 0),
         (1, 2, 2),
     ]
     assert [
-        (t.batch.number, t.scores and t.scores.logprobs.tolist()) for t in again(log, True, 1, 0)
+        (t.batch.number, t.scores and t.scores.logprobs.tolist())
+        for t in read_existing(log, True, 1, 0)
     ] == [(1, [-1, -1])]
-    assert [(t.batch.number, t.scores) for t in again(log, False, 0, 0)] == [
+    assert [(t.batch.number, t.scores) for t in read_existing(log, False, 0, 0)] == [
         (0, None),
         (1, None),
         (2, None),
@@ -122,7 +125,7 @@ def test_a_learner_waits_for_scores_and_says_so(
 ):
     log, stop = a_log(), threading.Event()
     publish(log, Output("batches", "0", batch(0)))
-    monkeypatch.setattr("streamrl.learner.inputs.SAY_AFTER_S", 0.0)
+    monkeypatch.setattr("streamrl.learner.inputs.WARN_AFTER_S", 0.0)
 
     class Arrives(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -130,18 +133,18 @@ def test_a_learner_waits_for_scores_and_says_so(
 
     logging.getLogger("streamrl.learner.inputs").addHandler(handler := Arrives())
     try:
-        found = next(until(stop, following(log, True, 0, 0)))
+        found = next(take_until_stopped(stop, follow(log, True, 0, 0)))
     finally:
         logging.getLogger("streamrl.learner.inputs").removeHandler(handler)
     assert found.scores is not None and found.scores.logprobs.tolist() == [-1, -2]
     assert "has waited 0 s for its scores; do all workers of the scorer pool run?" in caplog.text
     stop.set()
-    assert next(until(stop, following(log, True, 0, 0)), None) is None
+    assert next(take_until_stopped(stop, follow(log, True, 0, 0)), None) is None
 
 
 def test_while_there_is_nothing_it_says_so():
     log = a_log()
-    coming = following(log, True, 0, 0)
+    coming = follow(log, True, 0, 0)
     assert next(coming) is None
     publish(log, Output("batches", "0", batch(0)))
     assert next(coming) is None
@@ -156,9 +159,9 @@ def test_scores_that_cannot_be_read_are_passed_over():
     log.producer().send(
         to_message(Output("scores", "0", scores(0, 0, -1, -2)))._replace(value=b"rubbish")
     )
-    assert list(again(log, True, 0, 0)) == []
+    assert list(read_existing(log, True, 0, 0)) == []
     publish(log, Output("scores", "0", scores(0, 0, -1, -2)))
-    assert [found.batch.number for found in again(log, True, 0, 0)] == [0]
+    assert [found.batch.number for found in read_existing(log, True, 0, 0)] == [0]
 
 
 def test_an_announcement_is_waited_for():
@@ -168,10 +171,10 @@ def test_an_announcement_is_waited_for():
     later = threading.Timer(0.2, lambda: publish(log, Output("policy-versions", "lead", record)))
     publish(log, Output("policy-versions", "other", other))
     later.start()
-    assert announcement(log, "lead", 4, stop) == record
+    assert wait_for_version(log, "lead", 4, stop) == record
     later.join()
     stop.set()
-    assert announcement(log, "lead", 5, stop) is None
+    assert wait_for_version(log, "lead", 5, stop) is None
 
 
 def test_of_several_lineages_of_a_version_the_newest_is_valid():
@@ -181,7 +184,7 @@ def test_of_several_lineages_of_a_version_the_newest_is_valid():
     for record in (first, again, msgspec.structs.replace(first, version=3)):
         publish(log, Output("policy-versions", "lead", record))
     assert (
-        announcements(log, "lead") == {4: "cd", 3: "ab"}
-        and announcement(log, "lead", 4, stop) == again
+        announced_hashes(log, "lead") == {4: "cd", 3: "ab"}
+        and wait_for_version(log, "lead", 4, stop) == again
     )
     assert newest_lineages([again, first]) == {4: again}  # in whatever order they are heard of

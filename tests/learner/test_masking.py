@@ -8,7 +8,7 @@ import pytest
 
 from streamrl.batcher.assemble import assemble
 from streamrl.learner.examples import expand
-from streamrl.learner.masking import masked
+from streamrl.learner.masking import mask_untrainable
 from streamrl.records import Batch
 from tests.support.build import floats, group
 
@@ -31,13 +31,13 @@ def of_sequence(batch: Batch) -> np.ndarray:
 
 
 def test_a_batch_that_the_model_knows_stays_as_it_is(batch: Batch):
-    assert masked(batch, int(batch.tokens.max()) + 1) == (batch, 0)
+    assert mask_untrainable(batch, int(batch.tokens.max()) + 1) == (batch, 0)
 
 
 def test_a_sampled_token_without_an_embedding_masks_its_sequence(batch: Batch):
     tokens = batch.tokens.copy()
     tokens[np.flatnonzero(of_sequence(batch) == 1)[2]] = 16
-    found = masked(spoilt(batch, tokens=tokens), 16)
+    found = mask_untrainable(spoilt(batch, tokens=tokens), 16)
     assert (
         found.sequences == 1 and found.batch.tokens.max() < 16 and found.batch.loss_mask is not None
     )
@@ -50,7 +50,7 @@ def test_a_sampled_token_without_an_embedding_masks_its_sequence(batch: Batch):
 def test_a_prompt_without_an_embedding_masks_its_group(batch: Batch):
     prompts = batch.prompts.copy()
     prompts[-1] = 99  # of g1
-    found = masked(spoilt(batch, prompts=prompts), 16)
+    found = mask_untrainable(spoilt(batch, prompts=prompts), 16)
     assert (
         found.sequences == 2
         and found.batch.prompts.max() < 16
@@ -66,7 +66,7 @@ def test_a_mask_that_there_is_stays(batch: Batch):
     mask, tokens = np.ones(len(batch.tokens), np.uint8), batch.tokens.copy()
     mask[0] = 0
     tokens[of_sequence(batch) == 3] = 99
-    found = masked(spoilt(batch, tokens=tokens, loss_mask=mask), 16).batch
+    found = mask_untrainable(spoilt(batch, tokens=tokens, loss_mask=mask), 16).batch
     assert found.loss_mask is not None and found.loss_mask.tolist() == [
         0,
         *(of_sequence(batch)[1:] != 3).astype(int),
@@ -77,7 +77,7 @@ def test_a_mask_that_there_is_stays(batch: Batch):
 def test_a_temperature_that_nothing_can_be_divided_by_masks_its_sequence(
     batch: Batch, temperature: float
 ):
-    found = masked(spoilt(batch, temperatures=floats(1, temperature, 1, 1)), 16)
+    found = mask_untrainable(spoilt(batch, temperatures=floats(1, temperature, 1, 1)), 16)
     assert found.sequences == 1 and found.batch.temperatures.tolist() == [1] * 4
 
 
@@ -104,4 +104,4 @@ def test_a_batch_that_does_not_fit_its_rows_is_said(
     batch: Batch, changes: dict[str, object], says: str
 ):
     with pytest.raises(ValueError, match=says):
-        masked(spoilt(batch, **changes), 16)
+        mask_untrainable(spoilt(batch, **changes), 16)

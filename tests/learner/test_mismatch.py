@@ -17,7 +17,7 @@ import pytest
 
 from streamrl.config.run_file import Learner
 from streamrl.learner.examples import RlExample
-from streamrl.learner.objective import objective
+from streamrl.learner.objective import make_objective
 from tests.learner.test_objective import IDS, average, predictions
 
 START, LETTERS, LENGTH = 0, (1, 2, 3), 2
@@ -76,10 +76,12 @@ def distances(settings: dict[str, Any]) -> np.ndarray:
     on-policy one.
     """
     learner = Learner.model_validate({"kl_coefficient": 0, **settings})
-    made = objective(learner)
+    made = make_objective(learner)
     gradient = jax.jit(
         jax.grad(
-            lambda table, taken, weights: made.of(predictions(table, taken), taken, weights)[0]
+            lambda table, taken, weights: made.from_predictions(
+                predictions(table, taken), taken, weights
+            )[0]
         )
     )
     found: list[np.ndarray] = []

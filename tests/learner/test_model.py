@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from streamrl.errors import ModelError
 from streamrl.learner import model
 from streamrl.learner.examples import RlExample
-from streamrl.learner.mesh import on_mesh
+from streamrl.learner.mesh import use_mesh
 from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT
 from tests.learner.examples import Segment, example
@@ -30,7 +30,7 @@ ONE, TWO, THREE = (
 
 @pytest.fixture(autouse=True)
 def _mesh() -> Iterator[None]:
-    with on_mesh():
+    with use_mesh():
         yield
 
 
@@ -90,7 +90,7 @@ def test_packed_and_alone_are_equal(tiny: Path):
     ):
         alone = np.asarray(
             eqx.filter_jit(model.predict)(
-                model.load(tiny, CONTEXT), model.single(np.array(tokens))
+                model.load(tiny, CONTEXT), model.single_sequence(np.array(tokens))
             ).logprobs
         )[0, :-1]
         found = packed[row, start : start + len(tokens) - 1]

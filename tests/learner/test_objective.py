@@ -16,8 +16,8 @@ from streamrl.config.run_file import Learner
 from streamrl.learner.examples import RlExample, empty_example
 from streamrl.learner.losses import AVERAGE_OF, LOSSES
 from streamrl.learner.model import Predictions
-from streamrl.learner.normalization import AVERAGES, numbers_of
-from streamrl.learner.objective import objective, summed_up
+from streamrl.learner.normalization import AVERAGES, segment_numbers
+from streamrl.learner.objective import make_objective, to_run_metrics
 from tests.learner.examples import Segment, example
 
 IDS = 6
@@ -42,17 +42,19 @@ def predictions(table: Any, taken: RlExample) -> Predictions:
 
 def average(settings: Learner, taken: RlExample) -> np.ndarray:
     return AVERAGES[settings.average or AVERAGE_OF.get(settings.loss, "tokens")](
-        taken.loss_mask, numbers_of(taken.segment_ids)
+        taken.loss_mask, segment_numbers(taken.segment_ids)
     )
 
 
 @cache
 def slope(settings: str) -> Callable[[np.ndarray, RlExample, np.ndarray], jax.Array]:
     """Compiled once."""
-    made = objective(Learner.model_validate_json(settings))
+    made = make_objective(Learner.model_validate_json(settings))
     return jax.jit(
         jax.grad(
-            lambda table, taken, weights: made.of(predictions(table, taken), taken, weights)[0]
+            lambda table, taken, weights: made.from_predictions(
+                predictions(table, taken), taken, weights
+            )[0]
         )
     )
 
@@ -63,12 +65,12 @@ def gradient(settings: Learner, taken: RlExample, weights: np.ndarray) -> np.nda
 
 
 def measured(settings: Learner, taken: RlExample) -> dict[str, float]:
-    loss, metrics = objective(settings).of(
+    loss, metrics = make_objective(settings).from_predictions(
         predictions(TABLE, taken), taken, jnp.asarray(average(settings, taken))
     )
     return {
         "loss": float(loss),
-        **summed_up({name: float(metric) for name, metric in metrics.items()}),
+        **to_run_metrics({name: float(metric) for name, metric in metrics.items()}),
     }
 
 
@@ -101,7 +103,7 @@ def test_the_example_of_the_design_of_logprobs(advantage: float):
     current = jnp.array([[-0.01, -0.05, -0.03, -0.02, -0.04, -0.03, -0.001, 0.0]])
     reference = np.array([[-0.01, -0.04, -0.03, -0.02, -0.03, -0.03, -0.002, 0.0]], np.float32)
     predicted = Predictions(current, jnp.zeros_like(current))
-    loss, _ = objective(settings).of(
+    loss, _ = make_objective(settings).from_predictions(
         predicted,
         taken._replace(reference_logprobs=reference),
         jnp.asarray(average(settings, taken)),

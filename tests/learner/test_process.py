@@ -28,7 +28,7 @@ from streamrl.errors import (
     VersionMismatch,
 )
 from streamrl.learner import checkpoints, inputs, process
-from streamrl.learner.trainer import Training
+from streamrl.learner.trainer import PolicyTrainer
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, Writer
@@ -195,7 +195,9 @@ class Lived(NamedTuple):
 @pytest.fixture(scope="module")
 def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "keep_compiled", lambda directory: None)  # the session's cache
+        patch.setattr(
+            process, "enable_compilation_cache", lambda directory: None
+        )  # the session's cache
         run, log = run_of(tmp_path_factory.mktemp("runs"), tiny), a_log()
         with compilations() as compiled, learning(run, log) as life:
             life.until(lambda: len(versions(log)) == 1)
@@ -284,7 +286,7 @@ def test_checkpoints_are_those_of_every_second_version(lived: Lived):
     directory = lived.run.directory / "checkpoints" / "lead"
     # and, at a clean stop, of the newest; it keeps two
     assert checkpoints.versions(directory) == [2, 3]
-    assert checkpoints.latest(directory, 2) == checkpoints.Position(
+    assert checkpoints.latest(directory, 2) == checkpoints.TrainingPosition(
         2, 2, versions(lived.log)[2].sha256
     )
 
@@ -383,9 +385,9 @@ def test_what_was_trained_while_the_broker_was_away_is_announced_when_it_is_back
 ):
     """Two commits fail. The learner goes on in the same life, and trains on nothing twice."""
     log, steps = Away({"policy-versions": 1, "batches": 1, "metrics": 1}), list[int]()
-    step = Training.step
+    step = PolicyTrainer.step
     monkeypatch.setattr(
-        Training,
+        PolicyTrainer,
         "step",
         lambda policy, taken: steps.append(taken.batch.number) or step(policy, taken),
     )
@@ -421,7 +423,7 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
         (1, 1, "ab" * 32, announced[1].sha256),
         (2, 0, "", announced[2].sha256),
     ]
-    assert inputs.announcements(log, "lead") == {
+    assert inputs.announced_hashes(log, "lead") == {
         record.version: record.sha256 for record in announced[:3]
     }
     assert (
@@ -621,7 +623,7 @@ def next_batch(log: MemoryLog) -> object:
     timer = threading.Timer(20, stop.set)
     timer.start()
     try:
-        return next(inputs.batches(log, 0, stop), None)
+        return next(inputs.follow_batches_until(log, 0, stop), None)
     finally:
         timer.cancel()
 
@@ -656,4 +658,4 @@ def test_what_cannot_be_read_is_passed_over():
     send(log, first, *split_batch(batch(6), limit_bytes=100))
     made = next_batch(log)
     assert isinstance(made, tuple) and made[0].number == 6
-    assert [found.number for found, _ in inputs.recorded(log)] == [6]
+    assert [found.number for found, _ in inputs.read_batches(log)] == [6]

@@ -17,9 +17,9 @@ import pytest
 from streamrl.config.run_file import RunFile, changed
 from streamrl.errors import CheckpointError, Fenced, WeightError
 from streamrl.learner import checkpoints
-from streamrl.learner.inputs import Taken
-from streamrl.learner.publisher import Trainee
-from streamrl.learner.trainer import Training, training
+from streamrl.learner.inputs import TrainingInput
+from streamrl.learner.publisher import VersionPublisher
+from streamrl.learner.trainer import PolicyTrainer, open_trainer
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
@@ -84,8 +84,8 @@ def run(tiny: Path, tmp_path: Path) -> RunFile:
 
 
 @pytest.fixture
-def policy(run: RunFile) -> Iterator[Training]:
-    with training(run) as made:
+def policy(run: RunFile) -> Iterator[PolicyTrainer]:
+    with open_trainer(run) as made:
         yield made
 
 
@@ -94,17 +94,17 @@ def log() -> MemoryLog:
     return a_log()
 
 
-def made(policy: Training, log: MemoryLog, writer: Writer | None = None) -> Trainee:
-    return Trainee(
+def made(policy: PolicyTrainer, log: MemoryLog, writer: Writer | None = None) -> VersionPublisher:
+    return VersionPublisher(
         "lead", policy, {}, writer or log.writer("learner-lead"), Meter(log, "learner-lead")
     )
 
 
-def taken(number: int) -> Taken:
-    return Taken(batch(number), number + 1)
+def taken(number: int) -> TrainingInput:
+    return TrainingInput(batch(number), number + 1)
 
 
-def until_it_fails(trainee: Trainee) -> None:
+def until_it_fails(publisher: VersionPublisher) -> None:
     """Look for batches, of which there are none."""
 
     def nothing() -> Iterator[None]:
@@ -113,23 +113,23 @@ def until_it_fails(trainee: Trainee) -> None:
             yield None
             time.sleep(0.01)
 
-    for _ in trainee.watched(nothing()):
+    for _ in publisher.until_failure(nothing()):
         pass
 
 
 def test_what_is_announced_is_the_policy_before_the_next_step(
-    policy: Training, log: MemoryLog, run: RunFile, tmp_path: Path
+    policy: PolicyTrainer, log: MemoryLog, run: RunFile, tmp_path: Path
 ):
     gate = Gate()
-    with made(policy, log) as trainee:
-        trainee.store = GatedStore(f"{run.store}/lead", gate)
+    with made(policy, log) as publisher:
+        publisher.store = GatedStore(f"{run.store}/lead", gate)
         policy.step(taken(0))
         wanted, probe = policy.sha256(), policy.probe()
-        trainee.publish(0)
+        publisher.publish(0)
         policy.step(taken(1))  # it takes the memory of the one before for its own
         assert policy.version == 2 and versions(log) == []
         gate.open()
-        trainee.settle()
+        publisher.wait()
     (record,) = versions(log)
     assert (record.version, record.batch, record.sha256) == (
         1,
@@ -143,26 +143,26 @@ def test_what_is_announced_is_the_policy_before_the_next_step(
 
 
 def test_a_process_that_was_taken_for_dead_completes_no_checkpoint(
-    policy: Training, log: MemoryLog
+    policy: PolicyTrainer, log: MemoryLog
 ):
     writer = RetryingWriter(log, "learner-lead", "policy-versions")
-    trainee = made(policy, log, writer)
-    trainee.check_rival = partial(writer.check_rival, "lead")
-    trainee.publish(None, checkpoint=False)
-    trainee.settle()
+    publisher = made(policy, log, writer)
+    publisher.check_rival = partial(writer.check_rival, "lead")
+    publisher.publish(None, checkpoint=False)
+    publisher.wait()
     (known,) = versions(log)
     successor = msgspec.structs.replace(known, version=5)
     message = to_message(Output("policy-versions", "lead", successor))
     RetryingWriter(log, "learner-lead", "policy-versions").commit([message])
     with pytest.raises(Fenced, match="another process"):
-        trainee.leave()
-    assert checkpoints.versions(trainee.checkpoints) == []
+        publisher.save_last_checkpoint()
+    assert checkpoints.versions(publisher.checkpoints) == []
 
 
-def test_at_its_end_all_is_announced_in_order(policy: Training, log: MemoryLog, run: RunFile):
-    with made(policy, log) as trainee:
+def test_at_its_end_all_is_announced_in_order(policy: PolicyTrainer, log: MemoryLog, run: RunFile):
+    with made(policy, log) as publisher:
         for number in range(3):
-            trainee.train(taken(number), idle_s=0.5)
+            publisher.train(taken(number), idle_s=0.5)
     assert [(record.version, record.batch) for record in versions(log)] == [(1, 0), (2, 1), (3, 2)]
     assert [(metric.step, metric.values["learner/idle_s"]) for metric in metrics(log)] == [
         (0, 0.5),
@@ -174,83 +174,87 @@ def test_at_its_end_all_is_announced_in_order(policy: Training, log: MemoryLog, 
         for metric in metrics(log)
     )
     assert log.committed_offsets("learner-lead") == {("batches", 0): 3}
-    found = [checkpoints.latest(trainee.checkpoints, version) for version in (1, 2, 3)]
+    found = [checkpoints.latest(publisher.checkpoints, version) for version in (1, 2, 3)]
     assert found == [
-        checkpoints.Position(record.version, record.version, record.sha256)
+        checkpoints.TrainingPosition(record.version, record.version, record.sha256)
         for record in versions(log)
     ]
 
 
-def test_a_state_is_no_checkpoint_before_its_version_is_announced(policy: Training, log: MemoryLog):
+def test_a_state_is_no_checkpoint_before_its_version_is_announced(
+    policy: PolicyTrainer, log: MemoryLog
+):
     gate = Gate()
-    with made(policy, log, GatedWriter(log.writer("learner-lead"), gate)) as trainee:
-        trainee.train(taken(0), idle_s=0.0)
-        assert checkpoints.versions(trainee.checkpoints) == [] and metrics(log) == []
+    with made(policy, log, GatedWriter(log.writer("learner-lead"), gate)) as publisher:
+        publisher.train(taken(0), idle_s=0.0)
+        assert checkpoints.versions(publisher.checkpoints) == [] and metrics(log) == []
         gate.open()
-        trainee.settle()
+        publisher.wait()
         assert (
-            checkpoints.versions(trainee.checkpoints) == [1]
+            checkpoints.versions(publisher.checkpoints) == [1]
             and metrics(log)[0].values["learner/checkpoint_s"] > 0
         )
 
 
-def test_what_fails_is_raised_while_there_is_nothing_to_train_on(policy: Training, log: MemoryLog):
+def test_what_fails_is_raised_while_there_is_nothing_to_train_on(
+    policy: PolicyTrainer, log: MemoryLog
+):
     with (
         pytest.raises(
             Fenced, match="^learner-lead: another process with this identity has taken over"
         ),
-        made(policy, log) as trainee,
+        made(policy, log) as publisher,
     ):
         log.writer("learner-lead")
-        trainee.train(taken(0), idle_s=0.0)
-        until_it_fails(trainee)
+        publisher.train(taken(0), idle_s=0.0)
+        until_it_fails(publisher)
     assert (
         versions(log) == []
         and metrics(log) == []
-        and checkpoints.versions(trainee.checkpoints) == []
+        and checkpoints.versions(publisher.checkpoints) == []
     )
 
 
-def test_what_fails_is_raised_at_the_next_version(policy: Training, log: MemoryLog):
+def test_what_fails_is_raised_at_the_next_version(policy: PolicyTrainer, log: MemoryLog):
     """And nothing comes of that one."""
     with (
         pytest.raises(WeightError, match="^the weight store is full: v000001$"),
-        made(policy, log) as trainee,
+        made(policy, log) as publisher,
     ):
-        trainee.store = FullStore(trainee.store.root)
-        trainee.train(taken(0), idle_s=0.0)
-        trainee.train(taken(1), idle_s=0.0)
+        publisher.store = FullStore(publisher.store.root)
+        publisher.train(taken(0), idle_s=0.0)
+        publisher.train(taken(1), idle_s=0.0)
     assert (
         versions(log) == []
-        and trainee.store.versions() == []
-        and checkpoints.versions(trainee.checkpoints) == []
+        and publisher.store.versions() == []
+        and checkpoints.versions(publisher.checkpoints) == []
     )
 
 
-def test_what_fails_is_raised_at_the_end(policy: Training, log: MemoryLog):
-    with pytest.raises(WeightError, match="is full: v000001$"), made(policy, log) as trainee:
-        trainee.store = FullStore(trainee.store.root)
-        trainee.train(taken(0), idle_s=0.0)
+def test_what_fails_is_raised_at_the_end(policy: PolicyTrainer, log: MemoryLog):
+    with pytest.raises(WeightError, match="is full: v000001$"), made(policy, log) as publisher:
+        publisher.store = FullStore(publisher.store.root)
+        publisher.train(taken(0), idle_s=0.0)
 
 
 def test_a_checkpoint_that_cannot_be_written_takes_no_version_away(
-    policy: Training, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+    policy: PolicyTrainer, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ):
     def full(directory: Path) -> None:
         raise CheckpointError("no space left")
 
     monkeypatch.setattr(policy, "save_state", full)
-    with pytest.raises(CheckpointError, match="^no space left$"), made(policy, log) as trainee:
-        trainee.train(taken(0), idle_s=0.0)
+    with pytest.raises(CheckpointError, match="^no space left$"), made(policy, log) as publisher:
+        publisher.train(taken(0), idle_s=0.0)
     assert [record.version for record in versions(log)] == [1] and checkpoints.versions(
-        trainee.checkpoints
+        publisher.checkpoints
     ) == []
 
 
-def test_a_process_that_does_not_write_announces_nothing(policy: Training, log: MemoryLog):
-    trainee = made(policy, log)
-    trainee.writer = None
-    with trainee:
-        trainee.train(taken(0), idle_s=0.0)
-        trainee.settle()
-    assert versions(log) == [] and metrics(log) == [] and trainee.store.versions() == []
+def test_a_process_that_does_not_write_announces_nothing(policy: PolicyTrainer, log: MemoryLog):
+    publisher = made(policy, log)
+    publisher.writer = None
+    with publisher:
+        publisher.train(taken(0), idle_s=0.0)
+        publisher.wait()
+    assert versions(log) == [] and metrics(log) == [] and publisher.store.versions() == []

@@ -15,9 +15,9 @@ import pytest
 from streamrl.config.run_file import Fork, RunFile, changed
 from streamrl.errors import CheckpointError, ConfigError, InputGone, VersionMismatch
 from streamrl.learner import checkpoints, process
-from streamrl.learner.inputs import announcements
-from streamrl.learner.recompute import plant, recomputed, retrained
-from streamrl.learner.trainer import training
+from streamrl.learner.inputs import announced_hashes
+from streamrl.learner.recompute import recompute_version, retrain_all, seed_fork
+from streamrl.learner.trainer import open_trainer
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.export_model import export_model
@@ -42,7 +42,9 @@ class Recording(NamedTuple):
 @pytest.fixture(scope="module")
 def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "keep_compiled", lambda directory: None)  # the session's cache
+        patch.setattr(
+            process, "enable_compilation_cache", lambda directory: None
+        )  # the session's cache
         run, log = run_of(tmp_path_factory.mktemp("runs"), tiny), a_log(*map(batch, range(BATCHES)))
         with learning(run, log) as life:
             life.until(lambda: len(metrics(log)) == BATCHES)
@@ -61,7 +63,7 @@ def hashes(log: MemoryLog, learner: str = "lead") -> list[str]:
 
 
 def test_every_version_comes_out_the_same(made: Recording):
-    found = list(retrained(made.run, made.log))
+    found = list(retrain_all(made.run, made.log))
     assert [position.version for position in found] == [0, 1, 2, 3, 4]
     assert [position.sha256 for position in found] == hashes(made.log) and len(
         set(hashes(made.log))
@@ -69,14 +71,14 @@ def test_every_version_comes_out_the_same(made: Recording):
 
 
 def test_so_they_do_from_a_checkpoint(made: Recording):
-    assert [(p.version, p.sha256) for p in retrained(made.run, made.log, 2)] == list(
-        announcements(made.log, "lead").items()
+    assert [(p.version, p.sha256) for p in retrain_all(made.run, made.log, 2)] == list(
+        announced_hashes(made.log, "lead").items()
     )[2:]
     with pytest.raises(
         ConfigError,
         match=r"^--from 3: there is no checkpoint of that version in .*; there: 0, 2, 4$",
     ):
-        list(retrained(made.run, made.log, 3))
+        list(retrain_all(made.run, made.log, 3))
 
 
 def test_other_settings_are_found_at_the_first_version_that_they_make(made: Recording):
@@ -93,7 +95,9 @@ def test_a_version_is_computed_from_the_nearest_checkpoint(
 ):
     """Those of versions 2 and 4 are there, and the initial model."""
     seen = list[int]()
-    with recomputed(made.run, made.log, version, lambda done, total: seen.append(done)) as policy:
+    with recompute_version(
+        made.run, made.log, version, lambda done, total: seen.append(done)
+    ) as policy:
         assert (policy.version, policy.position.sha256) == (version, hashes(made.log)[version])
     assert seen == steps
 
@@ -118,19 +122,19 @@ def test_what_cannot_be_computed_is_said(made: Recording, tmp_path: Path):
         pytest.raises(
             ConfigError, match=r"^version 9 of lead in run small is not announced; the newest is 4$"
         ),
-        recomputed(made.run, made.log, 9),
+        recompute_version(made.run, made.log, 9),
     ):
         pass
     announced = versions(made.log)
     announced[1] = msgspec.structs.replace(announced[1], sha256="ab" * 32)
     with (
         pytest.raises(VersionMismatch, match=r"^version 1 of lead came out as"),
-        recomputed(made.run, a_log(*announced, batch(0)), 1),
+        recompute_version(made.run, a_log(*announced, batch(0)), 1),
     ):
         pass
     with (
         pytest.raises(InputGone, match="end at version 1: version 3 cannot be computed"),
-        recomputed(
+        recompute_version(
             made.run.model_copy(update={"runs_dir": str(tmp_path)}),
             a_log(*versions(made.log), batch(0)),
             3,
@@ -152,7 +156,7 @@ def test_a_fork_goes_on_from_the_parents_policy_and_optimiser(made: Recording, t
             }
         )
         run.directory.mkdir()
-        stored = plant(made.run, run, made.log, 3, lambda done, total: None)
+        stored = seed_fork(made.run, run, made.log, 3, lambda done, total: None)
         assert stored.uri.startswith(run.store) and stored.sha256 == hashes(made.log)[3]
         log = a_log(
             *(
@@ -176,7 +180,7 @@ def test_a_fork_goes_on_from_the_parents_policy_and_optimiser(made: Recording, t
             pytest.raises(
                 ConfigError, match=r"^run \w+ begins at version 3; version 2 is one of run small"
             ),
-            recomputed(run, log, 2),
+            recompute_version(run, log, 2),
         ):
             pass
 
@@ -194,7 +198,7 @@ def test_a_fork_without_its_first_checkpoint_says_so(made: Recording, tmp_path: 
             CheckpointError,
             match=r"^run f begins with version 3 of small, and its checkpoint in .* is gone; fork again",
         ),
-        training(run),
+        open_trainer(run),
     ):
         pass
 
@@ -237,7 +241,7 @@ def test_a_second_learner_can_begin_where_the_lead_was(made: Recording, tmp_path
     with learning(run, log, "same", at=3) as life:
         life.until(lambda: len(metrics(log, "same")) == 1)
     assert [(v.version, v.sha256) for v in versions(log, "same")] == list(
-        announcements(made.log, "lead").items()
+        announced_hashes(made.log, "lead").items()
     )[3:]
     with learning(run, log, "other", at=3, overrides=OTHER) as life:
         life.until(lambda: len(metrics(log, "other")) == 1)
@@ -245,7 +249,9 @@ def test_a_second_learner_can_begin_where_the_lead_was(made: Recording, tmp_path
     first = hashes(log, "other")
     send(log, batch(4))
     with learning(run, log, "other", at=3, overrides=OTHER) as life:
-        life.until(lambda: 4 in announcements(log, "other") and 5 in announcements(log, "other"))
+        life.until(
+            lambda: 4 in announced_hashes(log, "other") and 5 in announced_hashes(log, "other")
+        )
     assert hashes(log, "other")[:2] == first and [v.version for v in versions(log, "other")] == [
         3,
         4,
@@ -268,13 +274,14 @@ def test_a_learner_that_makes_no_sense_is_refused(
     made: Recording, name: str | None, at: int | None, overrides: tuple[str, ...], says: str
 ):
     with pytest.raises(ConfigError, match=says):
-        process.settings_of(made.run, name or "lead", at, overrides)
+        process.learner_settings(made.run, name or "lead", at, overrides)
 
 
 def test_versions_are_compared_one_by_one():
-    def computed(*hashes: str) -> Callable[[], list[checkpoints.Position]]:
+    def computed(*hashes: str) -> Callable[[], list[checkpoints.TrainingPosition]]:
         return lambda: [
-            checkpoints.Position(version, 0, sha256) for version, sha256 in enumerate(hashes)
+            checkpoints.TrainingPosition(version, 0, sha256)
+            for version, sha256 in enumerate(hashes)
         ]
 
     announced = {0: "a", 1: "b", 2: "c"}
@@ -305,4 +312,4 @@ def test_announcements_of_others_are_passed_over():
             PolicyVersion(learner="other", version=7, uri="", size_bytes=0, sha256="x"),
         ),
     )
-    assert announcements(log, "lead") == {} and announcements(log, "other") == {7: "x"}
+    assert announced_hashes(log, "lead") == {} and announced_hashes(log, "other") == {7: "x"}

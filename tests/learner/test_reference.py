@@ -10,8 +10,13 @@ import pytest
 from streamrl.config.run_file import Fork, RunFile, TinyModel, parse
 from streamrl.errors import ModelError
 from streamrl.learner.initial import write_tiny
-from streamrl.learner.mesh import on_mesh
-from streamrl.learner.reference import OWN, Reference, fixed, reference_of
+from streamrl.learner.mesh import use_mesh
+from streamrl.learner.reference import (
+    EXTERNAL,
+    ReferenceModel,
+    reference_version,
+    static_reference_dir,
+)
 from tests.learner.conftest import CONTEXT, TINY
 
 
@@ -30,29 +35,29 @@ def run_of(**reference: Any) -> RunFile:
     ("reference", "versions"),
     [
         ({}, [0, 0, 0, 0, 0, 0, 0]),
-        ({"path": "m"}, [OWN] * 7),
+        ({"path": "m"}, [EXTERNAL] * 7),
         ({"every": 3}, [0, 0, 0, 3, 3, 3, 6]),
         ({"every": 1}, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
 def test_it_follows_from_the_number_of_the_batch(reference: dict[str, Any], versions: list[int]):
-    assert [reference_of(run_of(**reference), batch) for batch in range(7)] == versions
+    assert [reference_version(run_of(**reference), batch) for batch in range(7)] == versions
 
 
 def test_one_that_follows_begins_anew_in_a_fork_and_a_fixed_one_stays():
     fork = {"fork": Fork(run="parent", version=4, sha256="ab")}
     assert [
-        reference_of(run_of(every=3).model_copy(update=fork), batch) for batch in range(4, 8)
+        reference_version(run_of(every=3).model_copy(update=fork), batch) for batch in range(4, 8)
     ] == [4, 4, 6, 6]
-    assert reference_of(run_of().model_copy(update=fork), 4) == 0
+    assert reference_version(run_of().model_copy(update=fork), 4) == 0
 
 
 def test_it_is_loaded_when_it_changes(tiny: Path):
-    reference = Reference(run_of(every=2), tokenizer_ids=16)
-    assert [reference.lacks(batch) for batch in (0, 1, 2)] == [0, 0, 2]
-    with on_mesh():
+    reference = ReferenceModel(run_of(every=2), tokenizer_ids=16)
+    assert [reference.version_to_load(batch) for batch in (0, 1, 2)] == [0, 0, 2]
+    with use_mesh():
         reference.load(2, tiny)
-    assert [reference.lacks(batch) for batch in (1, 2, 3, 4)] == [0, None, None, 4]
+    assert [reference.version_to_load(batch) for batch in (1, 2, 3, 4)] == [0, None, None, 4]
 
 
 def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
@@ -60,14 +65,14 @@ def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
         tmp_path / "small", TinyModel(**{**TINY.model_dump(), "alphabet": "01"}), CONTEXT
     )
     run = run_of(path=str(small))
-    assert fixed(run, OWN) == small and fixed(run, 3) is None
+    assert static_reference_dir(run, EXTERNAL) == small and static_reference_dir(run, 3) is None
     with (
-        on_mesh(),
+        use_mesh(),
         pytest.raises(
             ModelError,
             match=r"^reference .*small knows token ids below 6, the policy's tokenizer those below 16; ",
         ),
     ):
-        Reference(run, tokenizer_ids=16).load(OWN, small)
+        ReferenceModel(run, tokenizer_ids=16).load(EXTERNAL, small)
     with pytest.raises(ModelError, match="model directory nowhere does not exist"):
-        fixed(run_of(path="nowhere"), OWN)
+        static_reference_dir(run_of(path="nowhere"), EXTERNAL)

@@ -15,7 +15,7 @@ from streamrl.config.run_file import Learner
 from streamrl.errors import ConfigError
 from streamrl.learner import model
 from streamrl.learner.examples import RlExample
-from streamrl.learner.update import Updater, arranged, normalized, order
+from streamrl.learner.update import Updater, device_row_order, normalize_advantages, reorder_rows
 from streamrl.weights import export
 from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT
@@ -153,20 +153,20 @@ def test_the_divergence_is_from_the_reference(training: Training):
 
 
 def test_nothing_is_compiled_after_the_first_step(training: Training):
-    training.updater.logprobs(training.state.model, model.single(np.arange(8)))
+    training.updater.logprobs(training.state.model, model.single_sequence(np.arange(8)))
     training.step(batch())
     assert COMPILED
     seen = len(COMPILED)
     for advantage in (0.5, -1.0, 0.0, 2.0):
         training.step(batch(advantage, temperature=1 + advantage / 10))
-        training.updater.logprobs(training.state.model, model.single(np.arange(8)))
+        training.updater.logprobs(training.state.model, model.single_sequence(np.arange(8)))
     assert COMPILED[seen:] == []
 
 
 def test_good_answers_become_likelier(training: Training):
     def likelihood() -> float:
         return float(
-            training.updater.logprobs(training.state.model, model.single(np.array(GOOD)))[
+            training.updater.logprobs(training.state.model, model.single_sequence(np.array(GOOD)))[
                 0, 3:6
             ].sum()
         )
@@ -264,7 +264,7 @@ def test_advantages_are_divided_by_their_deviation_over_sampled_tokens():
     count.
     """
     made = example([[Segment([1, 2, 3, 4], 1, 1.0), Segment([1, 2], 1, -1.0)]], 8)
-    scaled = normalized(made)
+    scaled = normalize_advantages(made)
     assert scaled.advantages.dtype == np.float32
     np.testing.assert_allclose(scaled.advantages, made.advantages / np.sqrt(0.75), rtol=1e-6)
 
@@ -272,29 +272,43 @@ def test_advantages_are_divided_by_their_deviation_over_sampled_tokens():
 @pytest.mark.parametrize("advantage", [0.0, 0.5, 1e-9])
 def test_equal_advantages_are_left_alone(advantage: float):
     made = example([[Segment([1, 2, 3], 1, advantage), Segment([1, 2], 1, advantage)]], 8)
-    np.testing.assert_array_equal(normalized(made).advantages, made.advantages)
-    np.testing.assert_array_equal(normalized(example([[]], 8)).advantages, np.zeros((1, 8)))
+    np.testing.assert_array_equal(normalize_advantages(made).advantages, made.advantages)
+    np.testing.assert_array_equal(
+        normalize_advantages(example([[]], 8)).advantages, np.zeros((1, 8))
+    )
 
 
 def test_each_device_has_a_stretch_of_the_batch():
     """Eight rows, two devices that take two rows at a time: rows 0 to 3 are the first one's, in
     both turns.
     """
-    assert order(8, devices=2, parts=2, of_device=2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert device_row_order(8, devices=2, parts=2, of_device=2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     # five rows: the first device has three of them, and both are filled up with padding
-    assert order(5, devices=2, parts=2, of_device=2).tolist() == [0, 1, 3, 4, 2, -1, -1, -1]
+    assert device_row_order(5, devices=2, parts=2, of_device=2).tolist() == [
+        0,
+        1,
+        3,
+        4,
+        2,
+        -1,
+        -1,
+        -1,
+    ]
     # on one device rows stay where they are
-    assert order(3, devices=1, parts=2, of_device=2).tolist() == [0, 1, 2, -1] and order(
-        3, 3, 1, 1
-    ).tolist() == [0, 1, 2]
+    assert device_row_order(3, devices=1, parts=2, of_device=2).tolist() == [
+        0,
+        1,
+        2,
+        -1,
+    ] and device_row_order(3, 3, 1, 1).tolist() == [0, 1, 2]
 
 
 def test_padding_stands_where_the_order_says():
     made = example([[Segment([5], 0)], [Segment([6], 0)]], 4)
-    moved = arranged(made, np.array([1, -1, 0]))
+    moved = reorder_rows(made, np.array([1, -1, 0]))
     assert (
         moved.input_ids[:, 0].tolist() == [6, 0, 5]
         and moved.segment_ids[1].tolist() == [0] * 4
         and moved.temperatures[1].tolist() == [1] * 4
     )
-    assert arranged(made, np.array([0, 1])) is made
+    assert reorder_rows(made, np.array([0, 1])) is made

@@ -12,7 +12,7 @@ import pytest
 
 from streamrl.config.run_file import parse
 from streamrl.dashboard.reading import batch_at
-from streamrl.learner.inputs import again
+from streamrl.learner.inputs import read_existing
 from streamrl.log.chunks import MESSAGE_BYTES, is_chunk
 from streamrl.log.codec import encode, to_event, to_message
 from streamrl.log.kafka import KafkaLog
@@ -102,7 +102,7 @@ def test_all_that_may_be_larger_than_a_message_is_one_record(log: Log):
     assert encode(whole) == encode(batch)
     assert encode(only(log, "scores", "scores")[1]) == encode(scores)
 
-    (taken,) = again(log, True, 0, 0)
+    (taken,) = read_existing(log, True, 0, 0)
     assert taken.scores is not None and taken.offset == place + 1
     np.testing.assert_array_equal(taken.scores.logprobs, scores.logprobs)
     assert (seen := batch_at(log, place)) is not None and encode(seen) == encode(batch)
@@ -121,6 +121,6 @@ def test_a_snapshot_that_is_larger_than_a_message_is_one_record(log: Log):
     assert isinstance(snapshot, Snapshot) and snapshot.parts == 1
     last = [record for _, record in entries(log, "journal.batcher")][-1]
     assert isinstance(last, JournalEntry) and last.snapshot_offset < offset == fold.snapshot_offset
-    again, _ = restore(log, part)
-    assert serialize_state(again.state) == serialize_state(fold.state)
+    restored, _ = restore(log, part)
+    assert serialize_state(restored.state) == serialize_state(fold.state)
     writer.close()

@@ -10,4 +10,4 @@ from tests.learner.conftest import _one_cache, compiled, tiny  # noqa: F401
 
 @pytest.fixture(autouse=True)
 def _one_cache_for_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "keep_compiled", lambda directory: None)
+    monkeypatch.setattr(process, "enable_compilation_cache", lambda directory: None)

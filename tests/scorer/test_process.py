@@ -20,8 +20,8 @@ from streamrl.errors import ConfigError, Fenced
 from streamrl.learner import model
 from streamrl.learner import process as learner
 from streamrl.learner.examples import expand, to_ragged
-from streamrl.learner.inputs import announcements
-from streamrl.learner.recompute import recomputed, retrained
+from streamrl.learner.inputs import announced_hashes
+from streamrl.learner.recompute import recompute_version, retrain_all
 from streamrl.learner.update import Updater
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, end_offset
@@ -134,8 +134,8 @@ def lived(run: RunFile, log: MemoryLog, workers: int) -> None:
 def _no_caches() -> Iterator[None]:
     """For fixtures of the module, as for every test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "keep_compiled", lambda directory: None)
-        patch.setattr(learner, "keep_compiled", lambda directory: None)
+        patch.setattr(process, "enable_compilation_cache", lambda directory: None)
+        patch.setattr(learner, "enable_compilation_cache", lambda directory: None)
         yield
 
 
@@ -207,8 +207,8 @@ def test_it_is_replayed_from_the_recorded_scores_or_the_reference_again(made: Ma
     for by, (run, log) in made.items():
         result = compare_versions(announcements(log, "lead"), retrained(run, log))
         assert (result.difference, result.identical) == ("", BATCHES + 1), by
-        assert [p.sha256 for p in retrained(run, log, 4)] == hashes(log)[4:]
-        with recomputed(run, log, 3) as policy:
+        assert [p.sha256 for p in retrain_all(run, log, 4)] == hashes(log)[4:]
+        with recompute_version(run, log, 3) as policy:
             assert (policy.reference is None) == (
                 by == "pool"
             ) and policy.position.sha256 == hashes(log)[3]
@@ -269,7 +269,7 @@ def test_scores_of_another_reference_are_trained_on_as_they_are(made: Made, tmp_
         ),
     )
     with learning(run, log) as life:  # learner.reference was another one when it was scored
-        life.until(lambda: len(announcements(log, "lead")) == 2)
+        life.until(lambda: len(announced_hashes(log, "lead")) == 2)
 
 
 def test_scores_of_another_number_of_tokens_cost_the_step(made: Made, tmp_path: Path):
@@ -318,18 +318,18 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
         ConfigError,
         match="^--set learner.reference: the pool, if the run has one, scores under the run's own",
     ):
-        learner.settings_of(run, "second", None, ("learner.reference.every=1",))
+        learner.learner_settings(run, "second", None, ("learner.reference.every=1",))
     with pytest.raises(ConfigError, match="^--set learner.reference: the pool"):
-        learner.settings_of(made["learner"][0], "second", None, ("learner.reference.by=pool",))
-    assert learner.settings_of(
+        learner.learner_settings(made["learner"][0], "second", None, ("learner.reference.by=pool",))
+    assert learner.learner_settings(
         run, "second", None, ("learner.loss=grpo", "learner.correction.weights=token")
-    ).learner.pooled
+    ).learner.uses_scorer_pool
     with learning(run, log, "second") as life:
-        life.until(lambda: len(announcements(log, "second")) == BATCHES + 1)
-    assert list(announcements(log, "second").values()) == hashes(log)
+        life.until(lambda: len(announced_hashes(log, "second")) == BATCHES + 1)
+    assert list(announced_hashes(log, "second").values()) == hashes(log)
     with learning(run, log, "third", at=3, overrides=("learner.reference.by=learner",)) as life:
-        life.until(lambda: len(announcements(log, "third")) == BATCHES + 1 - 3)
-    assert list(announcements(log, "third").values()) == hashes(log)[3:]
+        life.until(lambda: len(announced_hashes(log, "third")) == BATCHES + 1 - 3)
+    assert list(announced_hashes(log, "third").values()) == hashes(log)[3:]
     error = Life(run, log, "fourth", 4, ("learner.reference.by=learner",)).end()
     assert isinstance(error, ConfigError) and str(error).startswith(
         "checkpoint 4 holds no reference of version 3: it was made under another"
@@ -341,4 +341,4 @@ def test_a_model_of_its_own_is_the_reference(tiny: Path, tmp_path: Path):
     run, log = run_of(tmp_path, tiny, "pool", path=str(tiny)), a_log(batch(0))
     with scoring(run, log, 0) as (worker,):
         worker.until(lambda: len(scores(log)) == 1)
-    assert scores(log)[0].reference == -1 and run.learner.pooled
+    assert scores(log)[0].reference == -1 and run.learner.uses_scorer_pool

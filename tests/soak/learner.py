@@ -12,7 +12,7 @@ from pathlib import Path
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InputGone, VersionMismatch
-from streamrl.learner.inputs import announcements, batches
+from streamrl.learner.inputs import announced_hashes, follow_batches_until
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Output, Writer
@@ -34,10 +34,10 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     """
     file = run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{run.learner.name}", "policy-versions")
-    announced = announcements(log, run.learner.name)
+    announced = announced_hashes(log, run.learner.name)
     meter, here = Meter(log, f"learner-{run.learner.name}"), load(file)
     publish(run, writer, announced, here)
-    for batch, offset in batches(log, here.offset, stop):
+    for batch, offset in follow_batches_until(log, here.offset, stop):
         if batch.number != here.version:
             raise InputGone(f"batch {batch.number} came at version {here.version}")
         if batch.number + 1 not in announced:

@@ -10,7 +10,7 @@ import equinox as eqx
 import numpy as np
 
 from streamrl.learner.examples import RlExample
-from streamrl.learner.mesh import on_mesh
+from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import load, predict
 
 ROWS = 32
@@ -24,7 +24,7 @@ def learner_logprobs(
     A row of `context` tokens a sequence, and ROWS rows every time, so that it compiles once.
     """
     found: list[np.ndarray] = []
-    with on_mesh():
+    with use_mesh():
         model = load(directory, context)
         for start in range(0, len(sequences), ROWS):
             chunk = sequences[start : start + ROWS]

@@ -10,14 +10,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from streamrl.learner import model
-from streamrl.learner.mesh import on_mesh
+from streamrl.learner.mesh import use_mesh
 from streamrl.weights import export
 from tests.learner.conftest import CONTEXT
 
 
 def exported(origin: Path, directory: Path) -> Path:
     """The model of `origin`, through Levanter and out again."""
-    with on_mesh():
+    with use_mesh():
         export.save(export.state_dict(model.load(origin, CONTEXT)), origin, directory)
     return directory
 
@@ -68,7 +68,7 @@ def test_a_tied_head_is_written_and_read(tiny: Path, tmp_path: Path):
 
 
 def test_the_size_is_known_beforehand(tiny: Path):
-    with on_mesh():
+    with use_mesh():
         size_bytes = export.size_bytes(export.state_dict(model.load(tiny, CONTEXT)))
     assert size_bytes == sum(tensor.nbytes for tensor in load_file(tiny / export.WEIGHTS).values())
 
@@ -122,6 +122,6 @@ def test_several_files_are_read_as_one_model(
 
 def test_a_full_disk_is_an_oserror(tiny: Path, tmp_path: Path):
     (tmp_path / export.WEIGHTS).symlink_to("/dev/full")
-    with on_mesh(), pytest.raises(OSError, match="No space left on device") as caught:
+    with use_mesh(), pytest.raises(OSError, match="No space left on device") as caught:
         export.save_weights(export.state_dict(model.load(tiny, CONTEXT)), tmp_path)
     assert caught.value.errno == errno.ENOSPC
