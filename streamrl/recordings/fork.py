@@ -289,7 +289,7 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
     tape.close()
     if cut.batch is None:
         cut.remember(fold.state)
-    then = next((batch for batch, _ in recorded(old) if batch.number == version), None)
+    then = next((batch for batch, _ in read_batches(old) if batch.number == version), None)
     if (cut.batch and encode(cut.batch)) != (then and encode(then)):
         wrong = (
             f"the journal of {part.name} of run {parent.run} does not lead to its batch {version}"
@@ -304,7 +304,7 @@ def index_groups(old: Log, parent: RunFile, run: RunFile) -> GroupIndex:
     """Every recorded group, and which of them are in batches before the fork's first."""
     assert run.fork is not None
     index = GroupIndex()
-    for batch, _ in recorded(old):
+    for batch, _ in read_batches(old):
         if batch.number >= run.fork.version:
             break
         index.add_batch(batch)

@@ -72,10 +72,10 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
     """
 
     with progress_bar("replay weights", Console(stderr=True)) as progress:
-        announced, replaced = announcements(log, run.learner.name), dict[int, set[str]]()
-        for record in versions(log, run.learner.name):
+        announced, replaced = announced_hashes(log, run.learner.name), dict[int, set[str]]()
+        for record in read_announcements(log, run.learner.name):
             replaced.setdefault(record.version, set()).add(record.sha256)
-        result = compare_versions(announced, retrained(run, log, first), progress, replaced)
+        result = compare_versions(announced, retrain_all(run, log, first), progress, replaced)
     again = (
         f", {result.earlier:,} of them to a lineage that has been computed differently since"
         if result.earlier
