@@ -120,9 +120,7 @@ class InMemoryTracker(Tracker):
 class RowLayout(NamedTuple):
     """How batches of one number of rows are worked on."""
 
-    device_row_order: (
-        np.ndarray
-    )  # which row of the batch lies where, as `device_row_order` returns it
+    order: np.ndarray  # of the rows, as `device_row_order` returns it
     trainer: Trainer
 
 

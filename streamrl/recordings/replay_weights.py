@@ -11,6 +11,7 @@ from typing import Protocol
 from rich.console import Console
 
 from streamrl.config.run_file import RunFile
+from streamrl.learner.inputs import announced_hashes, read_announcements
 from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
 from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
@@ -70,6 +71,8 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
     """Train again and say whether every version came out the same. Returns the exit code: 1 at the
     first difference.
     """
+
+    from streamrl.learner.recompute import retrain_all  # JAX
 
     with progress_bar("replay weights", Console(stderr=True)) as progress:
         announced, replaced = announced_hashes(log, run.learner.name), dict[int, set[str]]()

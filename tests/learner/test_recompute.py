@@ -59,7 +59,7 @@ def copied(made: Recording, directory: Path) -> RunFile:
 
 
 def hashes(log: MemoryLog, learner: str = "lead") -> list[str]:
-    return [record.sha256 for record in read_announcements(log, learner)]
+    return [record.sha256 for record in versions(log, learner)]
 
 
 def test_every_version_comes_out_the_same(made: Recording):
@@ -167,7 +167,7 @@ def test_a_fork_goes_on_from_the_parents_policy_and_optimiser(made: Recording, t
         )
         with learning(run, log) as life:
             life.until(lambda log=log: len(metrics(log)) == 1)
-        assert [v.version for v in read_announcements(log)] == [0, 1, 2, 3, 4]
+        assert [v.version for v in versions(log)] == [0, 1, 2, 3, 4]
         assert (hashes(log)[4] == hashes(made.log)[4]) is same
         assert (
             describe(pull(versions(log)[3], run.store, tmp_path / f"{name}-3")).sha256
@@ -221,7 +221,7 @@ def test_a_second_learner_joins_and_disturbs_nobody(made: Recording, tmp_path: P
     before = files(run.directory)
     with learning(run, log, "second", overrides=OTHER) as life:
         life.until(lambda: len(metrics(log, "second")) == BATCHES)
-    assert [v.version for v in read_announcements(log, "second")] == [0, 1, 2, 3, 4]
+    assert [v.version for v in versions(log, "second")] == [0, 1, 2, 3, 4]
     assert hashes(log, "second")[0] == hashes(log)[0] and not set(hashes(log, "second")[1:]) & set(
         hashes(log)
     )
@@ -242,7 +242,7 @@ def test_a_second_learner_can_begin_where_the_lead_was(made: Recording, tmp_path
     run, log = copied(made, tmp_path), a_log(*versions(made.log), *map(batch, range(BATCHES)))
     with learning(run, log, "same", at=3) as life:
         life.until(lambda: len(metrics(log, "same")) == 1)
-    assert [(v.version, v.sha256) for v in read_announcements(log, "same")] == list(
+    assert [(v.version, v.sha256) for v in versions(log, "same")] == list(
         announced_hashes(made.log, "lead").items()
     )[3:]
     with learning(run, log, "other", at=3, overrides=OTHER) as life:
@@ -254,9 +254,7 @@ def test_a_second_learner_can_begin_where_the_lead_was(made: Recording, tmp_path
         life.until(
             lambda: 4 in announced_hashes(log, "other") and 5 in announced_hashes(log, "other")
         )
-    assert hashes(log, "other")[:2] == first and [
-        v.version for v in read_announcements(log, "other")
-    ] == [
+    assert hashes(log, "other")[:2] == first and [v.version for v in versions(log, "other")] == [
         3,
         4,
         5,

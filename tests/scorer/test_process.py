@@ -79,7 +79,7 @@ def trained(log: MemoryLog) -> int:
 
 
 def hashes(log: MemoryLog) -> list[str]:
-    return [record.sha256 for record in read_announcements(log)]
+    return [record.sha256 for record in versions(log)]
 
 
 class Worker:
@@ -287,7 +287,7 @@ def test_scores_of_another_number_of_tokens_cost_the_step(made: Made, tmp_path: 
     )
     with learning(run, log) as life:
         life.until(lambda: len(versions(log)) == 2)
-    assert [record.skipped for record in read_announcements(log)] == [False, True]
+    assert [record.skipped for record in versions(log)] == [False, True]
 
 
 def test_another_instance_takes_over(made: Made, tmp_path: Path):
