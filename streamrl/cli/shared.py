@@ -66,9 +66,9 @@ def exit_with_signal(caught: list[int]) -> None:
 
 
 def load_run(run: str, overrides: tuple[str, ...] = ()) -> RunFile:
-    from streamrl.orchestrator.run_directory import find
+    from streamrl.orchestrator.run_directory import resolve_run
 
-    return find(run, overrides)
+    return resolve_run(run, overrides)
 
 
 def is_export(run: str) -> bool:

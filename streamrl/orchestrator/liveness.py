@@ -1,8 +1,7 @@
-"""Do the parts of a run live? Asks each of them at `/livez`, in a thread beside the loop; `plan.py`
-decides what follows from the answers.
+"""Asks every part of a run at `/livez` whether it is alive, in a thread beside the loop.
 
-Where a part listens stands in its file beside the runs (`health.py`). One that has not written it
-yet is starting, and is not judged.
+`plan.py` decides what follows from the answers. Each part writes its address to a file beside the
+runs (`monitoring/http.py`). A part that has not written it yet is still starting and is not judged.
 """
 
 from __future__ import annotations
@@ -25,22 +24,20 @@ ANSWER_S = 2.0  # for an answer
 
 
 @dataclass
-class Asked:
-    """What is known of one life of a part."""
+class ProbeState:
+    """What the probe knows of a part since it was last started."""
 
-    silent_s: float = 0.0  # how long it has not answered, while it was asked
-    hangs: str = ""  # why it is to be ended; empty while it lives
+    silent_s: float = 0.0  # the time for which it has been asked and has not answered
+    hangs: str = ""  # the reason to end it; empty while it lives
 
 
 class Liveness:
-    """Asks while it is used as a context. `names`: process -> the name that the part has in its
-    file.
-    """
+    """Asks for as long as the context lasts. `names` maps a process to the name of its part."""
 
     def __init__(self, run: RunFile, names: Mapping[str, str]) -> None:
         self._run = run
         self._names = dict(names)
-        self.lives = {name: Asked() for name in names}
+        self.lives = {name: ProbeState() for name in names}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask_all, name="liveness", daemon=True)
 
@@ -52,16 +49,14 @@ class Liveness:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def begins(self, name: str) -> None:
-        """The part is about to be started: what its last life said, and where it listened, counts
-        no longer.
-        """
+    def on_start(self, name: str) -> None:
+        """Forget the address and the answers of the process before, as the part is started again."""
         if name in self.lives:
             note_of(self._run, self._names[name]).unlink(missing_ok=True)
-            self.lives[name] = Asked()
+            self.lives[name] = ProbeState()
 
     def hanging(self) -> dict[str, str]:
-        """Process -> why it is to be ended, for those that hang."""
+        """The processes that hang, each with the reason to end it."""
         return {name: life.hangs for name, life in self.lives.items() if life.hangs}
 
     def _ask_all(self) -> None:
@@ -78,16 +73,19 @@ class Liveness:
 
 
 def listening(note: Path) -> str:
-    """HOST:PORT of a part; empty while it has not noted it."""
+    """The part's address as HOST:PORT, empty until the part has written it."""
     try:
         return str(json.loads(note.read_text())[0]["targets"][0])
     except (OSError, ValueError, LookupError, TypeError):
         return ""
 
 
-def ask(client: httpx.Client, address: str, life: Asked, since_s: float, limit_s: float) -> None:
-    """One question, `since_s` after the one before. A part that says that its loop stands hangs; so
-    does one that says nothing for `limit_s`.
+def ask(
+    client: httpx.Client, address: str, life: ProbeState, since_s: float, limit_s: float
+) -> None:
+    """Ask one part, `since_s` after the last question.
+
+    A part hangs if it answers that its loop stands still, or if it does not answer for `limit_s`.
     """
     try:
         answer = client.get(f"http://{address}/livez")

@@ -1,15 +1,16 @@
-"""Outlives a supervisor just long enough to end what its parts have started: `python guardian.py
-MARK`, with a pipe from the supervisor as stdin.
+"""Kills what the parts of a run have started, once their supervisor has ended.
 
-A part dies with the supervisor (`tether.py`), but not what the part has started: an env's
-sandboxes, or vLLM. All of it carries the supervisor's mark in its environment, in whatever session
-it is, or belongs to the process group of one that does: a process that renames itself, as vLLM's
-engine does, overwrites its environment. When the pipe ends, because the supervisor closed it or
-died, all of that is killed.
+It runs as `python orphan_reaper.py TOKEN` with a pipe from the supervisor as stdin. A part dies
+with the supervisor (`pdeathsig.py`), but what the part has started, such as an env's sandboxes or
+vLLM, does not. Every such process carries the supervisor's token in its environment, whatever its
+session. A process that renames itself, as vLLM's engine does, overwrites its environment; it is
+found by its process group. When the pipe ends, because the supervisor closed it or died, all of
+them are killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,27 +18,24 @@ import time
 
 import psutil
 
-MARK = "STREAMRL_SUPERVISOR"  # an environment variable
-ROUNDS = 50  # what is found may be starting another one
+RUN_TOKEN = "STREAMRL_SUPERVISOR"  # an environment variable
+ROUNDS = 50  # a process that is found may just be starting another one
 
 
-def sweep(mark: str) -> None:
-    """SIGKILL to every process with that mark but this one, and to their process groups, until
-    there is none.
-    """
+def kill_tagged(token: str) -> None:
+    """Send SIGKILL to all other processes with this token and to their groups until none is left."""
     groups: set[int] = set()
     for _ in range(ROUNDS):
-        left = marked(mark)
-        groups |= {
-            group for process in left if (group := group_of(process)) not in (None, os.getpgrp())
-        }
-        alive = [group for group in groups if kill_group(group)]
+        left = tagged_processes(token)
         for process in left:
-            try:
+            group = group_of(process)
+            if group is not None and group != os.getpgrp():
+                groups.add(group)
+        alive = [kill_group(group) for group in groups]
+        for process in left:
+            with contextlib.suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                continue
-        if not left and not alive:
+        if not left and not any(alive):
             return
         time.sleep(0.02)
 
@@ -50,7 +48,7 @@ def group_of(process: psutil.Process) -> int | None:
 
 
 def kill_group(group: int) -> bool:
-    """SIGKILL to a process group; is there still anybody in it?"""
+    """Send SIGKILL to a process group. Returns whether there was still a process in it."""
     try:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -58,25 +56,25 @@ def kill_group(group: int) -> bool:
     return True
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Processes that have the mark and are alive."""
+def tagged_processes(token: str) -> list[psutil.Process]:
+    """The living processes that carry the token."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
             if (
                 process.pid != os.getpid()
-                and process.environ().get(MARK) == mark
+                and process.environ().get(RUN_TOKEN) == token
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append(process)
-        except (psutil.Error, OSError):  # gone meanwhile, or another user's
+        except (psutil.Error, OSError):  # it has ended meanwhile, or belongs to another user
             continue
     return found
 
 
 if __name__ == "__main__":
-    # the supervisor decides, through the pipe
+    # Only the supervisor ends this process, through the pipe.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    sweep(sys.argv[1])
+    kill_tagged(sys.argv[1])

@@ -15,7 +15,15 @@ from streamrl.monitoring.display import Display, PartLine
 from streamrl.monitoring.run_view import SILENT_S, Verdict, View
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.liveness import Liveness
-from streamrl.orchestrator.plan import BROKER, BROKER_PART, GiveUp, Kill, Start, decide, how
+from streamrl.orchestrator.plan import (
+    BROKER,
+    BROKER_PART,
+    Abort,
+    Kill,
+    Start,
+    decide,
+    describe_exit,
+)
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.orchestrator.terminal import short_path
 
@@ -47,12 +55,12 @@ class SupervisedParts:
                 case Start(name):
                     if ends := observed[name].ends if name in observed else ():
                         display.say(
-                            f"{name} ended with {how(ends[-1].exit_code)}, "
+                            f"{name} ended with {describe_exit(ends[-1].exit_code)}, "
                             f"starting it again ({len(ends)}): {self.last_line(name)}"
                         )
-                    self._liveness.begins(name)
+                    self._liveness.on_start(name)
                     self._supervisor.start(name, command(self._run, self._planned[name]))
-                case GiveUp(name, reason):
+                case Abort(name, reason):
                     log = short_path(self._supervisor.log_path(name))
                     said = self.last_line(name)
                     return Verdict(1, f"{name} is given up: {reason}. It said: {said} (log: {log})")

@@ -1,6 +1,4 @@
-"""Which processes a run consists of, and what to do when one has ended. Pure: `supervisor.py` does
-what `decide` says.
-"""
+"""Decides which parts to start, to kill and to give up. Pure: `supervisor.py` acts on it."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ from streamrl.errors import (
 )
 
 BROKER = "broker"
-BROKER_PART = Part(BROKER, BROKER, BROKER)  # no role: it may be somebody else's
-LONG_LIFE_S = 30.0  # a part that lived so long was well: its next end is the first in a row
+BROKER_PART = Part(BROKER, BROKER, BROKER)  # not a role, as the run may use an existing cluster
+LONG_LIFE_S = 30.0  # a part that ran for so long was healthy, so its back-off begins anew
 MAX_BACKOFF_S = 10.0
-HOPELESS = {
+FATAL = {
     Fenced.exit_code: "another process has its identity; stop that one first",
     ConfigError.exit_code: "its settings do not work, and a restart does not change them",
     AccessDenied.exit_code: "the broker refuses it, and a restart does not change that",
@@ -35,38 +33,40 @@ HOPELESS = {
     TrainingDiverged.exit_code: "training has diverged, and a restart trains on the same batches again",
     VersionMismatch.exit_code: "it computes an announced version differently, and learner.on_divergence is stop",
 }
-"""Exit codes after which a restart is of no use, or harmful: two supervisors would fence each
-other's parts in turn.
+"""Exit codes after which a restart does not help, each with the reason.
+
+After `Fenced` a restart would do harm: two supervisors would fence each other's parts in turn.
 """
 
 BROKER_GONE = (TransactionFailed.exit_code, BrokerUnreachable.exit_code)
-"""Exit codes of a part that had no broker to work with. An outage may last: such ends do not count
-against `restart_limit`.
+"""Exit codes of a part that could not reach its broker.
+
+They do not count against `restart_limit`, because an outage may last.
 """
 
 
-class End(NamedTuple):
-    """One life of a part is over."""
+class Exit(NamedTuple):
+    """One end of a part's process."""
 
-    time_s: float  # by a clock that nobody sets
+    time_s: float  # by a monotonic clock
     lived_s: float
-    exit_code: int  # negative: the signal that ended it
+    exit_code: int  # the negative number of the signal, if a signal ended it
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A part as it stands: running or not, and how often it has ended, oldest first."""
+class PartState:
+    """Whether a part runs, and its earlier exits, the oldest first."""
 
     running: bool = False
-    ends: tuple[End, ...] = ()
-    hangs: str = ""  # why it is to be ended although it runs
+    ends: tuple[Exit, ...] = ()
+    hangs: str = ""  # the reason to end it although it runs
 
 
 class Start(NamedTuple):
     name: str
 
 
-class GiveUp(NamedTuple):
+class Abort(NamedTuple):
     """The run cannot go on without this part."""
 
     name: str
@@ -74,67 +74,77 @@ class GiveUp(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """A part that runs and does nothing any more. It is started again once it has ended."""
+    """End a part that hangs. It is started again once its process has ended."""
 
     name: str
     reason: str
 
 
-Action = Start | GiveUp | Kill
+Action = Start | Abort | Kill
 
 
 def stop_order(names: Iterable[str]) -> list[list[str]]:
-    """Parts in the order they are stopped: those that ask before those that answer, the broker
-    last. Each list at once.
+    """The parts in the order in which they are stopped, those of one list at the same time.
+
+    Envs stop before the servers that answer them, and the broker stops last.
     """
-    waves: list[list[str]] = [[], [], []]
+    envs: list[str] = []
+    others: list[str] = []
+    brokers: list[str] = []
     for name in names:
-        waves[2 if name == BROKER else 0 if name.startswith(f"{topology.ENV.name}-") else 1].append(
-            name
-        )
-    return [wave for wave in waves if wave]
+        if name == BROKER:
+            brokers.append(name)
+        elif name.startswith(f"{topology.ENV.name}-"):
+            envs.append(name)
+        else:
+            others.append(name)
+    return [wave for wave in (envs, others, brokers) if wave]
 
 
 def decide(
-    limits: Orchestrator, parts: Iterable[str], observed: Mapping[str, Observed], time_s: float
+    limits: Orchestrator, parts: Iterable[str], observed: Mapping[str, PartState], time_s: float
 ) -> list[Action]:
-    """What is to be done now so that all `parts` run. A part in its back-off gets nothing yet."""
+    """What to do now so that all `parts` run. A part in its back-off gets no action yet."""
     actions: list[Action] = []
     for name in parts:
-        part = observed.get(name, Observed())
+        part = observed.get(name, PartState())
+        uncounted = () if name == BROKER else BROKER_GONE
         if part.running:
-            actions += [Kill(name, part.hangs)] if part.hangs else []
-        elif reason := hopeless(limits, part, time_s, () if name == BROKER else BROKER_GONE):
-            actions.append(GiveUp(name, reason))
+            if part.hangs:
+                actions.append(Kill(name, part.hangs))
+        elif reason := fatal_reason(limits, part, time_s, uncounted):
+            actions.append(Abort(name, reason))
         elif not part.ends or time_s >= part.ends[-1].time_s + backoff(limits, part.ends):
             actions.append(Start(name))
     return actions
 
 
-def hopeless(
-    limits: Orchestrator, part: Observed, time_s: float, uncounted: Container[int] = ()
+def fatal_reason(
+    limits: Orchestrator, part: PartState, time_s: float, uncounted: Container[int] = ()
 ) -> str:
-    """Why this part is not to be started again; empty when it is. `uncounted`: exit codes that do
-    not count against the limit.
+    """The reason not to start this part again, empty if there is none.
+
+    Exits whose code is in `uncounted` do not count against `restart_limit`.
     """
     if not part.ends:
         return ""
     last = part.ends[-1]
-    if last.exit_code in HOPELESS:
-        return HOPELESS[last.exit_code]
+    if last.exit_code in FATAL:
+        return FATAL[last.exit_code]
     recent = sum(
         end.time_s > time_s - limits.restart_window_s and end.exit_code not in uncounted
         for end in part.ends
     )
     if recent > limits.restart_limit:
-        often = f"ended {recent} times within {limits.restart_window_s:.0f} s, last with {how(last.exit_code)}"
+        often = f"ended {recent} times within {limits.restart_window_s:.0f} s, last with {describe_exit(last.exit_code)}"
         return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"
     return ""
 
 
-def backoff(limits: Orchestrator, ends: tuple[End, ...]) -> float:
-    """Seconds from the last end to the next start: doubling with every short life in a row. A
-    failed transaction that comes alone costs nothing.
+def backoff(limits: Orchestrator, ends: tuple[Exit, ...]) -> float:
+    """Seconds from the last exit to the next start.
+
+    They double with every short life in a row. A single failed transaction causes no wait.
     """
     in_a_row = 0
     for end in reversed(ends):
@@ -146,8 +156,8 @@ def backoff(limits: Orchestrator, ends: tuple[End, ...]) -> float:
     return min(limits.backoff_s * 2 ** (in_a_row - 1), MAX_BACKOFF_S)
 
 
-def how(exit_code: int) -> str:
-    """An exit code in words."""
+def describe_exit(exit_code: int) -> str:
+    """An exit code or a signal as text."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

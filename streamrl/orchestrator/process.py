@@ -63,7 +63,7 @@ def up(
     """
     runner.check(run.orchestrator.sinks)
     with (
-        run_directory.take(run, resume, fresh) as home,
+        run_directory.lock_run_dir(run, resume, fresh) as home,
         logging_to(home / "logs" / "orchestrator.log"),
         open_display() as display,
     ):

@@ -1,5 +1,6 @@
-"""Which settings a run that is gone on with (`streamrl up --resume`) cannot change, and what to do
-instead. All others take effect at the restart.
+"""The settings that a resumed run (`streamrl up --resume`) cannot change, and what to do instead.
+
+All other settings take effect when the run is resumed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ FIXED = {
     "learner.name": "buffer, batcher and servers follow the versions of that learner; begin a second one beside it (`streamrl learner --name`)",
     "fork": "it says what the run began with, and is written by `streamrl fork`",
 }
-"""By setting or section. The partitions and replicas of topics that hold data are refused by
-`topics.apply`.
+"""Setting or section -> why it cannot change.
+
+`topics.apply` refuses another number of partitions or replicas for topics that hold data.
 """
 
 
 def refusals(before: RunFile, now: RunFile) -> Iterator[str]:
-    """What has been changed and cannot be, a sentence each."""
+    """One sentence for each setting that differs and cannot change."""
     was, wanted = before.model_dump(mode="json"), now.model_dump(mode="json")
     for path, why in FIXED.items():
         old, new = _at(was, path), _at(wanted, path)

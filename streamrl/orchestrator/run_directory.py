@@ -1,5 +1,6 @@
-"""What a run leaves behind: `runs/<run>/` with the run file as resolved, logs, report and reward
-curve. One orchestrator at a time has it.
+"""The directory of a run, `runs/<run>/`: the resolved run file, logs, report and reward curve.
+
+An orchestrator locks it, so that only one works on a run at a time.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ ARCHIVE = "archive"
 LOCK = ".lock"
 
 
-def find(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "runs") -> RunFile:
-    """The run that a command line names: the path of a run file, or the name of a run in `runs/`.
-    Raises ConfigError.
+def resolve_run(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "runs") -> RunFile:
+    """Load the run that a command line names: by the path of a run file or by a name in `runs/`.
+
+    Raises ConfigError if there is no such run.
     """
     path = Path(name)
     if not path.is_file() and (known := Path(runs_dir) / name / RUN_FILE).is_file():
@@ -41,22 +43,23 @@ def find(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "runs") -> 
         )
     run = run_file.load(path, overrides)
     inside = path.absolute().parent
-    # a run that has been moved is where its file is
+    # The directory of a run that has been moved is the one in which its file lies.
     if path.name == RUN_FILE and inside.name == run.run:
         run = run.model_copy(update={"runs_dir": str(inside.parent)})
     return run
 
 
 def names(runs_dir: str = "runs") -> list[str]:
-    """Runs that have been started."""
+    """The names of all runs in the directory."""
     return sorted(path.parent.name for path in Path(runs_dir).glob(f"*/{RUN_FILE}"))
 
 
 def with_env(env: str, runs_dir: str = "runs") -> str:
-    """The run that has an env of that name or kind. Raises ConfigError where it is none, or more
-    than one.
+    """The name of the run that has an env of this name or kind.
+
+    Raises ConfigError unless there is exactly one.
     """
-    runs = {name: find(name, runs_dir=runs_dir) for name in names(runs_dir)}
+    runs = {name: resolve_run(name, runs_dir=runs_dir) for name in names(runs_dir)}
     found = [
         name
         for name, run in runs.items()
@@ -71,11 +74,11 @@ def with_env(env: str, runs_dir: str = "runs") -> str:
 
 
 @contextlib.contextmanager
-def take(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Path]:
-    """The run's directory, made or taken over, for as long as the block lasts.
+def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Iterator[Path]:
+    """Make or take over the run's directory and hold its lock for as long as the block lasts.
 
-    Raises StreamrlError when it is in use, when there is a run in it and neither `resume` nor
-    `fresh` was said, or none to resume.
+    Raises StreamrlError if the directory is in use, if it has a run and neither `resume` nor
+    `fresh` is given, or if there is no run to resume.
     """
     directory = run.directory
     if resume and fresh:
@@ -121,8 +124,9 @@ def archive(directory: Path) -> Path:
 
 
 def write_run_file(run: RunFile) -> Path:
-    """The run file with every default in it, from which all parts are started; readable by its
-    owner only. No secret is in it.
+    """Write the run file, with every default, from which all parts are started.
+
+    Only its owner can read it, although it contains no secret.
     """
     path = run.directory / RUN_FILE
     part = path.with_suffix(".part")
@@ -134,14 +138,15 @@ def write_run_file(run: RunFile) -> Path:
 
 
 def stop(run: RunFile, limit_s: float = 120.0) -> int:
-    """Ask the process that has the run to end it, and wait until it has. Returns its id;
-    StreamrlError when there is none, or it takes long.
+    """Ask the process that runs this run to end, and wait for it. Returns the process id.
+
+    Raises StreamrlError if there is no such process or it has not ended within `limit_s`.
     """
     with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
         owner, host = _owner(file)
         deadline = time.monotonic() + limit_s
         if owner and _is_held(file):
-            if host and host != gethostname():  # there, the number is another process's
+            if host and host != gethostname():  # the number names another process here
                 raise StreamrlError(
                     f"run {run.run!r} is run by process {owner} of host {host or 'unknown'}, and this is {gethostname()}; stop it there"
                 )
@@ -159,14 +164,14 @@ def stop(run: RunFile, limit_s: float = 120.0) -> int:
 
 
 def in_use(run: RunFile) -> bool:
-    """Does somebody run it?"""
+    """Whether an orchestrator has locked the run."""
     with contextlib.suppress(OSError), (run.directory / LOCK).open() as file:
         return _is_held(file)
     return False
 
 
 def _owner(file: IO[str]) -> tuple[int, str]:
-    """The process that has the run, and the host it runs on."""
+    """The id and the host of the process that has locked the run."""
     owner, _, host = file.read().strip().partition(" ")
     return int(owner or 0), host
 
@@ -182,7 +187,7 @@ def _is_held(file: IO[str]) -> bool:
 
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Held by the process, so gone with it."""
+    """Lock a run's directory. The kernel releases the lock when the process ends."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOCK).open("a+") as file:
         try:

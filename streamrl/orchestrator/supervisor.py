@@ -1,9 +1,8 @@
-"""The processes of a run: starts them, notices their end, takes them down. What to start is decided
-in `plan.py`.
+"""Starts the processes of a run, notices their exits and stops them. `plan.py` decides what to do.
 
 Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the
-parts in order. None of them outlives it, however it ends (`tether.py`), nor does anything that they
-have started (`guardian.py`).
+parts in order. No part outlives the orchestrator, however that ends (`pdeathsig.py`), and neither
+does what the parts have started (`orphan_reaper.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamrl.orchestrator import orphan_reaper, pdeathsig
-from streamrl.orchestrator.plan import End, Observed, how, stop_order
+from streamrl.orchestrator.plan import Exit, PartState, describe_exit, stop_order
 
 logger = logging.getLogger(__name__)
 
@@ -32,30 +31,31 @@ TAIL_BYTES = 8_192
 
 @dataclass
 class Child:
-    """One part: its process while it runs, and how its earlier lives ended."""
+    """A part's process and the exits of those before it."""
 
     process: subprocess.Popen[bytes]
     started_s: float
-    ends: list[End] = field(default_factory=list[End])
+    ends: list[Exit] = field(default_factory=list[Exit])
     ended: bool = False
 
 
 class Supervisor:
-    """Starts and stops processes by name; to be used from the main thread. The output of each is
-    appended to `<logs>/<name>.log`.
+    """Starts and stops processes by name. To be used from the main thread only.
+
+    The output of each process is appended to `<logs>/<name>.log`.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self.logs = logs
-        self._mark = uuid.uuid4().hex
+        self._token = uuid.uuid4().hex
         given = os.environ if environment is None else environment
-        # sets of strings keep their order over restarts
-        self._environment = {"PYTHONHASHSEED": "0", **given, orphan_reaper.MARK: self._mark}
+        # With a fixed hash seed, sets of strings have the same order in every process.
+        self._environment = {"PYTHONHASHSEED": "0", **given, orphan_reaper.RUN_TOKEN: self._token}
         self._children: dict[str, Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
-        # It holds the read end of a pipe whose only write end is here. Nothing is ever written.
-        self._guardian = subprocess.Popen(
-            [sys.executable, orphan_reaper.__file__, self._mark],
+        # The reaper reads from a pipe whose only write end is here. Nothing is ever written to it.
+        self._reaper = subprocess.Popen(
+            [sys.executable, orphan_reaper.__file__, self._token],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -75,21 +75,23 @@ class Supervisor:
         self._children[name] = Child(process, time.monotonic(), earlier.ends if earlier else [])
         logger.info("started %s, process %d", name, process.pid)
 
-    def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, Observed]:
-        """Every part that was ever started, as it stands; ends are noticed here. `hanging`: parts
-        that do nothing any more -> why one thinks so.
+    def observe(self, hanging: Mapping[str, str] | None = None) -> dict[str, PartState]:
+        """The state of every part that was started. This is where exits are noticed.
+
+        `hanging` maps the parts that hang to the reason to end them.
         """
         for name, child in self._children.items():
-            self._reap(name, child)
+            self._record_exit(name, child)
         reasons = hanging or {}
         return {
-            name: Observed(not child.ended, tuple(child.ends), reasons.get(name, ""))
+            name: PartState(not child.ended, tuple(child.ends), reasons.get(name, ""))
             for name, child in self._children.items()
         }
 
     def kill(self, name: str, reason: str) -> None:
-        """SIGKILL to a part and its group: one that hangs does not listen to SIGTERM. `observe`
-        notices the end.
+        """Send SIGKILL to a part and its group, as a part that hangs does not react to SIGTERM.
+
+        The next `observe` notices the exit.
         """
         logger.warning("%s, process %d, is killed: %s", name, self.pid(name), reason)
         self._children[name].process.kill()
@@ -99,34 +101,35 @@ class Supervisor:
         return self._children[name].process.pid
 
     def started_s(self, name: str) -> float:
-        """By `time.monotonic`, as the times of `End`."""
+        """When the part was started, by the same monotonic clock as the times of `Exit`."""
         return self._children[name].started_s
 
     def log_path(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
     def last_line(self, name: str, within_s: float = math.inf) -> str:
-        """What it said last, if that is not longer ago than `within_s`."""
+        """The last line of the part's log, empty if it is older than `within_s`."""
         path = self.log_path(name)
         return last_line(path) if time.time() - path.stat().st_mtime <= within_s else ""
 
     def has(self, name: str) -> bool:
-        """Was it ever started, and not stopped since?"""
+        """Whether the part has been started and not been stopped since."""
         return name in self._children
 
     def stop_all(self, but: Container[str] = (), limit_s: float = STOP_LIMIT_S) -> None:
-        """Take everything down, in the order of `plan.stop_order`."""
+        """Stop all parts but those in `but`, in the order of `plan.stop_order`."""
         for wave in stop_order(name for name in self._children if name not in but):
             self.stop(wave, limit_s)
 
     def close(self, limit_s: float = STOP_LIMIT_S) -> None:
-        """Take everything down, and what is left of it."""
+        """Stop all parts, and whatever they have left running."""
         self.stop_all(limit_s=limit_s)
-        self._guardian.communicate()
+        self._reaper.communicate()
 
     def stop(self, names: Iterable[str], limit_s: float = STOP_LIMIT_S) -> None:
-        """SIGTERM to all of them; what has not ended after `limit_s` is killed. They are not
-        observed as ended by themselves.
+        """Send SIGTERM to these parts and kill those that have not ended after `limit_s`.
+
+        `observe` does not report their exits.
         """
         children = {name: self._children[name] for name in names}
         for child in children.values():
@@ -143,18 +146,19 @@ class Supervisor:
             _kill_group(child.process.pid)
             del self._children[name]
 
-    def _reap(self, name: str, child: Child) -> None:
+    def _record_exit(self, name: str, child: Child) -> None:
         code = child.process.poll()
         if code is None or child.ended:
             return
         _kill_group(child.process.pid)
-        now, child.ended = time.monotonic(), True
-        child.ends.append(End(now, now - child.started_s, code))
-        logger.warning("%s ended with %s: %s", name, how(code), self.last_line(name))
+        now = time.monotonic()
+        child.ended = True
+        child.ends.append(Exit(now, now - child.started_s, code))
+        logger.warning("%s ended with %s: %s", name, describe_exit(code), self.last_line(name))
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something."""
+    """The last line of a log that is not blank."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -165,6 +169,6 @@ def last_line(path: Path) -> str:
 
 
 def _kill_group(leader: int) -> None:
-    """End what a part has left in its session's group."""
+    """Kill the processes that a part has left in its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

@@ -11,7 +11,7 @@ from streamrl.errors import ConfigError
 from streamrl.local_kafka.connect import cluster_settings, connect_or_start
 from streamrl.log.parquet import FileLog
 from streamrl.log.protocol import Log
-from streamrl.orchestrator.run_directory import RUN_FILE, take
+from streamrl.orchestrator.run_directory import RUN_FILE, lock_run_dir
 from streamrl.recordings.archive import export, restore, run_of
 from streamrl.recordings.progress import progress_bar
 
@@ -36,7 +36,7 @@ def show_import(directory: Path, name: str, console: Console) -> None:
         raise ConfigError(
             f"there is a run {run.run!r} in {run.directory}; take another name with --as"
         )
-    with take(run), progress_bar("import", Console(stderr=True)) as progress:
+    with lock_run_dir(run), progress_bar("import", Console(stderr=True)) as progress:
         try:
             with connect_or_start(run, create=True) as kafka:
                 restore(files, run, kafka, progress)

@@ -22,7 +22,7 @@ from streamrl.local_kafka import broker, connect
 from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.orchestrator import run_directory
-from streamrl.orchestrator.plan import BROKER, HOPELESS
+from streamrl.orchestrator.plan import BROKER, FATAL
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.recordings.progress import OnProgress, no_progress
 from tests.chaos import known
@@ -108,7 +108,7 @@ class Harness:
                 or ends[-1].exit_code == -signal.SIGKILL
                 or now > ends[-1].time_s + BACKOFF_S
             ):
-                if ends and ends[-1].exit_code in HOPELESS:
+                if ends and ends[-1].exit_code in FATAL:
                     raise Stuck(
                         f"{name} has given up with exit code {ends[-1].exit_code}: {self.supervisor.last_line(name)}"
                     )
@@ -328,7 +328,7 @@ def struck(
 @contextlib.contextmanager
 def at_work(run: RunFile, logs: str = "transactions") -> Iterator[Harness]:
     """A run that goes on for as long as the block lasts."""
-    with run_directory.take(run, fresh=True):
+    with run_directory.lock_run_dir(run, fresh=True):
         harness = Harness(run, logs)
         try:
             harness.start()

@@ -13,7 +13,7 @@ from streamrl.dashboard.state import new
 from streamrl.errors import BrokerUnreachable, TopicMissing
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Output, end_offset
-from streamrl.orchestrator.run_directory import take
+from streamrl.orchestrator.run_directory import lock_run_dir
 from streamrl.recordings.archive import export
 from streamrl.recordings.audit import audit
 from streamrl.records import Rollout
@@ -145,7 +145,7 @@ def test_in_flight_is_a_fate_to_ask_for(recording: MemoryLog):
 def test_while_somebody_starts_the_run_its_broker_is_waited_for(tmp_path: Path):
     """A dashboard that started a broker of its own would take the place of the run's."""
     run, stop = RUN.model_copy(update={"runs_dir": str(tmp_path)}), threading.Event()
-    with take(run):
+    with lock_run_dir(run):
         timer = threading.Timer(0.5, stop.set)
         timer.start()
         with log_of(run, stop) as log:

@@ -12,7 +12,7 @@ import yaml
 
 from streamrl import errors
 from streamrl.errors import StreamrlError
-from streamrl.orchestrator.plan import HOPELESS
+from streamrl.orchestrator.plan import FATAL
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -45,6 +45,6 @@ def test_the_table_of_exit_codes_knows_which_ends_are_final():
         if isinstance(kind, type) and issubclass(kind, StreamrlError)
     ]
     known = {kind.exit_code for kind in kinds} - {StreamrlError.exit_code}
-    assert said.keys() <= known and said == {code: code not in HOPELESS for code in said}
+    assert said.keys() <= known and said == {code: code not in FATAL for code in said}
     # of commands, not of parts
     assert known - said.keys() == {errors.PortTaken.exit_code, errors.ExportError.exit_code}

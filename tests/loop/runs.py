@@ -136,7 +136,7 @@ class Live:
                 and role in line
                 and all(option in line for option in options)
                 and "up" not in line
-                and "tether.py" not in " ".join(line[:5])
+                and "pdeathsig.py" not in " ".join(line[:5])
             ):
                 return process
         raise AssertionError(

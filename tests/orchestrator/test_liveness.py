@@ -13,7 +13,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.memory import MemoryLog
 from streamrl.monitoring.http import note_of, serving
-from streamrl.orchestrator.liveness import Asked, Liveness, ask, listening
+from streamrl.orchestrator.liveness import Liveness, ProbeState, ask, listening
 from tests.support.waiting import patience, until
 
 
@@ -39,7 +39,7 @@ def test_a_part_whose_loop_stands_hangs(run: RunFile, client: httpx.Client):
     log = MemoryLog({"in": 1})
     with serving(run, log, "buffer") as watched:
         until(lambda: listening(note_of(run, "buffer")) != "")
-        reader, life = watched.reader({("in", 0): 0}), Asked()
+        reader, life = watched.reader({("in", 0): 0}), ProbeState()
 
         def asked() -> str:
             ask(client, listening(note_of(run, "buffer")), life, 5.0, 60.0)
@@ -56,7 +56,7 @@ def test_a_part_whose_loop_stands_hangs(run: RunFile, client: httpx.Client):
 
 def test_a_part_that_holds_its_interpreter_hangs_after_its_limit(client: httpx.Client):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        address, life = f"127.0.0.1:{deaf.getsockname()[1]}", Asked()
+        address, life = f"127.0.0.1:{deaf.getsockname()[1]}", ProbeState()
         ask(client, address, life, 5.0, 8.0)
         assert life.hangs == ""
         ask(client, address, life, 5.0, 8.0)
@@ -73,5 +73,5 @@ def test_a_new_life_is_not_judged_by_the_last_one(run: RunFile):
     note.write_text('[{"targets": ["127.0.0.1:1"]}]')
     liveness.lives["learner"].hangs = "it hung"
     assert liveness.hanging() == {"learner": "it hung"} and listening(note) == "127.0.0.1:1"
-    liveness.begins("learner")
+    liveness.on_start("learner")
     assert liveness.hanging() == {} and listening(note) == ""

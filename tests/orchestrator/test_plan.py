@@ -2,22 +2,22 @@ import pytest
 
 from streamrl.config.run_file import Orchestrator
 from streamrl.orchestrator.plan import (
-    End,
-    GiveUp,
+    Abort,
+    Exit,
     Kill,
-    Observed,
+    PartState,
     Start,
     backoff,
     decide,
-    how,
+    describe_exit,
     stop_order,
 )
 
 LIMITS = Orchestrator(restart_limit=3, restart_window_s=100, backoff_s=0.5)
 
 
-def ended(*ends: tuple[float, float, int]) -> Observed:
-    return Observed(False, tuple(End(*end) for end in ends))
+def ended(*ends: tuple[float, float, int]) -> PartState:
+    return PartState(False, tuple(Exit(*end) for end in ends))
 
 
 def test_envs_stop_first_and_the_broker_last():
@@ -29,23 +29,23 @@ def test_envs_stop_first_and_the_broker_last():
 
 
 def test_what_does_not_run_is_started():
-    assert decide(LIMITS, ["learner", "buffer"], {"learner": Observed(True)}, 0.0) == [
+    assert decide(LIMITS, ["learner", "buffer"], {"learner": PartState(True)}, 0.0) == [
         Start("buffer")
     ]
 
 
 def test_backoff_doubles_with_every_short_life_in_a_row_up_to_ten_seconds():
-    ends: tuple[End, ...] = ()
+    ends: tuple[Exit, ...] = ()
     waits = []
     for _ in range(7):
-        ends += (End(0.0, 1.0, 1),)
+        ends += (Exit(0.0, 1.0, 1),)
         waits.append(backoff(LIMITS, ends))
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
 def test_a_long_life_begins_the_row_anew():
-    assert backoff(LIMITS, (End(0, 1, 1), End(0, 1, 1), End(0, 3600, 1))) == 0.5
-    assert backoff(LIMITS, (End(0, 3600, 1), End(0, 1, 1))) == 1.0
+    assert backoff(LIMITS, (Exit(0, 1, 1), Exit(0, 1, 1), Exit(0, 3600, 1))) == 0.5
+    assert backoff(LIMITS, (Exit(0, 3600, 1), Exit(0, 1, 1))) == 1.0
 
 
 def test_a_part_in_its_backoff_waits():
@@ -58,13 +58,13 @@ def test_a_failed_transaction_that_comes_alone_is_answered_at_once():
     assert decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 60.0, 75))}, 10.0) == [
         Start("buffer")
     ]
-    assert backoff(LIMITS, (End(0, 1, 75), End(0, 1, 75))) == 1.0
+    assert backoff(LIMITS, (Exit(0, 1, 75), Exit(0, 1, 75))) == 1.0
 
 
 def test_more_ends_than_the_limit_within_the_window_end_the_run():
     often = [(float(t), 1.0, -9) for t in (10, 20, 30, 40)]
     [action] = decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 60.0)
-    assert isinstance(action, GiveUp)
+    assert isinstance(action, Abort)
     assert "4 times within 100 s" in action.reason and "SIGKILL" in action.reason
     # the first has left the window
     assert decide(LIMITS, ["buffer"], {"buffer": ended(*often)}, 115.0) == [Start("buffer")]
@@ -72,8 +72,8 @@ def test_more_ends_than_the_limit_within_the_window_end_the_run():
 
 def test_a_part_that_hangs_is_ended_and_one_that_runs_is_not():
     observed = {
-        "env-copy-0": Observed(True, (), "its loop last turned 61 s ago"),
-        "buffer": Observed(True),
+        "env-copy-0": PartState(True, (), "its loop last turned 61 s ago"),
+        "buffer": PartState(True),
     }
     assert decide(LIMITS, ["buffer", "env-copy-0"], observed, 0.0) == [
         Kill("env-copy-0", "its loop last turned 61 s ago")
@@ -85,7 +85,7 @@ def test_ends_for_want_of_a_broker_do_not_end_the_run_but_its_own_do(code: int):
     outage = ended(*((float(t), 1.0, code) for t in range(10, 60, 10)))
     assert decide(LIMITS, ["buffer"], {"buffer": outage}, 61.0) == [Start("buffer")]
     [action] = decide(LIMITS, ["broker"], {"broker": outage}, 61.0)
-    assert isinstance(action, GiveUp)
+    assert isinstance(action, Abort)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,12 @@ def test_ends_for_want_of_a_broker_do_not_end_the_run_but_its_own_do(code: int):
 )
 def test_what_a_restart_does_not_help_is_given_up_at_once(code: int, word: str):
     [action] = decide(LIMITS, ["buffer"], {"buffer": ended((10.0, 1.0, code))}, 10.0)
-    assert isinstance(action, GiveUp) and word in action.reason
+    assert isinstance(action, Abort) and word in action.reason
 
 
 def test_exit_codes_in_words():
-    assert (how(3), how(-15), how(-200)) == ("exit code 3", "SIGTERM", "signal 200")
+    assert (describe_exit(3), describe_exit(-15), describe_exit(-200)) == (
+        "exit code 3",
+        "SIGTERM",
+        "signal 200",
+    )

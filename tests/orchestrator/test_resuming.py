@@ -20,7 +20,7 @@ from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Log, Message, Output, partitions_of, read
 from streamrl.orchestrator.resuming import refusals
-from streamrl.orchestrator.run_directory import take
+from streamrl.orchestrator.run_directory import lock_run_dir
 from streamrl.processor.reconcile import reconcile
 from streamrl.processor.restore import restore
 from streamrl.processor.transaction import process_batch
@@ -339,15 +339,15 @@ OTHERS = {
 @pytest.mark.parametrize("path", REFUSED)
 def test_what_is_fixed_for_a_run_is_refused_before_anything_is_changed(path: str, tmp_path: Path):
     run = RUN.model_copy(update={"runs_dir": str(tmp_path)})
-    with take(run) as home:
+    with lock_run_dir(run) as home:
         kept = (home / "run.yaml").read_text()
     now = run_file.changed(run, [f"{path}={OTHERS.get(path, 64)}"])
     named = "model.tiny" if path.startswith("model.tiny.") else path
     says = rf"^{named} cannot be changed in a run that is gone on with: {REFUSED[path]}"
-    with pytest.raises(ConfigError, match=says), take(now, resume=True):
+    with pytest.raises(ConfigError, match=says), lock_run_dir(now, resume=True):
         pass
     assert (home / "run.yaml").read_text() == kept
-    with take(run_file.changed(run, ["learner.learning_rate=0.5"]), resume=True):
+    with lock_run_dir(run_file.changed(run, ["learner.learning_rate=0.5"]), resume=True):
         pass
 
 

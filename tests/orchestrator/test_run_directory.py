@@ -8,7 +8,7 @@ import yaml
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError, StreamrlError
-from streamrl.orchestrator.run_directory import find, names, stop, take, with_env
+from streamrl.orchestrator.run_directory import lock_run_dir, names, resolve_run, stop, with_env
 
 
 @pytest.fixture
@@ -24,33 +24,36 @@ def run(tmp_path: Path) -> RunFile:
 
 
 def test_the_run_file_is_kept_as_resolved_and_for_its_owner(run: RunFile):
-    with take(run) as home:
+    with lock_run_dir(run) as home:
         kept = home / "run.yaml"
         assert parse(yaml.safe_load(kept.read_text())) == run
         assert kept.stat().st_mode & 0o077 == 0
 
 
 def test_an_existing_run_is_not_begun_by_accident(run: RunFile):
-    with take(run):
+    with lock_run_dir(run):
         pass
-    with pytest.raises(StreamrlError, match="--resume.*--fresh"), take(run):
+    with pytest.raises(StreamrlError, match="--resume.*--fresh"), lock_run_dir(run):
         pass
-    with take(run, resume=True):
+    with lock_run_dir(run, resume=True):
         pass
-    with pytest.raises(ConfigError, match="exclude each other"), take(run, resume=True, fresh=True):
+    with (
+        pytest.raises(ConfigError, match="exclude each other"),
+        lock_run_dir(run, resume=True, fresh=True),
+    ):
         pass
 
 
 def test_there_must_be_something_to_resume(run: RunFile):
-    with pytest.raises(StreamrlError, match="no run 'r'"), take(run, resume=True):
+    with pytest.raises(StreamrlError, match="no run 'r'"), lock_run_dir(run, resume=True):
         pass
 
 
 def test_fresh_archives_all_of_it(run: RunFile, tmp_path: Path):
-    with take(run) as home:
+    with lock_run_dir(run) as home:
         (home / "kafka").mkdir()
         (home / "kafka" / "data").write_text("log")
-    with take(run, fresh=True) as home:
+    with lock_run_dir(run, fresh=True) as home:
         assert sorted(path.name for path in home.iterdir()) == [".lock", "run.yaml"]
     [archived] = (tmp_path / "runs" / "archive").iterdir()
     assert archived.name.startswith("r-") and (archived / "kafka" / "data").read_text() == "log"
@@ -60,10 +63,10 @@ def test_fresh_archives_all_of_it(run: RunFile, tmp_path: Path):
 def test_two_at_once_do_not_get_the_same_run(run: RunFile, how: str):
     script = f"""
 from streamrl.config.run_file import parse
-from streamrl.orchestrator.run_directory import take
-with take(parse({run.model_dump()!r}), {how}=True): pass
+from streamrl.orchestrator.run_directory import lock_run_dir
+with lock_run_dir(parse({run.model_dump()!r}), {how}=True): pass
 """
-    with take(run):
+    with lock_run_dir(run):
         second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert f"is in use by process {os.getpid()}" in second.stderr
 
@@ -74,7 +77,7 @@ def test_a_run_is_found_by_an_env_of_it(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="no run in runs/ has an env"):
         with_env("copy")
-    with take(run):
+    with lock_run_dir(run):
         pass
     other = parse(
         {
@@ -83,7 +86,7 @@ def test_a_run_is_found_by_an_env_of_it(
             "envs": {"copy": {}, "quiz": {"kind": "verifiers:quiz"}},
         }
     )
-    with take(other):
+    with lock_run_dir(other):
         pass
     assert with_env("verifiers:quiz") == with_env("quiz") == "s"
     with pytest.raises(
@@ -97,19 +100,19 @@ def test_a_run_is_found_by_file_and_by_name(
     run: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    with take(run) as home:
-        assert find("r") == find(str(home / "run.yaml")) == run
+    with lock_run_dir(run) as home:
+        assert resolve_run("r") == resolve_run(str(home / "run.yaml")) == run
     assert names() == ["r"]
-    assert find("r", ("batcher.lookahead=1",)).batcher.lookahead == 1
+    assert resolve_run("r", ("batcher.lookahead=1",)).batcher.lookahead == 1
 
 
 def test_a_run_that_was_moved_is_where_its_file_is(run: RunFile, tmp_path: Path):
-    with take(run) as home:
+    with lock_run_dir(run) as home:
         pass
     moved = tmp_path / "elsewhere" / "r"
     moved.parent.mkdir()
     home.rename(moved)
-    assert find(str(moved / "run.yaml")).directory == moved
+    assert resolve_run(str(moved / "run.yaml")).directory == moved
 
 
 def test_a_run_of_another_host_is_stopped_there(run: RunFile, monkeypatch: pytest.MonkeyPatch):
@@ -118,7 +121,7 @@ def test_a_run_of_another_host_is_stopped_there(run: RunFile, monkeypatch: pytes
     """
     signalled: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, signal: signalled.append(pid))
-    with take(run) as home, (home / ".lock").open("r+") as held:
+    with lock_run_dir(run) as home, (home / ".lock").open("r+") as held:
         held.truncate(0)
         held.write("4711 elsewhere")
         held.flush()

@@ -107,7 +107,7 @@ time.sleep(600)
 """
     owner = subprocess.Popen([*PYTHON, script], env={**os.environ, MARK: mark})
     until(lambda: all(last_line(tmp_path / f"{name}.log") == "up" for name in ("deaf", "parent")))
-    assert len(marked(mark)) == 5  # with the child of one, and the guardian
+    assert len(marked(mark)) == 5  # with the child of one, and the orphan reaper
     owner.kill()
     owner.wait()
     assert left_after(mark, 5.0) == []

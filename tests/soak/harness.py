@@ -21,7 +21,7 @@ from streamrl.log import topics
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import end_offset
 from streamrl.orchestrator import run_directory
-from streamrl.orchestrator.plan import BROKER, GiveUp, decide
+from streamrl.orchestrator.plan import BROKER, Abort, decide
 from streamrl.orchestrator.supervisor import Supervisor
 from streamrl.recordings.progress import OnProgress, no_progress
 from tests.chaos.harness import ROOT, TICK_S, Stuck
@@ -94,7 +94,7 @@ class Soak:
         """Start what is not running, and look at what is."""
         observed = self.supervisor.observe()
         for action in decide(self.run.orchestrator, self._wanted, observed, time.monotonic()):
-            if isinstance(action, GiveUp):
+            if isinstance(action, Abort):
                 raise Stuck(
                     f"{action.name} is not started again: {action.reason}; it said: {self.supervisor.last_line(action.name)}"
                 )
@@ -280,7 +280,7 @@ def soaked(
     """A run that has gone through all of it and come to rest. Its broker is up for as long as the
     block lasts.
     """
-    with run_directory.take(run, fresh=True):
+    with run_directory.lock_run_dir(run, fresh=True):
         soak = Soak(run)
         try:
             soak.start(seconds)
