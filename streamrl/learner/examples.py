@@ -69,7 +69,10 @@ def expand(batch: Batch) -> RlExample:
     """
     columns = [name for name in TOKEN_COLUMNS if getattr(batch, name) is not None]
     dense = empty_example(batch.row_count, batch.max_seq_len, optional=columns)
-    flat = RlExample(*(array if array is None else array.reshape(-1) for array in dense))
+    arrays = dense._asdict()
+    flat = dense._replace(
+        **{name: array.reshape(-1) for name, array in arrays.items() if array is not None}
+    )
     prompts = split_ragged(batch.prompts, batch.prompt_lengths)
     completions = split_ragged(batch.tokens, batch.lengths)
     # each dense array that is filled token by token, and its values by sequence

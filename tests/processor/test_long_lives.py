@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from streamrl.batcher import process as batcher
+from streamrl.batcher.state import BatcherState
 from streamrl.buffer import process as buffer
 from streamrl.config import run_file, topology
 from streamrl.config.run_file import RunFile
@@ -281,12 +282,10 @@ def test_an_env_is_taken_out_and_another_added_and_what_was_held_of_it_ends():
 
 
 def test_what_an_env_owed_that_is_gone_goes_to_the_others():
-    state = batcher.State(
-        balance={"copy": 61.0, "add": -61.0, "": 0.0}, short={"add": 3, "copy": 4}, pools={}
-    )
+    state = BatcherState(deficit={"copy": 61.0, "add": -61.0, "": 0.0}, short={"add": 3, "copy": 4})
     part = batcher.part(run_of("copy"))
     after, outputs = batcher.reconcile(part.config, state, {}, 1.0)
-    assert (after.balance, after.short, outputs) == ({"copy": 0.0, "": 0.0}, {"copy": 4}, [])
+    assert (after.deficit, after.short, outputs) == ({"copy": 0.0, "": 0.0}, {"copy": 4}, [])
 
 
 # ---- journals ------------------------------------------------------------------------------------
