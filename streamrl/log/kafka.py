@@ -179,9 +179,9 @@ class KafkaLog(Log):
 
     def close(self) -> None: ...
 
-    def _wait_until_settled(self, topic: str) -> None:
+    def _wait_until_settled(self, topic: str, limit_s: float = SETTLE_TIMEOUT_S) -> None:
         """Wait until everything in a topic is committed or aborted."""
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        deadline = time.monotonic() + limit_s
         uncommitted = self._list_offsets(
             [(topic, 0)],
             cast(OffsetSpec, OffsetSpec.latest()),
@@ -191,7 +191,7 @@ class KafkaLog(Log):
             if time.monotonic() > deadline:
                 raise BrokerError(
                     f"{self.prefix}{topic}[0]@{end} is neither committed nor aborted after "
-                    f"{SETTLE_TIMEOUT_S:.0f} s: {self.address} has lost the end of a transaction; "
+                    f"{limit_s:.0f} s: {self.address} has lost the end of a transaction; "
                     "`kafka-transactions.sh find-hanging` names it"
                 )
             time.sleep(0.01)

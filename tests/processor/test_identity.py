@@ -156,7 +156,7 @@ def test_a_part_does_not_start_on_a_memory_that_is_not_decided(
         BrokerError,
         match=rf"{run.run}.journal.buffer\[0\]@0 is neither committed nor aborted after 0 s.*find-hanging",
     ):
-        log._settle("journal.buffer", limit_s=0.3)
+        log._wait_until_settled("journal.buffer", limit_s=0.3)
     aborted = threading.Timer(0.5, producer.abort_transaction)
     before = time.monotonic()
     aborted.start()
