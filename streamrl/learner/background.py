@@ -1,4 +1,4 @@
-"""Work that goes on beside the learner's own thread."""
+"""BackgroundWorker runs work on a thread of its own, next to the learner's training thread."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWorker:
-    """One other thread, which does what it is handed, in order. Once something has failed, nothing
-    more is done; whoever asks has that raised.
+    """One thread that runs submitted work in order. After the first failure it runs nothing more,
+    and the failure is raised to whoever asks.
     """
 
     def __init__(self) -> None:
@@ -20,20 +20,21 @@ class BackgroundWorker:
         self._last.set_result(None)
 
     def submit(self, work: Callable[[], object]) -> None:
+        """Queue work and return at once."""
         self._last = self._thread.submit(self._run, work)
 
     def raise_if_failed(self) -> None:
-        """Raises what has failed so far."""
+        """Raise the first failure, if there was one. This does not wait."""
         if self._failure:
             raise self._failure[0]
 
     def wait(self) -> None:
-        """Wait until all is done. Raises what has failed."""
+        """Wait until all submitted work is done, then raise the first failure if there was one."""
         self._last.result()
         self.raise_if_failed()
 
     def close(self) -> None:
-        """Wait until all is done, whatever comes of it."""
+        """Wait until all submitted work is done and end the thread. Failures are not raised."""
         self._thread.shutdown()
 
     def _run(self, work: Callable[[], object]) -> None:

@@ -1,8 +1,8 @@
-"""The learner's state on disk, with the place in `batches` it belongs to: parameters, optimiser,
-step and random key, and `position.json`.
+"""The learner's state on disk: parameters, optimizer state, step, random key, and `position.json`,
+which says where in `batches` the state belongs.
 
-A checkpoint appears by a rename and goes by the removal of its position, so there is never half of
-one. Weights that others pull are not here but in the store.
+A checkpoint appears by a rename and disappears by the deletion of its `position.json`, so nobody
+ever sees half of one. The weights that servers pull lie in the weight store, not here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from levanter.trainer_state import TrainerState
 from streamrl.errors import CheckpointError, describe_error
 from streamrl.learner.distributed import barrier, is_rank_zero, shared_token
 
-# it warns of every part of the optimiser's state that has no values
+# TensorStore warns of every part of the optimizer's state that has no values.
 logging.getLogger("levanter.tensorstore_serialization").setLevel(logging.ERROR)
 
 POSITION = "position.json"
@@ -29,7 +29,7 @@ TEMPORARY = ".tmp-"
 
 
 class TrainingPosition(NamedTuple):
-    """Where training stands."""
+    """Where training stands: the version of the policy, and where to read on."""
 
     version: int  # of the policy that the state is
     offset: int  # next record of `batches`
@@ -47,8 +47,8 @@ def save(
     keep: int,
     add: Callable[[Path], None] = write_nothing,
 ) -> None:
-    """Write a checkpoint into `directory`, a learner's own, and delete all but the newest `keep` up
-    to it. Raises CheckpointError.
+    """Write a checkpoint into `directory`, which belongs to one learner, and delete all older
+    checkpoints but the newest `keep`. Raises CheckpointError.
     """
     write(directory, state, position.version, add)
     if is_rank_zero():
@@ -61,11 +61,11 @@ def write(
     version: int,
     add: Callable[[Path], None] = write_nothing,
 ) -> None:
-    """Write what a checkpoint of that version consists of, into `directory`, a learner's own. It is
-    none before it is complete.
+    """Write the files of a checkpoint of `version` into `directory`. They become a checkpoint when
+    `complete` is called.
 
-    Every process of the learner writes the parts that it has, into the same place. `add`: writes
-    what else belongs to it, into the directory it is given. Raises CheckpointError.
+    All processes of the learner call this together, and each writes its own shards. `add` is called
+    with the directory and writes additional files. Raises CheckpointError.
     """
     temporary = _temporary(directory, version)
     try:
@@ -84,11 +84,11 @@ def write(
 
 
 def complete(directory: Path, position: TrainingPosition, keep: int) -> None:
-    """Make a checkpoint of what has been written: one process does, for all. Delete all but the
-    newest `keep` up to it. Raises CheckpointError.
+    """Turn the written files into a checkpoint, and delete all older checkpoints but the newest
+    `keep`. One process does this for all. Raises CheckpointError.
 
-    Those of later versions stay: a process that was taken for dead may complete one long after
-    another has gone on.
+    Checkpoints of later versions stay: a process that was taken for dead may complete an old
+    checkpoint long after its successor has moved on.
     """
     final, temporary = path_of(directory, position.version), _temporary(directory, position.version)
     try:
@@ -103,16 +103,18 @@ def complete(directory: Path, position: TrainingPosition, keep: int) -> None:
 
 
 def _temporary(directory: Path, version: int) -> Path:
-    """A path of its own: TensorStore remembers what it once found under a path. A process that was
-    taken for dead, and is not, has another.
+    """The directory that a checkpoint is written to before it is complete.
+
+    The name is unique to this learner process, because TensorStore caches what it once found under
+    a path, and because a process that was taken for dead may still write to its own.
     """
     return directory / f"{TEMPORARY}{path_of(directory, version).name}-{shared_token()}"
 
 
 def remove_leftovers(directory: Path, announced: int) -> None:
-    """Remove what processes that died while they wrote have left, and the checkpoints of versions
-    that nobody has announced: they belong to a log that is gone. Only for the one learner that
-    writes.
+    """Delete incomplete checkpoints of processes that died, and checkpoints of versions that were
+    never announced, which belong to a log that no longer exists. Only the one learner that writes
+    may call this.
     """
     for left in directory.glob(f"{TEMPORARY}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -130,12 +132,12 @@ def _failure(directory: Path, version: int, error: Exception) -> CheckpointError
 
 
 def versions(directory: Path) -> list[int]:
-    """Those there are, oldest first."""
+    """Versions that have a complete checkpoint, oldest first."""
     return sorted(int(path.parent.name) for path in directory.glob(f"[0-9]*/{POSITION}"))
 
 
 def latest(directory: Path, announced: int) -> TrainingPosition | None:
-    """The newest checkpoint of a version that is announced. Raises CheckpointError."""
+    """The newest checkpoint whose version is announced, or None. Raises CheckpointError."""
     usable = [version for version in versions(directory) if version <= announced]
     if not usable:
         return None
@@ -151,8 +153,8 @@ def latest(directory: Path, announced: int) -> TrainingPosition | None:
 def load(
     directory: Path, position: TrainingPosition, state: TrainerState[Any]
 ) -> TrainerState[Any]:
-    """The state of a checkpoint; `state` is any of the same shape. To be called inside the
-    trainer's mesh. Raises CheckpointError.
+    """Load the state of a checkpoint. `state` is any state of the same shape. This must be called
+    inside the trainer's mesh. Raises CheckpointError.
     """
     path = path_of(directory, position.version)
     try:
@@ -173,6 +175,8 @@ def path_of(directory: Path, version: int) -> Path:
 
 
 def _delete(path: Path) -> None:
-    """First the position: what is left of an interrupted deletion is no checkpoint."""
+    """Delete a checkpoint. Its position goes first, so that an interrupted deletion leaves no
+    checkpoint.
+    """
     (path / POSITION).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

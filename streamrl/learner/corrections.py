@@ -1,11 +1,12 @@
-"""Rollouts of another distribution than the model in training: of an older version, or of an engine
-that computes a little differently.
+"""Off-policy corrections, for rollouts that were sampled by an older version of the model, or by an
+engine that computes slightly different logprobs.
 
-Three choices, each on its own: importance weights, rejection, and which policy the loss measures
-its ratio from (`objective.py`). All arrays are (rows, max_seq_len) float32; d = current - policy,
-of the sampled tokens, without a gradient, 0 outside `mask`. Nothing here normalises: what is
-rejected counts 0, and still counts in the denominators of `averages.py`.
-docs/design/sampling-logprobs.md asks for a correction; the choices are those of verl.
+There are three independent choices: importance weights, rejection, and the policy that the loss
+measures its ratio from (`objective.py`). All arrays are (rows, max_seq_len) float32. d is current -
+policy, the difference of the sampled tokens' logprobs, without a gradient and 0 outside `mask`.
+Nothing here normalizes: a rejected token contributes 0 and still counts in the denominators of
+`normalization.py`. docs/design/sampling-logprobs.md asks for a correction; the choices are those of
+verl.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TokenCorrection(NamedTuple):
 def correct(
     settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
 ) -> TokenCorrection:
-    """All that the settings ask for."""
+    """The importance weights and the rejections that the settings ask for."""
     weights, kept = jnp.ones_like(d), acceptance_mask(settings, d, mask, segment_ids)
     if settings.weights != "none":
         whole = (
@@ -47,15 +48,15 @@ def correct(
 
 
 def token_weights(d: jax.Array) -> jax.Array:
-    """exp(d) of each token: low variance, biased over several tokens, for the tokens before it are
-    taken as they came.
+    """exp(d) of each token. The variance is low, but the weight is biased over several tokens,
+    because it ignores how likely the tokens before it were.
     """
     return jnp.exp(jnp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def sequence_weights(d: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """exp(sum of d over the rollout), for each of its tokens: unbiased; the variance grows with the
-    length.
+    """exp(sum of d over the rollout), repeated for each of its tokens. It is unbiased, and its
+    variance grows with the length.
     """
     return token_weights(segments.segment_sum(d, segment_ids))
 
@@ -63,11 +64,11 @@ def sequence_weights(d: jax.Array, segment_ids: jax.Array) -> jax.Array:
 def acceptance_mask(
     settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
-    """1 where the token stays, 0 where its distance, or its rollout's, is above the limit.
+    """1 where a token is accepted, 0 where its distance, or that of its rollout, exceeds the limit.
 
-    The distance is an estimator of KL(policy || current) at the token: |k1|, k2 or k3; by rollout,
-    its mean over the rollout's tokens. `geometric` is always by rollout: the geometric mean of the
-    ratio, or its inverse, whichever is larger.
+    The distance is an estimator of KL(policy || current) at the token: |k1|, k2 or k3. By rollout,
+    it is the mean over the rollout's tokens. `geometric` is always by rollout: it is the geometric
+    mean of the ratio or of its inverse, whichever is larger.
     """
     if settings.reject == "none":
         return jnp.ones_like(d)
@@ -82,8 +83,8 @@ def acceptance_mask(
 
 
 class WeightSums(NamedTuple):
-    """Of weights w, one a token or (sequence weights) one a rollout: scalars that add up over the
-    parts of a batch.
+    """Sums over weights w, one per token or (sequence weights) one per rollout. These scalars add
+    up over the parts of a batch.
     """
 
     number: jax.Array
@@ -98,7 +99,9 @@ def weight_sums(
     mask: jax.Array,
     segment_ids: jax.Array,
 ) -> WeightSums:
-    """Of the weights as they are used; without any, of exp(d), which says what there is to correct."""
+    """The sums over the weights that the loss uses. Without any, they are over exp(d), which shows
+    how much there would be to correct.
+    """
     weights = (
         token_weights(d) if settings.weights == "none" else corrected.weights
     ) * corrected.kept
@@ -113,7 +116,7 @@ def weight_sums(
 
 
 def effective_sample_size(number: float, weights: float, squares: float) -> float:
-    """(sum w)^2 / (n * sum w^2), a share of n: 1 when all weigh the same, 1 / n when one has all
-    the weight. Kish 1965.
+    """(sum w)^2 / (n * sum w^2), as a share of n. It is 1 if all weights are equal and 1 / n if one
+    sample has all the weight. Kish 1965.
     """
     return weights * weights / (number * squares) if squares > 0 else 0.0

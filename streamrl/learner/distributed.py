@@ -1,11 +1,11 @@
-"""Several JAX processes that are one learner: what they agree on.
+"""Coordination of several JAX processes that form one learner.
 
-Each runs the same program over the same batches, on the rows of its own devices; only the first one
-writes. A computation of one is a computation of all, so they have to come to it together: to the
-next batch, to a checkpoint, to their end. With one process, all of this is nothing.
+Every process runs the same program over the same batches and works on the rows of its own devices;
+only rank zero writes. A computation is collective, so all processes must reach the next batch, a
+checkpoint and the end together. With a single process, everything here does nothing.
 
-They share the run's directory. When one dies, JAX ends the others: crash-only, like every part; all
-are started again.
+The processes share the run's directory. If one of them dies, JAX ends the others, and all are
+started again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jax.experimental.multihost_utils import process_allgather, sync_global_devi
 from streamrl.errors import ConfigError, one_line
 
 T = TypeVar("T")
-INITIALIZATION_TIMEOUT_S = 120  # within which all have to be there
-HEARTBEAT_TIMEOUT_S = 60  # after which one is taken for dead
+INITIALIZATION_TIMEOUT_S = 120  # All processes have to connect within this time.
+HEARTBEAT_TIMEOUT_S = 60  # A process that is silent for this long is taken for dead.
 
 
 class ProcessRank(NamedTuple):
-    """Which of the processes this one is."""
+    """Which of the learner's processes this one is."""
 
     coordinator: str  # HOST:PORT where the first one waits for the others
     processes: int
@@ -36,7 +36,9 @@ class ProcessRank(NamedTuple):
 
 
 def initialize(rank: ProcessRank) -> None:
-    """Meet the others; before JAX computes anything. Raises ConfigError when they do not come."""
+    """Connect to the other processes. This must be called before JAX computes anything. Raises
+    ConfigError if they do not connect in time.
+    """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     try:
@@ -57,32 +59,32 @@ def initialize(rank: ProcessRank) -> None:
 
 
 def device_count() -> int:
-    """Of all the processes."""
+    """The number of devices of all processes."""
     return jax.device_count()
 
 
 def is_rank_zero() -> bool:
-    """Is this the process that writes?"""
+    """Whether this is the process that writes."""
     return jax.process_index() == 0
 
 
 @cache
 def shared_token() -> str:
-    """The same in all processes of this learner, and in no others. They come to it together the
-    first time.
+    """A random token that is the same in all processes of this learner and in no others. The first
+    call is collective.
     """
     mine = np.frombuffer(secrets.token_bytes(8), np.uint32)
     return np.asarray(process_allgather(mine)).reshape(-1, 2)[0].tobytes().hex()
 
 
 def barrier(what: str) -> None:
-    """Until every process has come to `what`."""
+    """Wait until every process has reached `what`."""
     if jax.process_count() > 1:
         sync_global_devices(what)
 
 
 def rank_zero_first(make: Callable[[], T]) -> T:
-    """What `make` makes or finds: the first process makes it, and the others find it."""
+    """Call `make` in rank zero, and then in the other processes, which find what it made."""
     if is_rank_zero():
         made = make()
         barrier("made")
@@ -92,8 +94,8 @@ def rank_zero_first(make: Callable[[], T]) -> T:
 
 
 def synchronized(found: Iterator[T | None], stop: threading.Event) -> Iterator[T]:
-    """What all have found, one by one, until one of them is to stop. `found`: the same in every
-    process but for the Nones, while there is nothing.
+    """Yield each item once all processes have it, and end as soon as one of them is told to stop.
+    `found` yields the same items in every process, and None while there is nothing.
     """
     mine: T | None = None
     while True:

@@ -1,9 +1,9 @@
-"""The Hugging Face models that the learner reads: Llama, Qwen and Gemma, their settings in
-Levanter's words.
+"""The Hugging Face models that the learner can train: Llama, Qwen and Gemma, with their settings
+translated to Levanter's.
 
-Levanter drops some settings without a word (widths of heads, the scale and cap of Gemma's
-attention). What it can compute is handed to it here; what it cannot is refused, in one line.
-tests/learner/test_families.py holds each family to transformers.
+Levanter silently drops some settings, such as the width of heads and the scale and soft cap of
+Gemma's attention. This module passes on what Levanter can compute and refuses the rest with a
+one-line error. tests/learner/test_families.py compares each family with transformers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ TANH_GELU = ("gelu_pytorch_tanh", "gelu_new")
 
 
 class UnsupportedSetting(ValueError):
-    """A setting that Levanter would get wrong. The message names it, and says what to do where
-    something can be done.
+    """A setting that Levanter would compute wrongly. The message names it and says what to do,
+    where something can be done.
     """
 
 
 class ModelFamily(NamedTuple):
-    """Models of one `model_type`."""
+    """The models of one `model_type`."""
 
     levanter: type[Any]
     hf: type[PretrainedConfig]
@@ -53,7 +53,7 @@ class ModelFamily(NamedTuple):
 
 @dataclass(frozen=True)
 class Gemma(GemmaConfig):
-    """Gemma with heads of the width that it says."""
+    """Gemma with the head width that its config.json gives."""
 
     def attention_config(self) -> AttentionConfig:
         return replace(super().attention_config(), head_dim=self.head_dim)
@@ -61,7 +61,7 @@ class Gemma(GemmaConfig):
 
 @dataclass(frozen=True)
 class Gemma2(Gemma2Config):
-    """Gemma 2 with heads and a scale of its own."""
+    """Gemma 2 with the head width and the attention scale that its config.json gives."""
 
     def attention_config(self) -> AttentionConfig:
         return replace(
@@ -71,7 +71,7 @@ class Gemma2(Gemma2Config):
 
 @dataclass(frozen=True)
 class Gemma3(Gemma3Config):
-    """Gemma 3, text alone, with heads and a scale of its own."""
+    """Text-only Gemma 3 with the head width and the attention scale that its config.json gives."""
 
     def attention_config(self) -> AttentionConfig:
         return replace(
@@ -138,8 +138,8 @@ FAMILIES = {
 
 
 def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
-    """The contents of a config.json as transformers 4 has them, whichever wrote it. Raises
-    Unsupported.
+    """The contents of a config.json, written by transformers 4 or 5, as a config of transformers 4.
+    Raises UnsupportedSetting.
     """
     kind = found.get("model_type")
     if kind not in FAMILIES:
@@ -168,7 +168,9 @@ def to_transformers_v4(found: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def levanter_config(hf: Any, max_seq_len: int) -> Any:
-    """Levanter's settings of the model, for sequences of `max_seq_len` tokens. Raises Unsupported."""
+    """Levanter's config of the model, for sequences of `max_seq_len` tokens. Raises
+    UnsupportedSetting.
+    """
     family = FAMILIES[hf.model_type]
     _check_window(hf, max_seq_len)
     if hf.model_type.startswith("gemma") and _activation(hf) not in TANH_GELU:
@@ -187,13 +189,17 @@ def levanter_config(hf: Any, max_seq_len: int) -> Any:
 
 
 def _activation(hf: Any) -> str:
-    """transformers means tanh's approximation where an old Gemma says gelu."""
+    """The name of the activation. Where an old Gemma says gelu, transformers computes its tanh
+    approximation.
+    """
     said = getattr(hf, "hidden_activation", None) or getattr(hf, "hidden_act", None) or TANH_GELU[0]
     return TANH_GELU[0] if hf.model_type == "gemma" and said == "gelu" else said
 
 
 def _check_window(hf: Any, max_seq_len: int) -> None:
-    """Within its window a layer that slides sees everything: so far Levanter's attention is right."""
+    """Refuse a sliding window that is shorter than the sequences. Levanter has none, and within its
+    window a sliding layer sees everything, so longer windows are computed correctly.
+    """
     slides = hf.model_type.startswith(("gemma2", "gemma3")) or getattr(
         hf, "use_sliding_window", False
     )

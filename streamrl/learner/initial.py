@@ -1,4 +1,4 @@
-"""The model a run starts from when it is given none: a small Llama and a tokenizer of single
+"""The model that a run starts from if it names none: a small Llama and a tokenizer of single
 characters, made from a seed.
 """
 
@@ -37,8 +37,8 @@ TEMPLATES = {
 
 
 def initial_model_dir(run: RunFile) -> Path:
-    """The directory of the initial model: the one that is named, or the tiny one, made here once.
-    Raises ModelError.
+    """The directory of the initial model: the one in the run file, or the tiny one, which is made
+    here once. Raises ModelError.
     """
     if run.model.path:
         check_directory(Path(run.model.path))
@@ -65,11 +65,11 @@ def _alone(directory: Path) -> Generator[None]:
 
 
 def tiny_tokenizer(alphabet: str, chat: str = "plain") -> PreTrainedTokenizerFast:
-    """One token a character, after the special ones.
+    """A tokenizer with one token per character, after the special tokens.
 
-    Its chat template, `plain`: `<bos>` and the messages as they are, so that `<bos>47=` is to be
-    followed by `47<eos>`. For conversations, `turns`: `<bos><user>47=<eos><assistant>`, to be
-    followed by `47<eos>`; what was said stays as it is.
+    The chat template `plain` is `<bos>` and the messages as they are, so that `<bos>47=` is to be
+    followed by `47<eos>`. The template `turns` is for conversations:
+    `<bos><user>47=<eos><assistant>` is to be followed by `47<eos>`, and messages stay as they are.
     """
     roles = ROLES if chat == "turns" else ()
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *roles, *dict.fromkeys(alphabet)))}
@@ -91,11 +91,11 @@ def tiny_tokenizer(alphabet: str, chat: str = "plain") -> PreTrainedTokenizerFas
 
 
 def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
-    """Make the model and its tokenizer in `directory`, in Hugging Face layout. The same settings
+    """Write the model and its tokenizer to `directory`, in Hugging Face layout. The same settings
     give the same bytes.
 
-    The vocabulary is exactly the tokenizer's: a padded one lets the model sample ids that mean
-    nothing.
+    The vocabulary is exactly the tokenizer's. With a padded one, the model could sample ids that
+    mean nothing.
     """
     return write_llama(directory, tiny_tokenizer(tiny.alphabet, tiny.chat), tiny, max_seq_len)
 
@@ -103,7 +103,7 @@ def write_tiny(directory: Path, tiny: TinyModel, max_seq_len: int) -> Path:
 def write_llama(
     directory: Path, tokenizer: PreTrainedTokenizerFast, tiny: TinyModel, max_seq_len: int
 ) -> Path:
-    """As `write_tiny`, for a tokenizer that there is."""
+    """Write a tiny model for an existing tokenizer, as `write_tiny` does."""
     directory.mkdir(parents=True, exist_ok=True)
     config = LlamaConfig(
         max_seq_len=max_seq_len,
@@ -129,7 +129,9 @@ def write_llama(
 
 
 def to_hf_config(config: LlamaConfig, tokenizer: Any) -> HfLlamaConfig:
-    """The same settings in Hugging Face's words; a server stops at the tokenizer's end of sequence."""
+    """The Hugging Face config of a Levanter config. A server stops at the tokenizer's
+    end-of-sequence token.
+    """
     return HfLlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=len(tokenizer),

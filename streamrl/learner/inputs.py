@@ -1,5 +1,5 @@
-"""What a learner reads: batches, in order, each with its scores where a pool makes them, and what
-it has announced itself. No JAX here: replay and fork read the same.
+"""The learner's inputs: batches in order, each with its scores if a scorer pool makes them, and the
+versions that a learner has announced. This file knows nothing of JAX; replay and fork use it too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SCORES = topology.sole_partition(topology.SCORES)
 T = TypeVar("T")
 
 POLL_S = 0.05
-WARN_AFTER_S = 10.0  # nobody waits silently
+WARN_AFTER_S = 10.0  # A wait for scores that takes longer is logged.
 
 
 class TrainingInput(NamedTuple):
-    """What a step is made of, and where to read on behind it."""
+    """The input of one training step, and the offsets to resume from after it."""
 
     batch: Batch
     offset: int  # next record of `batches`
@@ -40,8 +40,8 @@ class TrainingInput(NamedTuple):
 def follow(
     log: Log, uses_scorer_pool: bool, offset: int, scores_offset: int
 ) -> Iterator[TrainingInput | None]:
-    """What there is to train on from these offsets on, as it comes; None for every look that finds
-    nothing new. It has no end.
+    """Training inputs from these offsets on, as they arrive. Yields None after each poll that
+    completes none, and never ends.
     """
     coming = follow_batches(log, offset)
     return (
@@ -54,7 +54,7 @@ def follow(
 def read_existing(
     log: Log, uses_scorer_pool: bool, offset: int, scores_offset: int
 ) -> Iterator[TrainingInput]:
-    """The same, but only what is there now."""
+    """Like `follow`, but yields only the inputs that exist now, and ends."""
     there = read_batches(log, offset)
     taken = (
         join_scores(there, read_scores(log, scores_offset))
@@ -68,8 +68,8 @@ def join_scores(
     batches: Iterable[tuple[Batch, int] | None],
     scores: Iterator[tuple[Scores, int] | None],
 ) -> Iterator[TrainingInput | None]:
-    """Each batch when its scores have come, in the order of the batches, whatever order the workers
-    of the pool have finished in. Until then None.
+    """Each batch with its scores, in the order of the batches. Scores may arrive in any order.
+    Yields None whenever more scores are needed first.
     """
     assembler = ScoreAssembler()
     for found in batches:
@@ -90,14 +90,14 @@ def join_scores(
 
 
 def take_until_stopped(stop: threading.Event, found: Iterator[T | None]) -> Iterator[T]:
-    """What is found before `stop` is set."""
+    """The items that are not None, until `stop` is set."""
     while not stop.is_set():
         if (one := next(found)) is not None:
             yield one
 
 
 def announced_hashes(log: Log, learner: str) -> dict[int, str]:
-    """What a learner has announced: version -> sha256 of its newest lineage."""
+    """The sha256 of each version that the learner has announced, in its newest lineage."""
     return {
         version: record.sha256
         for version, record in newest_lineages(read_announcements(log, learner)).items()
@@ -105,7 +105,7 @@ def announced_hashes(log: Log, learner: str) -> dict[int, str]:
 
 
 def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersion]:
-    """Of several announcements of one version, the one that is valid."""
+    """The valid announcement of each version: the one of the newest lineage."""
     found = dict[int, PolicyVersion]()
     for record in announced:
         known = found.get(record.version)
@@ -115,7 +115,7 @@ def newest_lineages(announced: Iterable[PolicyVersion]) -> dict[int, PolicyVersi
 
 
 def read_announcements(log: Log, learner: str) -> Iterator[PolicyVersion]:
-    """Its announcements, in order."""
+    """All announcements of the learner, in order."""
     for message in read(log, *VERSIONS):
         record = to_event(message, ("policy-version",)).record
         if isinstance(record, PolicyVersion) and record.learner == learner:
@@ -125,7 +125,9 @@ def read_announcements(log: Log, learner: str) -> Iterator[PolicyVersion]:
 def wait_for_version(
     log: Log, learner: str, version: int, stop: threading.Event
 ) -> PolicyVersion | None:
-    """That of a version, in its newest lineage, waited for; None when `stop` is set before."""
+    """Wait until the learner announces `version`, and return the announcement of the newest
+    lineage. None if `stop` is set first.
+    """
     if (known := newest_lineages(read_announcements(log, learner)).get(version)) is not None:
         return known
     reader = log.reader({VERSIONS: beginning_offset(log, *VERSIONS)})
@@ -145,12 +147,14 @@ def wait_for_version(
 def follow_batches_until(
     log: Log, start: int, stop: threading.Event
 ) -> Iterator[tuple[Batch, int]]:
-    """Batches from an offset on, as they come, each with the offset behind it."""
+    """Batches from an offset on, as they arrive, until `stop` is set. Each comes with the offset
+    after it.
+    """
     return take_until_stopped(stop, follow_batches(log, start))
 
 
 def follow_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
-    """The same without an end: None for every look that finds none."""
+    """Like `read_batches`, but never ends: yields None after each poll that completes no batch."""
     reader = log.reader({BATCHES: max(start, beginning_offset(log, *BATCHES))})
     with closing(reader):
         while True:
@@ -162,15 +166,15 @@ def follow_batches(log: Log, start: int) -> Generator[tuple[Batch, int] | None]:
 
 
 def read_batches(log: Log, start: int = 0) -> Iterator[tuple[Batch, int]]:
-    """As `batches`, but only those that are there now."""
+    """The batches that exist now, from an offset on. Each comes with the offset after it."""
     for message in read(log, *BATCHES, max(start, beginning_offset(log, *BATCHES))):
         if (batch := _to_batch(message)) is not None:
             yield batch, message.offset + 1
 
 
 def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
-    """Records of `scores` from an offset on, as they come, each with its offset; None for every
-    look that finds none. After a while it is said.
+    """Scores from an offset on, as they arrive, each with its own offset. Yields None after each
+    poll that finds none, never ends, and warns after `WARN_AFTER_S` without any.
     """
     reader = log.reader({SCORES: max(start, beginning_offset(log, *SCORES))})
     with closing(reader):
@@ -193,7 +197,7 @@ def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
 
 
 def read_scores(log: Log, start: int = 0) -> Iterator[tuple[Scores, int]]:
-    """Those that are there now."""
+    """The scores that exist now, each with its own offset."""
     for message in read(log, *SCORES, max(start, beginning_offset(log, *SCORES))):
         if (scores := _to_scores(message)) is not None:
             yield scores, message.offset
@@ -210,8 +214,8 @@ def _to_scores(message: Message) -> Scores | None:
 
 
 def _to_batch(message: Message) -> Batch | None:
-    """What cannot be read is passed over: a batch that is lost by it is missed at the next
-    number.
+    """The batch in a message. A batch that cannot be read is skipped here, and reported as missing
+    when the next one arrives.
     """
     record = to_event(message, ("batch",)).record
     if isinstance(record, Batch):

@@ -1,8 +1,8 @@
-"""Per-token losses. Each is pure and takes the tokens of some rows; none normalises: `averages.py`
-alone says what a token counts.
+"""Per-token losses. Each is a pure function of the tokens of some rows. None of them normalizes:
+`normalization.py` alone decides how much a token counts.
 
-Notation: ratio = exp(current - old); eps are the ends of the clip range, 1 - low to 1 + high. A
-loss is minimised, so good tokens have negative ones. docs/losses.md has them side by side.
+Notation: ratio = exp(current - old), and the clip range is 1 - low to 1 + high. A loss is
+minimized, so tokens with a positive advantage have a negative loss. docs/losses.md compares them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_LOG_RATIO = 20.0
 
 
 class Tokens(NamedTuple):
-    """The tokens of some rows. All (rows, max_seq_len) float32, 0 outside the mask, but
-    `segment_ids`.
+    """The tokens of some rows. All arrays are (rows, max_seq_len) float32 and 0 outside the mask,
+    except `segment_ids`.
     """
 
     current: jax.Array  # logprobs under the model in training
@@ -45,8 +45,8 @@ Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def ratio(current: jax.Array, old: jax.Array) -> jax.Array:
-    """exp(current - old), with the difference cut to LARGEST nats either way: (...) float32. Beyond
-    that it has no gradient.
+    """exp(current - old), with the difference limited to +-MAX_LOG_RATIO: (...) float32. Beyond the
+    limit the gradient is 0.
     """
     return jnp.exp(jnp.clip(current - old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
@@ -58,16 +58,16 @@ def clip_ratio(ratios: jax.Array, clip: Clip) -> jax.Array:
 
 def clipped_ratio(tokens: Tokens, clip: Clip) -> jax.Array:
     """-clip(ratio) * A: the loss of docs/design/logprobs.md. Outside the clip range its gradient is
-    0 whatever the sign of A.
+    0, whatever the sign of A.
     """
     return -clip_ratio(ratio(tokens.current, tokens.old), clip) * tokens.advantages
 
 
 def grpo(tokens: Tokens, clip: Clip) -> jax.Array:
     """-A * current: the policy gradient. docs/design/grpo.md; GRPO, arXiv:2402.03300, equation 19
-    where old is current, gradient 20.
+    with old equal to current, and gradient 20.
 
-    There is no ratio in it: rollouts of another policy take importance weights (`corrections.py`).
+    It contains no ratio: rollouts of another policy need importance weights (`corrections.py`).
     """
     return -tokens.advantages * tokens.current
 
@@ -75,7 +75,8 @@ def grpo(tokens: Tokens, clip: Clip) -> jax.Array:
 def ppo(tokens: Tokens, clip: Clip) -> jax.Array:
     """-min(ratio * A, clip(ratio) * A). PPO, arXiv:1707.06347, equation 7.
 
-    The minimum keeps the gradient where a step has made things worse than the clip range allows.
+    The minimum keeps the gradient where an update has made the objective worse by more than the
+    clip range.
     """
     ratios = ratio(tokens.current, tokens.old)
     return -jnp.minimum(ratios * tokens.advantages, clip_ratio(ratios, clip) * tokens.advantages)
@@ -89,20 +90,21 @@ def dapo(tokens: Tokens, clip: Clip) -> jax.Array:
 
 
 def cispo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """-stop(min(ratio, 1 + high)) * A * current: the weight is clipped, and no token loses its
+    """-stop(min(ratio, 1 + high)) * A * current: the weight is clipped, and every token keeps its
     gradient. MiniMax-M1, arXiv:2506.13585, equation 4.
 
-    As there, it is not bounded from below.
+    As in the paper, the weight has no lower bound.
     """
     weights = jax.lax.stop_gradient(jnp.minimum(ratio(tokens.current, tokens.old), 1 + clip.high))
     return -weights * tokens.advantages * tokens.current
 
 
 def gspo(tokens: Tokens, clip: Clip) -> jax.Array:
-    """PPO with one ratio a rollout, s = exp(mean over its tokens of (current - old)). GSPO,
-    arXiv:2507.18071, equations 5 to 7; there 3e-4 and 4e-4.
+    """PPO with one ratio per rollout, s = exp(mean over its tokens of (current - old)). GSPO,
+    arXiv:2507.18071, equations 5 to 7, which use 3e-4 and 4e-4.
 
-    Each token of a rollout has the rollout's loss; averaged over samples that is the rollout's.
+    Each token of a rollout has the rollout's loss, so the mean over its tokens is the rollout's
+    loss.
     """
     mean = segments.segment_mean(tokens.current - tokens.old, tokens.mask, tokens.segment_ids)
     return ppo(tokens._replace(current=mean, old=jnp.zeros_like(mean)), clip)

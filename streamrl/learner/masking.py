@@ -1,5 +1,5 @@
-"""Which sequences of a batch cannot be trained on. They are masked, so that one of them costs
-itself and not the batch, or the learner.
+"""Sequences that cannot be trained on are masked, so that one of them does not cost the whole batch
+or end the learner.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from streamrl.records import Batch
 
 
 class MaskedBatch(NamedTuple):
-    """A batch that the model can be given."""
+    """A batch that is safe to give to the model."""
 
     batch: Batch
     sequences: int  # that are masked
 
 
 def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
-    """Take out of training each sequence with a token id that has no embedding, or with a
-    temperature that no logit can be divided by.
+    """Mask each sequence that has a token id without an embedding, or a temperature that logits
+    cannot be divided by.
 
-    `vocab_size`: ids are below it. A masked sequence keeps its place in its row; unknown ids are
-    replaced by 0, its `loss_mask` is 0 and its temperature 1. The batch itself is returned where
-    nothing is masked. Raises ValueError for a batch whose sequences do not fit its rows.
+    `vocab_size`: valid ids are below it. A masked sequence stays in its row, with unknown ids
+    replaced by 0, its `loss_mask` 0 and its temperature 1. If nothing is masked, the batch itself
+    is returned. Raises ValueError for a batch whose sequences do not fit its rows.
     """
     check_layout(batch)
     unknown_prompt = batch.prompts >= vocab_size
@@ -52,7 +52,7 @@ def mask_untrainable(batch: Batch, vocab_size: int) -> MaskedBatch:
 
 
 def check_layout(batch: Batch) -> None:
-    """Does every sequence lie in a row of the batch? Raises ValueError."""
+    """Check that every sequence lies in a row of the batch. Raises ValueError."""
     me = f"batch {batch.number}"
     if not len(batch.uids):
         return

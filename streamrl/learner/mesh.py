@@ -1,5 +1,5 @@
-"""What the learner sets of Levanter and JAX: the trainer's configuration, a mesh where there is no
-trainer, compiled programs that are kept.
+"""Settings of Levanter and JAX: the trainer's configuration, a mesh for use outside a trainer,
+determinism, and the compilation cache.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from streamrl.learner.model import BATCH, POSITION
 
 
 def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
-    """In float32 on whatever devices there are, each working on `micro_batch_rows` of all the
+    """A configuration for float32 on all devices, each of which processes `micro_batch_rows` of the
     `rows` at a time.
 
-    Tracker, checkpoints and the check for a loss that is not finite are ours, and off here.
+    Levanter's tracker, checkpoints and checks for a non-finite loss are off, because streamrl has
+    its own.
     """
     return TrainerConfig(
         id="streamrl",
@@ -46,7 +47,7 @@ def trainer_config(rows: int = 1, micro_batch_rows: int = 1) -> TrainerConfig:
 
 @contextmanager
 def use_mesh() -> Generator[None]:
-    """To make or load a model in, outside a trainer."""
+    """A device mesh, for making or loading a model outside a trainer."""
     config = trainer_config()
     with (
         haliax.partitioning.set_mesh(config.device_mesh),
@@ -56,8 +57,8 @@ def use_mesh() -> Generator[None]:
 
 
 def shard_rows(array: np.ndarray, trainer: Trainer) -> NamedArray:
-    """(rows, max_seq_len) over the trainer's devices. Every process is given the whole array, and
-    keeps what its own devices work on.
+    """Distribute a (rows, max_seq_len) array over the trainer's devices. Every process passes the
+    whole array and keeps the part of its own devices.
     """
     axes = (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
     sharding = NamedSharding(
@@ -69,11 +70,11 @@ def shard_rows(array: np.ndarray, trainer: Trainer) -> NamedArray:
 
 
 def make_deterministic() -> None:
-    """Have GPUs compute the same bits again; before JAX computes anything. Without it the gradient
-    of an embedding, for one, is a race of atomics.
+    """Make GPUs compute the same bits every time. This must be called before JAX computes anything.
+    Otherwise the gradient of an embedding, for example, depends on a race of atomic additions.
 
-    A version that is trained again after a crash then comes out as it was announced, on the same
-    devices. Elsewhere than on GPUs it changes nothing.
+    A version that is trained again after a crash then has the announced hash on the same devices.
+    On other devices than GPUs this changes nothing.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if (
@@ -84,6 +85,8 @@ def make_deterministic() -> None:
 
 
 def enable_compilation_cache(directory: Path) -> None:
-    """Keep what JAX compiles there: a learner that is restarted trains again within seconds."""
+    """Cache compiled programs in `directory`, so that a restarted learner trains again within
+    seconds.
+    """
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -1,5 +1,5 @@
-"""The model: a Hugging Face directory to a Levanter model, and tokens to logprobs. Nothing here
-knows of rewards.
+"""The model: from a Hugging Face directory to a Levanter model, and from tokens to logprobs. This
+file knows nothing of rewards.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Model = LmHeadModel[Any]
 
 
 class Predictions(NamedTuple):
-    """What the model says of each next token. Both (rows, max_seq_len) float32; position i speaks
-    of token i + 1 of its segment.
+    """The model's predictions of each next token. Both arrays are (rows, max_seq_len) float32, and
+    position i is about token i + 1 of its segment.
     """
 
     logprobs: jax.Array
@@ -49,19 +49,19 @@ class Predictions(NamedTuple):
 
 
 def with_axes(array: np.ndarray | jax.Array) -> NamedArray:
-    """(rows, max_seq_len) with the axis names that Levanter shards by."""
+    """A (rows, max_seq_len) array with the axis names that Levanter shards by."""
     return hax.named(
         jnp.asarray(array), (Axis(BATCH, array.shape[0]), Axis(POSITION, array.shape[1]))
     )
 
 
 def predict(model: Model, example: RlExample) -> Predictions:
-    """Logprobs of the next tokens under softmax(logits / temperature), each segment seeing only
+    """Logprobs of the next tokens under softmax(logits / temperature). Each segment attends only to
     itself.
 
-    A server's logprobs are those of the distribution it sampled from, so the learner divides by the
-    same temperature (docs/design/sampling-logprobs.md). The last position of a segment predicts a
-    token of somebody else's; the loss mask is 0 there.
+    A server reports logprobs of the distribution that it sampled from, so the learner divides by
+    the same temperature (docs/design/sampling-logprobs.md). The last position of a segment predicts
+    the first token of another one; the loss mask is 0 there.
     """
     scores = logits(model, example) / jnp.asarray(example.temperatures)[..., None]
     log_softmax = jax.nn.log_softmax(scores, axis=-1)
@@ -71,7 +71,7 @@ def predict(model: Model, example: RlExample) -> Predictions:
 
 
 def logits(model: Model, example: RlExample) -> jax.Array:
-    """(rows, max_seq_len, vocabulary) float32, each segment seeing only itself."""
+    """(rows, max_seq_len, vocabulary) float32. Each segment attends only to itself."""
     mask = AttentionMask.causal().with_segment_ids(with_axes(example.segment_ids))
     said = model(
         with_axes(example.input_ids), attn_mask=mask, pos_ids=with_axes(example.position_ids)
@@ -83,7 +83,7 @@ def logits(model: Model, example: RlExample) -> jax.Array:
 
 
 def single_sequence(tokens: np.ndarray) -> RlExample:
-    """One sequence, alone in one row, at temperature 1. `tokens`: (n,) ids."""
+    """One sequence in a row of its own, at temperature 1. `tokens`: (n,) ids."""
     shape = (1, len(tokens))
     zeros = np.zeros(shape, np.float32)
     return RlExample(
@@ -99,7 +99,7 @@ def single_sequence(tokens: np.ndarray) -> RlExample:
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """Raises ModelError."""
+    """The tokenizer of a model directory. Raises ModelError."""
     check_directory(directory)
     try:
         return _tokenizer(directory)
@@ -112,8 +112,8 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """By the class that is named there; where transformers 5 has named one of its own, by
-    tokenizer.json.
+    """The tokenizer by the class that its config names, or from tokenizer.json if the config names
+    a class that only transformers 5 has.
     """
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
@@ -124,8 +124,8 @@ def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def hf_config(directory: Path) -> PretrainedConfig:
-    """The settings of a model, in the words of transformers 4. Raises ModelError for what Levanter
-    would get wrong without a word.
+    """The config of a model, as transformers 4 has it. Raises ModelError for a model that Levanter
+    would compute wrongly.
     """
     check_directory(directory)
     try:
@@ -139,8 +139,8 @@ def hf_config(directory: Path) -> PretrainedConfig:
 
 
 def load(directory: Path, max_seq_len: int) -> Model:
-    """The model in a Hugging Face directory, in float32, for `max_seq_len` positions; to be called
-    inside the trainer's mesh. Raises ModelError.
+    """The model in a Hugging Face directory, in float32, for `max_seq_len` positions. This must be
+    called inside the trainer's mesh. Raises ModelError.
     """
     settings, tokenizer = hf_config(directory), load_tokenizer(directory)
     try:
@@ -162,14 +162,16 @@ def load(directory: Path, max_seq_len: int) -> Model:
 
 
 def vocab_size(directory: Path) -> int:
-    """Ids of the tokenizer that the model has an embedding of; there may be more embeddings. Raises
-    ModelError.
+    """The number of token ids that the tokenizer knows and the model has an embedding for. The
+    embedding may be larger. Raises ModelError.
     """
     return min(len(load_tokenizer(directory)), hf_config(directory).vocab_size)
 
 
 def check_directory(directory: Path) -> None:
-    """Is there a model at all? Raises ModelError that names the file that is missing."""
+    """Check that the directory holds a model and a tokenizer. Raises ModelError that names the
+    missing file.
+    """
     if not directory.is_dir():
         raise ModelError(
             f"model directory {directory} does not exist; give model.path a Hugging Face directory, or none for the tiny model"

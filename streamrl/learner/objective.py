@@ -1,8 +1,8 @@
-"""What is minimised: the losses of the sampled tokens, corrected, with the divergence from the
-reference, each counting what its average says.
+"""The objective: the weighted sum of the sampled tokens' losses, with off-policy corrections and
+the divergence from the reference.
 
-Pure in logprobs, so that it can be checked on a policy that is a table. Every number here adds up
-over the parts of a batch.
+It is a pure function of logprobs, so tests can check it on a policy that is a table. Every number
+here adds up over the parts of a batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUMS = ("weights_number", "weights_sum", "weights_squares")
 
 
 class Objective(NamedTuple):
-    """The loss of the run file, for batches that are worked on in `parts` parts."""
+    """The objective of a run file, for batches that are processed in `parts` parts."""
 
     config: Learner
     loss: Loss
@@ -62,8 +62,9 @@ class Objective(NamedTuple):
     def from_predictions(
         self, predicted: Predictions, example: RlExample, weights: jax.Array
     ) -> tuple[jax.Array, Metrics]:
-        """The same of logprobs: the sum over the tokens, weighted. `weights`: (rows, max_seq_len)
-        float32, of `averages.py`.
+        """The loss and the metrics, given the model's predictions. `weights`: (rows, max_seq_len)
+        float32, from `normalization.py`. The loss is the sum over the tokens, so its value adds up
+        over the parts.
         """
         c, mask, segment_ids = (
             self.config,
@@ -127,8 +128,8 @@ class Objective(NamedTuple):
 
 
 def to_metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: jax.Array) -> Metrics:
-    """The means over the sampled tokens of all parts, from (rows, max_seq_len) float32 values, and
-    the sums, from scalars.
+    """Metrics of all parts: means over the sampled tokens of (rows, max_seq_len) float32 values,
+    and sums of scalars.
     """
     averaged = {
         name: Metric(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask), ReductionType.MEAN)
@@ -141,12 +142,12 @@ def to_metrics(means: dict[str, jax.Array], sums: dict[str, jax.Array], mask: ja
 
 
 def max_metric(values: jax.Array, mask: jax.Array) -> Metric:
-    """Of the sampled tokens of all parts."""
+    """The maximum over the sampled tokens of all parts."""
     return Metric.from_value(jnp.max(jnp.where(mask > 0, values, 0.0)), ReductionType.MAX)
 
 
 def make_objective(config: Learner, parts: int = 1) -> Objective:
-    """Raises ConfigError for a loss or an estimator that nobody knows."""
+    """The objective of the settings. Raises ConfigError for an unknown loss or divergence."""
     return Objective(config, loss_named(config.loss), divergence_named(config.kl), parts)
 
 
@@ -155,13 +156,15 @@ def clip_range(config: Learner) -> Clip:
 
 
 def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """sum(values * weights): a scalar. What counts nothing cannot spoil it, whatever it is."""
+    """sum(values * weights), a scalar. A value whose weight is 0 is ignored, even if it is not
+    finite.
+    """
     return jnp.sum(jnp.where(weights > 0, values, 0.0) * weights)
 
 
 def penalize_advantages(tokens: Tokens, divergence: jax.Array, coefficient: float) -> jax.Array:
-    """A_t - coefficient * sum_{s >= t} KL_s: the divergence as a cost that each token causes, now
-    and later. Returns (rows, max_seq_len) float32.
+    """A_t - coefficient * sum_{s >= t} KL_s: each token pays for the divergence that it and the
+    tokens after it cause. Returns (rows, max_seq_len) float32.
 
     REINFORCE++, arXiv:2501.03262. No gradient flows through it.
     """
@@ -170,7 +173,7 @@ def penalize_advantages(tokens: Tokens, divergence: jax.Array, coefficient: floa
 
 
 def to_run_metrics(measured: dict[str, float]) -> dict[str, float]:
-    """What was measured of all parts, in the words of the run's metrics."""
+    """The measurements of all parts, under the names of the run's metrics."""
     kept = {name: value for name, value in measured.items() if name not in (*SUMS, "kl_loss")}
     return {
         **kept,

@@ -1,13 +1,14 @@
-"""Learner: batches in, and their scores where a pool makes them; policy versions out. Batch k is
-trained at version k and gives version k + 1.
+"""Learner: batches in, and their scores if a scorer pool makes them; policy versions out. Batch k
+is trained at version k and gives version k + 1.
 
-Not a fold like the others, as its output is not only records: a checkpoint stores the place in
-`batches` it belongs to. After a crash the batches since are trained on again. Where they give the
-same weights, hash by hash, nothing is announced twice; otherwise as a new lineage of the version.
+The learner is not a pure step function, because its output is not only records. Its state is a
+checkpoint, which stores its position in `batches`. After a crash, the batches after the checkpoint
+are trained again. If a version has the announced hash again, it is not announced twice; otherwise
+it is announced as a new lineage.
 
-A run may have any number of learners. Each has a name, and under it an identity in Kafka, a store
-and checkpoints of its own; all but the lead are followed by nobody. One learner may be several JAX
-processes (`together.py`), of which the first one writes.
+A run may have any number of learners. Each has its own name, Kafka identity, store and checkpoints.
+Servers follow only the lead. One learner may be several JAX processes (`distributed.py`), of which
+rank zero writes.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ def main(
     overrides: Sequence[str] = (),
     rank: ProcessRank | None = None,
 ) -> None:
-    """Train until `stop` is set. `name`: another learner than the lead, with `overrides` of
-    learner.* for settings of its own.
+    """Train until `stop` is set. `name` is given for a learner other than the lead, which may have
+    its own learner.* settings in `overrides`.
 
-    `at`: it begins as the lead was at that version; otherwise as the run began. Once it has a
-    checkpoint it goes on from that. `rank`: this is one of several processes that are the learner.
+    A second learner begins with the lead's state at version `at`, or by default as the run began. A
+    learner that has a checkpoint resumes from it. `rank` is given if this is one of several
+    processes.
     """
     learner = name or run.learner.name
     own = learner_settings(run, learner, at, overrides)
@@ -156,7 +158,7 @@ def newest_checkpoint(
 def learner_settings(
     run: RunFile, learner: str, at: int | None, overrides: Sequence[str]
 ) -> RunFile:
-    """The run as this learner sees it. Raises ConfigError."""
+    """The run file with this learner's own settings. Raises ConfigError."""
     if not NAME.fullmatch(learner):
         raise ConfigError(f"--name {learner}: not a name of lowercase letters, digits and '-'")
     if learner == run.learner.name and (overrides or at is not None):
@@ -177,8 +179,8 @@ def learner_settings(
 
 
 def clone_lead_checkpoint(run: RunFile, log: Log, learner: str, version: int) -> ResumePoint:
-    """The lead's policy and optimiser at a version, as a checkpoint that other learners begin with.
-    Computed once.
+    """A checkpoint of the lead's policy and optimizer at `version`, for other learners to begin
+    with. It is computed once.
     """
     directory = checkpoint_directory(run, learner) / "start"
     found = checkpoints.latest(directory, version)

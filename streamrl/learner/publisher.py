@@ -1,20 +1,21 @@
-"""The policy in training, and what is made known of it. Version k + 1 is written, hashed and
-announced while the next batch is trained.
+"""Publishing of versions: the weights of version k + 1 are written, hashed and announced while the
+next batch is trained.
 
-What the next step takes away is taken first: the weights into memory of their own, the probe, and
-the optimiser's state where a checkpoint is due. That is done in the learner's own thread, as its
-processes come to it together. The rest is done in one other thread of the first process, in order,
-and at most one version behind: the next one waits for it. What fails there is raised in the
-learner's own thread: at the next look for a batch, or at the next version.
+Training donates its buffers, so before the next step we copy the weights, compute the probe and, if
+a checkpoint is due, save the optimizer state. This runs on the training thread, because it is a
+collective over all processes. Writing, hashing and announcing then run on one background thread of
+rank zero, in order and at most one version behind. A failure there is raised on the training
+thread: at the next poll for a batch, or at the next version.
 
-A crash in between means that the batch is trained again.
+After a crash in between, the batch is trained again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self, TypeVar
@@ -43,16 +44,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@contextmanager
+def timed(durations_s: dict[str, float], name: str) -> Generator[None]:
+    """Record under `name` how many seconds the block took."""
+    started = time.monotonic()
+    yield
+    durations_s[name] = time.monotonic() - started
+
+
 @dataclass
 class PendingVersion:
-    """One on its way. Its fields are filled in as it goes; what it is handed to next reads them."""
+    """A version that is being published. The stages fill in its fields in order."""
 
-    batch: int | None  # that it was trained on
+    batch: int | None  # The batch that it was trained on.
     snapshot: WeightsSnapshot
-    previous: PolicyVersion | None = None  # it was announced before
+    previous: PolicyVersion | None = None  # An earlier announcement of this version.
     probe: Probe | None = None
     export: ExportResult | None = None
-    # s, by stage
+    # The seconds that each stage took.
     durations_s: dict[str, float] = field(
         default_factory=lambda: {"hash_s": 0.0, "announce_s": 0.0, "checkpoint_s": 0.0}
     )
@@ -63,8 +72,8 @@ class PendingVersion:
 
     @property
     def is_new(self) -> bool:
-        """Is it to be announced? Not where it came out as it was announced before, and lies in the
-        same place.
+        """Whether the version has to be announced: it does not if it was announced before, with the
+        same weights in the same place.
         """
         stored = self.export and self.export.stored
         return stored is not None and (
@@ -75,8 +84,9 @@ class PendingVersion:
 
 @dataclass
 class VersionPublisher:
-    """To be used in a `with`: its end waits for the version under way.
-    With no `writer` another process of this learner does all but the training.
+    """Publishes the versions of a policy. As a context manager, it waits at its end for the pending
+    version and closes its worker. Without a `writer`, this process only trains, and another process
+    of the learner publishes.
     """
 
     learner: str
@@ -84,14 +94,14 @@ class VersionPublisher:
     announced: dict[int, PolicyVersion]  # the newest lineage of each version
     writer: Writer | None
     meter: Meter | None = None
-    # raises Fenced where another process has announced as this learner since this one did
+    # Raises Fenced if another process has announced as this learner since this one did.
     check_rival: Callable[[], None] = field(default=lambda: None)
 
     def __post_init__(self) -> None:
         self.store = Store(f"{self.policy.run.store}/{self.learner}")
         self.checkpoints = checkpoint_directory(self.policy.run, self.learner)
         self._background = BackgroundWorker()
-        self._saved = -1  # version of the newest checkpoint
+        self._saved = -1  # The version of the newest checkpoint.
 
     def __enter__(self) -> Self:
         return self
@@ -102,8 +112,8 @@ class VersionPublisher:
             self._background.raise_if_failed()
 
     def train(self, taken: TrainingInput, idle_s: float) -> None:
-        """One step, after a wait of `idle_s`, and its version. Raises what the version before has
-        failed of.
+        """Train on one batch, after a wait of `idle_s`, and publish the new version. Raises
+        failures of the version before.
         """
         if not self.policy.is_due(taken.batch):
             return
@@ -119,46 +129,41 @@ class VersionPublisher:
         measured: Mapping[str, float] | None = None,
         checkpoint: bool | None = None,
     ) -> PendingVersion:
-        """Have the policy, trained on `batch`, announced. A version that is announced already is
-        left alone where it comes out the same.
+        """Publish the policy, which was trained on `batch`. Returns as soon as training may
+        continue.
 
-        Returns as soon as training may go on. `measured`: published with what it took, once that is
-        known. `checkpoint`: whether one is written; by default, when `learner.checkpoint_every`
-        says so. Raises what the version before has failed of.
+        A version that was announced before is not announced again if its weights are the same.
+        `measured` is published together with the durations, once they are known. `checkpoint` says
+        whether to write a checkpoint; by default `learner.checkpoint_every` decides. Raises
+        failures of the version before.
         """
-        times = [time.monotonic()]
-        self.wait()
-        times.append(time.monotonic())
         policy = self.policy
-        version = PendingVersion(batch, policy.snapshot(), self.announced.get(policy.version))
-        times.append(time.monotonic())
-        self._in_background(partial(self._write_weights, version))
-        version.probe = policy.probe()  # beside the writing
-        times.append(time.monotonic())
-        self._in_background(partial(self._announce, version))
         if checkpoint is None:
             checkpoint = batch is None or policy.version % policy.run.learner.checkpoint_every == 0
-        if checkpoint:
-            self._save_state()
-        times.append(time.monotonic())
-        names = ("publish_wait_s", "export_s", "probe_s", "checkpoint_s")
-        stood = {
-            "publish_s": times[-1] - times[0],
-            **{
-                name: end - start for name, start, end in zip(names, times, times[1:], strict=False)
-            },
-        }
+        stood = dict[str, float]()
+        with timed(stood, "publish_s"):
+            with timed(stood, "publish_wait_s"):
+                self.wait()
+            with timed(stood, "export_s"):
+                previous = self.announced.get(policy.version)
+                version = PendingVersion(batch, policy.snapshot(), previous)
+            self._in_background(partial(self._write_weights, version))
+            with timed(stood, "probe_s"):
+                version.probe = policy.probe()
+            self._in_background(partial(self._announce, version))
+            with timed(stood, "checkpoint_s"):
+                if checkpoint:
+                    self._save_state()
         if checkpoint:
             self._in_background(partial(self._complete_checkpoint, version))
         self._in_background(partial(self._publish_metrics, version, stood, measured, time.time()))
         return version
 
     def announce_start(self, found: TrainingPosition | None) -> None:
-        """Announce what training begins with, where that is news: the initial model, or a
-        checkpoint (`found`) that the announcements disagree with.
+        """Announce the version that training begins with, unless it has been announced: the initial
+        model, or the checkpoint `found`.
 
-        The newest version that is announced is written to the store again where it is gone from
-        there.
+        If the newest announced version is missing from the store, it is written again.
         """
         if self.writer is not None:
             self.store.clear()
@@ -173,10 +178,8 @@ class VersionPublisher:
         self.wait()
 
     def save_last_checkpoint(self) -> None:
-        """At a clean end: write a checkpoint of the newest version, so that the next life trains on
-        nothing again.
-
-        The processes of a learner come to it together.
+        """At a clean stop, write a checkpoint of the newest version, so that nothing has to be
+        trained again. All processes of a learner call this together.
         """
         self.wait()
         if self._saved == self.policy.version:
@@ -191,26 +194,26 @@ class VersionPublisher:
         self._saved = self.policy.version
 
     def wait(self) -> None:
-        """Wait for the version under way. Raises what it has failed of."""
+        """Wait for the pending version. Raises its failure."""
         self._background.wait()
 
     def until_failure(self, coming: Iterator[T]) -> Iterator[T]:
-        """What comes, as long as nothing has failed meanwhile. Raises what the version under way
-        has failed of.
+        """The inputs, for as long as publishing has not failed. Raises the failure of the pending
+        version.
         """
         for found in coming:
             self._background.raise_if_failed()
             yield found
 
-    # ---- beside the next step --------------------------------------------------------------------
+    # ---- in the background --------------------------------------------------------------------
 
     def _in_background(self, work: Callable[[], None]) -> None:
         if self.writer is not None:
             self._background.submit(work)
 
     def _write_weights(self, version: PendingVersion) -> None:
-        """Put the version into the store, unless it came out as it was announced before, and still
-        lies there if it is the newest.
+        """Put the version into the store, unless it has the announced hash and is there already or
+        is not the newest.
         """
         known = version.previous
         if known is not None:
@@ -235,13 +238,10 @@ class VersionPublisher:
         version.export = version.snapshot.write(self.store)
 
     def _announce(self, version: PendingVersion) -> None:
-        """The version exists, and with it the batches up to its own are dealt with."""
-        started, run, snapshot, position = (
-            time.monotonic(),
-            self.policy.run,
-            version.snapshot,
-            version.snapshot.position,
-        )
+        """Announce the version, and commit how far the inputs have been consumed."""
+        started = time.monotonic()
+        run = self.policy.run
+        snapshot = version.snapshot
         if version.is_new:
             assert self.writer is not None and version.export is not None
             known = version.previous
@@ -267,16 +267,16 @@ class VersionPublisher:
             )
         newest = max(self.announced)
         if version.number == newest:
-            places = {topology.sole_partition(topology.BATCHES): position.offset}
+            places = {topology.sole_partition(topology.BATCHES): snapshot.position.offset}
             if run.learner.uses_scorer_pool:
-                places[topology.sole_partition(topology.SCORES)] = position.scores
+                places[topology.sole_partition(topology.SCORES)] = snapshot.position.scores
             assert self.writer is not None
             self.writer.commit_offsets(places)
             self._prune_store(newest)
         version.durations_s["announce_s"] = time.monotonic() - started
 
     def _prune_store(self, newest: int) -> None:
-        """Best effort: what is left is pruned with the next version."""
+        """Delete old versions from the store. If that fails, the next version tries again."""
         try:
             self.store.prune(
                 newest, self.policy.run.weights.keep_versions, but=self._pinned_versions(newest)
@@ -285,8 +285,8 @@ class VersionPublisher:
             logger.warning("old versions stay in the weight store: %s", error)
 
     def _complete_checkpoint(self, version: PendingVersion) -> None:
-        """Its state is written: with the hash that it is announced as, that is a checkpoint. A
-        process that was taken for dead leaves its successor's alone.
+        """Turn the saved state into a checkpoint, under the hash that the version was announced
+        with. A process that was taken for dead must not touch its successor's checkpoints.
         """
         started = time.monotonic()
         self.check_rival()
@@ -301,7 +301,9 @@ class VersionPublisher:
         measured: Mapping[str, float] | None,
         time_s: float,
     ) -> None:
-        """What it took is known. `stood`: what of it training stood still for, until `time_s`."""
+        """Publish how long each stage took. `stood`: the stages during which training stood still,
+        until `time_s`.
+        """
         written = (
             {"export_s": version.export.export_s, "hash_s": version.export.hash_s}
             if version.export
@@ -317,8 +319,9 @@ class VersionPublisher:
             self.meter.publish(values, step=version.batch, time_s=time_s)
 
     def _pinned_versions(self, version: int) -> set[int]:
-        """Versions that others still have to find: the scorers, which make version 0 themselves,
-        and the evaluator.
+        """Versions that others may still have to pull, besides the newest: the reference, for the
+        scorers, and versions that the evaluator evaluates. Version 0 is not among them, because the
+        scorers make it themselves.
         """
         run = self.policy.run
         reference = reference_version(run, version) if run.learner.uses_scorer_pool else 0

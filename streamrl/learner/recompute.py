@@ -1,5 +1,5 @@
-"""The lead's policy at a version, computed again from a checkpoint or the beginning and the
-recorded batches. Same machine, same bits.
+"""Recomputing the lead's policy at a version, from a checkpoint or the beginning and the recorded
+batches. On the same machine, the result is bit-identical.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Progress = Callable[[int, int], None]  # (versions done, of how many)
 
 
 def retrain_all(run: RunFile, log: Log, first: int | None = None) -> Iterator[TrainingPosition]:
-    """Every version of the lead again: the one it begins with, then one a recorded batch, each with
-    the hash that it has now.
+    """Train every version of the lead again. Yields the version that training begins with, and then
+    one for each recorded batch, each with its new hash.
 
-    `first`: begin with the checkpoint of that version. Raises ConfigError when there is none.
+    `first`: begin with the checkpoint of that version. Raises ConfigError if there is none.
     """
     with open_trainer(run, _resume_point(run, first)) as policy:
         policy.sha256()
@@ -45,11 +45,11 @@ def retrain_all(run: RunFile, log: Log, first: int | None = None) -> Iterator[Tr
 def recompute_version(
     run: RunFile, log: Log, version: int, progress: Progress = lambda done, total: None
 ) -> Generator[PolicyTrainer]:
-    """The lead's policy and optimiser at `version`, for as long as the block lasts, from the
-    nearest checkpoint before it.
+    """The lead's policy and optimizer at `version`, recomputed from the nearest checkpoint before
+    it. They exist for as long as the block lasts.
 
-    Raises ConfigError when the version is not announced or older than the run, VersionMismatch when
-    it does not come out as announced, InputGone when too few batches are recorded.
+    Raises ConfigError if the version is not announced or older than the run, VersionMismatch if it
+    does not have the announced hash, and InputGone if too few batches are recorded.
     """
     learner, announced = run.learner.name, announced_hashes(log, run.learner.name)
     if version not in announced:
@@ -78,7 +78,7 @@ def recompute_version(
 
 
 def recorded_inputs(log: Log, policy: PolicyTrainer) -> Iterator[TrainingInput]:
-    """What it was trained on, from where it stands."""
+    """The recorded inputs that the policy has not been trained on yet."""
     there = read_existing(
         log, policy.run.learner.uses_scorer_pool, policy.position.offset, policy.position.scores
     )
@@ -86,10 +86,10 @@ def recorded_inputs(log: Log, policy: PolicyTrainer) -> Iterator[TrainingInput]:
 
 
 def seed_fork(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progress) -> Stored:
-    """Leave with a fork what it begins with: the parent's policy and optimiser at `version`, its
-    initial model, and the weights in the fork's store.
+    """Give a fork its beginning: the parent's policy and optimizer at `version`, the initial model,
+    and the weights in the fork's store.
 
-    `log`: the parent's. Raises as `recomputed`.
+    `log` is the parent's. Raises the errors of `recompute_version`.
     """
     if not run.model.path:
         (run.directory / "model").mkdir(parents=True)
@@ -103,7 +103,7 @@ def seed_fork(parent: RunFile, run: RunFile, log: Log, version: int, progress: P
 
 
 def verify_hash(learner: str, announced: dict[int, str], version: int, sha256: str) -> None:
-    """Is it what was announced? Raises VersionMismatch."""
+    """Check that the version has the announced hash. Raises VersionMismatch."""
     if sha256 != announced[version]:
         raise version_mismatch(learner, version, sha256, announced[version])
 

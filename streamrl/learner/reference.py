@@ -1,8 +1,8 @@
-"""The model that the policy's divergence is measured from: which one it is for a batch, and the one
-in memory.
+"""The reference model, from which the policy's divergence is measured: which version it is for a
+batch, and the one in memory.
 
-The learner and the workers of the scorer pool have both from here, and the logprobs from
-`Updater.scores`: who computes them makes no difference.
+The learner and the scorers share this code and compute logprobs by `Updater.scores`, so it makes no
+difference who computes them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from streamrl.errors import ModelError
 from streamrl.learner import model
 from streamrl.learner.initial import initial_model_dir
 
-EXTERNAL = -1  # no version of the policy: the model at learner.reference.path
+EXTERNAL = -1  # The reference is no version of the policy but the model at learner.reference.path.
 
 
 def reference_version(run: RunFile, batch: int) -> int:
-    """The policy version that a batch is measured from; OWN for another model. 0 is the one that
-    the run began with, a fork's its parent's.
+    """The policy version that is the reference of a batch, or EXTERNAL if the reference is another
+    model. Version 0 is the model that the run began with; for a fork, that its parent began with.
 
-    A function of the number alone, so that nobody has to be told: `every` 20 gives 0 for batches 0
-    to 19, 20 for 20 to 39. A fork that follows begins with the version it was made at.
+    It depends only on the batch's number, so nobody has to be told. With `every` 20, it is 0 for
+    batches 0 to 19 and 20 for batches 20 to 39. A fork with `every` begins with the version that it
+    was made at.
     """
     settings = run.learner.reference
     if settings.path:
@@ -35,11 +36,11 @@ def reference_version(run: RunFile, batch: int) -> int:
 
 
 def trainable_vocab_size(run: RunFile, rows: int) -> int:
-    """Token ids that can be trained on are below it: the policy has an embedding of them, and so
-    has its reference. Raises ModelError.
+    """Token ids below this can be trained on: both the policy and its reference have an embedding
+    of them. Raises ModelError.
 
-    A server samples from all `rows` of the policy's embedding, also from those that pad it. This
-    number is announced, so that the buffer refuses what the learner would mask.
+    A server samples from all `rows` of the policy's embedding, including padding. This number is
+    announced, so that the buffer can refuse what the learner would mask.
     """
     settings = run.learner.reference
     if not (run.learner.uses_reference and settings.path):
@@ -49,9 +50,7 @@ def trainable_vocab_size(run: RunFile, rows: int) -> int:
 
 @dataclass
 class ReferenceModel:
-    """The one in memory, of those that a run has one after another. To be used inside the trainer's
-    mesh.
-    """
+    """The reference that is in memory. It must be used inside the trainer's mesh."""
 
     run: RunFile
     tokenizer_ids: int  # ids that the policy's tokenizer knows are below it
@@ -59,13 +58,13 @@ class ReferenceModel:
     model: Any = None
 
     def version_to_load(self, batch: int) -> int | None:
-        """The version to be loaded before this batch; None while the one in memory is right."""
+        """The version to load before this batch, or None if the right one is in memory."""
         wanted = reference_version(self.run, batch)
         return None if wanted == self.version else wanted
 
     def load(self, version: int, directory: Path) -> None:
-        """Instead of the one before. `directory`: of the version, as it was announced. Raises
-        ModelError.
+        """Replace the reference by the model in `directory`, which is that of an announced version.
+        Raises ModelError.
         """
         self.version, self.model = None, None  # so that there are never two in memory
         loaded = model.load(directory, self.run.model.max_seq_len)
@@ -78,7 +77,7 @@ class ReferenceModel:
 
 
 def static_reference_dir(run: RunFile, version: int) -> Path | None:
-    """The directory of a reference that nobody has to wait for; None for a version that has to be
+    """The directory of a reference that exists from the start, or None for a version that has to be
     trained first. Raises ModelError.
     """
     if version == EXTERNAL:

@@ -1,7 +1,7 @@
-"""The scores that the pool writes, in whatever order they come, as the scores of batches, each once.
+"""Scores of batches, from the records of the scorer pool, which arrive in any order and may repeat.
 
 Earlier versions of streamrl wrote the scores of a large batch as several records, each with the
-logprobs of some of its tokens; these are put together here.
+logprobs of some of its tokens. These are joined here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamrl.records import Scores
 
 @dataclass
 class BatchScores:
-    """What has come for one batch: one record, or several from an earlier version of streamrl."""
+    """The records of one batch: one, or several from an earlier version of streamrl."""
 
     first: int  # where the first record lies
     by_start: dict[int, Scores] = field(default_factory=dict[int, Scores])  # by the first token
@@ -33,8 +33,8 @@ class BatchScores:
 
 @dataclass
 class ScoreAssembler:
-    """What lies in `scores`, read in order. What comes again is passed over: it says the same, and
-    the first has it.
+    """Collects the records of `scores`, which are read in order. A repeated record is ignored,
+    because it says the same as the first.
     """
 
     # by batch; those before `next` are gone
@@ -43,18 +43,20 @@ class ScoreAssembler:
     end: int = 0  # behind the last record read
 
     def add(self, scores: Scores, offset: int) -> None:
-        """Take a record in, and where it lies."""
+        """Add a record that lies at `offset`."""
         self.end = offset + 1
         if scores.number >= self.next:
             found = self.numbers.setdefault(scores.number, BatchScores(first=offset))
             found.by_start.setdefault(scores.start, scores)
 
     def has(self, number: int) -> bool:
-        """Are all the scores of that batch there?"""
+        """Whether all scores of that batch have arrived."""
         return number in self.numbers and self.numbers[number].are_complete()
 
     def take(self, number: int) -> Scores:
-        """Those of a batch that it has; batches up to it will not be asked for any more."""
+        """Remove and return the scores of a batch. Scores of this batch and of earlier ones are not
+        collected any more.
+        """
         found = self.numbers[number].joined()
         self.numbers = {n: scores for n, scores in self.numbers.items() if n > number}
         self.next = number + 1
@@ -62,5 +64,7 @@ class ScoreAssembler:
 
     @property
     def needed_from(self) -> int:
-        """Where the next reader has to begin to find all that has not been asked for."""
+        """The offset that the next reader has to begin at, to find all scores that have not been
+        taken.
+        """
         return min((scores.first for scores in self.numbers.values()), default=self.end)

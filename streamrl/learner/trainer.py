@@ -1,8 +1,8 @@
-"""Training as a fold over batches: (policy and optimiser, batch) to (policy and optimiser). Batch k
-is trained at version k and gives version k + 1.
+"""PolicyTrainer: the policy and its optimizer, trained batch by batch. Batch k is trained at
+version k and gives version k + 1.
 
-The process announces what comes of it, a replay compares it with what was announced, a fork goes on
-from it.
+The learner's process publishes the versions, a replay compares their hashes with the announced
+ones, and a fork starts from one of them.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 
 class ResumePoint(NamedTuple):
-    """A checkpoint to go on from."""
+    """A checkpoint to resume from."""
 
     directory: Path  # of checkpoints
     position: TrainingPosition
 
 
 class ExportResult(NamedTuple):
-    """Weights in the store."""
+    """Weights that are in the store, and how long that took."""
 
     stored: Stored
     export_s: float  # from memory to files
@@ -60,9 +60,7 @@ class ExportResult(NamedTuple):
 
 
 class WeightsSnapshot(NamedTuple):
-    """The weights of a version on their own: what is made of them no longer depends on the
-    training, which may go on.
-    """
+    """A copy of a version's weights. Training may continue while it is written."""
 
     position: TrainingPosition  # its sha256 is not known yet
     initial_model_dir: Path  # as of `Training`
@@ -71,11 +69,11 @@ class WeightsSnapshot(NamedTuple):
     skipped: bool  # nothing was trained on the batch before it
 
     def save(self, directory: Path) -> None:
-        """A directory that starts a server. Raises OSError."""
+        """Write a Hugging Face directory that a server can load. Raises OSError."""
         export.save(self.tensors, self.initial_model_dir, directory)
 
     def sha256(self) -> str:
-        """What the version is announced as."""
+        """The hash that the version is announced with."""
         with tempfile.TemporaryDirectory() as directory:
             self.save(Path(directory))
             return describe(Path(directory)).sha256
@@ -94,13 +92,13 @@ class WeightsSnapshot(NamedTuple):
 
 
 def checkpoint_directory(run: RunFile, learner: str) -> Path:
-    """A learner's own."""
+    """The directory of a learner's checkpoints."""
     return run.directory / "checkpoints" / learner
 
 
 def fork_checkpoint(run: RunFile) -> ResumePoint | None:
-    """What a fork begins with: a policy of its parent's, with its optimiser. None for a run that is
-    no fork. Raises CheckpointError.
+    """The checkpoint that a fork begins with, made from its parent, or None for a run that is not a
+    fork. Raises CheckpointError.
     """
     if run.fork is None:
         return None
@@ -113,7 +111,7 @@ def fork_checkpoint(run: RunFile) -> ResumePoint | None:
 
 @contextmanager
 def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[PolicyTrainer]:
-    """The policy that the run begins with (or that of the checkpoint `start`), ready to be trained
+    """The policy that the run begins with, or that of the checkpoint `start`. It can be trained
     while the block lasts.
 
     Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
@@ -134,7 +132,7 @@ def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[Po
 
 @dataclass
 class PolicyTrainer:
-    """The policy in training, as it stands after the batches so far."""
+    """The policy in training: its state after the batches so far."""
 
     run: RunFile
     initial_model_dir: (
@@ -165,7 +163,7 @@ class PolicyTrainer:
         return self.position.version
 
     def is_due(self, batch: Batch) -> bool:
-        """False for a batch that has been trained on already: it lies in the log twice."""
+        """False for a batch that has been trained on already, because it is in the log twice."""
         if batch.number < self.version:
             logger.warning(
                 "batch %d is passed over: it comes again at version %d", batch.number, self.version
@@ -173,12 +171,12 @@ class PolicyTrainer:
         return batch.number >= self.version
 
     def step(self, taken: TrainingInput) -> dict[str, float]:
-        """Train on one batch. Returns what was measured.
+        """Train on one batch and return the measurements.
 
-        Sequences that cannot be trained on are masked. Where the batch as a whole cannot be, or the
-        step is not finite, nothing is trained, and the next version has the weights of this one.
-        Raises TrainingDiverged after `learner.max_skipped_steps` of these in a row, InputGone when
-        batches are missing before this one.
+        Sequences that cannot be trained on are masked. If the whole batch cannot be trained on, or
+        the step is not finite, the step is skipped: the next version has the weights of this one.
+        Raises TrainingDiverged after `learner.max_skipped_steps` skipped steps in a row, and
+        InputGone if batches are missing before this one.
         """
         batch = taken.batch
         if batch.number != self.version:
@@ -210,8 +208,8 @@ class PolicyTrainer:
         return measured
 
     def load_reference(self, start: ResumePoint | None = None) -> None:
-        """Have the reference of the next batch in memory. It may be the policy as it is now;
-        `start`: a checkpoint that may hold an earlier one.
+        """Load the reference of the next batch, unless it is in memory. It may be the current
+        policy itself. `start` is a checkpoint that may contain an earlier one.
         """
         if (
             self.reference is None
@@ -239,7 +237,7 @@ class PolicyTrainer:
             self.reference.load(wanted, held)
 
     def snapshot(self) -> WeightsSnapshot:
-        """The weights as they are now. The processes of a learner come to it together."""
+        """A copy of the current weights. All processes of a learner call this together."""
         return WeightsSnapshot(
             self.position,
             self.initial_model_dir,
@@ -249,29 +247,31 @@ class PolicyTrainer:
         )
 
     def sha256(self) -> str:
-        """What the weights are announced as."""
+        """The hash that the current weights are announced with."""
         self.position = self.position._replace(sha256=self.snapshot().sha256())
         return self.position.sha256
 
     def load(self, start: ResumePoint) -> None:
-        """Go on from a checkpoint. Raises CheckpointError."""
+        """Resume from a checkpoint. Raises CheckpointError."""
         self.state, self.position = (
             checkpoints.load(start.directory, start.position, self.state),
             start.position,
         )
 
     def save(self, directory: Path, keep: int) -> None:
-        """Write a checkpoint, once the hash of the weights is known. Raises CheckpointError."""
+        """Write a checkpoint. The hash of the weights must be known. Raises CheckpointError."""
         assert self.position.sha256, "exported first"
         checkpoints.save(directory, self.state, self.position, keep, self._write_reference)
 
     def save_state(self, directory: Path) -> None:
-        """Write all of a checkpoint but the position that makes it one. Raises CheckpointError."""
+        """Write all of a checkpoint but its position, without which it is none. Raises
+        CheckpointError.
+        """
         checkpoints.write(directory, self.state, self.version, self._write_reference)
 
     def _write_reference(self, directory: Path) -> None:
-        """To a checkpoint: the reference of its next batch, if that is an earlier version, whose
-        weights may be gone from the store by then.
+        """Add the reference of the next batch to a checkpoint if it is an earlier version, because
+        its weights may be gone from the store by the time of a restart.
         """
         if (
             self.reference is not None
@@ -285,8 +285,8 @@ class PolicyTrainer:
                 )
 
     def probe(self) -> Probe:
-        """Tokens drawn by the version's number from the ids of the tokenizer, with this policy's
-        logprobs of them.
+        """Random tokens, drawn with the version as the seed, and this policy's logprobs of them. A
+        server's logprobs are compared with these.
         """
         count = min(
             self.run.learner.probe_tokens,
@@ -305,13 +305,13 @@ class PolicyTrainer:
 
 
 def reference_dir_name(version: int) -> str:
-    """Of a reference in a checkpoint."""
+    """Directory of the reference model inside a checkpoint."""
     return f"reference-{version_name(version)}"
 
 
 def expand_with_scores(run: RunFile, batch: Batch, scores: Scores | None) -> RlExample:
-    """The batch with the logprobs that the pool computed. Raises ValueError for scores of another
-    batch.
+    """The dense arrays of a batch, with the logprobs that the scorer pool computed. Raises
+    ValueError for scores of another batch.
     """
     assert scores is not None, "read with its scores"
     # learner.reference has been changed since

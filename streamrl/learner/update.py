@@ -1,4 +1,4 @@
-"""One step of training: (state, batch) to (state, metrics), by the Levanter trainer."""
+"""One optimizer step: (state, batch) to (state, metrics), by the Levanter trainer."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from streamrl.learner.objective import make_objective, to_run_metrics
 
 logger = logging.getLogger(__name__)
 
-# advantages whose standard deviation is below this are taken as equal: there is no scale to divide
-# by
+# Advantages with a standard deviation below this are taken as equal, and not divided by it.
 MIN_ADVANTAGE_STD = 1e-6
 
 
 class GradientNorm(NamedTuple):
-    """Optimiser state that remembers the norm of the last gradient, before clipping."""
+    """Optimizer state that records the norm of the last gradient, before clipping."""
 
     norm: jax.Array
 
 
 def record_global_norm() -> optax.GradientTransformation:
-    """Changes nothing; its state is the global norm of what passes."""
+    """A transformation that changes nothing and records the global norm of the updates in its
+    state.
+    """
     return optax.GradientTransformation(
         lambda params: GradientNorm(jnp.zeros(())),
         lambda updates, state, params=None: (
@@ -55,7 +56,7 @@ def record_global_norm() -> optax.GradientTransformation:
 
 
 def optimizer(config: Learner) -> optax.GradientTransformation:
-    """AdamW behind a clip of the global norm, with a linear warm-up."""
+    """AdamW with linear warm-up, behind clipping by the global norm."""
     schedule = optax.linear_schedule(
         config.learning_rate / max(config.warmup_steps, 1),
         config.learning_rate,
@@ -70,12 +71,12 @@ def optimizer(config: Learner) -> optax.GradientTransformation:
 
 
 def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner`, but a step whose loss or gradient norm is not finite updates neither the parameters
-    nor the state of the optimiser.
+    """Wrap `inner` so that a step whose loss or gradient norm is not finite changes neither the
+    parameters nor the optimizer's state.
 
-    It is decided in the compiled step, because that gives the memory of the state before to the one
-    behind. `inner` is a chain that begins with `note_norm`, whose state is kept in any case: it
-    says what the norm was.
+    The decision is made inside the compiled step, because the step reuses the memory of the old
+    state for the new one. `inner` is a chain that begins with `record_global_norm`, whose state is
+    updated in any case.
     """
 
     def update(
@@ -96,7 +97,7 @@ def skip_not_finite(inner: optax.GradientTransformation) -> optax.GradientTransf
 
 
 class InMemoryTracker(Tracker):
-    """Keeps what the trainer logs of a step."""
+    """Keeps the metrics that the trainer logs for a step."""
 
     name = "kept"
 
@@ -118,22 +119,22 @@ class InMemoryTracker(Tracker):
 
 
 class RowLayout(NamedTuple):
-    """How batches of one number of rows are worked on."""
+    """How batches with a given number of rows are distributed over devices."""
 
     order: np.ndarray  # of the rows, as `device_row_order` returns it
     trainer: Trainer
 
 
 class Updater:
-    """The trainer. To be used inside `training()`: Levanter needs its mesh. Raises ConfigError for
-    an unknown loss.
+    """The Levanter trainer, with a compiled step for each number of rows. It must be used inside
+    `training()`, which sets Levanter's mesh. Raises ConfigError for an unknown loss.
 
-    `rows`: of the batches that the run file describes. A batch with another number of rows, made
-    under earlier settings, is trained on all the same, after another compilation.
+    `rows`: the number of rows in the batches that the run file describes. A batch with another
+    number of rows, made under earlier settings, is trained on too, after another compilation.
 
-    With several devices, of one process or of many, every process has the whole batch, and works on
-    the rows of its own devices: each device on a stretch of them, in the order of the batch. So the
-    batcher, which says which rows are a process's, divides the work.
+    With several devices, in one process or in many, every process has the whole batch and works on
+    the rows of its own devices. Each device has a stretch of consecutive rows, so the batcher,
+    which assigns rows to processes, decides how the work is divided.
     """
 
     def __init__(self, config: Learner, rows: int) -> None:
@@ -145,7 +146,7 @@ class Updater:
         self._logprobs = eqx.filter_jit(lambda model, example: predict(model, example).logprobs)
 
     def _layout(self, rows: int) -> RowLayout:
-        """Made when the first batch of so many rows comes."""
+        """The layout for this number of rows. It is made when the first such batch arrives."""
         if rows not in self._layouts:
             # rows that it works on at a time
             of_device = self.config.micro_batch_rows or -(-rows // jax.device_count())
@@ -168,8 +169,8 @@ class Updater:
 
     @contextmanager
     def use_mesh(self) -> Generator[None]:
-        """The mesh alone, to compute logprobs in: a trainer has a tracker too, and Levanter has one
-        tracker a process.
+        """The mesh alone, for computing logprobs. A trainer also has a tracker, and Levanter allows
+        one tracker per process.
         """
         with (
             haliax.partitioning.set_mesh(self._trainer.device_mesh),
@@ -187,14 +188,14 @@ class Updater:
         example: RlExample,
         rollouts: np.ndarray | None = None,
     ) -> tuple[TrainerState[Any], dict[str, float]]:
-        """Train on one batch. `reference`: the model that the divergence is measured from; None
-        where the example has them, or none are asked.
+        """Train on one batch. `reference` is the model that the divergence is measured from, or
+        None if the example has its logprobs or no divergence is used.
 
-        `rollouts`: (rows, max_seq_len) int, the number of each position's rollout, where some
-        rollouts are several segments.
+        `rollouts`: (rows, max_seq_len) int, the number of the rollout at each position, if some
+        rollouts have several segments.
 
-        Returns the state and what was measured. A step whose loss or gradient is not finite changes
-        nothing and is measured as `skipped` 1; numbers that are not finite are left out.
+        Returns the new state and the measurements. A step whose loss or gradient is not finite
+        changes nothing and reports `skipped` 1. Measurements that are not finite are left out.
         """
         started = time.monotonic()
         layout = self._layout(len(example.input_ids))
@@ -240,8 +241,8 @@ class Updater:
         """Logprobs of the sampled tokens under a reference: (rows, max_seq_len) float32, 0
         elsewhere.
 
-        The learner asks it and so does the scorer pool: the same rows make the same program, and on
-        the same devices the same bits.
+        The learner and the scorers both use this: the same number of rows gives the same program,
+        and on the same devices the same bits.
         """
         places = self._layout(len(example.input_ids)).order
         found = self.logprobs(model, reorder_rows(example, places))
@@ -252,27 +253,31 @@ class Updater:
         )
 
     def logprobs(self, model: Any, example: RlExample) -> np.ndarray:
-        """(rows, max_seq_len) float32 of the next tokens, as `model.predict`."""
+        """Logprobs of the next tokens, as `model.predict` defines them: (rows, max_seq_len)
+        float32.
+        """
         return np.asarray(process_allgather(self._logprobs(model, example), tiled=True))
 
 
 def device_row_order(rows: int, devices: int, parts: int, of_device: int) -> np.ndarray:
-    """Which row of a batch of `rows` lies where, for a trainer that takes `of_device` rows for each
-    device at a time, in `parts` such turns.
+    """The order of a batch's rows for a trainer that processes `of_device` rows of each device at a
+    time, in `parts` parts.
 
-    Each device has a stretch of rows, with padding behind it. Returns (parts * devices *
-    of_device,) int; -1 is a row of padding.
+    Each device has a stretch of consecutive rows, followed by padding. Returns (parts * devices *
+    of_device,) int, with -1 for padding. Example: 5 rows on 2 devices, in 2 parts of 2 rows each,
+    give [0, 1, 3, 4, 2, -1, -1, -1]. The first device has rows 0, 1, 2 and the second 3, 4.
     """
     stretch = -(-rows // devices)
-    of_each = np.full((devices, parts * of_device), -1)
-    of_each[:, :stretch] = np.where(
-        (numbers := np.arange(devices * stretch)) < rows, numbers, -1
-    ).reshape(devices, stretch)
-    return of_each.reshape(devices, parts, of_device).swapaxes(0, 1).reshape(-1)
+    slots = np.full((parts, devices, of_device), -1)
+    for row in range(rows):
+        device, place = divmod(row, stretch)
+        part, slot = divmod(place, of_device)
+        slots[part, device, slot] = row
+    return slots.reshape(-1)
 
 
 def reorder_rows(example: RlExample, order: np.ndarray) -> RlExample:
-    """With its rows in that order, and padding where it says so."""
+    """The example with its rows in that order, and padding where the order says -1."""
     if np.array_equal(order, np.arange(len(example.input_ids))):
         return example
     # behind the other rows, where -1 finds it
@@ -286,8 +291,8 @@ def reorder_rows(example: RlExample, order: np.ndarray) -> RlExample:
 
 
 def restore_row_order(rows: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
-    """What was found for arranged rows, (len(order), ...), in the order that the batch has them:
-    (count, ...).
+    """The inverse of `reorder_rows` for a result (len(order), ...): returns (count, ...) in the
+    order of the batch.
     """
     back, real = np.empty((count, *rows.shape[1:]), rows.dtype), order >= 0
     back[order[real]] = rows[real]
@@ -295,11 +300,11 @@ def restore_row_order(rows: np.ndarray, order: np.ndarray, count: int) -> np.nda
 
 
 def normalize_advantages(example: RlExample) -> RlExample:
-    """Advantages divided by their standard deviation over the sampled tokens of the batch: steps
-    stay as large when rewards come close together.
+    """Divide advantages by their standard deviation over the sampled tokens of the batch, so that
+    the size of a step does not shrink as rewards converge.
 
-    Longer rollouts count for more, as they do in the loss. The mean stays: the advantage function
-    chose its baseline. Equal ones are left alone.
+    Longer rollouts have more weight, as in the loss. The mean stays, because the advantage function
+    has chosen its baseline. Equal advantages are not changed.
     """
     sampled = example.advantages[example.loss_mask > 0]
     scale = float(sampled.std(dtype=np.float64)) if sampled.size else 0.0

@@ -71,7 +71,6 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
     """Train again and say whether every version came out the same. Returns the exit code: 1 at the
     first difference.
     """
-
     from streamrl.learner.recompute import retrain_all  # JAX
 
     with progress_bar("replay weights", Console(stderr=True)) as progress:
