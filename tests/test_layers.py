@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "streamrl"
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
-LEARNING = ["learner/*", "weights/export.py"]
+LEARNING = ["learner/*"]
 # The outside world, and the files that may touch it (patterns below streamrl/).
 OUTSIDE = {
     "confluent_kafka": ["log/kafka*.py", "log/topics.py", "log/acls.py", "local_kafka/*"],

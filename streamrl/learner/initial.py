@@ -21,9 +21,9 @@ from transformers import LlamaConfig as HfLlamaConfig
 from transformers import PreTrainedTokenizerFast
 
 from streamrl.config.run_file import RunFile, TinyModel
+from streamrl.learner.export import save_weights, state_dict
 from streamrl.learner.mesh import use_mesh
 from streamrl.learner.model import check_directory
-from streamrl.weights.export import save_weights, state_dict
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 ROLES = ("<system>", "<user>", "<assistant>", "<tool>")

@@ -21,7 +21,7 @@ from levanter.trainer_state import TrainerState
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import CheckpointError, ConfigError, InputGone, TrainingDiverged
-from streamrl.learner import checkpoints, model
+from streamrl.learner import checkpoints, export, model
 from streamrl.learner.checkpoints import TrainingPosition
 from streamrl.learner.distributed import is_rank_zero, rank_zero_first
 from streamrl.learner.examples import RlExample, expand, rollout_numbers, to_dense
@@ -37,7 +37,6 @@ from streamrl.learner.reference import (
 )
 from streamrl.learner.update import Updater
 from streamrl.records import Batch, Probe, Scores, token_dtype
-from streamrl.weights import export
 from streamrl.weights.manifest import describe
 from streamrl.weights.store import Store, Stored, version_name
 
@@ -63,7 +62,7 @@ class WeightsSnapshot(NamedTuple):
     """A copy of a version's weights. Training may continue while it is written."""
 
     position: TrainingPosition  # its sha256 is not known yet
-    initial_model_dir: Path  # as of `Training`
+    initial_model_dir: Path  # as in `PolicyTrainer`
     tensors: Mapping[str, np.ndarray]  # by their Hugging Face names
     vocab_size: int  # token ids that can be trained on are below it
     skipped: bool  # nothing was trained on the batch before it

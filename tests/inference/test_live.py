@@ -21,8 +21,8 @@ from streamrl.config.run_file import Env
 from streamrl.errors import InferenceError
 from streamrl.inference.client import Client, Sampled, SamplingFailed
 from streamrl.inference.vllm_server import NAP_S
+from streamrl.learner.export import WEIGHTS
 from streamrl.records import PolicyVersion
-from streamrl.weights.export import WEIGHTS
 from tests.support.live import KEY, START_S, Live, vllm_processes
 from tests.support.waiting import patience
 

@@ -26,6 +26,7 @@ from streamrl.cli import cli
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.learner import checkpoints, distributed
+from streamrl.learner.export import WEIGHTS, state_dict
 from streamrl.learner.inputs import read_existing
 from streamrl.learner.trainer import open_trainer
 from streamrl.log import topics
@@ -33,7 +34,6 @@ from streamrl.log.codec import to_event, to_message
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Output, read
 from streamrl.records import Batch, Metric, PolicyVersion
-from streamrl.weights.export import WEIGHTS, state_dict
 from streamrl.weights.store import pull
 from tests.support.build import group
 from tests.support.waiting import patience

@@ -18,10 +18,9 @@ import pytest
 
 from streamrl.config.run_file import Inference
 from streamrl.errors import ModelError
-from streamrl.learner import model
+from streamrl.learner import export, model
 from streamrl.learner.initial import tiny_tokenizer
 from streamrl.learner.mesh import use_mesh
-from streamrl.weights import export
 from tests.learner.plain_llama import log_softmax
 from tests.learner.plain_transformers import CONTEXT, TOKENS, VARIANTS
 from tests.learner.test_update import Training, batch

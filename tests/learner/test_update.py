@@ -13,10 +13,9 @@ from safetensors.numpy import load_file
 
 from streamrl.config.run_file import Learner
 from streamrl.errors import ConfigError
-from streamrl.learner import model
+from streamrl.learner import export, model
 from streamrl.learner.examples import RlExample
 from streamrl.learner.update import Updater, device_row_order, normalize_advantages, reorder_rows
-from streamrl.weights import export
 from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT
 from tests.learner.examples import Segment, example

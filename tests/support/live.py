@@ -25,11 +25,11 @@ from safetensors.numpy import load_file, save_file
 from streamrl.config.run_file import RunFile, parse
 from streamrl.inference import process
 from streamrl.inference.client import Client
+from streamrl.learner.export import WEIGHTS
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, read
 from streamrl.records import PolicyVersion, Probe, Server
-from streamrl.weights.export import WEIGHTS
 from streamrl.weights.store import Store, version_name
 from tests.support.waiting import patience
 

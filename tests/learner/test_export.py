@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from streamrl.learner import model
+from streamrl.learner import export, model
 from streamrl.learner.mesh import use_mesh
-from streamrl.weights import export
 from tests.learner.conftest import CONTEXT
 
 
