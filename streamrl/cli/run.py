@@ -136,7 +136,7 @@ def report(run: str) -> None:
     from streamrl.monitoring import report as reports
 
     with connect(load_run(run)) as (settings, kafka):
-        click.echo(reports.in_words(reports.write(settings, KafkaLog(kafka, settings.run))))
+        click.echo(reports.summary_line(reports.write(settings, KafkaLog(kafka, settings.run))))
 
 
 @click.command("eval")

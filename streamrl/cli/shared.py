@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from streamrl.config.run_file import RunFile
     from streamrl.log.protocol import Log
-    from streamrl.monitoring.http import Asked
+    from streamrl.monitoring.http import ListenOverride
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # Libraries whose INFO lines are noise.
@@ -51,12 +51,12 @@ def serving(settings: RunFile, log: Log, part: str) -> contextlib.AbstractContex
     return serving(settings, log, part, listen_override())
 
 
-def listen_override() -> Asked:
+def listen_override() -> ListenOverride:
     """Where to serve the pages, if the command line or the environment says so."""
-    from streamrl.monitoring.http import Asked
+    from streamrl.monitoring.http import ListenOverride
 
     said = click.get_current_context().meta
-    return Asked(said.get("streamrl.metrics_host"), said.get("streamrl.metrics_port"))
+    return ListenOverride(said.get("streamrl.metrics_host"), said.get("streamrl.metrics_port"))
 
 
 def exit_with_signal(caught: list[int]) -> None:

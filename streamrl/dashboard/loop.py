@@ -9,7 +9,14 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Role
 from streamrl.monitoring.display import FRESH_S
-from streamrl.monitoring.run_view import SILENT_S, View, arrival_rate, buffer_total, latest, total
+from streamrl.monitoring.run_view import (
+    SILENT_S,
+    RunView,
+    arrival_rate,
+    buffer_total,
+    latest,
+    total,
+)
 from streamrl.monitoring.status import PartStatus, outside_name, statuses
 
 
@@ -48,7 +55,7 @@ class Look(NamedTuple):
     """What a part is drawn from."""
 
     run: RunFile
-    seen: View
+    seen: RunView
     parts: Mapping[str, PartStatus]
     time_s: float
 
@@ -61,7 +68,7 @@ class Look(NamedTuple):
         return Alive(name, part.state, part.restarts)
 
 
-def nodes(run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
+def nodes(run: RunFile, seen: RunView, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
     """The parts that the run should have, in the order of the loop."""
     look = Look(run, seen, {part.name: part for part in statuses(run, seen, lags, time_s)}, time_s)
     return [

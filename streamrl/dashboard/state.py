@@ -28,7 +28,7 @@ from streamrl.dashboard.loop import Node, nodes
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Message, TopicPartition
 from streamrl.monitoring import run_view
-from streamrl.monitoring.run_view import View
+from streamrl.monitoring.run_view import RunView
 from streamrl.records import Evaluation, Fate, JournalEntry, Metric, PolicyVersion, Rollout
 
 VERSIONS = topology.POLICY_VERSIONS
@@ -181,7 +181,7 @@ class State:
     """`fold` changes it in place and gives it back."""
 
     run: RunFile
-    view: View  # as `streamrl status` sees it
+    view: RunView  # as `streamrl status` sees it
     index: Index
     steps: Steps = field(default_factory=Steps)
     step: int = -1  # that the books have come to
@@ -223,7 +223,7 @@ class State:
 
 
 def new(run: RunFile, limit: int = LIMIT) -> State:
-    view = run_view.view(run)
+    view = run_view.new_view(run)
     view.rewards_kept = 1  # their curves are kept here
     return State(run, view, Index(list(run.envs), limit))
 
@@ -306,7 +306,7 @@ def _book(state: State, message: Message) -> None:
         state.step = step
     event = to_event(message, state.books[message.topic])
     if message.topic in run_view.TOPICS:
-        run_view.fold(state.view, [event])
+        run_view.update_view(state.view, [event])
     match event.record:
         case Fate() as fate:
             _end(state, fate, step)

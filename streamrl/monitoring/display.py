@@ -25,15 +25,15 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import escaped
 from streamrl.monitoring.run_view import (
     SILENT_S,
-    View,
+    RunView,
     arrival_rate,
+    blocking_reason,
     buffer_total,
     expired_share,
     latest,
     recent_rewards,
     total,
     troubles,
-    waiting,
 )
 
 LINE_EVERY_S = 5.0
@@ -73,7 +73,7 @@ class Frame:
     """Everything that one picture shows."""
 
     run: RunFile
-    seen: View
+    seen: RunView
     time_s: float
     parts: Sequence[PartLine] = ()
 
@@ -138,7 +138,7 @@ class LiveDisplay:
 
     def _draw(self) -> None:
         self._live.update(
-            picture(self._frame, list(self._events), self._live.console.width)
+            render_live(self._frame, list(self._events), self._live.console.width)
             if self._frame
             else Group(*map(Text, self._events))
         )
@@ -151,7 +151,7 @@ def line(frame: Frame) -> str:
     """The frame in one line: what it waits for, or how it goes."""
     run, seen = frame.run, frame.seen
     notes = {part.name: part.note for part in frame.parts}
-    waits = waiting(run, seen, frame.time_s, notes)
+    waits = blocking_reason(run, seen, frame.time_s, notes)
     wrong = troubles(seen, LEAST_TROUBLES)
     if seen.batch < 0 and waits:
         return " | ".join([waits, *wrong])
@@ -179,7 +179,7 @@ def line(frame: Frame) -> str:
     return " | ".join([*pieces, *wrong, *([waits] if waits else [])])
 
 
-def evaluated(seen: View) -> str:
+def evaluated(seen: RunView) -> str:
     """The newest evaluations, by the smallest k of each."""
     shown = [
         f"{e.name} pass@{e.pass_at[0].k} {e.pass_at[0].value:.3f} (v{e.version})"
@@ -192,7 +192,7 @@ def evaluated(seen: View) -> str:
 # ---- a picture -----------------------------------------------------------------------------------
 
 
-def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> RenderableType:
+def render_live(frame: Frame, events: Sequence[str] = (), width: int = 100) -> RenderableType:
     """The frame for a terminal of `width` columns: the most important at the top, where a low one
     still shows it.
     """
@@ -203,7 +203,7 @@ def picture(frame: Frame, events: Sequence[str] = (), width: int = 100) -> Rende
     ]
     if frame.seen.evals:
         rows += [Text(), Text(escaped(evaluated(frame.seen)), style="cyan")]
-    if waits := waiting(
+    if waits := blocking_reason(
         frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}
     ):
         rows += [Text(), Text(escaped(f"⧖ {waits}"), style="yellow")]

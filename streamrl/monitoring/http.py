@@ -33,7 +33,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, PortTaken
 from streamrl.log.instrumented import InstrumentedLog
 from streamrl.log.protocol import Log
-from streamrl.monitoring.metric_names import Measure, exposed, measure
+from streamrl.monitoring.metric_names import MetricSpec, find_metric, prometheus_name
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class Address(NamedTuple):
     port: int
 
 
-class Asked(NamedTuple):
+class ListenOverride(NamedTuple):
     """What the command line of one part says instead of the run file; None: nothing."""
 
     host: str | None = None
     port: int | None = None
 
 
-ANYWHERE = Asked()
+NO_OVERRIDE = ListenOverride()
 
 
 class Page(NamedTuple):
@@ -73,7 +73,7 @@ class Page(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generator[Log]:
+def serving(run: RunFile, log: Log, part: str, at: ListenOverride = NO_OVERRIDE) -> Generator[Log]:
     """The log that `part` is to use, and the server for as long as the block lasts. Raises
     PortTaken.
     """
@@ -82,12 +82,12 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
         return
     instrumented = InstrumentedLog(log, part)
     pages = Pages(run.run, instrumented, limit_s(run, part))
-    server, over = listen(place(run, at), pages), threading.Event()
+    server, over = listen(resolve_address(run, at), pages), threading.Event()
     file = note_of(run, part)
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
         threading.Thread(
-            target=_look,
+            target=_poll_broker,
             args=(instrumented, over, file, run.run, server.address),
             name="lag",
             daemon=True,
@@ -106,7 +106,7 @@ def serving(run: RunFile, log: Log, part: str, at: Asked = ANYWHERE) -> Generato
             file.unlink(missing_ok=True)
 
 
-def place(run: RunFile, at: Asked) -> Address:
+def resolve_address(run: RunFile, at: ListenOverride) -> Address:
     return Address(
         run.metrics.host if at.host is None else at.host,
         run.metrics.port if at.port is None else at.port,
@@ -123,7 +123,7 @@ def limit_s(run: RunFile, part: str) -> float:
     return run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s
 
 
-def forget(run: RunFile) -> None:
+def remove_targets(run: RunFile) -> None:
     """Take away what parts of the run have noted: those that were killed could not. One that lives
     notes it again.
     """
@@ -131,7 +131,7 @@ def forget(run: RunFile) -> None:
         file.unlink(missing_ok=True)
 
 
-def _look(
+def _poll_broker(
     log: InstrumentedLog, over: threading.Event, file: Path, run: str, address: Address
 ) -> None:
     """Ask the broker for the ends of the inputs, now and then; soon again while that is what
@@ -141,7 +141,7 @@ def _look(
     while not over.is_set():
         if pages != len(log.pages) or not file.exists():
             first, pages = pages < 0, len(log.pages)
-            _note(file, run, address, log, logging.INFO if first else logging.DEBUG)
+            _write_targets(file, run, address, log, logging.INFO if first else logging.DEBUG)
         if log.is_ready and not said:  # before that, what a part says is why it cannot begin
             said = True
             logger.info("%s: http://%s:%d/metrics, /livez, /readyz", log.part, *address)
@@ -149,7 +149,9 @@ def _look(
         over.wait(LOOK_S if not log.readiness_problems() else LOOK_S / 10)
 
 
-def _note(file: Path, run: str, address: Address, log: InstrumentedLog, level: int) -> None:
+def _write_targets(
+    file: Path, run: str, address: Address, log: InstrumentedLog, level: int
+) -> None:
     """Tell Prometheus where this part is. A directory that cannot be written is no reason not to
     work: then somebody has chosen the port.
     """
@@ -188,7 +190,7 @@ class Pages:
     def __init__(self, run: str, log: InstrumentedLog, within_s: float) -> None:
         self._log, self._within_s = log, within_s
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(Families(run, log))
+        self._registry.register(MetricsCollector(run, log))
         ProcessCollector(registry=self._registry)
 
     def at(self, path: str) -> Page:
@@ -223,7 +225,7 @@ class Pages:
         )
 
 
-class Families:
+class MetricsCollector:
     """The newest value of every metric, as prometheus_client collects them."""
 
     def __init__(self, run: str, log: InstrumentedLog) -> None:
@@ -235,9 +237,9 @@ class Families:
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for (source, name), value in self._values().items():
-            known = measure(name)
+            known = find_metric(name)
             labels, of = (known[0].labels, known[1]) if known else ((), ())
-            family = known[0].prometheus if known else exposed(name)
+            family = known[0].prometheus if known else prometheus_name(name)
             if family not in families:
                 kind = (
                     CounterMetricFamily
@@ -258,14 +260,14 @@ class Families:
         return values
 
 
-def _help(known: Measure) -> str:
+def _help(known: MetricSpec) -> str:
     return f"{known.name} ({known.unit}): {known.meaning}"
 
 
 # ---- the server ----------------------------------------------------------------------------------
 
 
-class Server(ThreadingHTTPServer):
+class MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, address: Address, pages: Pages) -> None:
@@ -287,7 +289,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
-        server = cast(Server, self.server)
+        server = cast(MetricsServer, self.server)
         if self._may_ask(server.address.host):
             page = server.pages.at(urlsplit(self.path).path)
         else:
@@ -314,10 +316,10 @@ class Handler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
 
-def listen(address: Address, pages: Pages) -> Server:
+def listen(address: Address, pages: Pages) -> MetricsServer:
     """Raises PortTaken."""
     try:
-        return Server(address, pages)
+        return MetricsServer(address, pages)
     except OSError as error:
         where = (
             f"metrics cannot be shown at {address.host}:{address.port} ({error.strerror or error})"

@@ -27,7 +27,7 @@ class Curve(NamedTuple):
     smooth: Sequence[float]  # mean of the last SMOOTH_BATCHES batches
 
 
-def draw(
+def plot_rewards(
     run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float], path: Path
 ) -> None:
     """Write the picture. `versions`: version -> seconds since the first server was ready, in
@@ -108,7 +108,7 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
         linewidth=0.6,
         clip_on=False,
     )
-    for version in named(max(at)):
+    for version in labelled_versions(max(at)):
         if version < min(at):
             continue
         x = float(np.interp(version, list(at), list(at.values())))
@@ -124,7 +124,7 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
         )
 
 
-def named(newest: int, most: int = 7) -> list[int]:
+def labelled_versions(newest: int, most: int = 7) -> list[int]:
     """Round version numbers from 0 to `newest`, `most` of them or fewer."""
     for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000):
         if newest // step < most:

@@ -25,7 +25,7 @@ from streamrl.local_kafka.distribution import VERSION as KAFKA_VERSION
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log
 from streamrl.log.records_of import messages_of, records_of
-from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES, Curve, draw
+from streamrl.monitoring.plot import DRAWN, SMOOTH_BATCHES, Curve, plot_rewards
 from streamrl.monitoring.run_view import believable, mean_rewards
 from streamrl.monitoring.thinning import Thinned
 from streamrl.records import (
@@ -109,7 +109,7 @@ class MixedVersions:
 
 
 @dataclass
-class History:
+class RunHistory:
     """What the topics say, gathered: as large for a long run as for a short one. Times are seconds
     since the epoch, as the log has them.
     """
@@ -174,9 +174,9 @@ class History:
                 del versions[version]
 
 
-def gather(run: RunFile, log: Log) -> History:
+def collect(run: RunFile, log: Log) -> RunHistory:
     """Read the run's topics from the first message to the last."""
-    found = History(run.orchestrator.target)
+    found = RunHistory(run.orchestrator.target)
     for batch, message in records_of(log, topology.BATCHES, Batch):
         found.add_rewards(batch.number, message.timestamp_s, mean_rewards(batch))
     for fate, _ in records_of(log, topology.FATES, Fate):
@@ -199,7 +199,7 @@ def gather(run: RunFile, log: Log) -> History:
     return found
 
 
-def _metric(found: History, metric: Metric) -> None:
+def _metric(found: RunHistory, metric: Metric) -> None:
     values = metric.values
     found.mismatch_max_abs = max(
         found.mismatch_max_abs, values.get("inference/mismatch_max_abs", 0.0)
@@ -222,7 +222,7 @@ def _metric(found: History, metric: Metric) -> None:
 # ---- the report ----------------------------------------------------------------------------------
 
 
-def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[str, Any]:
+def summarise(run: RunFile, found: RunHistory, versions: dict[str, str]) -> dict[str, Any]:
     """The contents of report.json."""
     ends = [found.last_batch_s]
     ends += [time_s for _, time_s in found.versions.points()]
@@ -248,7 +248,7 @@ def summarise(run: RunFile, found: History, versions: dict[str, str]) -> dict[st
     }
 
 
-def _env(found: History, env: str) -> dict[str, Any]:
+def _env(found: RunHistory, env: str) -> dict[str, Any]:
     rewards, sampled = found.rewards.get(env), found.mixed.get(env)
     return {
         "rollouts": found.rollouts.get(env, 0),
@@ -264,14 +264,14 @@ def _env(found: History, env: str) -> dict[str, Any]:
     }
 
 
-def clock(found: History, time_s: float) -> float:
+def clock(found: RunHistory, time_s: float) -> float:
     """Seconds from the first ready server to `time_s`, sessions put end to end; without an
     orchestrator, since the first version.
     """
     return clocks(found, [time_s])[0]
 
 
-def clocks(found: History, times_s: Sequence[float]) -> list[float]:
+def clocks(found: RunHistory, times_s: Sequence[float]) -> list[float]:
     """`clock` at each of these times; what the orchestrator has said is gone through once for all
     of them.
     """
@@ -287,7 +287,7 @@ def clocks(found: History, times_s: Sequence[float]) -> list[float]:
     return np.where(at <= times[0], before, since).tolist()
 
 
-def time_to_target(found: History) -> float | None:
+def time_to_target(found: RunHistory) -> float | None:
     """When the last batch that the target needed was made, by `clock`; None without a target, or if
     it was not reached.
     """
@@ -338,18 +338,18 @@ def _vllm(python: Path) -> str:
 
 def write(run: RunFile, log: Log) -> dict[str, Any]:
     """Make report.json and reward.png in the run's directory. Returns the report."""
-    found = gather(run, log)
+    found = collect(run, log)
     report = summarise(run, found, installed(run))
     run.directory.mkdir(parents=True, exist_ok=True)
     (run.directory / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     numbers = [version for version, _ in found.versions.points()]
     seconds = clocks(found, [time_s for _, time_s in found.versions.points()])
     versions = dict(zip(numbers, seconds, strict=True))
-    draw(run, curves(found), versions, run.directory / "reward.png")
+    plot_rewards(run, curves(found), versions, run.directory / "reward.png")
     return report
 
 
-def curves(found: History) -> dict[str, Curve]:
+def curves(found: RunHistory) -> dict[str, Curve]:
     return {
         env: Curve(
             [point.batch for point in rewards.curve],
@@ -361,7 +361,7 @@ def curves(found: History) -> dict[str, Curve]:
     }
 
 
-def in_words(report: dict[str, Any]) -> str:
+def summary_line(report: dict[str, Any]) -> str:
     """The report in one line."""
     envs = [
         (

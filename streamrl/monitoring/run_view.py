@@ -1,8 +1,7 @@
-"""What a run looks like from its topics: a fold over metrics, servers, versions, demand and fates,
-and the questions asked of it. Pure.
+"""The state of a run, folded from its topics, and the questions that are asked of it. Pure.
 
-Every part may write `metrics`, so nothing that decides is taken from there: a run with a target
-also folds `batches`, and its rewards are theirs.
+Every part may write `metrics`, so no decision is based on them. A run with a target also folds
+`batches` and takes its rewards from there.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     topology.FATES: ("fate",),
     topology.EVALS: ("evaluation",),  # its answers lie there too, and are passed over
 }
-"""What is folded: topic -> schemas."""
+"""The topics that are folded, each with its schemas."""
 BATCHES: Mapping[str, tuple[str, ...]] = {topology.BATCHES: ("batch",)}
-"""Folded as well where the rewards of batches decide."""
+"""Topics that are folded too if the run's target depends on the rewards of batches."""
 WRITERS = {
     "batches": "batcher",
     "batcher": "batcher",
@@ -51,16 +50,16 @@ WRITERS = {
     "learner": "learner-",
     "env": "env-",
 }
-"""First piece of a metric's name -> how the name of the part that measures it begins; pieces that
-are not here may come from several parts.
+"""First piece of a metric's name -> the beginning of the name of the part that may measure it.
+
+Any part may measure a metric whose first piece is not listed.
 """
-# a metric of a later step than so many behind the newest version belongs to no step of this run
+# A metric whose step is further than this above the newest version is not believed.
 STEPS_AHEAD = 1_000
-# batches of an env, where the run is followed; a dashboard keeps its own curves
-REWARDS_KEPT = 2_000
+REWARDS_KEPT = 2_000  # batches of an env whose reward is kept; a dashboard keeps its own curves
 
 TROUBLES = {"failed": "failed", "invalid": "put aside"}
-"""Fates that say that an env does something wrong -> in words."""
+"""The fates that show that an env does something wrong, each with the word for it."""
 ARRIVALS = "part/read_records/rollouts."  # what the buffer has read of an env in its life
 BUFFER = topology.BUFFER.name  # the names of its shards begin so
 ARRIVALS_S = 5.0  # a rate is over so long
@@ -76,8 +75,8 @@ class Gauge(NamedTuple):
 
 
 @dataclass
-class View:
-    """The run as it stands. `fold` changes it in place and gives it back."""
+class RunView:
+    """The state of a run. `update_view` changes it in place and returns it."""
 
     learner: str  # whose versions count
     since_s: float = 0.0  # this session began; what is older is history
@@ -114,33 +113,35 @@ class View:
     rewards_kept: int = REWARDS_KEPT  # batches of an env whose reward is kept
 
 
-def view(run: RunFile, since_s: float = 0.0) -> View:
-    return View(run.learner.name, since_s)
+def new_view(run: RunFile, since_s: float = 0.0) -> RunView:
+    return RunView(run.learner.name, since_s)
 
 
-def deciding_view(run: RunFile, since_s: float = 0.0) -> View:
-    """The view that a run is judged by: where it has a target, rewards come from `batches`."""
+def deciding_view(run: RunFile, since_s: float = 0.0) -> RunView:
+    """The view that decides whether a run is over.
+
+    If the run has a target, the rewards are read from `batches` and not from metrics.
+    """
     target = run.orchestrator.target
     kept = max(REWARDS_KEPT, target.batches if target else 0)
-    return View(run.learner.name, since_s, counts_batches=target is not None, rewards_kept=kept)
+    return RunView(run.learner.name, since_s, counts_batches=target is not None, rewards_kept=kept)
 
 
-def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> View:
-    """Take events in; what cannot be read and what is not known is passed over: it is others'
-    business.
+def update_view(seen: RunView, events: Iterable[Event], now_s: float | None = None) -> RunView:
+    """Fold events into the view. Records that cannot be read or are not known are ignored.
 
-    `now_s`: the time of this process when they arrived, where they are news; None where they may be
-    history, which is dated by its writers' clocks.
+    `now_s` is the time at which new events arrived, by this process's clock. It is None for events
+    that may be history, which is dated by its writers' clocks.
     """
     for event in events:
         match event.record:
             case Metric():
                 if (metric := believable(event, seen.version)) is not None:
-                    _measure(seen, metric)
+                    _on_metric(seen, metric)
             case Batch() as batch if seen.counts_batches:
-                _earn(seen, batch)
+                _on_batch(seen, batch)
             case Server() as server:
-                _meet(seen, server, now_s)
+                _on_server(seen, server, now_s)
             case None if event.topic == topology.SERVERS:
                 seen.servers.pop(event.key, None)
             case PolicyVersion(learner=seen.learner) as version:
@@ -163,10 +164,10 @@ def fold(seen: View, events: Iterable[Event], now_s: float | None = None) -> Vie
 
 
 def believable(event: Event, version: int) -> Metric | None:
-    """The metric of an event as far as a record can show that it is one; None for a forged one.
+    """The metric of an event, or None if the record cannot be genuine.
 
-    Its key is its source, its source may measure these names, its values and its time are finite,
-    and its step is near the newest policy version.
+    A genuine record has its source as its key, a finite time, and a step near the newest policy
+    version. Values that are not finite or that the source may not measure are left out.
     """
     metric = event.record
     if (
@@ -193,7 +194,7 @@ def _may_measure(source: str, name: str) -> bool:
     return source.startswith(WRITERS.get(name.partition("/")[0], ""))
 
 
-def _measure(seen: View, metric: Metric) -> None:
+def _on_metric(seen: RunView, metric: Metric) -> None:
     seen.heard_s[metric.source] = max(seen.heard_s.get(metric.source, 0.0), metric.time_s)
     gauges = seen.gauges[metric.source]
     for name, value in metric.values.items():
@@ -201,7 +202,7 @@ def _measure(seen: View, metric: Metric) -> None:
         if name.startswith(ARRIVALS) and metric.source.startswith(BUFFER):
             known = [source for source in seen.gauges if source.startswith(BUFFER)]
             read = Gauge(total(seen, name, known) or 0.0, metric.time_s)
-            _arrive(seen.arrivals[name.removeprefix(ARRIVALS)], read)
+            _on_arrival(seen.arrivals[name.removeprefix(ARRIVALS)], read)
         if (
             not seen.counts_batches
             and metric.step is not None
@@ -216,11 +217,12 @@ def _measure(seen: View, metric: Metric) -> None:
         seen.active_before_s = max(seen.active_before_s, metric.values["orchestrator/active_s"])
 
 
-def _arrive(arrivals: list[Gauge], now: Gauge) -> None:
-    """Keep what is needed for a rate and for the time of the last arrival: the counts of the last
-    seconds, and of equal ones the first.
+def _on_arrival(arrivals: list[Gauge], now: Gauge) -> None:
+    """Add a count to those of the last seconds, unless it equals the last one.
+
+    This is enough for a rate and for the time of the last arrival.
     """
-    if arrivals and now.value < arrivals[-1].value:  # another life of the buffer
+    if arrivals and now.value < arrivals[-1].value:  # the buffer has been started again
         arrivals.clear()
     while len(arrivals) > 1 and arrivals[1].time_s <= now.time_s - ARRIVALS_S:
         del arrivals[0]
@@ -228,14 +230,15 @@ def _arrive(arrivals: list[Gauge], now: Gauge) -> None:
         arrivals.append(now)
 
 
-def buffer_total(run: RunFile, seen: View, name: str) -> float | None:
+def buffer_total(run: RunFile, seen: RunView, name: str) -> float | None:
     """The sum of a gauge over all shards of the buffer."""
     return total(seen, name, [part.identity for part in topology.BUFFER.parts(run)])
 
 
-def arrival_rate(seen: View, env: str, time_s: float) -> float | None:
-    """Rollouts a second that the buffer has read of the env lately, whoever published them; None
-    when nothing is known of it.
+def arrival_rate(seen: RunView, env: str, time_s: float) -> float | None:
+    """Rollouts per second that the buffer has lately read of the env, whoever published them.
+
+    None if nothing is known of the env.
     """
     arrivals = seen.arrivals.get(env)
     if not arrivals:
@@ -246,9 +249,10 @@ def arrival_rate(seen: View, env: str, time_s: float) -> float | None:
     return (last.value - first.value) / max(time_s - first.time_s, 1.0)
 
 
-def troubles(seen: View, least: float = 0.0) -> list[str]:
-    """For each env of whose rollouts more than the share `least` failed or were put aside: how
-    many, and why the last one.
+def troubles(seen: RunView, least: float = 0.0) -> list[str]:
+    """A line for each env with more than the share `least` of failed or unusable rollouts.
+
+    It says how many there are, and the cause of the last one.
     """
     found: list[str] = []
     for env, fates in seen.fates.items():
@@ -262,14 +266,14 @@ def troubles(seen: View, least: float = 0.0) -> list[str]:
     return found
 
 
-def _earn(seen: View, batch: Batch) -> None:
+def _on_batch(seen: RunView, batch: Batch) -> None:
     seen.batch = max(seen.batch, batch.number)
     for env, mean in mean_rewards(batch).items():
         _reward(seen, env, batch.number, mean)
 
 
 def mean_rewards(batch: Batch) -> dict[str, float]:
-    """env -> mean reward of its rollouts in the batch."""
+    """The mean reward of each env's rollouts in the batch."""
     of = batch.group_environments[batch.groups]  # (rollouts,) index into environments
     rewards = {env: batch.rewards[of == index] for index, env in enumerate(batch.environments)}
     return {
@@ -277,9 +281,10 @@ def mean_rewards(batch: Batch) -> dict[str, float]:
     }
 
 
-def _reward(seen: View, env: str, step: int, value: float) -> None:
-    """Note a batch's reward. The batches of an env are kept in order, so that the last ones are
-    found without sorting.
+def _reward(seen: RunView, env: str, step: int, value: float) -> None:
+    """Record a batch's reward.
+
+    The batches of an env are kept in order, so that the last ones are found without sorting.
     """
     rewards = seen.rewards[env]
     is_late = bool(rewards) and step not in rewards and step < next(reversed(rewards))
@@ -290,7 +295,7 @@ def _reward(seen: View, env: str, step: int, value: float) -> None:
         del rewards[next(iter(rewards))]
 
 
-def _meet(seen: View, server: Server, now_s: float | None) -> None:
+def _on_server(seen: RunView, server: Server, now_s: float | None) -> None:
     seen.servers[server.server_id] = server
     is_ready = server.state == "ready" and server.version >= 0
     if (
@@ -304,8 +309,8 @@ def _meet(seen: View, server: Server, now_s: float | None) -> None:
 # ---- questions -----------------------------------------------------------------------------------
 
 
-def latest(seen: View, name: str, since_s: float = 0.0) -> float | None:
-    """The newest value of that name, whoever published it."""
+def latest(seen: RunView, name: str, since_s: float = 0.0) -> float | None:
+    """The newest value of a metric, whichever part has published it."""
     found = [
         gauges[name]
         for gauges in seen.gauges.values()
@@ -314,9 +319,10 @@ def latest(seen: View, name: str, since_s: float = 0.0) -> float | None:
     return max(found, key=lambda gauge: gauge.time_s).value if found else None
 
 
-def total(seen: View, name: str, sources: Iterable[str], since_s: float = 0.0) -> float | None:
-    """The sum over those of `sources` that have published the name since `since_s`; None when none
-    has.
+def total(seen: RunView, name: str, sources: Iterable[str], since_s: float = 0.0) -> float | None:
+    """The sum of a metric over those of `sources` that have published it since `since_s`.
+
+    None if none of them has.
     """
     found = [
         seen.gauges[s][name].value
@@ -326,46 +332,49 @@ def total(seen: View, name: str, sources: Iterable[str], since_s: float = 0.0) -
     return sum(found) if found else None
 
 
-def recent_rewards(seen: View, env: str, batches: int) -> list[float]:
-    """Mean rewards of the env's last `batches` batches, oldest first."""
+def recent_rewards(seen: RunView, env: str, batches: int) -> list[float]:
+    """The mean rewards of the env's last `batches` batches, the oldest first."""
     rewards = seen.rewards.get(env, {})
     newest_first = [rewards[step] for step in islice(reversed(rewards), batches)]
     return newest_first[::-1]
 
 
-def expired_share(seen: View, env: str) -> float | None:
-    """Of the env's rollouts that have met their end, the share that was too old."""
+def expired_share(seen: RunView, env: str) -> float | None:
+    """The share of expired rollouts among those of the env that have a fate."""
     fates = seen.fates.get(env)
     return fates["expired"] / fates.total() if fates else None
 
 
-def reached(seen: View, target: Target) -> bool:
-    """Mean reward over the last `target.batches` batches that have the env in them, that many at
-    least.
+def reached(seen: RunView, target: Target) -> bool:
+    """Whether the env's mean reward over its last `target.batches` batches reaches the target.
+
+    Only batches with rollouts of the env count, and there must be that many.
     """
     rewards = recent_rewards(seen, target.env, target.batches)
     return len(rewards) == target.batches and reaches(fmean(rewards), target.reward)
 
 
-def active_s(seen: View, time_s: float) -> float:
-    """Seconds that this run has had a server, over all its sessions."""
+def active_s(seen: RunView, time_s: float) -> float:
+    """The seconds for which this run has had a server, over all its sessions."""
     return seen.active_before_s + (time_s - seen.ready_s if seen.ready_s is not None else 0.0)
 
 
 class Verdict(NamedTuple):
-    """The run is over."""
+    """Why the run is over, and the exit code of the orchestrator."""
 
     exit_code: int
     reason: str
 
 
-def judge(limits: Orchestrator, seen: View, time_s: float) -> Verdict | None:
-    """Is the run over? Well when its target or its last step is reached; with a target, out of time
-    is a failure.
+def run_finished(limits: Orchestrator, seen: RunView, time_s: float) -> Verdict | None:
+    """The verdict if the run is over, otherwise None.
+
+    A run succeeds when it reaches its target or its last step. A run with a target fails when its
+    time is over.
     """
     target = limits.target
     if target is not None and reached(seen, target):
-        return Verdict(0, f"target reached: {standing(seen, target)}")
+        return Verdict(0, f"target reached: {target_progress(seen, target)}")
     if limits.max_steps and seen.version >= limits.max_steps:
         return Verdict(0, f"step {seen.version} of {limits.max_steps} reached")
     if (
@@ -377,13 +386,13 @@ def judge(limits: Orchestrator, seen: View, time_s: float) -> Verdict | None:
         return (
             Verdict(0, over)
             if target is None
-            else Verdict(1, f"{over} without the target: {standing(seen, target)}")
+            else Verdict(1, f"{over} without the target: {target_progress(seen, target)}")
         )
     return None
 
 
-def standing(seen: View, target: Target) -> str:
-    """Where a run stands with its target."""
+def target_progress(seen: RunView, target: Target) -> str:
+    """How far the run is from its target, as text."""
     rewards = recent_rewards(seen, target.env, target.batches)
     if not rewards:
         ended = sum(fates.total() for fates in seen.fates.values())
@@ -392,9 +401,12 @@ def standing(seen: View, target: Target) -> str:
     return f"{target.env} earned {mean:.3f} over its last {len(rewards)} batches, {wanted}; step {seen.version}"
 
 
-def waiting(run: RunFile, seen: View, time_s: float, notes: Mapping[str, str] | None = None) -> str:
-    """What the run waits for right now, in words; empty while it flows. `notes`: what each part
-    said last.
+def blocking_reason(
+    run: RunFile, seen: RunView, time_s: float, notes: Mapping[str, str] | None = None
+) -> str:
+    """What the run waits for right now, as text; empty if it does not wait.
+
+    `notes` has the last line that each part has logged.
     """
     notes, so_far = notes or {}, f"waiting {time_s - seen.since_s:.0f} s for"
     if seen.version < 0:
@@ -437,9 +449,10 @@ def _who(name: str, said: str) -> str:
     return f"{name}: {said}" if said else name
 
 
-def _shortage(run: RunFile, seen: View, time_s: float) -> str:
-    """Who is short of how much, by the batcher; `rest` is what the envs' fractions leave to whoever
-    has it.
+def _shortage(run: RunFile, seen: RunView, time_s: float) -> str:
+    """Which envs lack how many tokens, as the batcher measures it.
+
+    `rest` is the part of a batch that the envs' fractions leave to any env.
     """
     missing = {
         share: latest(seen, f"batcher/missing_tokens/{share}", time_s - SILENT_S) or 0.0

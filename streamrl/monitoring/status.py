@@ -24,13 +24,13 @@ from streamrl.monitoring.display import STATE_STYLES, clock, quoted
 from streamrl.monitoring.run_view import (
     SILENT_S,
     TOPICS,
-    View,
+    RunView,
     buffer_total,
     expired_share,
-    fold,
     latest,
+    new_view,
     troubles,
-    view,
+    update_view,
 )
 
 # records; a longer lag is the distance of offsets, which counts transaction markers too
@@ -75,12 +75,12 @@ def show(run: RunFile, console: Console | None = None) -> None:
         console.print(renderable)
 
 
-def look(run: RunFile, log: Log) -> View:
+def look(run: RunFile, log: Log) -> RunView:
     """The run's topics, read once from start to end."""
-    seen = view(run)
+    seen = new_view(run)
     for topic, schemas in TOPICS.items():
         for partition in range(partition_count(log, topic)):
-            seen = fold(
+            seen = update_view(
                 seen,
                 (to_event(message, schemas) for message in read(log, topic, partition)),
             )
@@ -110,7 +110,7 @@ def _behind(log: Log, topic: str, partition: int, position: int) -> int:
 
 
 def statuses(
-    run: RunFile, seen: View, lags: Mapping[str, int | None], time_s: float
+    run: RunFile, seen: RunView, lags: Mapping[str, int | None], time_s: float
 ) -> list[PartStatus]:
     """Every part that the run should have."""
     outside = [
@@ -124,7 +124,7 @@ def outside_name(env: str) -> str:
     return f"{env} (outside)"
 
 
-def _outside(seen: View, env: str, time_s: float) -> PartStatus:
+def _outside(seen: RunView, env: str, time_s: float) -> PartStatus:
     """An env that somebody else runs, by the rollouts that the buffer has read of it."""
     arrivals = seen.arrivals.get(env)
     ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
@@ -141,7 +141,7 @@ def _state(heard_s_ago: float | None) -> str:
     )
 
 
-def _status(seen: View, part: Part, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
+def _status(seen: RunView, part: Part, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
     name = part.name
     heard_s = max(
         (seen.heard_s[source] for source in (name, part.identity) if source in seen.heard_s),
@@ -166,7 +166,7 @@ def _status(seen: View, part: Part, lags: Mapping[str, int | None], time_s: floa
 
 
 def tables(
-    run: RunFile, seen: View, parts: list[PartStatus], time_s: float
+    run: RunFile, seen: RunView, parts: list[PartStatus], time_s: float
 ) -> list[RenderableType]:
     """Everything that is shown, from top to bottom."""
     evals = [Text(), _evals(seen)] if seen.evals else []
@@ -190,7 +190,7 @@ def tables(
     ]
 
 
-def _headline(run: RunFile, seen: View, time_s: float) -> Text:
+def _headline(run: RunFile, seen: RunView, time_s: float) -> Text:
     last = max(seen.heard_s.values(), default=None)
     when = (
         "never started"
@@ -229,7 +229,7 @@ def _parts(parts: list[PartStatus]) -> Table:
     return table
 
 
-def _servers(seen: View, time_s: float) -> Table:
+def _servers(seen: RunView, time_s: float) -> Table:
     table = _table("server", "state", "pool", "version", "in flight", "logprobs off by", "url")
     for name, server in sorted(seen.servers.items()):
         state = "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
@@ -249,7 +249,7 @@ def _servers(seen: View, time_s: float) -> Table:
     return table
 
 
-def _envs(run: RunFile, seen: View) -> Table:
+def _envs(run: RunFile, seen: RunView) -> Table:
     table = _table(
         "env",
         "reward in last batch",
@@ -282,7 +282,7 @@ def _envs(run: RunFile, seen: View) -> Table:
     return table
 
 
-def _evals(seen: View) -> Table:
+def _evals(seen: RunView) -> Table:
     """The newest version that each evaluation has been made of; `streamrl eval RUN --list` shows
     all.
     """

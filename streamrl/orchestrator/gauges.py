@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import get_args
 
 from streamrl.monitoring.display import PartLine
-from streamrl.monitoring.run_view import View, active_s
+from streamrl.monitoring.run_view import RunView, active_s
 from streamrl.records import FateKind
 
 FATES: tuple[str, ...] = get_args(FateKind)
 
 
-def gauges(seen: View, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
+def gauges(seen: RunView, parts: Sequence[PartLine], time_s: float) -> dict[str, float]:
     """How parts and servers are, how far the run is, what became of the rollouts, and how long
     there has been a server.
     """

@@ -12,7 +12,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.config.topology import Part
 from streamrl.monitoring.display import Display, PartLine
-from streamrl.monitoring.run_view import SILENT_S, Verdict, View
+from streamrl.monitoring.run_view import SILENT_S, RunView, Verdict
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.plan import (
@@ -86,7 +86,7 @@ class SupervisedParts:
         return without_prefix(self._supervisor.last_line(name, within_s))
 
 
-def parts_by_metrics(seen: View, time_s: float) -> list[PartLine]:
+def parts_by_metrics(seen: RunView, time_s: float) -> list[PartLine]:
     """A line for each part that others have started, by the metrics that it publishes."""
     lines: list[PartLine] = []
     for name, heard_s in sorted(seen.heard_s.items()):

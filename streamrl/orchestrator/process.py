@@ -18,18 +18,18 @@ from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import Log, partitions_of
 from streamrl.monitoring import report
 from streamrl.monitoring.display import Display, Frame
-from streamrl.monitoring.http import ANYWHERE, Asked, forget, serving
+from streamrl.monitoring.http import NO_OVERRIDE, ListenOverride, remove_targets, serving
 from streamrl.monitoring.run_view import (
     BATCHES,
     TOPICS,
     Verdict,
     believable,
     deciding_view,
-    fold,
-    judge,
+    run_finished,
+    update_view,
 )
 from streamrl.monitoring.sinks import runner
-from streamrl.monitoring.sinks.base import Place
+from streamrl.monitoring.sinks.base import SinkContext
 from streamrl.orchestrator import run_directory
 from streamrl.orchestrator.gauges import gauges
 from streamrl.orchestrator.liveness import Liveness
@@ -54,7 +54,7 @@ def up(
     stop: threading.Event,
     resume: bool = False,
     fresh: bool = False,
-    at: Asked = ANYWHERE,
+    at: ListenOverride = NO_OVERRIDE,
 ) -> int:
     """Run a whole run, broker, topics and every part, until its end or `stop`. Returns the exit
     code. Nothing of the run is left running.
@@ -68,7 +68,7 @@ def up(
         open_display() as display,
     ):
         supervisor = Supervisor(home / "logs", environment())
-        forget(run)
+        remove_targets(run)
         try:
             if not ensure_broker(run, supervisor, display, stop):
                 return INTERRUPTED
@@ -85,7 +85,7 @@ def up(
             return verdict.exit_code
         finally:
             supervisor.close()
-            forget(run)
+            remove_targets(run)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> int:
@@ -123,7 +123,7 @@ def watch(
     with (
         open_part(log, "orchestrator", writer=None) as part,
         contextlib.closing(log.reader(begin)) as reader,
-        runner.running(Place(run, lines_said.put, seen.since_s)) as sinks,
+        runner.running(SinkContext(run, lines_said.put, seen.since_s)) as sinks,
     ):
         try:
             while not stop.is_set():
@@ -131,15 +131,15 @@ def watch(
                 events = [to_event(message, SCHEMAS[message.topic]) for message in messages]
                 # A clock that is set while the run is watched decides nothing.
                 now = began_s + time.monotonic() - began
-                seen = fold(seen, events, None if history else now)
-                sinks.take(
+                seen = update_view(seen, events, None if history else now)
+                sinks.write(
                     (event.offset, metric)
                     for event in events
                     if (metric := believable(event, seen.version))
                 )
                 failure = parts.keep_running(display) if parts else None
                 lines = parts.lines() if parts else parts_by_metrics(seen, now)
-                if verdict := failure or judge(run.orchestrator, seen, now):
+                if verdict := failure or run_finished(run.orchestrator, seen, now):
                     return verdict
                 history = {tp: end for tp, end in history.items() if reader.position(*tp) < end}
                 # Before all history is read, the counts are not those of what is going on now.
@@ -167,7 +167,7 @@ def conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> None
     except StreamrlError as error:  # the verdict is what counts
         say(f"no report: {error}")
         return
-    say(report.in_words(written))
+    say(report.summary_line(written))
     path = short_path(run.directory / "report.json")
     curve = short_path(run.directory / "reward.png")
     say(f"report: {path}, curve: {curve}")

@@ -6,7 +6,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import Target
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Log, beginning_offset, end_offset, read
-from streamrl.monitoring.run_view import BATCHES, View, fold
+from streamrl.monitoring.run_view import BATCHES, RunView, update_view
 
 
 def batches_begin(log: Log, target: Target) -> int:
@@ -22,8 +22,8 @@ def batches_begin(log: Log, target: Target) -> int:
     while True:
         begin = max(start, end - distance)
         messages = read(log, *batches, begin, end)
-        seen = View("", counts_batches=True)
-        fold(seen, (to_event(message, BATCHES[topology.BATCHES]) for message in messages))
+        seen = RunView("", counts_batches=True)
+        update_view(seen, (to_event(message, BATCHES[topology.BATCHES]) for message in messages))
         if begin == start or len(seen.rewards.get(target.env, {})) >= target.batches:
             return begin
         distance *= 4

@@ -4,7 +4,7 @@ from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
 from streamrl.dashboard.loop import Alive, Node, jsonable, nodes
 from streamrl.log.protocol import Event
-from streamrl.monitoring.run_view import View, fold, view
+from streamrl.monitoring.run_view import RunView, new_view, update_view
 from streamrl.records import Demand, Metric, Record, Server
 
 RUN = run_file.parse(
@@ -17,9 +17,9 @@ RUN = run_file.parse(
 NOW_S = 100.0
 
 
-def seen(*records: tuple[str, Record], run: RunFile = RUN) -> View:
-    return fold(
-        view(run),
+def seen(*records: tuple[str, Record], run: RunFile = RUN) -> RunView:
+    return update_view(
+        new_view(run),
         (Event(topic, 0, 0, getattr(record, "source", ""), record) for topic, record in records),
     )
 
@@ -32,7 +32,7 @@ def metric(source: str, time_s: float, **values: float) -> tuple[str, Metric]:
     )
 
 
-def found(view: View, run: RunFile = RUN, **lags: int) -> dict[str, Node]:
+def found(view: RunView, run: RunFile = RUN, **lags: int) -> dict[str, Node]:
     return {node.id: node for node in nodes(run, view, lags, NOW_S)}
 
 

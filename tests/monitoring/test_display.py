@@ -15,10 +15,10 @@ from streamrl.monitoring.display import (
     PlainDisplay,
     clock,
     line,
-    picture,
+    render_live,
     sparkline,
 )
-from streamrl.monitoring.run_view import arrival_rate, fold, view
+from streamrl.monitoring.run_view import arrival_rate, new_view, update_view
 from streamrl.records import Fate, Metric, PolicyVersion, Server
 from tests.support.build import evaluation
 
@@ -86,7 +86,7 @@ def frame() -> Frame:
         PartLine("learner", "running", 60.0),
         PartLine("buffer", "back-off", 1.0, 2, "no broker"),
     )
-    return Frame(run, fold(view(run, 100.0), events), 160.0, parts)
+    return Frame(run, update_view(new_view(run, 100.0), events), 160.0, parts)
 
 
 def test_a_line_has_it_all(frame: Frame):
@@ -99,16 +99,16 @@ def test_a_line_has_it_all(frame: Frame):
 @pytest.mark.parametrize("width", [80, 120])
 def test_evaluations_are_shown_by_their_newest_version(frame: Frame, width: int):
     for version in (20, 40, 0):
-        fold(frame.seen, [Event("evals", 0, 0, "held", evaluation(version=version))])
+        update_view(frame.seen, [Event("evals", 0, 0, "held", evaluation(version=version))])
     assert "inference-0 v7 | 9:30 left | eval held pass@1 0.250 (v40) | restarts" in line(frame)
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(picture(frame, [], width))
+    console.print(render_live(frame, [], width))
     assert "eval held pass@1 0.250 (v40)" in console.export_text()
 
 
 def test_before_the_first_batch_the_line_says_what_it_waits_for(frame: Frame):
     assert (
-        line(Frame(frame.run, view(frame.run, 100.0), 131.0))
+        line(Frame(frame.run, new_view(frame.run, 100.0), 131.0))
         == "waiting 31 s for the first policy version, learner"
     )
 
@@ -116,7 +116,7 @@ def test_before_the_first_batch_the_line_says_what_it_waits_for(frame: Frame):
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_picture_fits_and_shows_every_part(frame: Frame, width: int):
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(picture(frame, ["buffer ended"], width))
+    console.print(render_live(frame, ["buffer ended"], width))
     shown = console.export_text()
     assert max(map(len, shown.splitlines())) <= width
     for text in (
@@ -141,7 +141,7 @@ def test_the_picture_fits_and_shows_every_part(frame: Frame, width: int):
 def test_servers_are_shown_with_their_pools_where_there_are_several(frame: Frame):
     def shown(frame: Frame) -> str:
         console = Console(width=120, file=io.StringIO(), record=True)
-        console.print(picture(frame))
+        console.print(render_live(frame))
         return console.export_text()
 
     run = parse(
@@ -155,7 +155,7 @@ def test_servers_are_shown_with_their_pools_where_there_are_several(frame: Frame
 def test_many_parts_are_counted_and_the_ailing_shown(frame: Frame):
     parts = [PartLine(f"env-copy-{i}", "running", restarts=int(i == 7)) for i in range(40)]
     console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(picture(Frame(frame.run, frame.seen, frame.time_s, parts)))
+    console.print(render_live(Frame(frame.run, frame.seen, frame.time_s, parts)))
     shown = console.export_text()
     assert "env-copy-7" in shown and "39 others" in shown and "env-copy-8" not in shown
 
@@ -219,19 +219,21 @@ def test_what_goes_wrong_with_an_env_is_said_before_the_first_batch_and_after(fr
     )
     events = [Event("fates", 0, 0, "g", record) for record in (failed, aside)]
     said = "add: 2,048 failed (last: the answer has no choices)"
-    assert f" | {said}" in line(replace(frame, seen=fold(view(frame.run, 100.0), events)))
+    assert f" | {said}" in line(
+        replace(frame, seen=update_view(new_view(frame.run, 100.0), events))
+    )
     # 3 of 2,051 are not worth a line
-    assert f" | {said}" in line(replace(frame, seen=fold(frame.seen, events)))
+    assert f" | {said}" in line(replace(frame, seen=update_view(frame.seen, events)))
     console = Console(width=160, file=io.StringIO(), record=True)
-    console.print(picture(frame, width=160))
+    console.print(render_live(frame, width=160))
     assert said in console.export_text()
 
 
 def test_the_rate_of_an_env_from_outside_is_what_the_buffer_reads(frame: Frame):
     run = parse({"run": "r", "envs": {"copy": {}, "add": {"replicas": 0}}})
     read = "part/read_records/rollouts.add"
-    seen = fold(
-        view(run, 100.0),
+    seen = update_view(
+        new_view(run, 100.0),
         [
             outside({read: value}, time_s)
             for value, time_s in ((900, 99), (10, 150), (30, 156), (50, 158), (50, 160))

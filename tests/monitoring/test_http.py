@@ -29,8 +29,8 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, end_offset
 from streamrl.monitoring import http
-from streamrl.monitoring.http import Asked, serving
-from streamrl.monitoring.metric_names import measure
+from streamrl.monitoring.http import ListenOverride, serving
+from streamrl.monitoring.metric_names import find_metric
 from tests.support import data_path
 from tests.support.life import live
 from tests.support.waiting import patience, until
@@ -132,7 +132,7 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
                 | {name for _, name in log.steps}
                 | log.metrics().keys()
             )
-            assert [name for name in names if measure(name) is None] == []
+            assert [name for name in names if find_metric(name) is None] == []
             # its reader is closed
             assert (
                 log.is_ready
@@ -140,7 +140,7 @@ def test_what_the_page_shows_is_what_the_records_say(run: RunFile):
             )
             page = samples(get(noted(run, part)[0])[1])
             for (source, name), value in log.steps.items():
-                known, of = measure(name) or pytest.fail(name)
+                known, of = find_metric(name) or pytest.fail(name)
                 labels = {
                     "run": "small",
                     "part": source,
@@ -208,13 +208,13 @@ def test_the_command_line_says_where(run: RunFile):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with serving(run, MemoryLog(TOPICS), "a", Asked("localhost", port)):
+    with serving(run, MemoryLog(TOPICS), "a", ListenOverride("localhost", port)):
         assert get(f"http://127.0.0.1:{port}/livez")[0] == 200
         with (
             pytest.raises(
                 PortTaken, match=f"127.0.0.1:{port} .*choose another --metrics-port"
             ) as raised,
-            serving(run, MemoryLog(TOPICS), "b", Asked(None, port)),
+            serving(run, MemoryLog(TOPICS), "b", ListenOverride(None, port)),
         ):
             pass
         assert "\n" not in str(raised.value)
@@ -242,7 +242,7 @@ def test_what_killed_parts_have_noted_is_forgotten_and_noted_again_by_those_that
         ]
         for file in others:
             file.write_text("[]")
-        http.forget(run)
+        http.remove_targets(run)
         assert [file.exists() for file in others] == [False, True]
         assert noted(run, "buffer") == [mine]
 
@@ -250,7 +250,7 @@ def test_what_killed_parts_have_noted_is_forgotten_and_noted_again_by_those_that
 def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFile, tmp_path: Path):
     (tmp_path / "file").write_text("")
     nowhere = run.model_copy(update={"runs_dir": str(tmp_path / "file")})
-    with serving(nowhere, MemoryLog(TOPICS), "buffer", Asked(None, 0)) as log:
+    with serving(nowhere, MemoryLog(TOPICS), "buffer", ListenOverride(None, 0)) as log:
         assert isinstance(log, InstrumentedLog)
         log.reader({("in", 0): 0})
         log.mark_ready()
@@ -278,14 +278,14 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFil
 def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
     command: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    file, served = tmp_path / "run.yaml", list[tuple[str, Asked]]()
+    file, served = tmp_path / "run.yaml", list[tuple[str, ListenOverride]]()
     file.write_text(yaml.safe_dump(data_path.RUN.model_dump(mode="json")))
 
     @contextlib.contextmanager
     def log(settings: RunFile) -> Iterator[tuple[RunFile, Log]]:
         yield settings, MemoryLog(TOPICS)
 
-    def serve(settings: RunFile, log: Log, part: str, at: Asked) -> None:
+    def serve(settings: RunFile, log: Log, part: str, at: ListenOverride) -> None:
         served.append((part, at))
         raise StreamrlError("far enough")
 
@@ -301,7 +301,7 @@ def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
     ):
         assert "far enough" in CliRunner().invoke(cli.cli, [*line, *more], env=environment).output
     assert served == [
-        (part, Asked(None, None)),
-        (part, Asked("0.0.0.0", 9)),
-        (part, Asked(None, 0)),
+        (part, ListenOverride(None, None)),
+        (part, ListenOverride("0.0.0.0", 9)),
+        (part, ListenOverride(None, 0)),
     ]

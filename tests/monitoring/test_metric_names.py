@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.monitoring.metric_names import MEASURES, curve, exposed, measure, table
+from streamrl.monitoring.metric_names import (
+    MEASURES,
+    find_metric,
+    prometheus_name,
+    series_name,
+    table,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 LITERAL = re.compile(
@@ -45,7 +51,7 @@ SOURCES = [
     ],
 )
 def test_a_name_and_its_labels(name: str, prometheus: str, labels: dict[str, str]):
-    found = measure(name)
+    found = find_metric(name)
     assert found is not None
     assert (
         found[0].prometheus == prometheus
@@ -55,8 +61,8 @@ def test_a_name_and_its_labels(name: str, prometheus: str, labels: dict[str, str
 
 def test_what_is_not_in_the_list_has_a_name_all_the_same():
     assert (
-        measure("learner/my own_thing") is None
-        and exposed("learner/my own_thing") == "streamrl_learner_my_own_thing"
+        find_metric("learner/my own_thing") is None
+        and prometheus_name("learner/my own_thing") == "streamrl_learner_my_own_thing"
     )
 
 
@@ -68,16 +74,20 @@ def test_names_differ_and_are_what_prometheus_takes():
 
 
 def test_a_curve_has_the_part_behind_its_name_where_each_part_has_one():
-    assert curve("learner-lead", "learner/loss", "learner-lead") == "learner/loss"
-    assert curve("learner-other", "learner/loss", "learner-lead") == "learner/loss/learner-other"
+    assert series_name("learner-lead", "learner/loss", "learner-lead") == "learner/loss"
     assert (
-        curve("inference-1", "inference/swap_s", "learner-lead") == "inference/swap_s/inference-1"
+        series_name("learner-other", "learner/loss", "learner-lead") == "learner/loss/learner-other"
     )
-    assert curve("buffer", "buffer/version", "learner-lead") == "buffer/version"
-    assert curve("buffer-1", "buffer/version", "learner-lead") == "buffer/version/buffer-1"
-    assert curve("buffer", "worker/busy_frac", "learner-lead") == "worker/busy_frac/buffer"
     assert (
-        curve("batcher", "batches/copy/reward/mean", "learner-lead") == "batches/copy/reward/mean"
+        series_name("inference-1", "inference/swap_s", "learner-lead")
+        == "inference/swap_s/inference-1"
+    )
+    assert series_name("buffer", "buffer/version", "learner-lead") == "buffer/version"
+    assert series_name("buffer-1", "buffer/version", "learner-lead") == "buffer/version/buffer-1"
+    assert series_name("buffer", "worker/busy_frac", "learner-lead") == "worker/busy_frac/buffer"
+    assert (
+        series_name("batcher", "batches/copy/reward/mean", "learner-lead")
+        == "batches/copy/reward/mean"
     )
 
 
@@ -104,7 +114,7 @@ def test_every_name_in_the_sources_is_in_the_list():
     unknown = [
         n
         for n in whole
-        if not measure(re.sub(r"\{[^}]*\}", "x", n))
+        if not find_metric(re.sub(r"\{[^}]*\}", "x", n))
         and not any(b.startswith(n) for b in beginnings)
     ]
     assert sorted(unknown) == []

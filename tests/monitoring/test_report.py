@@ -16,12 +16,12 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output
 from streamrl.monitoring import report
-from streamrl.monitoring.plot import named, trailing_mean
+from streamrl.monitoring.plot import labelled_versions, trailing_mean
 from streamrl.monitoring.report import (
-    History,
     MixedVersions,
+    RunHistory,
     clock,
-    gather,
+    collect,
     summarise,
     time_to_target,
 )
@@ -110,7 +110,7 @@ def log() -> MemoryLog:
 
 
 def test_the_report_of_a_small_run(run: RunFile, log: MemoryLog):
-    made = summarise(run, gather(run, log), {"kafka": "4"})
+    made = summarise(run, collect(run, log), {"kafka": "4"})
     assert made["envs"]["copy"] == {
         "rollouts": 4,
         "reward_mean_first20": pytest.approx(1.25 / 3),  # of the means 0.25, 0.5, 0.5
@@ -147,7 +147,7 @@ def test_the_report_of_a_small_run(run: RunFile, log: MemoryLog):
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e308])
 def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, value: float):
-    before = summarise(run, gather(run, log), {})
+    before = summarise(run, collect(run, log), {})
     names = ("inference/mismatch_tokens", "inference/mismatch_max_abs", "orchestrator/active_s")
     if not math.isfinite(value):
         Meter(log, "inference-0").publish(dict.fromkeys(names, value), step=1)
@@ -157,16 +157,16 @@ def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, v
     Meter(log, "batcher").publish(
         {"batches/copy/mixed_versions_frac": value, "batches/copy/rollouts_used": value}, step=2
     )
-    assert summarise(run, gather(run, log), {}) == before
+    assert summarise(run, collect(run, log), {}) == before
     Meter(log, "inference-0").publish({"inference/mismatch_tokens": 1e308}, step=1)
     report.write(run, log)
 
 
 def test_a_batch_that_retention_has_cut_is_left_out(run: RunFile, log: MemoryLog):
-    before = summarise(run, gather(run, log), {})
+    before = summarise(run, collect(run, log), {})
     for piece in split_batch(batch(3, {"copy": [0.5]}), limit_bytes=100)[1:]:
         log.append([to_message(Output("batches", "3", piece))], marker=False)
-    assert summarise(run, gather(run, log), {}) == before
+    assert summarise(run, collect(run, log), {}) == before
 
 
 def test_files_and_words(run: RunFile, log: MemoryLog):
@@ -174,7 +174,7 @@ def test_files_and_words(run: RunFile, log: MemoryLog):
     assert json.loads((run.directory / "report.json").read_text()) == made
     with Image.open(run.directory / "reward.png") as picture:
         assert picture.width > 1_000 and len(set(picture.convert("L").tobytes())) > 20
-    assert report.in_words(made).startswith(
+    assert report.summary_line(made).startswith(
         "3 steps in 0 s; reward copy 0.417 -> 0.417 (4 rollouts), add 1.000 -> 1.000 (1 rollouts); logprobs off by 2.0e-06 over 127 tokens"
     )
     assert {"kafka", "vllm", "levanter", "jax", "streamrl", "python"} <= set(made["versions"])
@@ -193,8 +193,8 @@ def test_a_run_in_which_nothing_happened_has_a_report(run: RunFile):
     assert (run.directory / "reward.png").exists()
 
 
-def history(active: Sequence[tuple[float, float]] = (), target: Target | None = None) -> History:
-    found = History(target)
+def history(active: Sequence[tuple[float, float]] = (), target: Target | None = None) -> RunHistory:
+    found = RunHistory(target)
     for point in active:
         found.active.add(point)
     return found
@@ -224,9 +224,9 @@ def test_a_curve_has_every_batch_and_the_mean_of_the_last_twenty():
     np.testing.assert_allclose(curve.smooth, trailing_mean(rewards, 20))
 
 
-def long_run(batches: int) -> History:
+def long_run(batches: int) -> RunHistory:
     """Of 20 envs; evaluated at every twentieth version, each metric said twice."""
-    found = History()
+    found = RunHistory()
     means = {f"env-{i}": i / 20 for i in range(20)}
     for number in range(batches):
         found.add_rewards(number, float(number), means)
@@ -284,6 +284,6 @@ def test_trailing_mean():
 
 
 def test_versions_that_are_named():
-    assert named(3) == [0, 1, 2, 3]
-    assert named(142) == [0, 50, 100]
-    assert named(69) == [0, 10, 20, 30, 40, 50, 60]
+    assert labelled_versions(3) == [0, 1, 2, 3]
+    assert labelled_versions(142) == [0, 50, 100]
+    assert labelled_versions(69) == [0, 10, 20, 30, 40, 50, 60]

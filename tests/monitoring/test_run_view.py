@@ -5,19 +5,19 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.protocol import Event, Undecodable
 from streamrl.monitoring.run_view import (
-    View,
+    RunView,
     active_s,
     believable,
+    blocking_reason,
     deciding_view,
     expired_share,
-    fold,
-    judge,
     latest,
+    new_view,
     reached,
     recent_rewards,
+    run_finished,
     total,
-    view,
-    waiting,
+    update_view,
 )
 from streamrl.records import Demand, Fate, Metric, PolicyVersion, Record, Server
 from tests.orchestrator.script import batch
@@ -87,8 +87,8 @@ def server(
     return event("servers", name, record)
 
 
-def seen(run: RunFile, *events: Event, since_s: float = 100.0) -> View:
-    return fold(deciding_view(run, since_s), events)
+def seen(run: RunFile, *events: Event, since_s: float = 100.0) -> RunView:
+    return update_view(deciding_view(run, since_s), events)
 
 
 def test_versions_of_the_lead_learner_count(run: RunFile):
@@ -126,9 +126,9 @@ def test_gauges_are_the_newest_and_sums_are_over_the_sources_asked_for(run: RunF
 
 
 def test_what_cannot_be_read_changes_nothing(run: RunFile):
-    assert fold(view(run), [Event("metrics", 0, 0, "x", Undecodable("broken", b"", ()))]) == view(
-        run
-    )
+    assert update_view(
+        new_view(run), [Event("metrics", 0, 0, "x", Undecodable("broken", b"", ()))]
+    ) == new_view(run)
 
 
 def test_the_target_is_a_mean_over_its_last_batches(run: RunFile):
@@ -150,20 +150,20 @@ def test_batches_are_kept_in_order_and_so_many_of_them(run: RunFile):
     assert recent_rewards(found, "copy", 2) == [0.375, 0.5]
     found.rewards_kept = 3
     # one goes for one that comes
-    assert list(fold(found, [reward(5, 0.25)]).rewards["copy"]) == [2, 3, 4, 5]
-    assert list(fold(found, [reward(6, 0.25)]).rewards["copy"]) == [3, 4, 5, 6]
+    assert list(update_view(found, [reward(5, 0.25)]).rewards["copy"]) == [2, 3, 4, 5]
+    assert list(update_view(found, [reward(6, 0.25)]).rewards["copy"]) == [3, 4, 5, 6]
 
 
 def test_metrics_of_whomever_reach_no_target(run: RunFile):
     forged = [metric({"batches/copy/reward/mean": 1e6}, step) for step in range(20)]
-    assert judge(run.orchestrator, seen(run, *forged), 100.0) is None
+    assert run_finished(run.orchestrator, seen(run, *forged), 100.0) is None
     mixed = [
         reward(0, 0.5),
         metric({"batches/copy/reward/mean": -1e6}, 1 << 40),
         *forged,
         reward(1, 0.6),
     ]
-    verdict = judge(run.orchestrator, seen(run, *mixed), 100.0)
+    verdict = run_finished(run.orchestrator, seen(run, *mixed), 100.0)
     assert verdict is not None and "copy earned 0.550 over its last 2 batches" in verdict.reason
     assert seen(run, *mixed).batch == 1
 
@@ -208,22 +208,24 @@ def test_a_metric_is_believed_as_far_as_its_record_shows_that_it_is_one(
 def test_a_server_whose_clock_is_wrong_is_ready_when_it_is_heard(run: RunFile):
     behind = server(heartbeat_s=-3_600.0)
     assert seen(run, behind).ready_s is None  # may be of an earlier session
-    found = fold(deciding_view(run, 100.0), [behind], now_s=120.0)
-    assert found.ready_s == 120.0 and judge(run.orchestrator, found, 179.0) is None
-    assert judge(run.orchestrator, found, 180.0) is not None
+    found = update_view(deciding_view(run, 100.0), [behind], now_s=120.0)
+    assert found.ready_s == 120.0 and run_finished(run.orchestrator, found, 179.0) is None
+    assert run_finished(run.orchestrator, found, 180.0) is not None
 
 
 def test_a_run_ends_well_at_its_target(run: RunFile):
-    verdict = judge(run.orchestrator, seen(run, reward(0, 0.5), reward(1, 0.6)), 100.0)
+    verdict = run_finished(run.orchestrator, seen(run, reward(0, 0.5), reward(1, 0.6)), 100.0)
     assert verdict is not None and verdict.exit_code == 0 and "0.550" in verdict.reason
 
 
 def test_time_counts_from_the_first_ready_server_of_this_session(run: RunFile):
-    assert judge(run.orchestrator, seen(run), 1_000.0) is None
+    assert run_finished(run.orchestrator, seen(run), 1_000.0) is None
     # of an earlier session
-    assert judge(run.orchestrator, seen(run, server(heartbeat_s=50.0)), 1_000.0) is None
-    assert judge(run.orchestrator, seen(run, server(heartbeat_s=110.0)), 169.9) is None
-    verdict = judge(run.orchestrator, seen(run, server(heartbeat_s=110.0), reward(0, 0.2)), 170.0)
+    assert run_finished(run.orchestrator, seen(run, server(heartbeat_s=50.0)), 1_000.0) is None
+    assert run_finished(run.orchestrator, seen(run, server(heartbeat_s=110.0)), 169.9) is None
+    verdict = run_finished(
+        run.orchestrator, seen(run, server(heartbeat_s=110.0), reward(0, 0.2)), 170.0
+    )
     assert (
         verdict is not None
         and verdict.exit_code == 1
@@ -235,9 +237,9 @@ def test_without_a_target_time_and_steps_end_a_run_well():
     run = parse(
         {"run": "r", "envs": {"copy": {}}, "orchestrator": {"max_steps": 2, "max_wall_s": 60}}
     )
-    assert judge(run.orchestrator, seen(run, version(1)), 100.0) is None
+    assert run_finished(run.orchestrator, seen(run, version(1)), 100.0) is None
     for found in (seen(run, version(2)), seen(run, server())):
-        verdict = judge(run.orchestrator, found, 200.0)
+        verdict = run_finished(run.orchestrator, found, 200.0)
         assert verdict is not None and verdict.exit_code == 0
 
 
@@ -250,28 +252,30 @@ def test_active_time_is_put_together_from_sessions(run: RunFile):
 def test_what_it_waits_for(run: RunFile):
     notes = {"learner": "making the model", "inference-0": "vLLM is starting, 20 s"}
     assert (
-        waiting(run, seen(run), 105.0, notes)
+        blocking_reason(run, seen(run), 105.0, notes)
         == "waiting 5 s for the first policy version, learner: making the model"
     )
     assert (
-        waiting(run, seen(run, version(0)), 131.0, notes)
+        blocking_reason(run, seen(run, version(0)), 131.0, notes)
         == "waiting 31 s for inference-0: vLLM is starting, 20 s"
     )
     assert (
-        waiting(run, seen(run, version(0), server("error", -1, error="bad hash")), 131.0, notes)
+        blocking_reason(
+            run, seen(run, version(0), server("error", -1, error="bad hash")), 131.0, notes
+        )
         == "waiting 31 s for inference-0: bad hash"
     )
     begun = [version(0), server(), metric({"batcher/missing_tokens/add": 1200.0}, time_s=111.0)]
     assert (
-        waiting(run, seen(run, *begun), 112.0)
+        blocking_reason(run, seen(run, *begun), 112.0)
         == "waiting 2 s for the first batch: add is 1,200 tokens short"
     )
     blocked = metric({"batcher/missing_tokens/add": 64.0, "batcher/blocked_s": 3.0}, time_s=119.0)
     assert (
-        waiting(run, seen(run, *begun, reward(0, 0.1), blocked), 120.0)
+        blocking_reason(run, seen(run, *begun, reward(0, 0.1), blocked), 120.0)
         == "batch 1 has waited 3 s: add is 64 tokens short"
     )
-    assert waiting(run, seen(run, *begun, reward(0, 0.1)), 120.0) == ""
+    assert blocking_reason(run, seen(run, *begun, reward(0, 0.1)), 120.0) == ""
 
 
 def test_it_waits_for_every_pool_that_an_env_asks():
@@ -284,14 +288,14 @@ def test_it_waits_for_every_pool_that_an_env_asks():
         }
     )
     both = "waiting 31 s for inference-0; inference-evaluation-0; inference-evaluation-1"
-    assert waiting(run, seen(run, version(0)), 131.0) == both
+    assert blocking_reason(run, seen(run, version(0)), 131.0) == both
     other = server("starting", -1, pool="evaluation")
     assert (
-        waiting(run, seen(run, version(0), server(), other), 131.0)
+        blocking_reason(run, seen(run, version(0), server(), other), 131.0)
         == "waiting 31 s for inference-evaluation-0; inference-evaluation-1"
     )
     assert (
-        waiting(
+        blocking_reason(
             run,
             seen(
                 run,

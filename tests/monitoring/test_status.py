@@ -10,7 +10,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Event, Message, Output
 from streamrl.monitoring import status
-from streamrl.monitoring.run_view import View, fold, view
+from streamrl.monitoring.run_view import RunView, new_view, update_view
 from streamrl.monitoring.status import lag, look, statuses
 from streamrl.records import Fate, Metric, PolicyVersion, Server
 from tests.support.build import evaluation
@@ -51,7 +51,7 @@ def metric(source: str, time_s: float, values: dict[str, float]) -> Event:
     return Event("metrics", 0, 0, source, Metric(source=source, time_s=time_s, values=values))
 
 
-def states(run: RunFile, seen: View, time_s: float) -> dict[str, tuple[str, int]]:
+def states(run: RunFile, seen: RunView, time_s: float) -> dict[str, tuple[str, int]]:
     return {
         part.name: (part.state, part.restarts)
         for part in statuses(run, seen, {"buffer": 3}, time_s)
@@ -65,8 +65,8 @@ def test_parts_by_their_supervisor_and_by_what_is_heard_of_them(run: RunFile):
         "orchestrator/restarts/batcher": 4.0,
     }
     server = Server(server_id="inference-0", url="", heartbeat_s=85.0)
-    seen = fold(
-        view(run),
+    seen = update_view(
+        new_view(run),
         [
             metric("orchestrator", 99.0, kept),
             metric("learner-lead", 95.0, {}),
@@ -138,7 +138,7 @@ def test_what_a_server_says_is_neither_markup_nor_an_order_to_the_terminal(run: 
     record = Server(
         server_id="inference-0", url="", pool=ATTACK, state="error", error=ATTACK, heartbeat_s=99.0
     )
-    seen = fold(view(run), [Event("servers", 0, 0, "inference-0", record)])
+    seen = update_view(new_view(run), [Event("servers", 0, 0, "inference-0", record)])
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=True, color_system=None)
     for table in status.tables(run, seen, [], 100.0):
@@ -170,7 +170,7 @@ def test_an_env_from_outside_is_a_part_and_what_went_wrong_is_shown():
         *(Event("metrics", 0, 0, "buffer", record) for record in read),
         *(Event("fates", 0, 0, "g", record) for record in (failed, aside)),
     ]
-    seen = fold(view(run), events)
+    seen = update_view(new_view(run), events)
     parts = {part.name: (part.state, part.heard_s_ago) for part in statuses(run, seen, {}, 100.0)}
     assert (parts["even (outside)"], parts["odd (outside)"]) == (
         ("running", 10.0),

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from streamrl.monitoring.display import PartLine
-from streamrl.monitoring.metric_names import measure
-from streamrl.monitoring.run_view import View
+from streamrl.monitoring.metric_names import find_metric
+from streamrl.monitoring.run_view import RunView
 from streamrl.orchestrator.gauges import gauges
 from streamrl.records import Demand, Server
 
@@ -11,7 +11,7 @@ def test_what_the_orchestrator_measures_of_a_run():
     fresh = Server(server_id="a", url="", version=5, state="ready", heartbeat_s=97.0)
     stale = Server(server_id="b", url="", version=2, state="error", heartbeat_s=40.0)
     demand = {"copy": Demand(environment="copy", wanted_tokens=1, held_tokens=0, closed_groups={})}
-    seen = View(
+    seen = RunView(
         "lead",
         since_s=50.0,
         version=5,
@@ -22,7 +22,7 @@ def test_what_the_orchestrator_measures_of_a_run():
     )
     seen.fates["add"]["expired"] = 3
     values = gauges(seen, [PartLine("buffer", "back-off", 1.0, 2)], 100.0)
-    assert [name for name in values if measure(name) is None] == []
+    assert [name for name in values if find_metric(name) is None] == []
     wanted = {
         "running/buffer": 0,
         "restarts/buffer": 2,
@@ -46,12 +46,12 @@ def test_what_the_orchestrator_measures_of_a_run():
     assert values == {
         f"orchestrator/{name}": value for name, value in {**wanted, "fates/add/expired": 3}.items()
     }
-    assert gauges(View("lead"), [], 100.0) == {}
+    assert gauges(RunView("lead"), [], 100.0) == {}
 
 
 def test_the_time_between_two_sessions_was_not_waiting():
     assert (
-        gauges(View("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)[
+        gauges(RunView("lead", since_s=95.0, version=5, version_s=10.0), [], 100.0)[
             "orchestrator/since_version_s"
         ]
         == 5.0

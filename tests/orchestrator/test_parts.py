@@ -9,7 +9,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import parse
 from streamrl.monitoring.display import Frame
 from streamrl.monitoring.http import note_of
-from streamrl.monitoring.run_view import View
+from streamrl.monitoring.run_view import RunView
 from streamrl.orchestrator import liveness, parts
 from streamrl.orchestrator.liveness import Liveness
 from streamrl.orchestrator.parts import SupervisedParts, parts_by_metrics, without_prefix
@@ -90,7 +90,7 @@ def test_the_words_of_a_log_line():
 
 
 def test_parts_that_others_started_are_known_by_their_metrics():
-    seen = View(
+    seen = RunView(
         "lead",
         since_s=50.0,
         heard_s={"buffer": 99.0, "batcher": 60.0, "learner": 10.0, "orchestrator": 100.0},

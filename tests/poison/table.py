@@ -58,7 +58,7 @@ def metrics(name: str) -> Row:
     run = Poison("", "", "", list).run
     message = METRICS[name]._replace(partition=0, offset=0)
     try:
-        seen = run_view.fold(run_view.deciding_view(run), [to_event(message, ("metric",))])
+        seen = run_view.update_view(run_view.deciding_view(run), [to_event(message, ("metric",))])
         shown = dashboard.new(run)
         dashboard.hear(shown, message)
         dashboard.loop(dashboard.fold(shown, message), 1.0)

@@ -17,7 +17,7 @@ from streamrl.log import chunks
 from streamrl.log.chunks import is_chunk
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import read
-from streamrl.monitoring.report import gather
+from streamrl.monitoring.report import collect
 from streamrl.processor.definition import ProcessorState
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
@@ -91,5 +91,5 @@ def test_a_run_whose_batches_are_in_parts_replays_and_balances(
     for there in (log, export(log, RUN, tmp_path / "x")):
         assert account(there).balanced and account(there).batches == account(log).batches
         assert replays(there)[1] == len(batches)
-        assert gather(RUN, there).batches == len(batches)
+        assert collect(RUN, there).batches == len(batches)
         assert (made := batcher_cut(there, RUN, 2).batch) is not None and made.number == 2

@@ -1,10 +1,10 @@
-"""What a sink is: a place that the orchestrator takes the run's metrics to. One file a sink, by the
-name it has in the run file.
+"""A sink takes the metrics of a run to another place. Each sink has a file, with the name that the
+sink has in the run file.
 
 The topic `metrics` is the truth, and the orchestrator reads it from its start every time. So a sink
-is given the same entries again in its next life, and takes those that it does not have: what it has
-it reads from what it has written, not from a note beside it that a crash could make wrong. That is
-all that a resumed run needs to continue its curves, with no step left out and none twice.
+is given the same records again when a run is resumed, and writes those that it does not have. It
+finds out what it has from what it has written, and not from a note beside it that a crash could
+make wrong. So a resumed run continues its curves, with no step missing and none twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from streamrl.config.run_file import RunFile
 from streamrl.records import Metric
 
 
-class Row(NamedTuple):
-    """Values that belong to a step: a batch number or policy version. By the names of
-    `metric_names.curve`.
+class MetricRow(NamedTuple):
+    """The values of one step, which is a batch number or a policy version.
+
+    They are named as `metric_names.series_name` names curves.
     """
 
     step: int
@@ -29,43 +30,41 @@ class Row(NamedTuple):
     values: Mapping[str, float]
 
 
-class Entry(NamedTuple):
-    """One record of the topic, and what it adds to the curves."""
+class MetricRecord(NamedTuple):
+    """One record of the topic `metrics` and the points that it adds to the curves."""
 
     offset: int
     metric: Metric
-    rows: Sequence[Row]
+    rows: Sequence[MetricRow]
 
 
 class Sink(Protocol):
-    """Called from one thread. What it raises is the end of this sink, and of nothing else."""
+    """A sink is called from one thread. An exception ends this sink and nothing else."""
 
-    def take(self, entries: Sequence[Entry]) -> None: ...
+    def write(self, records: Sequence[MetricRecord]) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Place(NamedTuple):
-    """What a sink is made for."""
+class SinkContext(NamedTuple):
+    """What a sink is given when it is made."""
 
     run: RunFile
-    say: Callable[[str], None]  # a line for whoever watches the run
-    since_s: float  # this session began; what is older is history
+    say: Callable[[str], None]  # shows a line to whoever watches the run
+    since_s: float  # when this session of the run began; older records are history
 
 
-Make = Callable[..., Sink]  # (place, **params)
+SinkFactory = Callable[..., Sink]  # (context, **params)
 
 
 @dataclass
-class Steps:
-    """A set of steps, small where they are next to each other: [first, behind the last] of each
-    stretch, ascending.
-    """
+class StepSet:
+    """A set of steps, kept as ascending ranges [first, end), so that a whole run needs few."""
 
     stretches: list[list[int]] = field(default_factory=list[list[int]])
 
     def add(self, step: int) -> bool:
-        """True when it was not in there."""
+        """Returns whether the step is new."""
         at = bisect_right(self.stretches, step, key=lambda stretch: stretch[0])
         before = self.stretches[at - 1] if at else None
         if before and step < before[1]:
@@ -87,25 +86,28 @@ class Steps:
 
 
 @dataclass
-class Had:
-    """The points that a sink has: of each curve its steps."""
+class WrittenPoints:
+    """The points that a sink has written: the steps of each curve."""
 
-    curves: dict[str, Steps] = field(default_factory=lambda: defaultdict[str, Steps](Steps))
+    curves: dict[str, StepSet] = field(default_factory=lambda: defaultdict[str, StepSet](StepSet))
 
     def add(self, name: str, step: int) -> bool:
-        """True when the point is new."""
+        """Returns whether the point is new."""
         return self.curves[name].add(step)
 
-    def new(self, entries: Sequence[Entry]) -> list[Row]:
-        """What these entries add: points that are there already are left out, and so are rows of
-        nothing else. The first value of a point counts: a learner that trains on a batch again
-        after a crash measures the same, but for its times.
+    def new(self, records: Sequence[MetricRecord]) -> list[MetricRow]:
+        """The points of these records that have not been written, as rows without empty ones.
+
+        The first value of a point counts. A learner that trains on a batch again after a crash
+        measures the same values, except for its times.
         """
-        rows = [
-            row._replace(
-                values={name: v for name, v in row.values.items() if self.add(name, row.step)}
-            )
-            for e in entries
-            for row in e.rows
-        ]
-        return [row for row in rows if row.values]
+        rows: list[MetricRow] = []
+        for record in records:
+            for row in record.rows:
+                values: dict[str, float] = {}
+                for name, value in row.values.items():
+                    if self.add(name, row.step):
+                        values[name] = value
+                if values:
+                    rows.append(row._replace(values=values))
+        return rows

@@ -1,4 +1,4 @@
-"""A line a step, for whoever watches."""
+"""Prints a line for every step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from streamrl.config import topology
-from streamrl.monitoring.sinks.base import Entry, Place
+from streamrl.monitoring.sinks.base import MetricRecord, SinkContext
 
 SHOWN = (
     "batches/*/reward/mean",
@@ -17,34 +17,35 @@ SHOWN = (
     "learner/idle_s",
     "batcher/batch_age_mean",
 )
-KEPT = 64  # steps that are not said yet, as the learner is behind the batcher
+KEPT = 64  # steps kept until they are printed, as the learner is behind the batcher
 
 
 class Console:
-    """Says a step when the lead learner has finished it, by what is known of it then. What happened
-    before this session is not said again.
+    """Prints a step when the lead learner has finished it, with the values known by then.
+
+    Steps of earlier sessions are not printed again.
     """
 
-    def __init__(self, place: Place, show: Sequence[str] = SHOWN) -> None:
+    def __init__(self, context: SinkContext, show: Sequence[str] = SHOWN) -> None:
         """`show`: names of metrics, with * for anything, in the order in which they are said."""
-        self._place, self._show = place, tuple(show)
-        self._lead = topology.learner_identity(place.run.learner.name)
+        self._context, self._show = context, tuple(show)
+        self._lead = topology.learner_identity(context.run.learner.name)
         self._values: dict[int, dict[str, float]] = defaultdict(dict)
         self._said = -1
 
-    def take(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            for row in entry.rows:
+    def write(self, records: Sequence[MetricRecord]) -> None:
+        for record in records:
+            for row in record.rows:
                 self._values[row.step] |= row.values
-            step = entry.metric.step
+            step = record.metric.step
             if (
-                entry.metric.source == self._lead
+                record.metric.source == self._lead
                 and step is not None
                 and step > self._said
-                and entry.metric.time_s >= self._place.since_s
+                and record.metric.time_s >= self._context.since_s
             ):
                 self._said = step
-                self._place.say(f"step {step}: {self._line(self._values[step])}")
+                self._context.say(f"step {step}: {self._line(self._values[step])}")
             for old in sorted(self._values)[:-KEPT]:
                 del self._values[old]
 

@@ -1,5 +1,6 @@
-"""Every record of the topic as a line of JSON, in `metrics.jsonl` of the run's directory: its
-offset there, `source`, `time_s`, `values`, `step`.
+"""Writes every metric record as a line of JSON to `metrics.jsonl` in the run's directory.
+
+A line has the record's offset in the topic, `source`, `time_s`, `values` and `step`.
 """
 
 from __future__ import annotations
@@ -9,39 +10,40 @@ from pathlib import Path
 
 import msgspec
 
-from streamrl.monitoring.sinks.base import Entry, Place
+from streamrl.monitoring.sinks.base import MetricRecord, SinkContext
 
 TAIL_BYTES = 1 << 20
 
 
 class Line(msgspec.Struct):
-    """What is read back of one."""
+    """The field of a line that is read back."""
 
     offset: int
 
 
 class JsonLines:
-    """Goes on behind its last whole line. A line that was being written when its process died is
-    cut off, and written again.
+    """Continues after the last whole line of the file.
+
+    A line that was only written in part when its process died is cut off and written again.
     """
 
-    def __init__(self, place: Place, path: str = "metrics.jsonl") -> None:
+    def __init__(self, context: SinkContext, path: str = "metrics.jsonl") -> None:
         """`path`: relative to the run's directory."""
-        self._path = place.run.directory / path
+        self._path = context.run.directory / path
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._last = mend(self._path)
         self._file = self._path.open("ab")
 
-    def take(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            if entry.offset > self._last:
+    def write(self, records: Sequence[MetricRecord]) -> None:
+        for record in records:
+            if record.offset > self._last:
                 self._file.write(
                     msgspec.json.encode(
-                        {"offset": entry.offset, **msgspec.to_builtins(entry.metric)}
+                        {"offset": record.offset, **msgspec.to_builtins(record.metric)}
                     )
                     + b"\n"
                 )
-                self._last = entry.offset
+                self._last = record.offset
         self._file.flush()
 
     def close(self) -> None:
@@ -49,10 +51,9 @@ class JsonLines:
 
 
 def mend(path: Path) -> int:
-    """Cut off what is not a whole line. Returns the offset in the last one that is; -1 where there
-    is none.
+    """Cut off an unfinished last line. Returns the offset in the last whole one, -1 without one.
 
-    Lines without an offset are of before there were any: they are written anew.
+    A file of an earlier version has lines without an offset. It is emptied and written again.
     """
     if not path.exists():
         return -1

@@ -11,20 +11,22 @@ from collections.abc import Sequence
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from streamrl.monitoring.sinks.base import Entry, Had, Place
+from streamrl.monitoring.sinks.base import MetricRecord, SinkContext, WrittenPoints
 
-AT_ONCE = 1_000  # metrics that a server takes in one request
-TAG = "streamrl.run"  # by which a resumed run is found again
+AT_ONCE = 1_000  # the metrics that an MLflow server takes in one request
+TAG = "streamrl.run"  # the tag by which a resumed run is found again
 
 
 class MLflow:
-    """What it has is asked of the server, curve by curve, when the curve is first written to."""
+    """Asks the server for the points of a curve before it first writes to that curve."""
 
-    def __init__(self, place: Place, experiment: str = "streamrl", tracking_uri: str = "") -> None:
+    def __init__(
+        self, context: SinkContext, experiment: str = "streamrl", tracking_uri: str = ""
+    ) -> None:
         self._client = MlflowClient(tracking_uri or None)
         found = self._client.get_experiment_by_name(experiment)
         number = found.experiment_id if found else self._client.create_experiment(experiment)
-        name = place.run.run
+        name = context.run.run
         runs = self._client.search_runs([number], f"tags.`{TAG}` = '{name}'", max_results=1)
         self._run: str = (
             runs[0].info.run_id
@@ -33,20 +35,20 @@ class MLflow:
         )
         if runs:
             self._client.update_run(self._run, status="RUNNING")
-        self._had, self._asked = Had(), dict[str, None]()
+        self._had, self._asked = WrittenPoints(), dict[str, None]()
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def write(self, records: Sequence[MetricRecord]) -> None:
         for name in {
             name: None
-            for entry in entries
-            for row in entry.rows
+            for record in records
+            for row in record.rows
             for name in row.values
             if name not in self._asked
         }:
             self._asked[name] = None
             for point in self._client.get_metric_history(self._run, name_of(name)):
                 self._had.add(name, point.step)
-        rows = self._had.new(entries)
+        rows = self._had.new(records)
         metrics = [
             Metric(name_of(name), value, int(row.time_s * 1000), row.step)
             for row in rows

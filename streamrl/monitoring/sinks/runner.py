@@ -1,5 +1,6 @@
-"""The sinks of a run at work: in a thread of their own, as a server that does not answer must not
-keep the orchestrator from its parts.
+"""Runs the sinks of a run in a thread of their own.
+
+A server that does not answer must not keep the orchestrator from its parts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from streamrl.config import run_file, topology
 from streamrl.config.plugins import import_path
 from streamrl.errors import ConfigError, describe_error
-from streamrl.monitoring.sinks.base import Entry, Make, Place, Sink
+from streamrl.monitoring.sinks.base import MetricRecord, Sink, SinkContext, SinkFactory
 from streamrl.monitoring.sinks.curve import Curves
 from streamrl.records import Metric
 
@@ -28,21 +29,22 @@ SHIPPED = {
     "mlflow": "MLflow",
 }
 """Name in the run file, which is that of the file -> class."""
-# packages, each an extra of its sink's name
+# Sink -> the package it needs. The extra of streamrl that brings it has the sink's name.
 NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
-LEAVE_S = 30.0  # for sinks to write what they were given, at the end
+LEAVE_S = 30.0  # the time that sinks have at the end to write what they were given
 
 Named = tuple[str, Sink]
 
 
 @contextlib.contextmanager
-def running(place: Place) -> Iterator[Sinks]:
-    """The sinks of the run file, until the end of the block. Raises ConfigError for one that cannot
-    be had as it is wanted.
+def running(context: SinkContext) -> Iterator[Sinks]:
+    """Open the sinks of the run file for as long as the block lasts.
+
+    Raises ConfigError for a sink that cannot be opened.
     """
     sinks = Sinks(
-        [(sink.kind, opened(place, sink)) for sink in place.run.orchestrator.sinks],
-        topology.learner_identity(place.run.learner.name),
+        [(sink.kind, opened(context, sink)) for sink in context.run.orchestrator.sinks],
+        topology.learner_identity(context.run.learner.name),
     )
     try:
         yield sinks
@@ -51,17 +53,18 @@ def running(place: Place) -> Iterator[Sinks]:
 
 
 def check(settings: Iterable[run_file.Sink]) -> None:
-    """Can they be had? Before anything is started. Raises ConfigError."""
+    """Raise ConfigError if a sink cannot be imported. Called before anything is started."""
     for sink in settings:
         _make(sink.kind)
 
 
-def opened(place: Place, sink: run_file.Sink) -> Sink:
-    """Raises ConfigError, whatever it is that does not work: nobody wants to find out after a day
-    that nothing was kept.
+def opened(context: SinkContext, sink: run_file.Sink) -> Sink:
+    """Open one sink. Raises ConfigError whatever does not work.
+
+    Nobody wants to find out after a day that nothing was kept.
     """
     try:
-        return _make(sink.kind)(place, **sink.params)
+        return _make(sink.kind)(context, **sink.params)
     except ConfigError:
         raise
     except Exception as error:
@@ -71,7 +74,7 @@ def opened(place: Place, sink: run_file.Sink) -> Sink:
         ) from None
 
 
-def _make(kind: str) -> Make:
+def _make(kind: str) -> SinkFactory:
     if kind not in SHIPPED:
         return import_path(kind, "orchestrator.sinks", SHIPPED)
     try:
@@ -82,18 +85,19 @@ def _make(kind: str) -> Make:
 
 
 class Sinks:
-    """Takes records in, in the order of the topic, and hands them on. One that fails is left out
-    from then on; it says so, and the run goes on.
+    """Hands metric records to all sinks, in the order of the topic.
+
+    A sink that fails is logged and gets no more records, and the run goes on.
     """
 
     def __init__(self, sinks: Sequence[Named], lead: str) -> None:
         self._sinks, self._curves = list(sinks), Curves(lead)
-        self._queue: queue.SimpleQueue[list[Entry] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[MetricRecord] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="sinks", daemon=True)
         self._thread.start()
 
-    def take(self, records: Iterable[tuple[int, Metric]]) -> None:
-        """(offset, record)."""
+    def write(self, records: Iterable[tuple[int, Metric]]) -> None:
+        """`records` are pairs of an offset and the record at that offset."""
         if entries := [self._curves.entry(offset, metric) for offset, metric in records]:
             self._queue.put(entries)
 
@@ -111,7 +115,7 @@ class Sinks:
             self._sinks = [
                 named
                 for named in self._sinks
-                if self._done(named, lambda sink, given=entries: sink.take(given))
+                if self._done(named, lambda sink, given=entries: sink.write(given))
             ]
         for named in self._sinks:
             self._done(named, lambda sink: sink.close())

@@ -1,9 +1,10 @@
-"""Event files for TensorBoard, in `tensorboard/` of the run's directory: `tensorboard --logdir
-runs/RUN/tensorboard`.
+"""Writes event files for TensorBoard to `tensorboard/` in the run's directory.
+
+`tensorboard --logdir runs/RUN/tensorboard` shows them.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# messages of protobuf are made when it is imported
+# Protobuf makes its message classes when it is imported, so pyright does not know them.
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from streamrl.monitoring.sinks.base import Entry, Had, Place
+from streamrl.monitoring.sinks.base import MetricRecord, SinkContext, WrittenPoints
 
 
 class TensorBoard:
-    """A file a session, as TensorBoard wants it; together they are one run."""
+    """Writes one file for each session of the run. TensorBoard shows them as one run."""
 
-    def __init__(self, place: Place, directory: str = "tensorboard") -> None:
+    def __init__(self, context: SinkContext, directory: str = "tensorboard") -> None:
         """`directory`: relative to the run's."""
-        where = place.run.directory / directory
-        self._had = Had()
+        where = context.run.directory / directory
+        self._had = WrittenPoints()
         for name, step, _ in points(where):
             self._had.add(name, step)
         self._writer = EventFileWriter(str(where))
 
-    def take(self, entries: Sequence[Entry]) -> None:
-        for row in self._had.new(entries):
+    def write(self, records: Sequence[MetricRecord]) -> None:
+        for row in self._had.new(records):
             values = [
                 Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()
             ]
@@ -44,9 +45,7 @@ class TensorBoard:
 
 
 def points(directory: Path) -> Iterator[tuple[str, int, float]]:
-    """(name, step, value) of all event files in there; what was torn off at the end of one is not
-    among them.
-    """
+    """The (name, step, value) of every whole event in the directory's files."""
     for path in sorted(directory.glob("events.out.tfevents.*")):
         for raw in RawEventFileLoader(str(path)).Load():
             event = Event.FromString(raw)

@@ -6,7 +6,7 @@ run's directory, all sessions of it.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# messages of protobuf are made when it is imported
+# Protobuf makes its message classes when it is imported, so pyright does not know them.
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from typing import Any
 import wandb
 from wandb.proto import wandb_internal_pb2 as wire
 
-from streamrl.monitoring.sinks.base import Entry, Had, Place
+from streamrl.monitoring.sinks.base import MetricRecord, SinkContext, WrittenPoints
 
-STEP = "step"  # the axis: W&B's own step only counts rows
-HEADER, BLOCK, HEAD = 7, 32_768, 7  # bytes, of its files: LevelDB's log format behind a header
-FULL, FIRST, LAST = 1, 2, 4  # kinds of a piece
+STEP = "step"  # the x axis, as W&B's own step only counts rows
+# Sizes in bytes of W&B's files, which have LevelDB's log format after a header.
+HEADER, BLOCK, HEAD = 7, 32_768, 7
+FULL, FIRST, LAST = 1, 2, 4  # the kinds of a piece of a record
 
 
 class WandB:
-    """What it has is read from the files that W&B keeps of every session, sent or not."""
+    """Reads its earlier points from the files that W&B keeps of every session, sent or not."""
 
     def __init__(
         self,
-        place: Place,
+        context: SinkContext,
         project: str = "streamrl",
         name: str = "",
         id: str = "",
@@ -42,8 +43,8 @@ class WandB:
         """`name`, `id`: of the W&B run; default: the run's. `mode`: online, offline, disabled.
         `options`: of wandb.init, as `entity`, `tags`.
         """
-        run = place.run
-        self._had = Had()
+        run = context.run
+        self._had = WrittenPoints()
         for row in rows(run.directory / "wandb"):
             for curve in row.keys() - {STEP}:
                 self._had.add(curve, int(row[STEP]))
@@ -74,8 +75,8 @@ class WandB:
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
 
-    def take(self, entries: Sequence[Entry]) -> None:
-        for row in self._had.new(entries):
+    def write(self, records: Sequence[MetricRecord]) -> None:
+        for row in self._had.new(records):
             self._run.log({STEP: row.step, **row.values})
 
     def close(self) -> None:
@@ -84,15 +85,17 @@ class WandB:
 
 
 def wait_for_a_name(directory: Path) -> None:
-    """W&B names the directory of a session by the second it begins in, and a second session of that
-    second would write over the first.
+    """Wait until no session directory has the name that W&B would give to this one.
+
+    W&B names the directory by the second in which a session begins. A second session in the same
+    second would overwrite the first.
     """
     while any(directory.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")):
         time.sleep(0.05)
 
 
 def rows(directory: Path) -> Iterator[dict[str, float]]:
-    """What was logged in all sessions whose files lie there, oldest first."""
+    """The rows that were logged in all sessions whose files lie there, the oldest first."""
     for path in sorted(directory.glob("*run-*/run-*.wandb")):
         for record in records(path.read_bytes()):
             found = wire.Record.FromString(record)
@@ -108,8 +111,9 @@ def rows(directory: Path) -> Iterator[dict[str, float]]:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of one file, up to the first that is not whole. Format: LevelDB,
-    doc/log_format.md.
+    """The records of one file up to the first that is not whole.
+
+    The format is described in LevelDB's doc/log_format.md.
     """
     at, whole = HEADER, b""
     while at + HEAD <= len(data):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.monitoring.sinks.base import Entry, Place, Sink
+from streamrl.monitoring.sinks.base import MetricRecord, Sink, SinkContext
 from streamrl.monitoring.sinks.curve import Curves
 from streamrl.records import Metric
 
@@ -20,8 +20,10 @@ def run_in(directory: Path) -> RunFile:
     return run_file.parse({"run": "digits", "runs_dir": str(directory), "envs": {"copy": {}}})
 
 
-def place(directory: Path, say: Callable[[str], None] = print, since_s: float = 0.0) -> Place:
-    return Place(run_in(directory), say, since_s)
+def context(
+    directory: Path, say: Callable[[str], None] = print, since_s: float = 0.0
+) -> SinkContext:
+    return SinkContext(run_in(directory), say, since_s)
 
 
 def records(steps: range, tries: int = 1) -> list[Metric]:
@@ -66,15 +68,15 @@ def curves(steps: range) -> dict[str, dict[int, float]]:
     }
 
 
-def entries(told: Sequence[Metric]) -> list[Entry]:
+def entries(told: Sequence[Metric]) -> list[MetricRecord]:
     """With holes between offsets, as a topic has them."""
     fold = Curves(LEAD)
     return [fold.entry(3 * number, metric) for number, metric in enumerate(told)]
 
 
-def tell(sink: Sink, told: Sequence[Entry], at_once: int = 4) -> None:
+def tell(sink: Sink, told: Sequence[MetricRecord], at_once: int = 4) -> None:
     for start in range(0, len(told), at_once):
-        sink.take(told[start : start + at_once])
+        sink.write(told[start : start + at_once])
 
 
 def only_once(points: Sequence[tuple[str, int, float]]) -> dict[str, dict[int, float]]:

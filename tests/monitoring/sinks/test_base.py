@@ -3,13 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.monitoring.sinks.base import Had, Steps
+from streamrl.monitoring.sinks.base import StepSet, WrittenPoints
 from tests.monitoring.sinks import stories
 
 
 @given(st.lists(st.integers(0, 30)))
 def test_steps_are_a_set_in_few_stretches(steps: list[int]):
-    mine, plain = Steps(), set[int]()
+    mine, plain = StepSet(), set[int]()
     for step in steps:
         assert mine.add(step) == (step not in plain)
         plain.add(step)
@@ -23,7 +23,7 @@ def test_steps_are_a_set_in_few_stretches(steps: list[int]):
 
 
 def test_a_point_is_new_once():
-    told, had = stories.entries(stories.records(range(4), tries=2)), Had()
+    told, had = stories.entries(stories.records(range(4), tries=2)), WrittenPoints()
     points = [
         (name, row.step, value) for row in had.new(told) for name, value in row.values.items()
     ]

@@ -15,7 +15,7 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.errors import ConfigError
-from streamrl.monitoring.sinks.base import Entry, Place
+from streamrl.monitoring.sinks.base import MetricRecord, SinkContext
 from streamrl.monitoring.sinks.runner import check, running
 from tests.monitoring.sinks import stories
 
@@ -25,11 +25,11 @@ TAKEN: list[int] = []
 class Mine:
     """A sink of a user's own."""
 
-    def __init__(self, place: Place, fail_at: int = -1) -> None:
+    def __init__(self, context: SinkContext, fail_at: int = -1) -> None:
         self._fail_at = fail_at
         TAKEN.clear()
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[MetricRecord]) -> None:
         for entry in entries:
             if entry.offset == self._fail_at:
                 raise OSError("the disk\nis full")
@@ -39,7 +39,7 @@ class Mine:
         TAKEN.append(-1)
 
 
-def made(directory: Path, *sinks: Any) -> Place:
+def made(directory: Path, *sinks: Any) -> SinkContext:
     run = run_file.parse(
         {
             "run": "digits",
@@ -48,13 +48,13 @@ def made(directory: Path, *sinks: Any) -> Place:
             "orchestrator": {"sinks": list(sinks)},
         }
     )
-    return Place(run, print, 0.0)
+    return SinkContext(run, print, 0.0)
 
 
-def told(place: Place) -> None:
-    with running(place) as sinks:
-        sinks.take(enumerate(stories.records(range(2))))
-        sinks.take([])
+def told(context: SinkContext) -> None:
+    with running(context) as sinks:
+        sinks.write(enumerate(stories.records(range(2))))
+        sinks.write([])
 
 
 def test_sinks_by_name_and_by_import_path(tmp_path: Path):

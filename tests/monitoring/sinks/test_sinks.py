@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.monitoring.sinks.base import Place, Sink
+from streamrl.monitoring.sinks.base import Sink, SinkContext
 from tests.monitoring.sinks import stories
 
 Points = list[tuple[str, int, float]]
 
 
-def tensorboard(place: Place) -> Sink:
+def tensorboard(context: SinkContext) -> Sink:
     from streamrl.monitoring.sinks.tensorboard import TensorBoard
 
-    return TensorBoard(place)
+    return TensorBoard(context)
 
 
 def tensorboard_points(directory: Path) -> Points:
@@ -28,10 +28,10 @@ def tensorboard_points(directory: Path) -> Points:
     return list(points(directory / "digits" / "tensorboard"))
 
 
-def wandb(place: Place) -> Sink:
+def wandb(context: SinkContext) -> Sink:
     from streamrl.monitoring.sinks.wandb import WandB
 
-    return WandB(place, mode="offline")
+    return WandB(context, mode="offline")
 
 
 def wandb_points(directory: Path) -> Points:
@@ -45,10 +45,10 @@ def wandb_points(directory: Path) -> Points:
     ]
 
 
-def mlflow(place: Place) -> Sink:
+def mlflow(context: SinkContext) -> Sink:
     from streamrl.monitoring.sinks.mlflow import MLflow
 
-    return MLflow(place, tracking_uri=f"file://{place.run.directory / 'mlflow'}")
+    return MLflow(context, tracking_uri=f"file://{context.run.directory / 'mlflow'}")
 
 
 def mlflow_points(directory: Path) -> Points:
@@ -66,7 +66,7 @@ def mlflow_points(directory: Path) -> Points:
     ]
 
 
-SINKS: dict[str, tuple[Callable[[Place], Sink], Callable[[Path], Points]]] = {
+SINKS: dict[str, tuple[Callable[[SinkContext], Sink], Callable[[Path], Points]]] = {
     "tensorboard": (tensorboard, tensorboard_points),
     "wandb": (wandb, wandb_points),
     "mlflow": (mlflow, mlflow_points),
@@ -83,7 +83,7 @@ def mlflow_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_resumed_run_continues_its_curves(name: str, tmp_path: Path):
     opened, read = SINKS[name]
     for known in (3, 3, 7):  # steps that there are in each life; in the second nothing happens
-        sink = opened(stories.place(tmp_path))
+        sink = opened(stories.context(tmp_path))
         stories.tell(sink, stories.entries(stories.records(range(known), tries=2)))
         sink.close()
     found = stories.only_once(read(tmp_path))
@@ -95,13 +95,13 @@ def test_a_resumed_run_continues_its_curves(name: str, tmp_path: Path):
 
 def test_tensorboard_passes_over_what_was_torn_off(tmp_path: Path):
     told = stories.entries(stories.records(range(4)))
-    sink = tensorboard(stories.place(tmp_path))
+    sink = tensorboard(stories.context(tmp_path))
     stories.tell(sink, told[:8])
     sink.close()
     [file] = (tmp_path / "digits" / "tensorboard").iterdir()
     file.write_bytes(file.read_bytes()[:-5])
     assert 0 < len(tensorboard_points(tmp_path)) < 8
-    sink = tensorboard(stories.place(tmp_path))
+    sink = tensorboard(stories.context(tmp_path))
     stories.tell(sink, told)
     sink.close()
     assert {
@@ -137,7 +137,7 @@ def test_jsonl_has_every_record_once(torn: int, tmp_path: Path):
 
     told, path = stories.entries(stories.records(range(5))), tmp_path / "digits" / "metrics.jsonl"
     for life in (told[:7], told, told):
-        sink = JsonLines(stories.place(tmp_path))
+        sink = JsonLines(stories.context(tmp_path))
         stories.tell(sink, life)
         sink.close()
         if torn and life is not told:
@@ -159,7 +159,7 @@ def test_jsonl_that_has_no_offsets_is_written_anew(before: str, tmp_path: Path):
     told, path = stories.entries(stories.records(range(2))), tmp_path / "digits" / "metrics.jsonl"
     path.parent.mkdir()
     path.write_text(before)
-    sink = JsonLines(stories.place(tmp_path))
+    sink = JsonLines(stories.context(tmp_path))
     stories.tell(sink, told)
     sink.close()
     assert [line["offset"] for line in lines(path)] == [entry.offset for entry in told]
@@ -170,7 +170,7 @@ def test_the_console_says_the_steps_of_this_session(tmp_path: Path):
 
     said: list[str] = []
     sink = Console(
-        stories.place(tmp_path, said.append, since_s=1_002.0),
+        stories.context(tmp_path, said.append, since_s=1_002.0),
         show=["learner/loss", "batches/*/reward/mean"],
     )
     stories.tell(sink, stories.entries(stories.records(range(4), tries=2)))
