@@ -18,7 +18,6 @@ from streamrl.buffer.state import BufferConfig, BufferState, OpenGroup, Window, 
 from streamrl.buffer.stats import IntakeStats
 from streamrl.buffer.validation import (
     foreign_token,
-    partition_of,
     validate_rollout,
     validate_strictly,
 )
@@ -205,22 +204,11 @@ class GroupBuffer:
             return
         if self.is_closed(env, rollout.group_id) or self.is_known(env, rollout.rollout_uid):
             return
-        if not self.owns(rollout.group_id):
-            return  # the group is another shard's
         window = self.state.windows.setdefault(env, Window())
         group = self.get_or_open_group(window, event, rollout)
         group.lost += 1
         group.refused += 1
         self.maybe_close(env, window, rollout.group_id)
-
-    def owns(self, group_id: str) -> bool:
-        """Does this shard hold the group? A producer may put a rollout into a partition that is not
-        that of its key.
-        """
-        config = self.config
-        if config.shards == 1:
-            return True
-        return partition_of(group_id, config.partitions) % config.shards == config.shard
 
     def refuse_foreign_tokens(self) -> None:
         """The vocabulary has become known: refuse the rollouts that came before and have token ids

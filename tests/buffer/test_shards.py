@@ -28,7 +28,7 @@ from streamrl.processor.definition import Processor
 from streamrl.recordings.audit import audit
 from streamrl.recordings.replay import replay
 from streamrl.recordings.show import parts_of
-from streamrl.records import Fate, Metric
+from streamrl.records import Fate, Metric, ScoredGroup
 from tests.support.build import rollout, rollout_event, version_event
 from tests.support.data_path import RUN, announce, wait_for_batches
 from tests.support.waiting import patience
@@ -133,18 +133,20 @@ def test_a_run_that_goes_on_keeps_its_shards():
     assert not list(refusals(sharded(), sharded()))
 
 
-def test_a_rollout_in_the_partition_of_another_shard_does_not_open_its_group_twice():
-    """It is put aside; the end of its group is the business of the shard that has it."""
+def test_a_group_in_the_partition_of_another_shard_is_refused_and_closes():
+    """Its producer waits for its end, and the shard to which its key belongs never sees it."""
     config = buffer.part(sharded(), 0).config
     foreign = next(
         f"g{i}" for i in range(99) if partition_of(f"g{i}", PARTITIONS) % config.shards == 1
     )
     state, _ = step(config, BufferState(), [version_event(0)], 0.0)
-    lost = rollout_event(0, rollout("copy", foreign, 0), partition=0)
-    state, outputs = step(config, state, [lost], 0.0)
-    assert [output.record.fate for output in outputs if isinstance(output.record, Fate)] == [
-        "invalid"
+    records = [
+        rollout_event(i, rollout("copy", foreign, i), partition=0) for i in range(config.group_size)
     ]
+    state, outputs = step(config, state, records, 0.0)
+    ended = [output.record for output in outputs]
+    assert [record.fate for record in ended if isinstance(record, Fate)] == ["invalid"] * 2
+    assert [record.uids for record in ended if isinstance(record, ScoredGroup)] == [[]]
     assert not any(window.open for window in state.windows.values())
 
 

@@ -11,6 +11,7 @@ from random import Random
 
 import numpy as np
 
+from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.config.topology import env_part
 from streamrl.log.codec import encode
@@ -24,14 +25,14 @@ FIRST_WEIGHTS = hashlib.sha256(b"chaos").hexdigest()
 
 
 def run_file(directory: Path) -> RunFile:
-    """Two envs with shares of their own and a rest, two partitions, ages, a batch ahead: whatever
-    keeps state is in it. `directory`: of the run.
+    """Two envs with shares of their own and a rest, two partitions with a shard of the buffer for
+    each, ages, a batch ahead: whatever keeps state is in it. `directory`: of the run.
     """
     settings = {
         "run": RUN,
         "runs_dir": str(directory.parent),
         "envs": {"red": {"fraction": 0.5}, "blue": {"fraction": 0.3}},
-        "buffer": {"group_size": GROUP_SIZE, "min_group_size": 2, "max_age": 2},
+        "buffer": {"group_size": GROUP_SIZE, "min_group_size": 2, "max_age": 2, "shards": 2},
         "batcher": {"total_token_budget": 240, "max_seq_len": MAX_SEQ_LEN, "lookahead": 1},
         "model": {"max_seq_len": MAX_SEQ_LEN},
         "topics": {"partitions": 2},
@@ -41,11 +42,12 @@ def run_file(directory: Path) -> RunFile:
 
 def parts(run: RunFile) -> list[str]:
     """Names of the parts, in the order they are started."""
-    return ["learner", "buffer", "batcher", *(env_part(env, 0) for env in run.envs)]
+    folds = [part.name for part in topology.processors(run)]
+    return ["learner", *folds, *(env_part(env, 0) for env in run.envs)]
 
 
 def role(part: str) -> str:
-    return "env" if part.startswith("env-") else part
+    return part.partition("-")[0]
 
 
 def group_id(env: str, number: int) -> str:

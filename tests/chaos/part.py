@@ -12,8 +12,6 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from streamrl.batcher import process as batcher
-from streamrl.buffer import process as buffer
 from streamrl.cli.shared import LOG_FORMAT
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
@@ -22,18 +20,19 @@ from streamrl.local_kafka import connect
 from streamrl.log.protocol import Log
 from streamrl.processor import processor
 from streamrl.processor.signals import stop_on
+from streamrl.recordings.show import parts_of
 from tests.chaos import env, learner
 from tests.chaos.watched import Note, UntransactedLog, WatchedLog
 
 LOGS = {"transactions": WatchedLog, "no-transactions": UntransactedLog}
 SNAPSHOT_EVENTS = 300  # many within a run, so that kills meet them
-REAL = {"buffer": buffer.part, "batcher": batcher.part}
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, name: str) -> None:
     """Be that part."""
-    if name in REAL:
-        part: Any = REAL[name](run)
+    folds: dict[str, Any] = parts_of(run)
+    if name in folds:
+        part = folds[name]
         processor.run_processor(log, replace(part, snapshot_events=SNAPSHOT_EVENTS), stop)
     elif name == "learner":
         learner.main(run, log, stop)

@@ -61,7 +61,7 @@ def test_without_transactions_the_harness_finds_fault(tmp_path: Path):
     """Its groups are in the log and its journal is not, whenever the buffer is killed: they come
     again, and are trained on again.
     """
-    kills = [Kill("buffer", True, 0.2)] * 2
+    kills = [Kill("buffer-0", True, 0.2)] * 2
     with struck(known.run_file(tmp_path / "control"), kills, SEED, "no-transactions") as harness:
         said = said_of(harness)
     assert said["trained_twice"] + said["two_fates"] > 0

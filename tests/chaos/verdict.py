@@ -213,7 +213,7 @@ def look_at_replay(log: Log, run: RunFile, found: Verdict) -> None:
         if result.difference:
             found.say(f"replay: {result.difference}")
     counts = (
-        replayed["buffer"].identical.get("groups"),
+        sum(result.identical.get("groups", 0) for result in replayed.values()),
         replayed["batcher"].identical.get("batches"),
     )
     found.batches_identical = counts == (found.groups, found.batches) and not any(

@@ -47,6 +47,7 @@ OWN_TEST = {
     "fork": "below",
     "topics.partitions": "refused where a topic has data: tests/log/test_topics.py",
     "topics.replicas": "refused: tests/log/test_topics.py",
+    "buffer.shards": "refused: tests/buffer/test_shards.py",
     "envs": "added and taken out: tests/processor/test_long_lives.py",
 }
 # Other values than the defaults of RUN; what does not go alone goes with what it needs. Those of
