@@ -101,7 +101,7 @@ def dashboard(run: str, host: str, port: int, public: bool) -> None:
     """
     from functools import partial
 
-    from streamrl.dashboard.reading import log_of, lost
+    from streamrl.dashboard.reading import broker_down, log_of
     from streamrl.errors import ConfigError
 
     try:
@@ -123,7 +123,7 @@ def dashboard(run: str, host: str, port: int, public: bool) -> None:
                 host,
                 port,
                 public,
-                partial(lost, settings),
+                partial(broker_down, settings),
             )
     exit_with_signal(caught)
 

@@ -54,7 +54,7 @@ UNREADABLE = "an unreadable record"
 Sort = Literal["newest", "oldest", "reward-high", "reward-low", "longest"]
 
 
-class Place(NamedTuple):
+class RolloutLocation(NamedTuple):
     """Where a rollout lies."""
 
     env: str
@@ -84,7 +84,7 @@ class Selection(NamedTuple):
     rewards: np.ndarray  # (m,) float32
 
 
-class Shelf:
+class PartitionIndex:
     """One partition's offsets, ascending, and the row of each."""
 
     def __init__(self) -> None:
@@ -107,18 +107,20 @@ class Index:
         self._bytes = 0  # of uids and groups
         self.uids, self.groups = list[str](), list[str]()
         self._rows = np.zeros(1024, ROW)
-        self._shelves: dict[tuple[str, int], Shelf] = {}
+        self._shelves: dict[tuple[str, int], PartitionIndex] = {}
         # fates that were read before their rollouts: fate, batch, ended
-        self._early: dict[Place, tuple[int, int, int]] = {}
+        self._early: dict[RolloutLocation, tuple[int, int, int]] = {}
 
     @property
     def rows(self) -> np.ndarray:
         """(n,) ROW."""
         return self._rows[: len(self.uids)]
 
-    def add(self, place: Place, time_s: float, rollout: Rollout | None, group: str) -> None:
+    def add(
+        self, place: RolloutLocation, time_s: float, rollout: Rollout | None, group: str
+    ) -> None:
         """A rollout was published; None: a record that cannot be read."""
-        shelf = self._shelves.setdefault((place.env, place.partition), Shelf())
+        shelf = self._shelves.setdefault((place.env, place.partition), PartitionIndex())
         if place.offset < shelf.end:
             return
         uid = _name(rollout.rollout_uid if rollout else UNREADABLE)
@@ -183,7 +185,7 @@ class Index:
 
     def end(self, fate: Fate, step: int) -> None:
         """Rollouts met their fate at this step."""
-        shelf = self._shelves.setdefault((fate.environment, fate.partition), Shelf())
+        shelf = self._shelves.setdefault((fate.environment, fate.partition), PartitionIndex())
         what = (
             KINDS.index(fate.fate),
             NONE if fate.batch is None else _int32(fate.batch),
@@ -194,18 +196,20 @@ class Index:
             if row is not None:
                 self._rows["fate"][row], self._rows["batch"][row], self._rows["ended"][row] = what
             elif offset >= shelf.end:
-                self._early[Place(fate.environment, fate.partition, offset)] = what
+                self._early[RolloutLocation(fate.environment, fate.partition, offset)] = what
                 if len(self._early) > EARLY:
                     del self._early[next(iter(self._early))]
 
-    def find(self, place: Place) -> int | None:
+    def find(self, place: RolloutLocation) -> int | None:
         """Its row; None for one that is not known, or forgotten."""
         shelf = self._shelves.get((place.env, place.partition))
         return shelf.find(place.offset) if shelf else None
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> RolloutLocation:
         found = self._rows[row]
-        return Place(self.envs[found["env"]], int(found["partition"]), int(found["offset"]))
+        return RolloutLocation(
+            self.envs[found["env"]], int(found["partition"]), int(found["offset"])
+        )
 
     def fates(self, step: int | None = None, start: int = 0, end: int | None = None) -> np.ndarray:
         """(n,) int8: index into FATES of each rollout from row `start` to `end`, as it was at the

@@ -20,7 +20,7 @@ from streamrl.monitoring.run_view import (
 from streamrl.monitoring.status import PartStatus, outside_name, statuses
 
 
-class Alive(NamedTuple):
+class ProcessStatus(NamedTuple):
     """One process."""
 
     name: str
@@ -30,7 +30,7 @@ class Alive(NamedTuple):
     note: str = ""
 
 
-class Fact(NamedTuple):
+class Stat(NamedTuple):
     label: str
     value: float | None  # None: not known
     unit: str = ""  # tokens, s, /s, or nothing
@@ -42,16 +42,16 @@ class Node(NamedTuple):
     id: str
     role: str  # env, buffer, batcher, scorer, learner, inference, evaluator
     title: str
-    parts: Sequence[Alive]
+    parts: Sequence[ProcessStatus]
     rate: float | None  # what it does in a second; None: nobody has said lately
     rate_unit: str
     version: int | None  # the newest policy that it knows, trains or serves
     lag: int | None  # records it has not taken yet
-    facts: Sequence[Fact]
+    facts: Sequence[Stat]
     pool: str = ""  # of inference servers that an env asks, or that these are
 
 
-class Look(NamedTuple):
+class PartContext(NamedTuple):
     """What a part is drawn from."""
 
     run: RunFile
@@ -63,40 +63,42 @@ class Look(NamedTuple):
         found = self.seen.gauges.get(source, {}).get(name)
         return found.value if found and found.time_s >= self.time_s - fresh_s else None
 
-    def alive(self, name: str) -> Alive:
+    def alive(self, name: str) -> ProcessStatus:
         part = self.parts[name]
-        return Alive(name, part.state, part.restarts)
+        return ProcessStatus(name, part.state, part.restarts)
 
 
 def nodes(run: RunFile, seen: RunView, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
     """The parts that the run should have, in the order of the loop."""
-    look = Look(run, seen, {part.name: part for part in statuses(run, seen, lags, time_s)}, time_s)
+    context = PartContext(
+        run, seen, {part.name: part for part in statuses(run, seen, lags, time_s)}, time_s
+    )
     return [
         node
         for role in topology.ROLES
         if role in NODES and role.is_needed(run)
-        for node in NODES[role](look)
+        for node in NODES[role](context)
     ]
 
 
-def _envs(look: Look) -> list[Node]:
-    return [_env(look, env) for env in look.run.envs]
+def _envs(context: PartContext) -> list[Node]:
+    return [_env(context, env) for env in context.run.envs]
 
 
-def _env(look: Look, env: str) -> Node:
-    names = [topology.env_part(env, i) for i in range(look.run.envs[env].replicas)]
-    since_s, demand = look.time_s - FRESH_S, look.seen.demand.get(env)
+def _env(context: PartContext, env: str) -> Node:
+    names = [topology.env_part(env, i) for i in range(context.run.envs[env].replicas)]
+    since_s, demand = context.time_s - FRESH_S, context.seen.demand.get(env)
     facts = [
-        Fact("groups in flight", total(look.seen, "env/groups_in_flight", names, since_s)),
-        Fact("wanted", demand.wanted_tokens if demand else None, "tokens"),
-        Fact("missing", demand.missing_tokens if demand else None, "tokens"),
+        Stat("groups in flight", total(context.seen, "env/groups_in_flight", names, since_s)),
+        Stat("wanted", demand.wanted_tokens if demand else None, "tokens"),
+        Stat("missing", demand.missing_tokens if demand else None, "tokens"),
     ]
     rate = (
-        total(look.seen, "env/rollouts_per_s", names, since_s)
+        total(context.seen, "env/rollouts_per_s", names, since_s)
         if names
-        else arrival_rate(look.seen, env, look.time_s)
+        else arrival_rate(context.seen, env, context.time_s)
     )
-    parts = [look.alive(name) for name in names or [outside_name(env)]]
+    parts = [context.alive(name) for name in names or [outside_name(env)]]
     return Node(
         f"env:{env}",
         "env",
@@ -107,41 +109,42 @@ def _env(look: Look, env: str) -> Node:
         None,
         None,
         facts,
-        look.run.envs[env].pool,
+        context.run.envs[env].pool,
     )
 
 
-def _buffer(look: Look) -> list[Node]:
-    names = [part.identity for part in topology.BUFFER.parts(look.run)]
+def _buffer(context: PartContext) -> list[Node]:
+    names = [part.identity for part in topology.BUFFER.parts(context.run)]
     held = [
-        buffer_total(look.run, look.seen, f"buffer/window_tokens/{env}") for env in look.run.envs
+        buffer_total(context.run, context.seen, f"buffer/window_tokens/{env}")
+        for env in context.run.envs
     ]
-    busy = _most([look.gauge(name, "worker/busy_frac") for name in names])
-    facts = [Fact("in its window", _sum(held), "tokens"), Fact("busy", _percent(busy), "%")]
-    return [_processor(look, topology.BUFFER, facts)]
+    busy = _most([context.gauge(name, "worker/busy_frac") for name in names])
+    facts = [Stat("in its window", _sum(held), "tokens"), Stat("busy", _percent(busy), "%")]
+    return [_processor(context, topology.BUFFER, facts)]
 
 
-def _batcher(look: Look) -> list[Node]:
-    held = [latest(look.seen, f"batcher/held_tokens/{env}") for env in look.run.envs]
+def _batcher(context: PartContext) -> list[Node]:
+    held = [latest(context.seen, f"batcher/held_tokens/{env}") for env in context.run.envs]
     facts = [
-        Fact("held", _sum(held), "tokens"),
-        Fact("next batch", look.gauge("batcher", "batcher/next_batch")),
-        Fact("waits", look.gauge("batcher", "batcher/blocked_s"), "s"),
+        Stat("held", _sum(held), "tokens"),
+        Stat("next batch", context.gauge("batcher", "batcher/next_batch")),
+        Stat("waits", context.gauge("batcher", "batcher/blocked_s"), "s"),
     ]
-    return [_processor(look, topology.BATCHER, facts)]
+    return [_processor(context, topology.BATCHER, facts)]
 
 
-def _processor(look: Look, role: Role, facts: Sequence[Fact]) -> Node:
+def _processor(context: PartContext, role: Role, facts: Sequence[Stat]) -> Node:
     """One box for all parts of the role: their rates and lags are added up."""
-    names = [part.name for part in role.parts(look.run)]
-    heard = [look.seen.gauges.get(name, {}).get(f"{role.name}/version") for name in names]
-    lags = [lag for name in names if (lag := look.parts[name].lag) is not None]
+    names = [part.name for part in role.parts(context.run)]
+    heard = [context.seen.gauges.get(name, {}).get(f"{role.name}/version") for name in names]
+    lags = [lag for name in names if (lag := context.parts[name].lag) is not None]
     return Node(
         role.name,
         role.name,
         role.name,
-        [look.alive(name) for name in names],
-        _sum([look.gauge(name, "worker/events_per_s") for name in names]),
+        [context.alive(name) for name in names],
+        _sum([context.gauge(name, "worker/events_per_s") for name in names]),
         "records/s",
         min((int(version.value) for version in heard if version is not None), default=None),
         sum(lags) if lags else None,
@@ -149,15 +152,15 @@ def _processor(look: Look, role: Role, facts: Sequence[Fact]) -> Node:
     )
 
 
-def _scorer(look: Look) -> list[Node]:
-    names = [part.name for part in topology.SCORER.parts(look.run)]
-    lags = [lag for name in names if (lag := look.parts[name].lag) is not None]
+def _scorer(context: PartContext) -> list[Node]:
+    names = [part.name for part in topology.SCORER.parts(context.run)]
+    lags = [lag for name in names if (lag := context.parts[name].lag) is not None]
     return [
         Node(
             "scorer",
             "scorer",
             "scorers",
-            [look.alive(name) for name in names],
+            [context.alive(name) for name in names],
             None,
             "",
             None,
@@ -167,50 +170,52 @@ def _scorer(look: Look) -> list[Node]:
     ]
 
 
-def _learner(look: Look) -> list[Node]:
-    source = topology.learner_identity(look.run.learner.name)
+def _learner(context: PartContext) -> list[Node]:
+    source = topology.learner_identity(context.run.learner.name)
     step_s, idle_s = (
-        look.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s")
+        context.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s")
     )
     facts = [
-        Fact("a step takes", step_s, "s"),
-        Fact("waited for data", idle_s, "s"),
-        Fact("loss", look.gauge(source, "learner/loss", SILENT_S)),
+        Stat("a step takes", step_s, "s"),
+        Stat("waited for data", idle_s, "s"),
+        Stat("loss", context.gauge(source, "learner/loss", SILENT_S)),
     ]
-    version = look.seen.version if look.seen.version >= 0 else None
-    rate = look.gauge(source, "learner/tokens_per_s", SILENT_S)
+    version = context.seen.version if context.seen.version >= 0 else None
+    rate = context.gauge(source, "learner/tokens_per_s", SILENT_S)
     return [
         Node(
             "learner",
             "learner",
             "learner",
-            [look.alive("learner")],
+            [context.alive("learner")],
             rate,
             "tokens/s",
             version,
-            look.parts["learner"].lag,
+            context.parts["learner"].lag,
             facts,
         )
     ]
 
 
-def _servers(look: Look) -> list[Node]:
-    return [_pool(look, pool) for pool in look.run.inference.sizes]
+def _servers(context: PartContext) -> list[Node]:
+    return [_pool(context, pool) for pool in context.run.inference.sizes]
 
 
-def _pool(look: Look, pool: str) -> Node:
-    planned = [topology.inference_part(pool, i) for i in range(look.run.inference.sizes[pool])]
-    there = {name: server for name, server in look.seen.servers.items() if server.pool == pool}
-    parts: list[Alive] = []
+def _pool(context: PartContext, pool: str) -> Node:
+    planned = [topology.inference_part(pool, i) for i in range(context.run.inference.sizes[pool])]
+    there = {name: server for name, server in context.seen.servers.items() if server.pool == pool}
+    parts: list[ProcessStatus] = []
     for name in dict.fromkeys((*planned, *there)):
         server = there.get(name)
         if server is None:
-            parts.append(look.alive(name) if name in look.parts else Alive(name, "stopped"))
-        else:
-            state = "silent" if look.time_s - server.heartbeat_s > SILENT_S else server.state
-            restarts = look.parts[name].restarts if name in look.parts else 0
             parts.append(
-                Alive(
+                context.alive(name) if name in context.parts else ProcessStatus(name, "stopped")
+            )
+        else:
+            state = "silent" if context.time_s - server.heartbeat_s > SILENT_S else server.state
+            restarts = context.parts[name].restarts if name in context.parts else 0
+            parts.append(
+                ProcessStatus(
                     name,
                     state,
                     restarts,
@@ -218,15 +223,15 @@ def _pool(look: Look, pool: str) -> Node:
                     server.error,
                 )
             )
-    ready = [server for server in there.values() if look.time_s - server.heartbeat_s <= SILENT_S]
+    ready = [server for server in there.values() if context.time_s - server.heartbeat_s <= SILENT_S]
     facts = [
-        Fact("requests in flight", sum(server.in_flight for server in ready) if ready else None),
-        Fact(
+        Stat("requests in flight", sum(server.in_flight for server in ready) if ready else None),
+        Stat(
             "last swap",
-            _most([look.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]),
+            _most([context.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]),
             "s",
         ),
-        Fact(
+        Stat(
             "logprobs off by",
             max(
                 (server.mismatch_max_abs for server in there.values() if server.mismatch_tokens),
@@ -235,7 +240,7 @@ def _pool(look: Look, pool: str) -> Node:
         ),
     ]
     versions = [server.version for server in there.values() if server.version >= 0]
-    title = "inference" if len(look.run.inference.sizes) == 1 else f"inference · {pool}"
+    title = "inference" if len(context.run.inference.sizes) == 1 else f"inference · {pool}"
     return Node(
         f"inference:{pool}",
         "inference",
@@ -250,17 +255,19 @@ def _pool(look: Look, pool: str) -> Node:
     )
 
 
-def _evaluator(look: Look) -> list[Node]:
+def _evaluator(context: PartContext) -> list[Node]:
     facts = [
-        Fact("behind", look.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions")
+        Stat(
+            "behind", context.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions"
+        )
     ]
-    newest = max((made.version for made in look.seen.evals.values()), default=None)
+    newest = max((made.version for made in context.seen.evals.values()), default=None)
     return [
         Node(
             "evaluator",
             "evaluator",
             "evaluator",
-            [look.alive("evaluator")],
+            [context.alive("evaluator")],
             None,
             "",
             newest,
@@ -283,7 +290,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-NODES: Mapping[Role, Callable[[Look], list[Node]]] = {
+NODES: Mapping[Role, Callable[[PartContext], list[Node]]] = {
     topology.ENV: _envs,
     topology.BUFFER: _buffer,
     topology.BATCHER: _batcher,

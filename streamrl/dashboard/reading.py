@@ -13,7 +13,7 @@ from itertools import islice
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.dashboard.index import Place
+from streamrl.dashboard.index import RolloutLocation
 from streamrl.dashboard.state import DATA, VERSIONS, State, fold, hear
 from streamrl.errors import InputGone, StreamrlError, TopicMissing
 from streamrl.local_kafka import broker, connect
@@ -28,10 +28,8 @@ POLL_S = 0.2
 TOPICS_LIMIT_S = 60.0  # that a run which is starting may take to have its topics
 
 
-class Board:
-    """The state, whoever looks at it, and how far it is. One thread folds; `lock` is for the
-    others.
-    """
+class LiveState:
+    """The state that one thread folds and others read under `lock`, and how far it has been read."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -55,11 +53,13 @@ class Board:
 
 @contextmanager
 def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
-    """The run's log; None when `stop` came first. A run of nobody's whose own broker is stopped has
-    it back for as long as the block lasts.
+    """The run's log, or None if `stop` is set before it can be read.
+
+    If nobody runs the run and its own broker is stopped, the broker is started for as long as the
+    block lasts.
     """
-    # it is starting, or its supervisor starts its broker again
-    while lost(run) and run_directory.in_use(run):
+    # The run is starting, or its supervisor starts its broker again.
+    while broker_down(run) and run_directory.in_use(run):
         if stop.wait(POLL_S):
             yield None
             return
@@ -67,8 +67,8 @@ def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
         yield KafkaLog(settings, run.run)
 
 
-def lost(run: RunFile) -> bool:
-    """Is the run's own broker gone? A cluster that is named is for others to look after."""
+def broker_down(run: RunFile) -> bool:
+    """Whether the run's own broker is down. An external cluster is not ours to look after."""
     return (
         not connect.cluster_settings(run).get("bootstrap.servers")
         and broker.find(connect.broker_dir(run)) is None
@@ -76,9 +76,9 @@ def lost(run: RunFile) -> bool:
 
 
 def follow(
-    board: Board, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False
+    board: LiveState, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False
 ) -> None:
-    """Read all there is, then what comes, until `stop` is set, or the log is gone."""
+    """Read all messages, and then new ones, until `stop` is set or the log is gone."""
     board.log = log
     if not board.positions:
         board.positions = catch_up(board, log, stop)
@@ -104,16 +104,16 @@ def follow(
 
 
 def by_time(message: Message) -> tuple[float, bool]:
-    """Versions before what came in the same millisecond."""
+    """Sort key that puts a version before other messages of the same millisecond."""
     return message.timestamp_s, message.topic != VERSIONS
 
 
-def catch_up(board: Board, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
-    """Fold what is there. Returns where to read on.
+def catch_up(board: LiveState, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
+    """Fold all messages that are there. Returns the offsets from which to go on.
 
-    When versions were announced is learned first: it says which step everything else belongs to.
-    The large topics follow, partition by partition, and then the books, all of them together in the
-    order of their times, so that the loop is seen as it was at each step.
+    Policy versions are read first, because they say to which step everything else belongs. The
+    large topics follow, partition by partition. The small topics come last, merged by time, so that
+    the loop is seen as it was at each step.
     """
     state, there = board.state, _topics(board.state.run, log, stop)
     books = [(topic, p) for topic in board.state.books for p in range(there.get(topic, 0))]
@@ -177,7 +177,7 @@ def pieces(messages: Iterator[Message]) -> Iterator[list[Message]]:
 # ---- one record, when somebody asks for it -------------------------------------------------------
 
 
-def rollout_at(log: Log, place: Place) -> Rollout | str:
+def rollout_at(log: Log, place: RolloutLocation) -> Rollout | str:
     """The rollout that lies there, or why it cannot be read."""
     topic = topology.rollouts(place.env)
     try:

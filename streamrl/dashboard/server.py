@@ -34,8 +34,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamrl.config.checks import is_loopback
 from streamrl.config.run_file import RunFile
 from streamrl.dashboard import views
-from streamrl.dashboard.index import FATES, Place, Query, Sort
-from streamrl.dashboard.reading import Board, batch_at, follow, rollout_at
+from streamrl.dashboard.index import FATES, Query, RolloutLocation, Sort
+from streamrl.dashboard.reading import LiveState, batch_at, follow, rollout_at
 from streamrl.dashboard.state import new
 from streamrl.dashboard.tokens import texts_of
 from streamrl.errors import ConfigError, PortTaken, StreamrlError
@@ -65,7 +65,7 @@ NUMBERS = {
 }
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that cannot be answered: the status and why."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -96,7 +96,7 @@ def serve(
     for an address that others reach, unless `public`; PortTaken.
     """
     check_host(host, public)
-    board = Board(new(run))
+    board = LiveState(new(run))
     with listening(host, port) as listener:
         at = listener.getsockname()
         config = uvicorn.Config(
@@ -154,9 +154,12 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def app(
-    board: Board, hosts: list[str], stop: threading.Event, clock: Callable[[], float] = time.time
+    board: LiveState,
+    hosts: list[str],
+    stop: threading.Event,
+    clock: Callable[[], float] = time.time,
 ) -> ASGIApp:
-    answers = Answers(board, stop, clock)
+    answers = Api(board, stop, clock)
     routes = [
         Route("/", lambda request: FileResponse(PAGE / "index.html")),
         Route("/api/overview", answers.overview),
@@ -165,7 +168,7 @@ def app(
         Route("/api/rollouts/{env}/{partition:int}/{offset:int}", answers.rollout),
         Mount("/page", StaticFiles(directory=PAGE)),
     ]
-    handlers: Any = {Refused: refused, StreamrlError: broken}
+    handlers: Any = {RequestRefused: refused, StreamrlError: broken}
     inner = Starlette(
         routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
@@ -198,7 +201,7 @@ def guarded(inner: ASGIApp) -> ASGIApp:
     return outer
 
 
-async def refused(request: Request, error: Refused) -> Response:
+async def refused(request: Request, error: RequestRefused) -> Response:
     return json({"error": str(error)}, error.status)
 
 
@@ -210,10 +213,10 @@ def json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-class Answers:
+class Api:
     """The questions that the page asks."""
 
-    def __init__(self, board: Board, stop: threading.Event, clock: Callable[[], float]) -> None:
+    def __init__(self, board: LiveState, stop: threading.Event, clock: Callable[[], float]) -> None:
         self._board, self._stop, self._clock = board, stop, clock
         self._texts, self._loaded = None, False
         # messages folded, when, what was made of them
@@ -236,7 +239,7 @@ class Answers:
         return json(views.page(self._board.state, asked, max(page, 0), step, self._board.lock))
 
     def rollout(self, request: Request) -> Response:
-        place = Place(
+        place = RolloutLocation(
             request.path_params["env"],
             request.path_params["partition"],
             request.path_params["offset"],
@@ -246,7 +249,7 @@ class Answers:
         with board.lock:
             at = state.index.find(place)
             if at is None:
-                raise Refused(
+                raise RequestRefused(
                     404, f"no rollout is known at {place.env}[{place.partition}]@{place.offset}"
                 )
             known = views.row(state, at, step)
@@ -267,7 +270,7 @@ class Answers:
 
     async def events(self, request: Request) -> Response:
         if self._streams >= STREAMS:
-            raise Refused(503, f"{STREAMS} pages are told of changes already; close one")
+            raise RequestRefused(503, f"{STREAMS} pages are told of changes already; close one")
         return EventSourceResponse(self._changes(), ping=15)
 
     async def _changes(self) -> AsyncIterator[ServerSentEvent]:
@@ -317,23 +320,23 @@ class Answers:
 
 
 def query(request: Request) -> Query:
-    """The filters of a request. Raises Refused."""
+    """The filters of a request. Raises RequestRefused."""
     given = {
         name: request.query_params.get(name, "")
         for name in ("env", "fate", "group", "text", "sort")
     }
     if given["fate"] and given["fate"] not in FATES:
-        raise Refused(400, f"fate {given['fate']!r} is none of {', '.join(FATES)}")
+        raise RequestRefused(400, f"fate {given['fate']!r} is none of {', '.join(FATES)}")
     if not given["sort"]:
         given["sort"] = "newest"
     if given["sort"] not in get_args(Sort):
-        raise Refused(400, f"sort {given['sort']!r} is none of {', '.join(get_args(Sort))}")
+        raise RequestRefused(400, f"sort {given['sort']!r} is none of {', '.join(get_args(Sort))}")
     numbers = {name: number(request, name, kind) for name, kind in NUMBERS.items()}
     return Query(**given, **numbers)  # pyright: ignore[reportArgumentType]
 
 
 def number(request: Request, name: str, kind: Callable[[str], Any]) -> Any:
-    """A number of a request; None where it is not given. Raises Refused."""
+    """A number of a request; None where it is not given. Raises RequestRefused."""
     text = request.query_params.get(name, "")
     if not text:
         return None
@@ -341,4 +344,4 @@ def number(request: Request, name: str, kind: Callable[[str], Any]) -> Any:
         value = kind(text)
         if abs(value) < 2**31:  # nan is not
             return value
-    raise Refused(400, f"{name} is {text[:40]!r}, not a number that can be")
+    raise RequestRefused(400, f"{name} is {text[:40]!r}, not a number that can be")

@@ -1,13 +1,13 @@
-"""A run as the dashboard knows it: one fold over its topics, message by message. Pure; what the
-page shows of it is in `views.py`.
+"""The dashboard's state of a run, folded from its topics message by message. Pure.
 
-A step is a policy version: step k lasts from the announcement of version k to that of version k +
-1, and batch k is trained on in it. Everything is noted with the step it happened in, by the time
-the log has for it, so that the run can be shown as it was at the end of any step.
+`views.py` has what the page shows of it. A step is a policy version: step k lasts from the
+announcement of version k to that of version k + 1, and the learner trains on batch k in it. Every
+event belongs to the step in which it happened, by its time in the log. So the run can be shown as
+it was at the end of any step.
 
-Nothing here grows with the steps of a run. The newest steps are kept one by one, older ones in
-pieces of neighbouring steps, and everything that is kept by step is noted at the end of its piece:
-sums and counts are exact there, of a curve the last value stays.
+The state does not grow with the number of steps. The newest steps are kept one by one. Older steps
+are merged into pieces of neighbouring steps, and their values are those at the end of the piece:
+sums and counts are exact there, and of a curve the last value is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
-from streamrl.dashboard.index import LIMIT, Index, Place
+from streamrl.dashboard.index import LIMIT, Index, RolloutLocation
 from streamrl.dashboard.loop import Node, nodes
 from streamrl.log.codec import to_event
 from streamrl.log.protocol import Message, TopicPartition
@@ -52,8 +52,8 @@ BATCHES = 65_536
 MOMENTS = 512  # steps whose loop is kept; of a longer run every second, every fourth, ... step
 
 
-class BySteps:
-    """A count that grows step by step."""
+class StepCounter:
+    """A count, with its value at the end of every step."""
 
     def __init__(self) -> None:
         # ascending; how many by the end of each
@@ -68,12 +68,12 @@ class BySteps:
             self._totals[later] += count
 
     def until(self, step: int | None) -> int:
-        """How many up to the end of `step`; default: by now."""
+        """The count at the end of `step`, or now if no step is given."""
         at = len(self._steps) if step is None else bisect_right(self._steps, step)
         return self._totals[at - 1] if at else 0
 
     def regroup(self, steps: Steps) -> None:
-        """Keep what was counted by the end of each piece of `steps`."""
+        """Keep only the counts at the ends of the pieces of `steps`."""
         totals = {
             steps.end_of(step): total for step, total in zip(self._steps, self._totals, strict=True)
         }
@@ -86,12 +86,12 @@ class BySteps:
 def thinned(
     versions: Sequence[int], width: int, recent: int = RECENT, older: int = OLDER
 ) -> tuple[list[int], int]:
-    """Ascending versions, the older than the newest `recent` in pieces: the first of each piece,
-    and the new width.
+    """Merge all but the newest `recent` of the ascending versions into at most `older` pieces.
 
-    Versions whose quotient by the width is equal are a piece. The width is doubled until there are
-    at most `older` pieces, so that wider pieces are narrower ones put together, and it does not
-    matter how often a run has been thinned.
+    Returns the first version of each piece followed by the recent versions, and the new width.
+    Versions whose quotient by the width is equal form a piece. The width is doubled until there are
+    few enough pieces. So wider pieces consist of whole narrower ones, and it does not matter how
+    often a run has been thinned.
     """
     old, new = (
         versions[: max(0, len(versions) - recent)],
@@ -110,16 +110,17 @@ def thinned(
 
 @dataclass
 class Steps:
-    """When each policy version of the lead learner was announced; of older ones, the first of each
-    piece.
-    """
+    """When the lead learner announced each policy version; of a piece, its first version."""
 
     versions: list[int] = field(default_factory=list[int])  # ascending
     times_s: list[float] = field(default_factory=list[float])
     width: int = 1  # of a piece
 
     def hear(self, version: int, time_s: float) -> bool:
-        """Were steps put together? A version that is announced again changes nothing."""
+        """Add a version. Returns whether steps were merged.
+
+        A version that is announced again changes nothing.
+        """
         if self.versions and version <= self.versions[-1]:
             return False
         self.versions.append(version)
@@ -132,13 +133,15 @@ class Steps:
         return True
 
     def at(self, time_s: float) -> int:
-        """The step at that time, the last of its piece; -1 before the first version."""
+        """The last step of the piece at this time, -1 before the first version."""
         index = bisect_right(self.times_s, time_s)
         return self.end_of(self.versions[index - 1]) if index else -1
 
     def end_of(self, step: int) -> int:
-        """The last step of the piece that `step` is in; itself, where steps are kept one by one.
-        All before the first version is a piece.
+        """The last step of the piece that `step` is in.
+
+        This is `step` itself where steps are kept one by one. Everything before the first version
+        is one piece.
         """
         index = bisect_right(self.versions, step)
         return self.versions[index] - 1 if index < len(self.versions) else step
@@ -149,14 +152,14 @@ class Steps:
         return self.versions[index - 1] if 0 < index < len(self.versions) else step
 
     def end_s(self, step: int) -> float:
-        """When it was over; never, for the newest."""
+        """When the piece of `step` ended, infinity for the newest."""
         index = bisect_right(self.versions, step)
         return self.times_s[index] if index < len(self.versions) else float("inf")
 
 
 @dataclass
-class Moments:
-    """The loop as it stood at the end of steps, at most `MOMENTS` of them."""
+class LoopHistory:
+    """The state of the loop at the ends of at most `MOMENTS` steps."""
 
     kept: dict[int, list[Node]] = field(default_factory=dict[int, list[Node]])
     every: int = 1
@@ -171,7 +174,7 @@ class Moments:
             self.kept = {step: loop for step, loop in self.kept.items() if self.wanted(step)}
 
     def at(self, step: int) -> list[Node]:
-        """That of the last step up to this one that is kept."""
+        """The loop at the last kept step that is not after `step`."""
         there = [kept for kept in self.kept if kept <= step]
         return self.kept[max(there)] if there else []
 
@@ -187,23 +190,25 @@ class State:
     step: int = -1  # that the books have come to
     time_s: float = 0.0  # of the newest record
     # rollouts and groups
-    published: dict[TopicPartition, BySteps] = field(
-        default_factory=lambda: defaultdict[TopicPartition, BySteps](BySteps)
+    published: dict[TopicPartition, StepCounter] = field(
+        default_factory=lambda: defaultdict[TopicPartition, StepCounter](StepCounter)
     )
     # (part, topic) -> records
-    taken: dict[tuple[str, str], BySteps] = field(
-        default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps)
+    taken: dict[tuple[str, str], StepCounter] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
     )
     # (env, fate) -> rollouts
-    ended: dict[tuple[str, str], BySteps] = field(
-        default_factory=lambda: defaultdict[tuple[str, str], BySteps](BySteps)
+    ended: dict[tuple[str, str], StepCounter] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
     )
     made_of: dict[int, Counter[tuple[str, int]]] = field(
         default_factory=lambda: defaultdict[int, Counter[tuple[str, int]]](Counter)
     )  # batch, the last of its piece -> (env, age) -> rollouts
     # number -> its offset, of the newest `BATCHES`
     batches: dict[int, int] = field(default_factory=dict[int, int])
-    built: BySteps = field(default_factory=BySteps)  # one more than the number of the newest batch
+    built: StepCounter = field(
+        default_factory=StepCounter
+    )  # one more than the number of the newest batch
     curves: dict[tuple[str, str], dict[int, float]] = field(
         default_factory=lambda: defaultdict[tuple[str, str], dict[int, float]](dict)
     )  # (metric, source) -> step -> value
@@ -212,7 +217,7 @@ class State:
     )  # name -> version, the last of its piece -> results
     # the first offset that the log still had
     starts: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
-    moments: Moments = field(default_factory=Moments)
+    moments: LoopHistory = field(default_factory=LoopHistory)
     messages: int = 0  # folded
 
     @cached_property
@@ -272,7 +277,7 @@ def fold(state: State, message: Message) -> State:
             state.published[message.topic, message.partition].add(step, 1)
             record = to_event(message, ("rollout",)).record
             key = (message.key or b"").decode("utf-8", "replace")
-            place = Place(of, message.partition, message.offset)
+            place = RolloutLocation(of, message.partition, message.offset)
             state.index.add(
                 place, message.timestamp_s, record if isinstance(record, Rollout) else None, key
             )
@@ -400,6 +405,6 @@ def loop(state: State, time_s: float, step: int | None = None) -> list[Node]:
     return nodes(state.run, state.view, lags(state, step), time_s)
 
 
-def as_it_was(state: State, step: int | None, time_s: float) -> list[Node]:
+def loop_at_step(state: State, step: int | None, time_s: float) -> list[Node]:
     """The parts at the end of that step; default: as they stand."""
     return loop(state, time_s) if step is None or step >= state.step else state.moments.at(step)

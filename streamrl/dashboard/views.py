@@ -15,7 +15,7 @@ import numpy as np
 
 from streamrl.dashboard import loop
 from streamrl.dashboard.index import FATES, IN_FLIGHT, NEVER, Query
-from streamrl.dashboard.state import State, as_it_was, published, rewards
+from streamrl.dashboard.state import State, loop_at_step, published, rewards
 from streamrl.monitoring.display import REWARD_BATCHES
 from streamrl.monitoring.plot import SMOOTH_BATCHES, trailing_mean
 from streamrl.monitoring.run_view import SILENT_S
@@ -65,7 +65,7 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
         "time_s": state.steps.end_s(step) if step is not None and step < newest else state.time_s,
         "started_s": state.steps.times_s[0] if state.steps.times_s else None,
         "figures": figures(state, step),
-        "loop": [loop.jsonable(node) for node in as_it_was(state, step, time_s)],
+        "loop": [loop.jsonable(node) for node in loop_at_step(state, step, time_s)],
         "panels": panels(state, step),
         "composition": composition(state, step),
         "fates": fates(state, step),

@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.dashboard import index as indexes
 from streamrl.dashboard import views
-from streamrl.dashboard.index import FATES, IN_FLIGHT, NAME_CHARS, Index, Place, Query
+from streamrl.dashboard.index import FATES, IN_FLIGHT, NAME_CHARS, Index, Query, RolloutLocation
 from streamrl.dashboard.state import new
 from tests.dashboard.made import RUN, fate
 from tests.support.build import rollout
@@ -18,7 +18,7 @@ def filled(count: int = 6, limit: int = 100) -> Index:
     index = Index(["copy", "add"], limit)
     for i in range(count):
         index.add(
-            Place("copy", 0, 2 * i),
+            RolloutLocation("copy", 0, 2 * i),
             float(i),
             rollout("copy", f"g{i // 2}", i % 2, version=i, newest=i + 1, reward=float(i)),
             "",
@@ -32,8 +32,14 @@ def uids(index: Index, *asked: object, **query: object) -> list[str]:
 
 def test_a_row_has_where_it_lies_and_what_to_find_it_by():
     index = filled(1)
-    assert index.place(0) == Place("copy", 0, 0) and index.find(Place("copy", 0, 0)) == 0
-    assert index.find(Place("copy", 0, 1)) is None and index.find(Place("nobody", 3, 0)) is None
+    assert (
+        index.place(0) == RolloutLocation("copy", 0, 0)
+        and index.find(RolloutLocation("copy", 0, 0)) == 0
+    )
+    assert (
+        index.find(RolloutLocation("copy", 0, 1)) is None
+        and index.find(RolloutLocation("nobody", 3, 0)) is None
+    )
     assert index.uids == ["g0-0"] and index.groups == ["g0"]
     row = index.rows[0]
     assert (row["oldest"], row["newest"], row["turns"], row["tokens"], row["sampled"]) == (
@@ -83,19 +89,19 @@ def test_as_it_was_has_only_what_was_published_then():
 def test_a_fate_may_be_read_before_its_rollout():
     index = filled(1)
     index.end(fate("failed", [2], 1, None), step=1)
-    index.add(Place("copy", 0, 2), 1.0, rollout("copy", "g9"), "")
+    index.add(RolloutLocation("copy", 0, 2), 1.0, rollout("copy", "g9"), "")
     assert uids(index, fate="failed") == ["g9-0"]
 
 
 def test_a_record_that_is_read_twice_has_one_row():
     index = filled(2)
-    index.add(Place("copy", 0, 0), 9.0, rollout("copy", "again"), "")
+    index.add(RolloutLocation("copy", 0, 0), 9.0, rollout("copy", "again"), "")
     assert len(index.uids) == 2
 
 
 def test_what_cannot_be_read_has_a_row_and_comes_last_by_reward():
     index = filled(2)
-    index.add(Place("copy", 0, 90), 5.0, None, "key")
+    index.add(RolloutLocation("copy", 0, 90), 5.0, None, "key")
     assert (
         index.uids[2] == "an unreadable record"
         and np.isnan(index.rows["reward"][2])
@@ -113,20 +119,22 @@ def test_what_cannot_be_read_has_a_row_and_comes_last_by_reward():
 def test_memory_is_bounded_and_the_newest_stay(count: int):
     index = filled(count, limit=8)
     assert len(index.uids) == len(index.groups) == len(index.rows) <= 8
-    assert index.place(int(index.select(Query()).rows[0])) == Place("copy", 0, 2 * (count - 1))
+    assert index.place(int(index.select(Query()).rows[0])) == RolloutLocation(
+        "copy", 0, 2 * (count - 1)
+    )
     for row in range(len(index.uids)):
         assert index.find(index.place(row)) == row
     if count > 8:
-        assert index.find(Place("copy", 0, 0)) is None
+        assert index.find(RolloutLocation("copy", 0, 0)) is None
         # of one that is forgotten: nothing to note, nothing kept
         index.end(fate("expired", [0], 0, None), step=0)
-        index.add(Place("copy", 0, 2 * count), 99.0, rollout("copy", "next"), "")
+        index.add(RolloutLocation("copy", 0, 2 * count), 99.0, rollout("copy", "next"), "")
         assert index.fates()[-1] == FATES.index(IN_FLIGHT)
 
 
 def test_a_uid_of_any_length_is_kept_in_part_and_its_group_is_found_by_its_whole_name():
     index, long = Index(["copy"]), "g" * 100_000
-    index.add(Place("copy", 0, 0), 0.0, rollout("copy", long, 0), "")
+    index.add(RolloutLocation("copy", 0, 0), 0.0, rollout("copy", long, 0), "")
     assert len(index.uids[0]) == len(index.groups[0]) == NAME_CHARS and index.uids[0].endswith("…")
     assert len(uids(index, group=long)) == len(uids(index, group=index.groups[0])) == 1
 
@@ -134,9 +142,9 @@ def test_a_uid_of_any_length_is_kept_in_part_and_its_group_is_found_by_its_whole
 def test_the_texts_of_rollouts_are_bounded_in_bytes():
     index = Index(["copy"], limit=1_000, limit_bytes=20_000)
     for i in range(1_000):
-        index.add(Place("copy", 0, i), float(i), rollout("copy", f"{i:0150}", 0), "")
+        index.add(RolloutLocation("copy", 0, i), float(i), rollout("copy", f"{i:0150}", 0), "")
     assert len(index.uids) <= 50 and index.forgotten == 1_000 - len(index.uids)
-    assert index.find(Place("copy", 0, 999)) == len(index.uids) - 1
+    assert index.find(RolloutLocation("copy", 0, 999)) == len(index.uids) - 1
 
 
 def test_fates_whose_rollouts_never_come_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
@@ -181,11 +189,11 @@ def test_a_question_holds_the_lock_for_a_piece_of_the_rollouts_at_a_time(
 def test_rollouts_that_are_forgotten_while_somebody_looks_are_looked_for_again():
     state = new(RUN, limit=8)
     for i in range(8):
-        state.index.add(Place("copy", 0, i), float(i), rollout("copy", f"g{i}"), "")
+        state.index.add(RolloutLocation("copy", 0, i), float(i), rollout("copy", f"g{i}"), "")
 
     def one_more(times: int) -> None:
         if times == 2:  # between the question and its answer the oldest two are forgotten
-            state.index.add(Place("copy", 0, 8), 8.0, rollout("copy", "g8"), "")
+            state.index.add(RolloutLocation("copy", 0, 8), 8.0, rollout("copy", "g8"), "")
 
     found = views.page(state, Query(), lock=Counting(one_more))
     assert [row["uid"] for row in found["rows"]] == [f"g{i}-0" for i in range(8, 1, -1)]
@@ -194,6 +202,6 @@ def test_rollouts_that_are_forgotten_while_somebody_looks_are_looked_for_again()
 
 def test_a_number_that_no_column_holds_ends_nothing():
     index = Index(["copy"])
-    index.add(Place("copy", 0, 0), 0.0, rollout("copy", "g", 0), "")
+    index.add(RolloutLocation("copy", 0, 0), 0.0, rollout("copy", "g", 0), "")
     index.end(fate("batched", [0], 1, 2**40), step=2**40)
     assert uids(index, fate="batched") == ["g-0"] and index.rows["batch"][0] == 2**31 - 1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from streamrl.config import run_file
 from streamrl.config.run_file import RunFile
-from streamrl.dashboard.loop import Alive, Node, jsonable, nodes
+from streamrl.dashboard.loop import Node, ProcessStatus, jsonable, nodes
 from streamrl.log.protocol import Event
 from streamrl.monitoring.run_view import RunView, new_view, update_view
 from streamrl.records import Demand, Metric, Record, Server
@@ -80,7 +80,7 @@ def test_an_env_from_outside_is_there_with_what_the_buffer_reads_of_it():
         for time_s, rollouts in ((90.0, 10.0), (100.0, 40.0))
     ]
     env = found(seen(*read, run=run), run)["env:copy"]
-    assert env.rate == 3.0 and env.parts == [Alive("copy (outside)", "running", 0)]
+    assert env.rate == 3.0 and env.parts == [ProcessStatus("copy (outside)", "running", 0)]
 
 
 def test_an_old_rate_is_none_and_its_part_silent():
@@ -132,8 +132,8 @@ def test_servers_stand_in_their_pool_with_what_they_serve():
     loop = found(seen(*servers))
     here, long = loop["inference:generation"], loop["inference:long"]
     assert here.parts == [
-        Alive("inference-0", "ready", 0, 5),
-        Alive("inference-1", "error", 0, 4, "the probe is off"),
+        ProcessStatus("inference-0", "ready", 0, 5),
+        ProcessStatus("inference-1", "error", 0, 4, "the probe is off"),
     ]
     assert here.version == 4 and here.facts[0].value == 4
     assert [(part.name, part.state) for part in long.parts] == [

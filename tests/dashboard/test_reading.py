@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from streamrl.dashboard import views
-from streamrl.dashboard.index import IN_FLIGHT, Place, Query
-from streamrl.dashboard.reading import Board, batch_at, follow, log_of, rollout_at
+from streamrl.dashboard.index import IN_FLIGHT, Query, RolloutLocation
+from streamrl.dashboard.reading import LiveState, batch_at, follow, log_of, rollout_at
 from streamrl.dashboard.state import new
 from streamrl.errors import BrokerUnreachable, TopicMissing
 from streamrl.log.memory import MemoryLog
@@ -31,8 +31,8 @@ def recording() -> MemoryLog:
     return log
 
 
-def read_through(log: Log, until: int) -> Board:
-    board = Board(new(RUN))
+def read_through(log: Log, until: int) -> LiveState:
+    board = LiveState(new(RUN))
     live(
         lambda stop: follow(board, log, stop),
         lambda: board.caught_up.is_set() and len(board.state.index.uids) >= until,
@@ -62,7 +62,7 @@ def test_fates_are_counted_as_the_audit_counts_them(recording: MemoryLog):
 
 
 def test_what_comes_later_is_followed(recording: MemoryLog):
-    board = Board(new(RUN))
+    board = LiveState(new(RUN))
 
     def come(stop: threading.Event) -> None:
         board.caught_up.wait(patience(20))
@@ -92,13 +92,13 @@ def _output(i: int) -> Output:
 def test_a_rollout_is_read_where_it_lies(recording: MemoryLog):
     state = read_through(recording, 81).state
     row = views.page(state, Query(fate="batched", env="copy"))["rows"][0]
-    found = rollout_at(recording, Place("copy", row["partition"], row["offset"]))
+    found = rollout_at(recording, RolloutLocation("copy", row["partition"], row["offset"]))
     assert isinstance(found, Rollout) and found.rollout_uid == row["uid"]
     trained = batch_at(recording, state.batches[row["batch"]])
     assert trained is not None and trained.number == row["batch"] and row["uid"] in trained.uids
     assert views.detail(found, trained, None)["turns"][1]["advantages"] is not None
     assert rollout_at(
-        recording, Place("copy", 0, end_offset(recording, "rollouts.copy", 0) - 1)
+        recording, RolloutLocation("copy", 0, end_offset(recording, "rollouts.copy", 0) - 1)
     ).startswith("the record cannot be read: ")  # type: ignore[union-attr]
 
 
@@ -125,7 +125,7 @@ def test_an_export_is_a_run_too(recording: MemoryLog, tmp_path: Path):
         # by steps they may differ: files keep times to the millisecond
         assert look(state) == look(same)
     assert set(state.index.uids) == set(same.index.uids)
-    assert isinstance(rollout_at(files, Place("copy", 0, 0)), Rollout)
+    assert isinstance(rollout_at(files, RolloutLocation("copy", 0, 0)), Rollout)
 
 
 def test_a_run_without_topics_is_an_error(monkeypatch: pytest.MonkeyPatch):
@@ -134,7 +134,7 @@ def test_a_run_without_topics_is_an_error(monkeypatch: pytest.MonkeyPatch):
         TopicMissing,
         match=r"run 'small' has no topic .*; create its topics with `streamrl topics apply RUN.yaml`",
     ):
-        follow(Board(new(RUN)), MemoryLog({"metrics": 1}), threading.Event())
+        follow(LiveState(new(RUN)), MemoryLog({"metrics": 1}), threading.Event())
 
 
 def test_in_flight_is_a_fate_to_ask_for(recording: MemoryLog):

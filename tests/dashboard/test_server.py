@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from streamrl.dashboard import server
-from streamrl.dashboard.reading import Board, follow
+from streamrl.dashboard.reading import LiveState, follow
 from streamrl.dashboard.state import new
 from streamrl.errors import BrokerUnreachable, ConfigError, PortTaken
 from streamrl.log.memory import MemoryLog
@@ -39,15 +39,15 @@ def made() -> MemoryLog:
 
 
 @pytest.fixture
-def board() -> Board:
-    board, log = Board(new(RUN)), made()
+def board() -> LiveState:
+    board, log = LiveState(new(RUN)), made()
     live(lambda stop: follow(board, log, stop), lambda: board.caught_up.is_set())
     board.log = log
     return board
 
 
 @pytest.fixture
-def client(board: Board) -> Iterator[TestClient]:
+def client(board: LiveState) -> Iterator[TestClient]:
     with TestClient(
         server.app(board, ["127.0.0.1"], threading.Event()), base_url="http://127.0.0.1:8650"
     ) as client:
@@ -94,8 +94,8 @@ def test_only_so_many_pages_are_told_of_changes(
     assert answer.status_code == 503 and "close one" in answer.json()["error"]
 
 
-async def test_a_page_that_is_closed_makes_room(board: Board):
-    answers = server.Answers(board, threading.Event(), lambda: 1.0)
+async def test_a_page_that_is_closed_makes_room(board: LiveState):
+    answers = server.Api(board, threading.Event(), lambda: 1.0)
     changes = answers._changes()
     await anext(changes)
     assert answers._streams == 1
@@ -160,7 +160,7 @@ def test_one_rollout_as_it_is_and_one_that_is_not_there(client: TestClient):
     )
 
 
-def test_a_broker_that_is_away_is_said(client: TestClient, board: Board):
+def test_a_broker_that_is_away_is_said(client: TestClient, board: LiveState):
     board.log = None
     assert "broker cannot be reached" in client.get("/api/rollouts/copy/0/0").json()["error"]
 

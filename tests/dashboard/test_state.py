@@ -11,9 +11,9 @@ from streamrl.dashboard import state as states
 from streamrl.dashboard import views
 from streamrl.dashboard.index import IN_FLIGHT, Query
 from streamrl.dashboard.state import (
-    BySteps,
-    Moments,
+    LoopHistory,
     State,
+    StepCounter,
     Steps,
     fold,
     hear,
@@ -58,7 +58,7 @@ def test_a_step_lasts_from_its_version_to_the_next():
 
 
 def test_a_count_knows_how_much_it_was():
-    counts = BySteps()
+    counts = StepCounter()
     for step, count in ((0, 2), (3, 1), (3, 1), (1, 5)):  # the last one is late
         counts.add(step, count)
     assert [counts.until(step) for step in (-1, 0, 1, 2, 3, None)] == [0, 2, 7, 7, 9, 9]
@@ -148,12 +148,12 @@ def test_another_learners_versions_are_no_steps(state: State):
 
 
 def test_moments_of_a_long_run_are_thinned():
-    moments = Moments()
+    moments = LoopHistory()
     for step in range(5_000):
         if moments.wanted(step):
             moments.keep(step, [step])  # type: ignore[list-item]
     assert len(moments.kept) <= states.MOMENTS and moments.every == 16
-    assert moments.at(0) == [0] and moments.at(4_999) == [4_992] and Moments().at(3) == []
+    assert moments.at(0) == [0] and moments.at(4_999) == [4_992] and LoopHistory().at(3) == []
 
 
 def test_what_nobody_can_read_is_passed_over():
@@ -187,7 +187,7 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_few_thousand():
     """A count and the times of steps, one record a step. What is kept of an old step is exact at
     the end of its piece.
     """
-    steps, counts = Steps(), BySteps()
+    steps, counts = Steps(), StepCounter()
     for version in range(100_000):
         if steps.hear(version, float(version)):
             counts.regroup(steps)
