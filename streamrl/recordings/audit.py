@@ -37,7 +37,7 @@ PartitionKey = tuple[str, int]  # env, partition
 
 @dataclass
 class Ledger:
-    """One partition of rollouts: what is known of each offset."""
+    """What is known of each offset of one partition of rollouts."""
 
     start: int  # retention has deleted what lies below
     exists: np.ndarray  # (end,) bool
@@ -106,7 +106,7 @@ class Audit:
 
 @dataclass
 class TopicReader:
-    """Reads topics from end to end, and says how much of all of them is done."""
+    """Reads topics from end to end and reports the progress over all of them."""
 
     log: Log
     report: OnProgress
@@ -256,7 +256,7 @@ def record_fate(result: Audit, ledgers: dict[PartitionKey, Ledger], fate: Fate, 
 
 
 def mark_held(log: Log, ledgers: dict[PartitionKey, Ledger], part: Processor[Any, Any]) -> None:
-    """What a part holds, and what it has not read yet, is in flight."""
+    """Mark as in flight what a part holds and what it has not read yet."""
     fold, _ = restore(log, part)
     unread: Iterator[Event] = (
         event
@@ -283,7 +283,7 @@ def mark_held(log: Log, ledgers: dict[PartitionKey, Ledger], part: Processor[Any
 def tally_partition(
     result: Audit, log: Log, where: PartitionKey, ledger: Ledger, announced: int
 ) -> None:
-    """Count one partition, and name what nobody accounts for."""
+    """Count the rollouts of one partition by fate, and name those that are lost."""
     env, partition = where
     without = ledger.exists & (ledger.fates == 0)
     gone = without & ~ledger.held & ledger.early

@@ -28,9 +28,7 @@ GroupKey = tuple[str, str]  # env, group id
 
 @dataclass
 class GroupIndex:
-    """Every group that was recorded: what decides whether a fork has it. Some hundred bytes a
-    group.
-    """
+    """What decides whether a fork inherits a recorded group. It takes some hundred bytes a group."""
 
     producers: dict[GroupKey, str] = field(default_factory=dict[GroupKey, str])
     # version of the newest token
@@ -71,8 +69,9 @@ class GroupIndex:
 
 @dataclass
 class BatcherCut:
-    """The parent's batcher as it stood when it made batch `number`, or as far as it had come. To be
-    folded over its journal by `step`.
+    """The state of the parent's batcher when it made batch `number`, or its last one before that.
+
+    `step` is folded over the batcher's journal.
     """
 
     number: int
@@ -97,7 +96,7 @@ class BatcherCut:
         return state, []
 
     def remember(self, state: BatcherState) -> None:
-        """Before the batch is made: it takes its groups out."""
+        """Keep the state from before the batch is made, which takes its groups out."""
         self.version, self.balance = state.version, dict(state.deficit)
         held = (
             held.event.record

@@ -1,5 +1,5 @@
-"""How far a long command is, and how long it will still take: a bar on a terminal, a line every few
-seconds elsewhere.
+"""Shows the progress of a long command and the time left: as a bar on a terminal, elsewhere as a
+line every few seconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ OnProgress = Callable[[int, int], None]  # (done, total)
 
 
 def no_progress(done: int, total: int) -> None:
-    """For callers that nobody watches."""
+    """Show nothing, for callers without a terminal."""
 
 
 @contextmanager
 def progress_bar(what: str, console: Console) -> Iterator[OnProgress]:
-    """Something to report progress to for as long as the block lasts; it may be called as often as
-    one likes.
-    """
+    """Show progress while the block lasts. What it yields may be called as often as one likes."""
     if not console.is_terminal:
         yield PlainProgress(
             what,
@@ -48,7 +46,7 @@ def progress_bar(what: str, console: Console) -> Iterator[OnProgress]:
 
 @dataclass
 class PlainProgress:
-    """Says how far it is whenever `EVERY_S` are over."""
+    """Prints a line of progress every `EVERY_S`."""
 
     what: str
     say: Callable[[str], None]

@@ -1,6 +1,4 @@
-"""A recorded run, again: the same folds over the same slices of the log, every output compared with
-what was recorded, bit for bit.
-"""
+"""Folds the journal of a part again and compares every output with the recorded one, bit for bit."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ LOOK_AHEAD = 1_000  # records of somebody else among a part's own
 
 @dataclass
 class ReplayResult:
-    """What came of it: how many outputs were identical, by kind of topic, and the first that was
-    not.
-    """
+    """The number of identical outputs by kind of topic, and the first difference."""
 
     entries: int = 0
     events: int = 0
