@@ -34,7 +34,7 @@ from bench.measure import RESULTS, quantile, spread, write
 from bench.memory import fill_page_cache
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.inference.process import Announcements
+from streamrl.inference.process import VersionFollower
 from streamrl.inference.vllm_server import MODEL
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.trainer import open_trainer
@@ -192,7 +192,7 @@ class Copiers:
     def __init__(self, run: RunFile, log: Log, directory: Path, count: int) -> None:
         self._store, self._announced = (
             run.store,
-            [Announcements(log, run.learner.name) for _ in range(count)],
+            [VersionFollower(log, run.learner.name) for _ in range(count)],
         )
         self._copies = [directory / f"copy-{index}" for index in range(count)]
 
@@ -210,7 +210,7 @@ class Copiers:
 
         return finish
 
-    def _copy(self, version: int, announced: Announcements, copy: Path) -> dict[str, float]:
+    def _copy(self, version: int, announced: VersionFollower, copy: Path) -> dict[str, float]:
         while (newest := announced.newest(0.05)) is None or newest.version != version:
             pass
         heard_s, started = time.time() - newest.time_s, time.perf_counter()

@@ -86,11 +86,11 @@ class Replica:
                 case Server() as server:
                     self.version = max(self.version, server.version)
                     began = self.began.get((event.topic, event.partition), 0)
-                    self.client.heard(event.key, server, old=event.offset < began)
+                    self.client.on_server(event.key, server, old=event.offset < began)
                 case Visit(environment=self.name) as visit if self.stats:
                     self.stats.on_visit(visit)
                 case None if event.topic == topology.SERVERS:
-                    self.client.heard(event.key, None)
+                    self.client.on_server(event.key, None)
                 case Undecodable(cause=cause):
                     logger.warning(
                         "%s: %s[%d]@%d is passed over: %s",

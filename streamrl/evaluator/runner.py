@@ -23,7 +23,7 @@ from streamrl.envs.held_out import possible_fingerprints
 from streamrl.errors import InferenceError
 from streamrl.evaluator.suite import Answers, Exam, judged, make_exam, metrics, take
 from streamrl.inference.client import Client
-from streamrl.inference.vllm_host import Host, objection
+from streamrl.inference.vllm_host import VllmHost, probe_failure
 from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Log, Message, Output, Writer
@@ -50,7 +50,7 @@ class Examiner:
 
     run: RunFile
     identity: str  # of its writer, its metrics, its copies of the weights
-    host: Host
+    host: VllmHost
     writer: Writer
     meter: Meter
     stop: threading.Event
@@ -75,8 +75,8 @@ class Examiner:
         InferenceError where it cannot be served.
         """
         self.version = -1
-        served = await asyncio.to_thread(self.host.serve, version)
-        if wrong := objection(served, self.run.inference.probe_tolerance):
+        served = await asyncio.to_thread(self.host.load_version, version)
+        if wrong := probe_failure(served, self.run.inference.probe_tolerance):
             raise InferenceError(wrong)
         self.version = version.version
         self.beat()
@@ -105,7 +105,7 @@ class Examiner:
                 state="ready",
                 heartbeat_s=time.time(),
             )
-            self.client.heard(self.identity, record)
+            self.client.on_server(self.identity, record)
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

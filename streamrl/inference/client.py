@@ -22,22 +22,22 @@ import openai
 
 from streamrl.config.run_file import Env
 from streamrl.config.topology import GENERATION
-from streamrl.inference.prefix import behind
+from streamrl.inference.prefix import continuation_index
 from streamrl.inference.registry import Registry
 from streamrl.records import InferenceMetadata, Server, VersionSpan, token_dtype
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.05  # how often the registry is looked at while there is no server
+REGISTRY_POLL_S = 0.05  # The interval of looking for a server while there is none.
 REPORT_S = 10.0
-# what reading an answer of another shape raises
+# The errors of reading an answer that has another shape than expected.
 UNUSABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
-CONTEXT = "maximum context length"  # in what a server says to a prompt that is too long
+CONTEXT = "maximum context length"  # A server says this of a prompt that is too long.
 
 
 class SamplingFailed(Exception):
-    """There is nothing to train on; the message says why. An env publishes it as the rollouts'
-    failure.
+    """Nothing was sampled, and the message says why. An env publishes it as the failure of its
+    rollouts.
     """
 
 
@@ -46,19 +46,19 @@ class ContextFull(SamplingFailed):
 
 
 class TimedOut(SamplingFailed):
-    """No server that was asked answered in time."""
+    """None of the servers that were asked answered in time."""
 
 
 class ServerFailed(Exception):
-    """This server did not answer; another one may."""
+    """This server did not answer. Another one may."""
 
 
 class NoAnswer(ServerFailed):
-    """Not in time."""
+    """The server did not answer in time."""
 
 
 class Sampled(NamedTuple):
-    """One choice: what the policy was given and what it said."""
+    """One completion, with the prompt that the policy was given."""
 
     server_id: str
     prompt_tokens: np.ndarray  # (p,) unsigned
@@ -74,9 +74,9 @@ class Sampled(NamedTuple):
     top_p: float
     top_k: int
     max_tokens: int
-    # so many of the prompt's tokens are the history it was to go on from; 0: none was given, or it
-    # was rewritten
-    kept: int = 0
+    # How many of the prompt's tokens are the given history. 0 if none was given, or if the template
+    # rewrote it.
+    prefix_tokens: int = 0
 
     def metadata(self) -> InferenceMetadata:
         """The record of how this was sampled."""
@@ -93,8 +93,8 @@ class Sampled(NamedTuple):
 
 
 class Client:
-    """A live view of the `servers` topic, and sampling over it. `heard` and `sample` belong to one
-    event loop's thread.
+    """A live view of the `servers` topic, and sampling over it. `on_server` and `sample` must be
+    called on one event loop's thread.
     """
 
     def __init__(
@@ -114,25 +114,25 @@ class Client:
         self._closing: set[asyncio.Task[None]] = set()
         self._asking: Counter[str] = Counter()  # requests in flight, by URL
 
-    def heard(self, server_id: str, server: Server | None, old: bool = False) -> None:
-        """Take in a record of the `servers` topic; None: it is gone. `old`: it was there before
-        this process was.
+    def on_server(self, server_id: str, server: Server | None, old: bool = False) -> None:
+        """Apply a record of the `servers` topic. None: the server has left. `old`: the record was
+        written before this process started.
         """
-        self.registry.heard(server_id, server, self._clock(), old)
+        self.registry.on_server(server_id, server, self._clock(), old)
 
     def servers(self) -> Mapping[str, Server]:
-        """As they were last heard of, of all pools."""
+        """The last record of each server, of all pools."""
         return self.registry.servers
 
     async def ready(self, n: int = 1, avoid: Collection[str] = (), last: str = "") -> Server:
-        """The server to ask now for `n` answers; waits for one, saying what for every REPORT_S.
+        """Wait for a server to ask for `n` completions, and log every REPORT_S what it waits for.
         Cancel it, or put a timeout around it.
 
-        `last`: the one that the conversation was with before.
+        `last`: the server that gave the conversation's last answer.
         """
         reported = self._clock()
         while (server := self.registry.choose(self._clock(), n, avoid, last)) is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(REGISTRY_POLL_S)
             if self._clock() - reported > REPORT_S:
                 reported = self._clock()
                 logger.warning(
@@ -178,7 +178,7 @@ class Client:
                 logger.warning("%s: %s", server.server_id, error)
                 failed.append(server.server_id)
                 causes.append(f"{server.server_id}: {error}")
-                self.registry.suspect(server.server_id)
+                self.registry.mark_failed(server.server_id)
             if len(failed) >= env.attempts:
                 kind = TimedOut if late == len(failed) else SamplingFailed
                 raise kind(f"{len(failed)} attempts failed; " + "; ".join(causes))
@@ -198,7 +198,7 @@ class Client:
         self, server: Server, prompt: dict[str, Any], n: int, env: Env, history: Sequence[int]
     ) -> list[Sampled]:
         started = time.monotonic()
-        self.registry.begin(server.server_id, n)
+        self.registry.acquire(server.server_id, n)
         self._asking[server.url] += 1
         try:
             async with asyncio.timeout(env.timeout_s):
@@ -222,7 +222,7 @@ class Client:
                 f"an answer that cannot be used ({type(error).__name__}: {error})"
             ) from None
         finally:
-            self.registry.end(server.server_id, n)
+            self.registry.release(server.server_id, n)
             self._asking[server.url] -= 1
         try:
             if len(answer["choices"]) != n:
@@ -239,7 +239,7 @@ class Client:
     async def _render(
         self, server: Server, prompt: dict[str, Any], env: Env, history: Sequence[int]
     ) -> tuple[list[int], int]:
-        """The prompt's tokens, and how many of them are the history."""
+        """The tokens of the prompt, and how many of them are the history."""
         if not prompt["messages"]:
             return list(history), 0
         body = {"model": server.model, **prompt, "max_tokens": env.max_tokens}
@@ -247,15 +247,13 @@ class Client:
             "/chat/completions/render", cast_to=object, body=body
         )
         rendered: list[int] = answer["token_ids"]
-        place = behind(history, rendered) if history else None
-        if place is None or not await self._says_the_same(server, history, rendered[:place]):
+        place = continuation_index(history, rendered) if history else None
+        if place is None or not await self._same_text(server, history, rendered[:place]):
             return rendered, 0
         return [*history, *rendered[place:]], len(history)
 
-    async def _says_the_same(
-        self, server: Server, one: Sequence[int], other: Sequence[int]
-    ) -> bool:
-        """Do these tokens make the same text?"""
+    async def _same_text(self, server: Server, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether both token sequences detokenize to the same text."""
         if list(one) == list(other):
             return True
         api, url = self._connection(server.url), f"{server.url}/detokenize"
@@ -300,15 +298,15 @@ class Client:
 
     def _connection(self, url: str) -> openai.AsyncOpenAI:
         if url not in self._connections:
-            self._forget()
+            self._close_unused_connections()
             key = self._api_key or "none"  # the library wants one
             self._connections[url] = openai.AsyncOpenAI(
                 base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=None
             )
         return self._connections[url]
 
-    def _forget(self) -> None:
-        """Close what led to servers that are gone: one that starts again has another port."""
+    def _close_unused_connections(self) -> None:
+        """Close connections to servers that have left. A server that restarts has another port."""
         known = {server.url for server in self.servers().values()}
         for url in [url for url in self._connections if url not in known and not self._asking[url]]:
             closing = asyncio.create_task(self._connections.pop(url).close())
@@ -369,7 +367,7 @@ def _sampled(
         top_p=env.top_p,
         top_k=env.top_k,
         max_tokens=env.max_tokens,
-        kept=kept,
+        prefix_tokens=kept,
     )
 
 

@@ -1,11 +1,11 @@
-"""Control of a running vLLM over HTTP: swap weights in flight, probe, ask for version and load.
+"""Control of a running vLLM over HTTP: swap weights in flight, probe, and query version and load.
 
-A swap keeps every request and mixes nothing. vLLM freezes (`PAUSE` returns when no step is under
-way), loads the weights, takes the new version's name, gives up all KV that the old weights made,
-running requests' too (`reset_running_requests`: they are put back in the queue with the tokens they
-have), and resumes: their prefix is computed again under the new weights. So a token's logprob is
-that of the policy its span names given the whole prefix, and a client that has not heard of the new
-version yet finds no old block either: there is none.
+A swap drops no request and mixes no versions. vLLM pauses (`PAUSE` returns when no step is
+running), loads the weights, takes the new version's name, discards all KV cache of the old weights,
+including that of running requests (`reset_running_requests` puts them back into the queue with
+their tokens), and resumes. Their prefix is then recomputed under the new weights. So a token's
+logprob is that of the policy that its span names, given the whole prefix. No stale cache block is
+left for a client that has not heard of the new version.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PAUSE, CLOCK = "/streamrl/pause", "/streamrl/clock"
 
 
 class Swap(NamedTuple):
-    """How long a swap took, in seconds: until vLLM stood still, to load the weights, and from pause
-    to resume.
+    """The durations of a swap, in seconds: until vLLM was paused, for loading the weights, and from
+    pause to resume.
     """
 
     pause_s: float
@@ -43,14 +43,14 @@ class Load(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """How far two sets of logprobs are apart."""
+    """The distance between two sets of logprobs."""
 
     max_abs: float
     tokens: int
 
 
 class Engine:
-    """One vLLM by its URL, and the key of its agent. Every method raises InferenceError when it
+    """One vLLM by its URL, with the key of its agent. Every method raises InferenceError if vLLM
     does not answer as it should.
     """
 
@@ -63,8 +63,8 @@ class Engine:
         )
 
     def swap(self, directory: Path, version: int) -> Swap:
-        """Serve the weights in `directory` as `version`; nothing is dropped. After an error the
-        server is of no use: it may hold half of them.
+        """Serve the weights in `directory` as `version`, without dropping a request. After an error
+        the server is unusable, because it may hold half of them.
         """
         start = time.monotonic()
         self._post(PAUSE)
@@ -74,7 +74,7 @@ class Engine:
             {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}},
         )
         reloaded = time.monotonic()
-        self.label(version)
+        self.set_version(version)
         if not self._post("/reset_prefix_cache?reset_running_requests=true").get("success"):
             raise InferenceError(
                 f"{self.url}: vLLM did not give up the KV cache of the old weights; restart the server"
@@ -82,20 +82,20 @@ class Engine:
         self._post("/resume")
         return Swap(paused - start, reloaded - paused, time.monotonic() - start)
 
-    def label(self, version: int) -> None:
-        """Name the weights that are loaded; spans carry it from the next token on."""
+    def set_version(self, version: int) -> None:
+        """Set the version of the loaded weights. Version spans carry it from the next token on."""
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def version(self) -> int:
-        """What the weights are called; -1 before the first `label`."""
+        """The version of the loaded weights, or -1 before the first `set_version`."""
         name = self._get("/weight_info").json().get("weight_version")
         return int(name) if str(name).isdecimal() else -1
 
     def probe(self, tokens: np.ndarray) -> np.ndarray:
-        """Logprobs of given text at temperature 1, computed anew, not from the prefix cache.
+        """Logprobs of the given tokens at temperature 1, computed without the prefix cache.
         `tokens`: (n,) ids, n >= 2.
 
-        Returns (n - 1,) float32: of tokens[1:], each given those before it.
+        Returns (n - 1,) float32: the logprob of each of tokens[1:], given the tokens before it.
         """
         ids = [int(token) for token in tokens]
         sampling = {
@@ -115,7 +115,7 @@ class Engine:
         )
 
     def load(self) -> Load:
-        """From the Prometheus metrics, and the guard's clock."""
+        """The load, from the Prometheus metrics and the guard's clock."""
         sums = dict.fromkeys(
             (
                 "vllm:num_requests_running",
@@ -132,7 +132,7 @@ class Engine:
         return Load(running + waiting, generated, self._get(CLOCK, timeout_s=5.0).json())
 
     def metrics(self) -> bytes:
-        """vLLM's page for Prometheus."""
+        """vLLM's Prometheus page."""
         return self._get("/metrics", timeout_s=5.0).content
 
     def healthy(self) -> bool:
@@ -142,8 +142,8 @@ class Engine:
             return False
 
     def warm_up(self) -> None:
-        """Render, sample and probe once: the first request of each kind takes seconds, and no env
-        is to wait for it.
+        """Render, sample and probe once. The first request of each kind takes seconds, and no env
+        should wait for it.
         """
         message = {
             "model": MODEL,
@@ -200,10 +200,10 @@ class Engine:
 
 
 def mismatch(expected: np.ndarray, measured: np.ndarray) -> Mismatch:
-    """max |expected - measured| over the tokens both have (a server's context may be shorter than
-    the probe). Both (n,) float32.
+    """max |expected - measured| over the tokens that both have; a server's context may be shorter
+    than the probe. Both (n,) float32.
 
-    Raises ValueError when there is nothing to compare. A value that is not finite counts as
+    Raises ValueError if there is nothing to compare. A value that is not finite counts as
     infinitely far.
     """
     tokens = min(len(expected), len(measured))

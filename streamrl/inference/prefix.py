@@ -1,12 +1,12 @@
-"""The prompt of a conversation's next turn, token for token: what was sampled stays as it was
+"""The prompt of a conversation's next turn, which keeps the sampled tokens exactly as they were
 sampled.
 
-A server renders a conversation from its texts. That may cut an earlier answer into other tokens
-than those that were sampled (a policy is free to say `h`, `ello`; the tokenizer says `hello`), or
-say something else altogether (templates that drop earlier thoughts). In the first case the next
-prompt is what there is, followed by what the rendering has behind the last answer's end: nothing
-that was seen is tokenised again. In the second there is no such prompt: the rendering is taken as
-it is, and begins another sequence to train on.
+A server renders a conversation from its messages. The rendering may split an earlier answer into
+other tokens than were sampled (a policy may sample `h`, `ello` where the tokenizer gives `hello`),
+or it may change the text (some templates drop earlier thoughts). In the first case the next prompt
+is the history, followed by what the rendering has after the last answer, so nothing is tokenized
+again. In the second case there is no such prompt: the rendering is used as it is and begins another
+training sequence.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def behind(history: Sequence[int], rendered: Sequence[int]) -> int | None:
-    """Where in `rendered` the text behind `history` begins, if it says the same so far: to be
-    checked by their texts, unless the tokens are the same.
+def continuation_index(history: Sequence[int], rendered: Sequence[int]) -> int | None:
+    """Index in `rendered` of the first token after `history`, assuming that `rendered` starts with
+    the same text. The caller verifies this by detokenizing, unless the tokens are identical.
 
-    `history`: the last prompt and answer, whose last token ends a turn. The place is behind as many
-    such tokens as `history` has: they are tokens of their own in any tokenisation. None when
-    `rendered` has fewer, or nothing follows.
+    `history`: the last prompt and answer, whose last token ends a turn. The index is found by
+    counting end-of-turn tokens, which are single tokens in every tokenization. None if there is no
+    continuation.
     """
     if len(rendered) > len(history) and list(rendered[: len(history)]) == list(history):
         return len(history)

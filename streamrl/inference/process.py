@@ -1,9 +1,9 @@
 """Inference: policy versions in, tokens out. An agent owns one vLLM, keeps it on the lead learner's
-newest version and says so on `servers`.
+newest version and publishes its state on `servers`.
 
-What is slow (pulling, starting, swapping) happens in a thread beside the loop, one version at a
-time, always the newest; so the heartbeat never stops. A copy that is not what was announced leaves
-the server on the version it has. A vLLM that died ends the agent; the supervisor starts it anew.
+Slow work (pulling, starting, swapping) runs on a background thread, one version at a time and
+always the newest, so the heartbeat never stops. If a copy is not what was announced, the server
+stays on its version. If vLLM dies, the agent ends and its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.errors import InferenceError, StreamrlError, WeightError
-from streamrl.inference.vllm_host import VLLM, Host, Served, objection, open_host
+from streamrl.inference.vllm_host import VLLM, LoadResult, VllmHost, open_host, probe_failure
 from streamrl.inference.vllm_server import check
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.meter import Meter
@@ -32,15 +32,16 @@ logger = logging.getLogger(__name__)
 
 
 POLL_S = 0.05
-# after a bad copy or a probe that failed, unless a newer version comes first; it doubles
+# A version is loaded again so long after a bad copy or a failed probe, unless a newer version comes
+# first. The time doubles with each failure.
 RETRY_S = 5.0
 MAX_RETRY_S = 60.0
-UNRESPONSIVE_S = 30.0  # a vLLM that is alive and silent for so long is ended
-LEAVE_S = 10.0  # for a pull or swap that is under way when the agent leaves
+UNRESPONSIVE_S = 30.0  # A vLLM that runs but does not answer for this long is ended.
+STOP_TIMEOUT_S = 10.0  # The agent waits this long for a pull or swap when it stops.
 
 
-class Announcements:
-    """The versions that one learner has announced; only the newest counts."""
+class VersionFollower:
+    """Follows the versions that one learner announces, and keeps the newest."""
 
     def __init__(self, log: Log, learner: str) -> None:
         self._learner, self._newest = learner, None
@@ -52,13 +53,14 @@ class Announcements:
             self.newest(POLL_S)
 
     def newest(self, timeout_s: float) -> PolicyVersion | None:
-        """After waiting for news for at most `timeout_s`."""
+        """The newest version, after waiting at most `timeout_s` for an announcement."""
         # at once: a reader that may take more waits for more
         first = self._reader.poll(1, timeout_s)
         for message in (*first, *(self._reader.poll(512, 0.0) if first else ())):
             match to_event(message, ("policy-version",)).record:
                 case PolicyVersion(learner=self._learner) as heard if (
-                    self._newest is None or order_of(heard) > order_of(self._newest)
+                    self._newest is None
+                    or announcement_order(heard) > announcement_order(self._newest)
                 ):
                     self._newest = heard
                 case _:
@@ -69,37 +71,37 @@ class Announcements:
         self._reader.close()
 
 
-def order_of(announced: PolicyVersion) -> tuple[int, int]:
-    """Of two announcements the larger one is valid: that of the newer version, or of the newer
-    lineage of one version.
+def announcement_order(announced: PolicyVersion) -> tuple[int, int]:
+    """The sort key of announcements. The largest is valid: the newest version, and of one version
+    the newest lineage.
     """
     return announced.version, announced.lineage
 
 
-class Entry:
-    """This server's record in the registry: published when it changes and at every heartbeat."""
+class Registration:
+    """This server's record on `servers`. It is published when it changes and at every heartbeat."""
 
     def __init__(self, log: Log, server: Server, heartbeat_s: float) -> None:
         self.server, self._log, self._heartbeat_s = server, log, heartbeat_s
         self._writer = log.producer()
-        self._beat_s = 0.0  # monotonic
+        self._sent_s = 0.0  # monotonic
         self.update()
 
     def due(self) -> bool:
-        return time.monotonic() - self._beat_s >= self._heartbeat_s
+        return time.monotonic() - self._sent_s >= self._heartbeat_s
 
     def update(self, **changes: Any) -> None:
-        """Publish it, with these fields changed."""
-        self._beat_s = time.monotonic()
+        """Publish the record with these fields changed."""
+        self._sent_s = time.monotonic()
         self.server = msgspec.structs.replace(self.server, heartbeat_s=time.time(), **changes)
         self._log.mark_ready(self.server.state == "ready")
         self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, self.server)))
 
     def skip(self) -> None:
-        """No sign of life this time: clients keep away from a server that failed them until they
-        hear of it again.
+        """Leave out one heartbeat. Clients avoid a server that failed them until its next record,
+        so a server that does not answer must not send one.
         """
-        self._beat_s = time.monotonic()
+        self._sent_s = time.monotonic()
 
     def remove(self) -> None:
         self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, None)))
@@ -112,13 +114,13 @@ class Entry:
 def main(
     run: RunFile, log: Log, stop: threading.Event, index: int = 0, pool: str = topology.GENERATION
 ) -> None:
-    """Serve until `stop` is set. `pool` and `index` tell the servers of a run apart: port, random
-    numbers, and the name on `servers`.
+    """Serve until `stop` is set. `pool` and `index` identify the server within the run: they
+    determine its port, its random seed and its name on `servers`.
 
-    One more than the run file has may join at any time, under an index of its own.
+    A server beyond those of the run file may join at any time, under an index of its own.
 
-    Raises InferenceError when vLLM cannot be started or ends by itself, ModelError or PortTaken as
-    `server.start`.
+    Raises InferenceError if vLLM cannot be started or dies, and ModelError or PortTaken as
+    `vllm_server.start` does.
     """
     identity = topology.inference_part(pool, index)
     place = run.inference.place(pool, index)
@@ -128,8 +130,8 @@ def main(
     )
     with (
         open_part(log, identity, writer=None) as part,
-        closing(Announcements(log, run.learner.name)) as announced,
-        closing(Entry(log, server, run.inference.heartbeat_s)) as entry,
+        closing(VersionFollower(log, run.learner.name)) as announced,
+        closing(Registration(log, server, run.inference.heartbeat_s)) as entry,
         open_host(run, identity, place, stop) as host,
     ):
         log.register_metrics_page(VLLM, host.vllm_metrics)
@@ -147,15 +149,17 @@ def main(
 
 def serve(
     run: RunFile,
-    announced: Announcements,
-    host: Host,
+    announced: VersionFollower,
+    host: VllmHost,
     worker: ThreadPoolExecutor,
-    entry: Entry,
+    entry: Registration,
     meter: Meter,
     stop: threading.Event,
 ) -> None:
-    """The loop: hear of a version, have it served, say so; beat."""
-    job: Future[Served] | None = None
+    """The loop: follow announcements, load the newest version in the background, and send
+    heartbeats.
+    """
+    job: Future[LoadResult] | None = None
     wanted: PolicyVersion | None = None
     retry_s, answered_s, failures = 0.0, time.monotonic(), 0
     logger.info("waiting for policy versions of learner %r", run.learner.name)
@@ -164,7 +168,7 @@ def serve(
         if job is not None and job.done() and not stop.is_set():
             failures = (
                 0
-                if settle(job, host, entry, meter, run.inference.probe_tolerance)
+                if finish_swap(job, host, entry, meter, run.inference.probe_tolerance)
                 else failures + 1
             )
             retry_s = (
@@ -178,20 +182,22 @@ def serve(
             and newest is not None
             and (newest is not wanted or time.monotonic() >= retry_s)
         ):
-            wanted, job = newest, worker.submit(host.serve, newest)
+            wanted, job = newest, worker.submit(host.load_version, newest)
         if not host.alive():
             raise InferenceError(
                 f"vLLM of {entry.server.server_id} died while serving version {entry.server.version}: {host.cause()}"
             )
         if entry.due():
-            answered_s = beat(host, entry, meter, answered_s)
+            answered_s = heartbeat(host, entry, meter, answered_s)
     if job is not None:
-        wait([job], LEAVE_S)
+        wait([job], STOP_TIMEOUT_S)
 
 
-def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, tolerance: float) -> bool:
-    """Publish what became of a version. Returns False when it is to be tried again: its copy was
-    bad, and the server stays where it is, or its probe failed.
+def finish_swap(
+    job: Future[LoadResult], host: VllmHost, entry: Registration, meter: Meter, tolerance: float
+) -> bool:
+    """Publish the outcome of loading a version. Returns False if it has to be tried again: the copy
+    was bad, so the server stays on its version, or the probe failed.
     """
     try:
         served = job.result()
@@ -200,7 +206,7 @@ def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, toleranc
         entry.update(error=str(error))
         return False
     distance, tokens = served.mismatch
-    wrong = objection(served, tolerance)
+    wrong = probe_failure(served, tolerance)
     state = "error" if wrong else "ready"
     probed = {"mismatch_max_abs": distance, "mismatch_tokens": tokens, "doubted": bool(wrong)}
     entry.update(url=host.url, state=state, error=wrong, version=served.version, **probed)
@@ -217,10 +223,11 @@ def settle(job: Future[Served], host: Host, entry: Entry, meter: Meter, toleranc
     return not wrong
 
 
-def beat(host: Host, entry: Entry, meter: Meter, answered_s: float) -> float:
-    """A sign of life, with the load; none while vLLM does not answer.
+def heartbeat(host: VllmHost, entry: Registration, meter: Meter, answered_s: float) -> float:
+    """Publish the load of the server, unless vLLM does not answer.
 
-    Returns when it last did (monotonic, s). Raises InferenceError when that is UNRESPONSIVE_S ago.
+    Returns when vLLM last answered (monotonic, s). Raises InferenceError if that is more than
+    UNRESPONSIVE_S ago.
     """
     try:
         load = host.load()

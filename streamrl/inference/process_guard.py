@@ -1,11 +1,12 @@
-"""Runs a command that does not outlive whoever started it: `python leash.py GRACE_S COMMAND...`,
-with a pipe from the owner as stdin.
+"""Runs a command that ends with its owner: `python process_guard.py GRACE_S COMMAND...`, with a
+pipe from the owner as stdin.
 
-vLLM is a tree of processes, and its engine stays when the API server is killed, so a parent-death
-signal on the API server is not enough. The owner holds the only write end of the pipe; when it
-closes it, or dies in whatever way, end of file is read here and the whole session of the command
-goes: SIGTERM to the command, and after GRACE_S seconds SIGKILL to all that is left. Exits as the
-command did. Standard library only: it runs as a plain file, and is up in some 20 ms.
+vLLM is a tree of processes, and its engine survives a kill of the API server, so a parent-death
+signal to the API server is not enough. The owner holds the only write end of the pipe. When the
+owner closes it or dies, this process reads end-of-file and ends the whole session of the command:
+it sends SIGTERM to the command, and SIGKILL to everything that is left after GRACE_S seconds. It
+exits with the command's status. It uses the standard library only, runs as a plain file, and starts
+in about 20 ms.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import time
 POLL_S = 0.1
 
 
-def hold(command: list[str], grace_s: float) -> int:
-    """Run `command` in a session of its own until it ends or stdin does; nothing of that session is
-    left when this returns.
+def run_until_owner_dies(command: list[str], grace_s: float) -> int:
+    """Run `command` in its own session until it ends or stdin does. Nothing of the session is left
+    when this returns.
     """
     if hasattr(os, "SCHED_OTHER"):  # a server answers at once, however its agent is scheduled
         with contextlib.suppress(OSError):
@@ -43,14 +44,14 @@ def hold(command: list[str], grace_s: float) -> int:
 
 
 def _owner_is_gone() -> bool:
-    """Waits POLL_S for the pipe to end; nothing is ever written to it."""
+    """Wait up to POLL_S for the pipe to end. Nothing is ever written to it."""
     readable, _, _ = select.select([sys.stdin.fileno()], [], [], POLL_S)
     return bool(readable) and os.read(sys.stdin.fileno(), 1) == b""
 
 
 def _kill_session(leader: subprocess.Popen[bytes], attempts: int = 500) -> None:
-    """SIGKILL until the process group that the command led is empty: a member may be starting
-    another one.
+    """Send SIGKILL until the command's process group is empty, because a member may be starting
+    another process.
     """
     for _ in range(attempts):
         try:
@@ -65,4 +66,4 @@ if __name__ == "__main__":
     # the owner decides, through the pipe
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    sys.exit(hold(sys.argv[2:], float(sys.argv[1])))
+    sys.exit(run_until_owner_dies(sys.argv[2:], float(sys.argv[1])))

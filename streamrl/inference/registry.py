@@ -1,9 +1,9 @@
-"""Which server is asked. Servers register themselves on `servers`; each client folds that topic and
-decides for itself, so nobody stands in between.
+"""Choice of a server. Servers register themselves on `servers`. Each client follows that topic and
+chooses for itself, so there is no central dispatcher.
 
-The rule is `choose`: least work in flight wins, within a pool, and a conversation stays with its
-last server while that is hardly busier. The last server has the conversation so far in its prefix
-cache, which is worth waiting behind a few sequences, not behind any number of them.
+The rule is `choose_server`: within a pool, the least loaded server wins, but a conversation stays
+with its last server while that one is hardly busier. The last server has the conversation in its
+prefix cache, which is worth waiting behind a few sequences, but not behind any number.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from streamrl.records import Server
 
 logger = logging.getLogger(__name__)
 
-# a server that has not been heard of for so long is not asked; never less than SILENT_BEATS
-# heartbeats
+# A server without a record for this long is not asked. It is at least SILENT_BEATS heartbeats.
 SILENT_S = 10.0
 SILENT_BEATS = 3
-# what one report changes of what is thought others have there: who believes each at once runs with
-# all others after the same server
-NEWS = 0.2
+# EMA weight of a new load report. At 1.0 all clients would stampede to the same least-loaded
+# server.
+LOAD_EMA = 0.2
 
 
-class Heard(NamedTuple):
-    """A server as it was last heard of, and when that was by the clock of this process: clocks of
-    other machines decide nothing.
+class KnownServer(NamedTuple):
+    """A server's last record, and when this process read it by its own clock. Clocks of other
+    machines decide nothing.
     """
 
     server: Server
     time_s: float
 
 
-def live(
-    heard: Collection[Heard],
+def live_servers(
+    heard: Collection[KnownServer],
     pool: str,
     time_s: float,
     avoid: Collection[str] = (),
     silent_s: float = SILENT_S,
 ) -> list[Server]:
-    """The ready servers of `pool` that were heard of within `silent_s` of `time_s`, without those
-    to `avoid`.
+    """The ready servers of `pool` whose last record is at most `silent_s` old, without those to
+    `avoid`.
 
-    Where there is none, those whose probe failed: a tolerance that all servers miss by a little
-    must not stop the run, and corrections (docs/losses.md) weigh what they sample.
+    If there is none, the servers whose probe failed: if all servers miss the tolerance by a little,
+    the run must not stop, and corrections (docs/losses.md) weigh what they sample.
     """
     there = [
         s
@@ -59,7 +58,7 @@ def live(
     ]
 
 
-def choose(
+def choose_server(
     among: Collection[Server],
     load: Mapping[str, float],
     asked: Mapping[str, int],
@@ -67,11 +66,12 @@ def choose(
     margin: float = 0,
     grain: float = 0.5,
 ) -> Server | None:
-    """`last` while its load exceeds the least by no more than `margin`; else the least loaded, of
-    equals the one asked longest ago. None of none.
+    """`last`, while its load exceeds the least load by at most `margin`; otherwise the least loaded
+    server. Among servers with equal load, the one that was asked longest ago. None if there is no
+    server.
 
-    `load`: sequences in flight, by server; less than `grain` apart they are equal. `asked`: when
-    each was asked last, by any rising number.
+    `load`: the sequences in flight on each server; loads that differ by less than `grain` count as
+    equal. `asked`: when each server was last asked, as any increasing number.
     """
     least = min((load[s.server_id] for s in among), default=0.0)
     for server in among:
@@ -82,7 +82,7 @@ def choose(
 
 
 class Registry:
-    """The servers as last heard of, and what this client has in flight on them."""
+    """The last record of each server, and the number of this client's sequences in flight on it."""
 
     def __init__(self, pool: str, stick_margin: float = 0, heartbeat_s: float = 1.0) -> None:
         self.pool, self.stick_margin = pool, stick_margin
@@ -96,17 +96,17 @@ class Registry:
         self._asked: dict[str, int] = {}  # number of the last request to each
         self._requests = 0
         self._doubted = False  # only servers whose probe failed are left
-        self._suspects: set[str] = set()  # asked in vain since their last sign of life
+        self._failed: set[str] = set()  # asked in vain since their last sign of life
 
-    def heard(
+    def on_server(
         self, server_id: str, server: Server | None, time_s: float, old: bool = False
     ) -> None:
-        """Take in a record of the `servers` topic, at `time_s`; None: it is gone.
+        """Apply a record of the `servers` topic, read at `time_s`. None: the server has left.
 
-        `old`: it was there before this process was, and says nothing of now. Its server is asked
-        once it is heard of again.
+        `old`: the record was written before this process started, so it says nothing about now. The
+        server is used after its next record.
         """
-        self._suspects.discard(server_id)
+        self._failed.discard(server_id)
         self._heard_s.pop(server_id, None)
         if server is None:
             self.servers.pop(server_id, None)
@@ -114,31 +114,31 @@ class Registry:
             return
         others = max(server.in_flight - self._own[server_id], 0)
         before = self._others.get(server_id, others)
-        self._others[server_id] = before + NEWS * (others - before)
+        self._others[server_id] = before + LOAD_EMA * (others - before)
         self.servers[server_id] = server
         if not old:
             self._heard_s[server_id] = time_s
 
     def age(self, server_id: str, time_s: float) -> float:
-        """Seconds since it was heard of; infinite where it has not been since this process began."""
+        """Seconds since the server's last record. Infinite if there has been none since this
+        process started.
+        """
         return time_s - self._heard_s.get(server_id, -math.inf)
 
     def choose(
         self, time_s: float, sequences: int = 1, avoid: Collection[str] = (), last: str = ""
     ) -> Server | None:
-        """Where to send so many, as the rule has it; to no suspect. Reports are a heartbeat old:
-        what is less than half of what is sent is noise.
+        """Choose a server for `sequences` sequences, skipping servers that just failed. Loads are
+        up to one heartbeat old, so differences below `sequences / 2` count as equal.
         """
-        heard = [Heard(self.servers[name], at) for name, at in self._heard_s.items()]
-        among = live(heard, self.pool, time_s, {*avoid, *self._suspects}, self.silent_s)
-        self._note(among)
+        heard = [KnownServer(self.servers[name], at) for name, at in self._heard_s.items()]
+        among = live_servers(heard, self.pool, time_s, {*avoid, *self._failed}, self.silent_s)
+        self._log_doubt(among)
         load = {s.server_id: self.load(s.server_id) for s in among}
-        return choose(among, load, self._asked, last, self.stick_margin, sequences / 2)
+        return choose_server(among, load, self._asked, last, self.stick_margin, sequences / 2)
 
-    def _note(self, among: Collection[Server]) -> None:
-        """Say loudly when the only servers left are those whose probe failed, and when that is
-        over.
-        """
+    def _log_doubt(self, among: Collection[Server]) -> None:
+        """Log an error when only servers whose probe failed are left, and when that is over."""
         doubted = any(server.doubted for server in among)
         if doubted and not self._doubted:
             why = next(server.error for server in among if server.doubted)
@@ -152,18 +152,20 @@ class Registry:
         self._doubted = doubted if among else self._doubted
 
     def load(self, server_id: str) -> float:
-        """Sequences in flight there: from here, and by its reports from others."""
+        """Sequences in flight on the server: those of this client, and those of others by its
+        reports.
+        """
         return self._own[server_id] + self._others[server_id]
 
-    def begin(self, server_id: str, sequences: int) -> None:
-        """So many are sent to it now; `end` must follow."""
+    def acquire(self, server_id: str, sequences: int) -> None:
+        """Count `sequences` as in flight on the server. `release` must follow."""
         self._requests += 1
         self._asked[server_id] = self._requests
         self._own[server_id] += sequences
 
-    def end(self, server_id: str, sequences: int) -> None:
+    def release(self, server_id: str, sequences: int) -> None:
         self._own[server_id] -= sequences
 
-    def suspect(self, server_id: str) -> None:
-        """It did not answer: not to be asked before its next sign of life."""
-        self._suspects.add(server_id)
+    def mark_failed(self, server_id: str) -> None:
+        """Avoid the server until its next record, because it did not answer."""
+        self._failed.add(server_id)

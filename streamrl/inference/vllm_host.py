@@ -1,5 +1,5 @@
-"""One vLLM and the policy version it serves: pull, verify, start or swap, probe. Blocking; the
-agent runs it beside its loop.
+"""One vLLM and the policy version it serves: pull, verify, start or swap, probe. All of this
+blocks, so the agent runs it on a background thread.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from streamrl.weights.store import pull
 VLLM = "/metrics/vllm"  # where the part shows vLLM's own metrics
 
 
-class Served(NamedTuple):
-    """A version that is loaded, and how it went."""
+class LoadResult(NamedTuple):
+    """A version that has been loaded, how long that took, and the result of its probe."""
 
     version: int
     # against the learner's own logprobs; 0 tokens when the version came without a probe
@@ -32,12 +32,12 @@ class Served(NamedTuple):
     swap: Swap | None  # None: vLLM was started on it
     start_s: float
     # from its announcement to the beginning of the pull, by the clocks of both machines
-    heard_s: float = 0.0
+    announce_delay_s: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """By the names of metrics.py."""
+        """The metrics of the load, by the names in `metric_names.py`."""
         distance, tokens = self.mismatch
-        values = {"inference/heard_s": self.heard_s, "inference/pull_s": self.pull_s}
+        values = {"inference/heard_s": self.announce_delay_s, "inference/pull_s": self.pull_s}
         values |= {
             "inference/mismatch_max_abs": distance,
             "inference/mismatch_tokens": float(tokens),
@@ -54,8 +54,8 @@ class Served(NamedTuple):
         return {**values, **{f"inference/{name}": seconds for name, seconds in spent.items()}}
 
 
-def objection(served: Served, tolerance: float) -> str:
-    """Why a version that is loaded must not be served; empty when nothing speaks against it."""
+def probe_failure(served: LoadResult, tolerance: float) -> str:
+    """Why the loaded version must not be served, or "" if its probe passed."""
     if served.mismatch.max_abs <= tolerance:
         return ""
     distance, tokens = served.mismatch
@@ -65,10 +65,8 @@ def objection(served: Served, tolerance: float) -> str:
     )
 
 
-class Host:
-    """Owns one vLLM. `serve` is called for one version after another, from one thread; `alive`,
-    `load` and `stop` from another.
-    """
+class VllmHost:
+    """Owns one vLLM. One thread calls `load_version`; another calls `alive`, `load` and `stop`."""
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self._run, self._index, self._stop = run, index, stop
@@ -82,11 +80,11 @@ class Host:
     def url(self) -> str:
         return self._process.url if self._process else ""
 
-    def serve(self, version: PolicyVersion) -> Served:
+    def load_version(self, version: PolicyVersion) -> LoadResult:
         """Make vLLM serve `version`.
 
-        Raises WeightError when the copy is not what was announced: nothing has changed then. Any
-        other StreamrlError is the end of this host.
+        Raises WeightError if the copy is not what was announced; nothing has changed then. After
+        any other StreamrlError this host cannot be used any more.
         """
         start, heard_s = time.monotonic(), time.time() - version.time_s if version.time_s else 0.0
         directory = pull(
@@ -96,24 +94,22 @@ class Host:
         swap = self._load(directory, version.version)
         done = time.monotonic()
         found = self._probe(version)
-        self._forget_all_but(directory)
-        return Served(version.version, found, pulled - start, swap, done - pulled, heard_s)
+        self._delete_copies_but(directory)
+        return LoadResult(version.version, found, pulled - start, swap, done - pulled, heard_s)
 
     def alive(self) -> bool:
-        """False when vLLM was started and has ended."""
+        """False if vLLM was started and has ended."""
         return self._process is None or self._process.alive()
 
     def cause(self) -> str:
         return self._process.cause() if self._process else ""
 
     def load(self) -> Load | None:
-        """None before vLLM is up. Raises InferenceError when it does not answer."""
+        """The load of vLLM, or None before it is up. Raises InferenceError if it does not answer."""
         return self._engine.load() if self._engine else None
 
     def vllm_metrics(self) -> bytes:
-        """Its own, as it shows them to Prometheus. Raises InferenceError when it does not answer,
-        or is not up yet.
-        """
+        """vLLM's own Prometheus page. Raises InferenceError if vLLM is not up or does not answer."""
         if self._engine is None:
             raise InferenceError("vLLM is not up yet")
         return self._engine.metrics()
@@ -138,14 +134,14 @@ class Host:
         if self._stop.is_set():
             raise InferenceError("asked to stop while vLLM was starting")
         engine = Engine(self._process.url, self._process.key)
-        engine.label(version)
+        engine.set_version(version)
         engine.warm_up()
         self._engine = engine
         return None
 
     def _probe(self, version: PolicyVersion) -> Mismatch:
-        """The server's logprobs of the learner's probe, as much of it as the server's context holds
-        (it keeps room for one token more).
+        """Compare the server's logprobs of the probe with the learner's. A probe that is longer
+        than the server's context, which keeps room for one more token, is cut.
         """
         if version.probe is None or self._engine is None:
             return Mismatch(0.0, 0)
@@ -154,8 +150,10 @@ class Host:
             self._engine.probe(version.probe.tokens[: self._run.inference.max_model_len - 1]),
         )
 
-    def _forget_all_but(self, directory: Path) -> None:
-        """Earlier copies go, except the one vLLM was started on: it has its tokenizer from there."""
+    def _delete_copies_but(self, directory: Path) -> None:
+        """Delete earlier copies, except the one that vLLM was started on, because it reads its
+        tokenizer from there.
+        """
         copies = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime)
         for copy in copies[1:]:
             if copy != directory:
@@ -163,11 +161,11 @@ class Host:
 
 
 @contextmanager
-def open_host(run: RunFile, identity: str, index: int, stop: threading.Event) -> Iterator[Host]:
-    """A host whose vLLM ends with this context. `stop` is set then, so a vLLM that is starting ends
-    too.
+def open_host(run: RunFile, identity: str, index: int, stop: threading.Event) -> Iterator[VllmHost]:
+    """A host whose vLLM ends with this context. `stop` is set at the end, so that a vLLM that is
+    still starting ends too.
     """
-    host = Host(run, identity, index, stop)
+    host = VllmHost(run, identity, index, stop)
     try:
         yield host
     finally:

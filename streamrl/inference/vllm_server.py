@@ -66,7 +66,7 @@ class Keys(NamedTuple):
 class Process:
     """A vLLM that was started: its URL, the key to control it with, and its end.
 
-    It dies with the process that made it, even by SIGKILL (`leash.py`).
+    It dies with the process that made it, even by SIGKILL (`process_guard.py`).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Process:
         self._tee: subprocess.Popen[bytes] | None = None
         with self._output() as log:
             held = [sys.executable, process_guard.__file__, str(GRACE_S), *command]
-            self._leash = subprocess.Popen(
+            self._guard = subprocess.Popen(
                 held,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -95,14 +95,14 @@ class Process:
         return self._tee.stdin
 
     def alive(self) -> bool:
-        return self._leash.poll() is None
+        return self._guard.poll() is None
 
     def stop(self) -> None:
         """End it and wait until nothing of it is left."""
-        if self._leash.stdin is not None:
+        if self._guard.stdin is not None:
             with contextlib.suppress(OSError):
-                self._leash.stdin.close()
-        self._leash.wait()
+                self._guard.stdin.close()
+        self._guard.wait()
         if self._tee is not None:
             self._tee.wait()
 

@@ -23,7 +23,7 @@ from streamrl.evaluator import process, runner, show
 from streamrl.evaluator.runner import posed, recorded
 from streamrl.inference import vllm_host
 from streamrl.inference.engine import Mismatch
-from streamrl.inference.vllm_host import Served
+from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.codec import to_event
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, end_offset, read
@@ -54,12 +54,12 @@ class FakeHost:
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None: ...
 
-    def serve(self, version: PolicyVersion) -> Served:
+    def load_version(self, version: PolicyVersion) -> LoadResult:
         if version.version in World.spoilt:
             raise WeightError(f"version {version.version} is not what was announced")
         World.version = version.version
         World.served.append(version.version)
-        return Served(version.version, Mismatch(World.mismatch, 9), 0.0, None, 0.0)
+        return LoadResult(version.version, Mismatch(World.mismatch, 9), 0.0, None, 0.0)
 
     def alive(self) -> bool:
         return World.alive
@@ -80,7 +80,7 @@ class FakeClient(Policy):
     def __init__(self, pool: str = "", api_key: str = "") -> None:
         super().__init__()
 
-    def heard(self, server_id: str, server: object, old: bool = False) -> None: ...
+    def on_server(self, server_id: str, server: object, old: bool = False) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -106,7 +106,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setattr(World, name, value, raising=False)
     monkeypatch.setattr(runner, "Client", FakeClient)
-    monkeypatch.setattr(vllm_host, "Host", FakeHost)
+    monkeypatch.setattr(vllm_host, "VllmHost", FakeHost)
     for module in (process, show):
         monkeypatch.setattr(module, "check", lambda settings: None)
 

@@ -39,7 +39,7 @@ def run(scenario: Callable[[Client], Awaitable[Any]], *stubs: Stub, api_key: str
     async def play() -> Any:
         client = Client(api_key=api_key)
         for stub in stubs:
-            client.heard(stub.name, stub.record())
+            client.on_server(stub.name, stub.record())
         try:
             return await scenario(client)
         finally:
@@ -55,7 +55,7 @@ def ask(n: int = 2, env: Env = ENV) -> Callable[[Client], Awaitable[list[Sampled
 async def test_a_server_has_what_is_in_flight_on_it_counted_for_as_long_as_it_is():
     client = Client()
     with Stub("a", "held") as stub:
-        client.heard("a", stub.record())
+        client.on_server("a", stub.record())
         asking = asyncio.create_task(client.sample(QUESTION, 5, Env(attempts=1)))
         while not stub.asked:
             await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ def test_a_conversation_goes_on_with_its_last_server_while_that_is_hardly_busier
     def asked(busy: int) -> list[str]:
         async def scenario(client: Client) -> list[str]:
             client.registry.stick_margin = 4
-            client.registry.begin("b", busy)
+            client.registry.acquire("b", busy)
             return [
                 (await client.sample(QUESTION, 1, Env(), last=last))[0].server_id
                 for last in ("b", "b", "gone")
@@ -151,7 +151,7 @@ def test_another_server_is_tried(mode: str):
 def test_a_server_that_is_gone_is_not_asked_again_before_its_next_sign_of_life():
     async def scenario(client: Client) -> list[str]:
         served = [(await client.sample(QUESTION, 1, ENV))[0].server_id for _ in range(2)]
-        client.heard("a", server("a", url=client.servers()["b"].url))  # back, on another port
+        client.on_server("a", server("a", url=client.servers()["b"].url))  # back, on another port
         return [*served, (await client.sample(QUESTION, 1, ENV))[0].server_id]
 
     with Stub("a") as gone, Stub("b") as good:
@@ -166,7 +166,7 @@ def test_without_messages_the_prompt_is_the_tokens_given():
     assert [path for path, _ in stub.asked] == ["/inference/v1/generate"] and stub.asked[0][1][
         "token_ids"
     ] == [1, 9, 4]
-    assert first.prompt_tokens.tolist() == [1, 9, 4] and first.kept == 0
+    assert first.prompt_tokens.tolist() == [1, 9, 4] and first.prefix_tokens == 0
 
 
 def test_a_prompt_that_is_too_long_fails_at_once():
@@ -209,7 +209,7 @@ def test_waiting_for_the_first_server_says_so_and_can_be_cancelled(
     monkeypatch.setattr(room, "REPORT_S", 0.1)
 
     async def scenario(client: Client) -> None:
-        client.heard("a", server("a", state="starting"))
+        client.on_server("a", server("a", state="starting"))
         waiting = asyncio.create_task(client.sample(QUESTION, 1, ENV))
         await asyncio.to_thread(until, lambda: WAITING in caplog.text)
         assert not waiting.done()
@@ -223,7 +223,7 @@ def test_waiting_for_the_first_server_says_so_and_can_be_cancelled(
 
 def test_a_tombstone_removes_a_server():
     async def scenario(client: Client) -> str:
-        client.heard("a", None)
+        client.on_server("a", None)
         return (await client.sample(QUESTION, 1, ENV))[0].server_id
 
     with Stub("a") as gone, Stub("b") as good:
@@ -259,7 +259,11 @@ def test_a_conversation_goes_on_from_the_tokens_it_has():
     with Stub("a") as stub:
         stub.rendered = [*SAID, 7, 8]
         sampled, asked, prompt = go_on(stub)
-    assert prompt == [*SAID, 7, 8] == sampled.prompt_tokens.tolist() and sampled.kept == len(SAID)
+    assert prompt == [
+        *SAID,
+        7,
+        8,
+    ] == sampled.prompt_tokens.tolist() and sampled.prefix_tokens == len(SAID)
     assert asked == ["/v1/chat/completions/render", "/inference/v1/generate"]
 
 
@@ -278,7 +282,7 @@ def test_where_the_rendering_has_other_tokens_its_text_decides(
         stub.rendered = [1, 4, 10, 13, 17, 5, 30, 2, 7, 8]
         stub.texts = {tuple(SAID): "47=47", tuple(stub.rendered[:8]): text}
         sampled, asked, sent = go_on(stub)
-    assert (sent, sampled.kept) == (prompt, kept)
+    assert (sent, sampled.prefix_tokens) == (prompt, kept)
     assert asked == [
         "/v1/chat/completions/render",
         "/detokenize",
@@ -375,7 +379,7 @@ def test_an_answer_of_another_shape_is_that_servers_failure(
 def test_connections_to_servers_that_are_gone_are_closed():
     async def scenario(client: Client) -> None:
         for stub in (first, second, third):  # a server that starts again has another port
-            client.heard("a", stub.record(server_id="a"))
+            client.on_server("a", stub.record(server_id="a"))
             await client.sample(QUESTION, 1, ENV)
         assert list(client._connections) == [third.url]
 

@@ -134,7 +134,7 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
     tokenizer: Any = InferenceContext.of_model(directory).tokenizer
     url = str(api.base_url).removesuffix("/v1/")
     client, cut_otherwise = Client(heartbeat_s=60.0), 0
-    client.heard("a", Server(server_id="a", url=url, state="ready", max_model_len=256))
+    client.on_server("a", Server(server_id="a", url=url, state="ready", max_model_len=256))
     try:
         for prompt in PROMPTS:
             talk: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
@@ -161,11 +161,11 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
                     != history
                 )
                 assert (
-                    second.kept == len(history)
-                    and second.prompt_tokens.tolist()[: second.kept] == history
+                    second.prefix_tokens == len(history)
+                    and second.prompt_tokens.tolist()[: second.prefix_tokens] == history
                 ), answer
                 assert (
-                    tokenizer.decode(second.prompt_tokens[second.kept :])
+                    tokenizer.decode(second.prompt_tokens[second.prefix_tokens :])
                     == "\n<|tool|>two<eos>\n<|assistant|>"
                 )
             other = [
@@ -174,8 +174,10 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
                 {"role": "tool", "content": "two", "tool_call_id": "call-0"},
             ]
             (fork,) = await client.sample(other, 1, Env(max_tokens=5), history=history)
-            assert fork.kept == 0 and fork.prompt_tokens.tolist() == tokenizer.apply_chat_template(
-                other, add_generation_prompt=True
+            assert (
+                fork.prefix_tokens == 0
+                and fork.prompt_tokens.tolist()
+                == tokenizer.apply_chat_template(other, add_generation_prompt=True)
             )
     finally:
         await client.close()
@@ -191,7 +193,7 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(
     api, directory = serving
     tokenizer: Any = InferenceContext.of_model(directory).tokenizer
     client, talk = Client(heartbeat_s=60.0), [{"role": "user", "content": PROMPTS[0]}]
-    client.heard(
+    client.on_server(
         "a",
         Server(
             server_id="a",
@@ -215,8 +217,8 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(
             (second,) = await client.sample(more, 1, Env(max_tokens=5), history=history)
             rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
             prompt = second.prompt_tokens.tolist()
-            assert prompt[: second.kept] == (history if second.kept else []) and (
-                second.kept or prompt == rendered
+            assert prompt[: second.prefix_tokens] == (history if second.prefix_tokens else []) and (
+                second.prefix_tokens or prompt == rendered
             )
     finally:
         await client.close()
@@ -230,7 +232,7 @@ async def test_tools_are_told_to_the_template_of_a_server_without_a_parser(
         Client(heartbeat_s=60.0),
         function_tool("add", "Adds", {"numbers": "what to add"}),
     )
-    client.heard(
+    client.on_server(
         "a",
         Server(
             server_id="a",

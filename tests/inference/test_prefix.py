@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamrl.inference.prefix import behind
+from streamrl.inference.prefix import continuation_index
 from tests.support.bpe import TEMPLATE, THINKS, bpe, letters
 
 END = 9
@@ -24,7 +24,7 @@ END = 9
     ],
 )
 def test_the_place_by_hand(history: list[int], rendered: list[int], place: int | None):
-    assert behind(history, rendered) == place
+    assert continuation_index(history, rendered) == place
 
 
 def test_an_answer_in_other_tokens_keeps_them_and_what_follows_is_the_templates():
@@ -35,7 +35,7 @@ def test_an_answer_in_other_tokens_keeps_them_and_what_follows_is_the_templates(
         history = [*prompt, *letters(tokenizer, answer), tokenizer.eos_token_id]
         more = [*talk, {"role": "assistant", "content": answer}, {"role": "tool", "content": "two"}]
         rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
-        place = behind(history, rendered)
+        place = continuation_index(history, rendered)
         assert place is not None and tokenizer.decode(rendered[:place]) == tokenizer.decode(history)
         assert answer != "hello hello" or rendered[:place] != history
         assert tokenizer.decode(rendered[place:]) == "\n<|tool|>two<eos>\n<|assistant|>"
@@ -54,5 +54,5 @@ def test_a_template_that_rewrites_history_is_known_by_its_text():
         {"role": "user", "content": "hello"},
     ]
     rendered = tokenizer.apply_chat_template(more, add_generation_prompt=True)
-    place = behind(history, rendered)
+    place = continuation_index(history, rendered)
     assert place is not None and tokenizer.decode(rendered[:place]) != tokenizer.decode(history)

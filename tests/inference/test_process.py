@@ -15,7 +15,7 @@ from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
 from streamrl.inference import process, vllm_host
 from streamrl.inference.engine import Load, Mismatch, Swap
-from streamrl.inference.vllm_host import Served
+from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output, read
@@ -46,7 +46,7 @@ class Host:
         self.url, self.ended, self.stopped = "", False, False
         Host.made = self
 
-    def serve(self, version: PolicyVersion) -> Served:
+    def load_version(self, version: PolicyVersion) -> LoadResult:
         if version.version in self.bad:
             raise WeightError(
                 f"version {version.version}: model.safetensors is not what was announced"
@@ -54,7 +54,7 @@ class Host:
         self.served.append(version.version)
         swap = Swap(0.01, 0.02, 0.04) if self.url else None
         self.url = "http://127.0.0.1:8000"
-        return Served(
+        return LoadResult(
             version.version, Mismatch(self.off.get(version.version, 1e-6), 63), 0.5, swap, 0.05
         )
 
@@ -78,7 +78,7 @@ class Host:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_host, "Host", Host)
+    monkeypatch.setattr(vllm_host, "VllmHost", Host)
     monkeypatch.setattr(process, "RETRY_S", 0.2)
     for name, value in {"bad": set[int](), "off": dict[int, float](), "silent": False}.items():
         monkeypatch.setattr(Host, name, value, raising=False)

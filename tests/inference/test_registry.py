@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from streamrl.inference import registry as room
-from streamrl.inference.registry import Heard, Registry, choose, live
+from streamrl.inference.registry import KnownServer, Registry, choose_server, live_servers
 from streamrl.records import Server
 
 
@@ -27,7 +27,7 @@ def server(name: str, **fields: Any) -> Server:
 def chosen(
     load: dict[str, float], last: str = "", margin: float = 0, asked: dict[str, int] | None = None
 ) -> str | None:
-    found = choose([server(name) for name in load], load, asked or {}, last, margin)
+    found = choose_server([server(name) for name in load], load, asked or {}, last, margin)
     return found and found.server_id
 
 
@@ -37,12 +37,12 @@ def test_only_live_servers_of_the_pool_are_asked():
         server("broken", state="error"),
         server("elsewhere", pool="evaluation"),
     ]
-    heard = [Heard(s, 100.0) for s in (server("a"), server("b"), *others)] + [
-        Heard(server("silent"), 100.0 - room.SILENT_S - 1)
+    heard = [KnownServer(s, 100.0) for s in (server("a"), server("b"), *others)] + [
+        KnownServer(server("silent"), 100.0 - room.SILENT_S - 1)
     ]
-    assert [s.server_id for s in live(heard, "generation", 100.0)] == ["a", "b"]
-    assert [s.server_id for s in live(heard, "generation", 100.0, avoid={"b"})] == ["a"]
-    assert [s.server_id for s in live(heard, "evaluation", 100.0)] == ["elsewhere"]
+    assert [s.server_id for s in live_servers(heard, "generation", 100.0)] == ["a", "b"]
+    assert [s.server_id for s in live_servers(heard, "generation", 100.0, avoid={"b"})] == ["a"]
+    assert [s.server_id for s in live_servers(heard, "evaluation", 100.0)] == ["elsewhere"]
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0])
@@ -51,7 +51,7 @@ def test_the_clock_of_another_machine_decides_nothing(skew_s: float):
     heard of, and no longer.
     """
     registry = Registry("generation")
-    registry.heard("a", server("a", heartbeat_s=500.0 + skew_s), 500.0)
+    registry.on_server("a", server("a", heartbeat_s=500.0 + skew_s), 500.0)
     assert (
         registry.choose(500.0 + room.SILENT_S) is not None
         and registry.choose(501.0 + room.SILENT_S) is None
@@ -60,15 +60,15 @@ def test_the_clock_of_another_machine_decides_nothing(skew_s: float):
 
 def test_three_heartbeats_may_pass_however_long_they_are():
     registry = Registry("generation", heartbeat_s=30.0)
-    registry.heard("a", server("a"), 0.0)
+    registry.on_server("a", server("a"), 0.0)
     assert registry.choose(90.0) is not None and registry.choose(91.0) is None
 
 
 def test_a_record_from_before_this_process_is_no_sign_of_life():
     registry = Registry("generation")
-    registry.heard("a", server("a"), 0.0, old=True)
+    registry.on_server("a", server("a"), 0.0, old=True)
     assert registry.choose(0.0) is None and registry.age("a", 0.0) == float("inf")
-    registry.heard("a", server("a"), 1.0)
+    registry.on_server("a", server("a"), 1.0)
     assert registry.choose(1.0) is not None
 
 
@@ -79,13 +79,13 @@ def test_servers_whose_probe_failed_are_asked_only_where_no_other_is_ready(
     over.
     """
     registry = Registry("generation")
-    registry.heard("a", server("a", state="error", doubted=True, error="off by 0.11"), 100.0)
-    registry.heard("dead", server("dead", state="error"), 100.0)
+    registry.on_server("a", server("a", state="error", doubted=True, error="off by 0.11"), 100.0)
+    registry.on_server("dead", server("dead", state="error"), 100.0)
     with caplog.at_level("INFO"):
         for _ in range(2):
             found = registry.choose(100.0)
             assert found is not None and found.server_id == "a"
-        registry.heard("b", server("b"), 100.0)
+        registry.on_server("b", server("b"), 100.0)
         found = registry.choose(100.0)
         assert found is not None and found.server_id == "b"
     assert [record.message for record in caplog.records] == [
@@ -105,7 +105,7 @@ def test_the_least_loaded_is_chosen_and_of_equals_the_one_asked_longest_ago():
 
 def test_loads_less_than_half_a_request_apart_are_equal():
     found = [
-        choose([server("a"), server("b")], {"a": load, "b": 2}, {"b": 1}, grain=8 / 2)
+        choose_server([server("a"), server("b")], {"a": load, "b": 2}, {"b": 1}, grain=8 / 2)
         for load in (5.9, 6)
     ]
     assert [s and s.server_id for s in found] == ["a", "b"]
@@ -132,35 +132,37 @@ def loads(registry: Registry) -> dict[str, float]:
 
 def test_load_is_what_is_in_flight_from_here_plus_what_others_have_by_the_reports():
     registry = Registry("generation")
-    registry.begin("a", 8)
-    registry.begin("b", 8)
-    registry.heard("a", server("a", in_flight=8), 100.0)  # its 8 are ours, and counted once
-    registry.heard("b", server("b", in_flight=12), 100.0)  # four are somebody else's
+    registry.acquire("a", 8)
+    registry.acquire("b", 8)
+    registry.on_server("a", server("a", in_flight=8), 100.0)  # its 8 are ours, and counted once
+    registry.on_server("b", server("b", in_flight=12), 100.0)  # four are somebody else's
     assert loads(registry) == {"a": 8, "b": 12}
-    registry.begin("a", 2)
-    registry.end("b", 8)
+    registry.acquire("a", 2)
+    registry.release("b", 8)
     assert loads(registry) == {"a": 10, "b": 4}
-    registry.heard("b", server("b", in_flight=14), 100.0)  # a fifth of the news is believed at once
+    registry.on_server(
+        "b", server("b", in_flight=14), 100.0
+    )  # a fifth of the news is believed at once
     assert loads(registry) == {"a": 10, "b": 4 + 0.2 * 10}
 
 
 def test_a_report_from_before_our_requests_came_is_no_reason_to_send_more():
     registry = Registry("generation")
-    registry.begin("a", 8)
-    registry.heard("a", server("a", in_flight=0), 100.0)
-    registry.end("a", 8)
+    registry.acquire("a", 8)
+    registry.on_server("a", server("a", in_flight=0), 100.0)
+    registry.release("a", 8)
     assert loads(registry) == {"a": 0}  # not -8
 
 
 def test_a_suspect_is_left_alone_until_it_is_heard_of():
     registry = Registry("generation")
     for name in ("a", "b"):
-        registry.heard(name, server(name), 100.0)
-    registry.suspect("a")
+        registry.on_server(name, server(name), 100.0)
+    registry.mark_failed("a")
     assert [registry.choose(100.0).server_id for _ in range(2)] == ["b", "b"]  # type: ignore[union-attr]
-    registry.suspect("b")
+    registry.mark_failed("b")
     assert registry.choose(100.0) is None
-    registry.heard("a", server("a"), 100.0)
+    registry.on_server("a", server("a"), 100.0)
     assert registry.choose(100.0).server_id == "a"  # type: ignore[union-attr]
 
 
@@ -203,7 +205,7 @@ class World:
 
     def tell(self, name: str, record: Server | None) -> None:
         for registry in self.registries:
-            registry.heard(name, record, self.now)
+            registry.on_server(name, record, self.now)
 
     def group(self, registry: Registry, size: int, turns: int) -> None:
         """`size` rollouts in one request, which go on by themselves; then another group, for ever."""
@@ -228,12 +230,12 @@ class World:
         found = registry.choose(self.now, sequences, last=last)
         assert found is not None
         name = found.server_id
-        registry.begin(name, sequences)
+        registry.acquire(name, sequences)
         self.asked[name] += 1
         self.flying[name] += sequences
 
         def end() -> None:
-            registry.end(name, sequences)
+            registry.release(name, sequences)
             self.flying[name] -= sequences
             then(name)
 
@@ -275,7 +277,7 @@ def test_clients_do_not_run_after_the_same_server(monkeypatch: pytest.MonkeyPatc
     """
 
     def spread(news: float) -> float:
-        monkeypatch.setattr(room, "NEWS", news)
+        monkeypatch.setattr(room, "LOAD_EMA", news)
         world, seen = World("abc", 4, margin=8), list[float]()
         for registry in world.registries:
             for _ in range(10):

@@ -14,8 +14,8 @@ from streamrl.config import run_file
 from streamrl.errors import WeightError
 from streamrl.inference import process
 from streamrl.inference.engine import Mismatch
-from streamrl.inference.process import Announcements, Entry, serve
-from streamrl.inference.vllm_host import Host, Served
+from streamrl.inference.process import Registration, VersionFollower, serve
+from streamrl.inference.vllm_host import LoadResult, VllmHost
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output
@@ -35,12 +35,12 @@ class Told:
     def __init__(self, answers: Sequence[float | Exception], stop: threading.Event) -> None:
         self.answers, self.asked, self._stop = list(answers), list[PolicyVersion](), stop
 
-    def serve(self, version: PolicyVersion) -> Served:
+    def load_version(self, version: PolicyVersion) -> LoadResult:
         self.asked.append(version)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return Served(version.version, Mismatch(answer, 7), 0.0, None, 0.0)
+        return LoadResult(version.version, Mismatch(answer, 7), 0.0, None, 0.0)
 
     def alive(self) -> bool:
         return True
@@ -57,12 +57,15 @@ def served(
     log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
     run = run_file.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})
     publish(log, *(Output("policy-versions", "lead", record) for record in announced))
-    host, entry = Told(answers, stop), Entry(log, Server(server_id="inference-0", url=""), 0.01)
+    host, entry = (
+        Told(answers, stop),
+        Registration(log, Server(server_id="inference-0", url=""), 0.01),
+    )
     with ThreadPoolExecutor(1) as worker:
         serve(
             run,
-            Announcements(log, "lead"),
-            cast(Host, host),
+            VersionFollower(log, "lead"),
+            cast(VllmHost, host),
             worker,
             entry,
             Meter(log, "inference-0"),

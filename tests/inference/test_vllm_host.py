@@ -10,7 +10,7 @@ import pytest
 from streamrl.config import run_file
 from streamrl.errors import InferenceError, WeightError
 from streamrl.inference import vllm_server
-from streamrl.inference.vllm_host import Host
+from streamrl.inference.vllm_host import VllmHost
 from streamrl.records import PolicyVersion
 from streamrl.weights.store import Store
 
@@ -29,9 +29,9 @@ def test_weights_from_outside_the_store_never_get_to_vllm(
     (run.directory / "weights").mkdir()
     (run.directory / "weights" / "linked").symlink_to(claim.uri.removeprefix("file://"))
     monkeypatch.setattr(vllm_server, "start", lambda *arguments: pytest.fail("vLLM was started"))
-    host = Host(run, "inference-0", 0, threading.Event())
+    host = VllmHost(run, "inference-0", 0, threading.Event())
     with pytest.raises(WeightError, match="refused"):
-        host.serve(
+        host.load_version(
             PolicyVersion(
                 learner="lead",
                 version=1,
@@ -44,4 +44,4 @@ def test_weights_from_outside_the_store_never_get_to_vllm(
 def test_before_vllm_is_up_there_are_no_metrics_of_it(tmp_path: Path):
     run = run_file.parse({"run": "r", "runs_dir": str(tmp_path), "envs": {"e": {}}})
     with pytest.raises(InferenceError, match="vLLM is not up yet"):
-        Host(run, "inference-0", 0, threading.Event()).vllm_metrics()
+        VllmHost(run, "inference-0", 0, threading.Event()).vllm_metrics()

@@ -233,7 +233,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Si
             "parent",
         ]
     )
-    # leash, command, its child
+    # guard, command, its child
     family = wait_for(
         lambda: psutil.Process(owner.pid).children(recursive=True), lambda found: len(found) == 3
     )

@@ -157,7 +157,7 @@ class Live:
             while messages := reader.poll(512, 0.0):
                 for event in (to_event(message, ("server",)) for message in messages):
                     if not identities or event.key in identities:
-                        client.heard(event.key, event.record)  # type: ignore[arg-type]
+                        client.on_server(event.key, event.record)  # type: ignore[arg-type]
 
         async def follow() -> None:
             while True:
@@ -240,7 +240,7 @@ def vllm_processes(url: str) -> list[psutil.Process]:
         if (
             "vllm.entrypoints.openai.api_server" in line
             and line[line.index("--port") + 1] == port
-            and "leash.py" not in " ".join(line[:3])
+            and "process_guard.py" not in " ".join(line[:3])
         ):
             return [found, *found.children(recursive=True)]
     return []

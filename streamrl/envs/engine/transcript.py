@@ -80,8 +80,8 @@ class Transcript:
         asked = Turn(
             message=text_of(prompt),
             role=str(prompt[-1]["role"]) if self.turns else "user",
-            tokens=sampled.prompt_tokens[sampled.kept :],
-            fork=bool(self.turns) and not sampled.kept,
+            tokens=sampled.prompt_tokens[sampled.prefix_tokens :],
+            fork=bool(self.turns) and not sampled.prefix_tokens,
             timestamp=time_s - sampled.latency_s,
         )
         said = Turn(

@@ -353,7 +353,7 @@ def test_a_program_that_fails_is_run_answered_with_its_failure_and_tried_again(t
 
     async def played() -> Rollout:
         client = Client()
-        client.heard("coder", server.record())
+        client.on_server("coder", server.record())
         try:
             settings = run_file.Env(
                 max_tokens=200,
