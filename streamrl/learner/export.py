@@ -1,5 +1,5 @@
-"""A Levanter model to a Hugging Face directory that vLLM loads: safetensors, and the settings and
-tokenizer of the model it started from.
+"""Export of a Levanter model to a Hugging Face directory that vLLM loads: safetensors, with the
+config and tokenizer of the initial model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from haliax.jax_utils import is_jax_array_like
 from haliax.state_dict import flatten_modules_for_export, to_state_dict
 from jax.experimental.multihost_utils import process_allgather
 
-from streamrl.weights.manifest import CARRIED, CONFIG, INDEX, at_once
+from streamrl.weights.manifest import CONFIG, INDEX, TOKENIZER_FILES, parallel_map
 
 WEIGHTS, HEAD, EMBEDDING = "model.safetensors", "lm_head.weight", "model.embed_tokens.weight"
 SHARDS, SHARD_BYTES = 8, 16 << 20  # files that a large model is at most, and what each has at least
@@ -28,11 +28,11 @@ HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding
 
 @eqx.filter_jit
 def _named(model: Any) -> dict[str, jax.Array]:
-    """Tensors by their Hugging Face names. One program: layers lie stacked, and cutting them one by
-    one takes longer than a small model's writing.
+    """Tensors by their Hugging Face names. It is one compiled program, because layers are stacked,
+    and slicing them one by one takes longer than writing a small model.
 
-    Each is a copy, also one that is cut out of nothing: the next step of training takes the memory
-    of the model for its own.
+    Each tensor is a copy, even if nothing was sliced, because the next training step donates the
+    model's memory.
     """
     return {
         name: jnp.copy(tensor)
@@ -43,8 +43,8 @@ def _named(model: Any) -> dict[str, jax.Array]:
 
 
 def state_dict(model: Any) -> dict[str, np.ndarray]:
-    """Tensors by their Hugging Face names, in memory of their own. The processes of a learner come
-    to it together: each has its part.
+    """Tensors by their Hugging Face names, in memory of their own. All processes of a learner call
+    this together, because each has only its shards.
     """
     return {
         name: np.asarray(process_allgather(tensor, tiled=True))
@@ -53,21 +53,21 @@ def state_dict(model: Any) -> dict[str, np.ndarray]:
 
 
 def size_bytes(tensors: Mapping[str, np.ndarray]) -> int:
-    """About what an export takes: the parameters, without the tokenizer."""
+    """The approximate size of an export: the parameters, without the tokenizer."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool = True) -> None:
-    """Write the weights alone. The same weights give the same bytes: tensors lie in the order of
-    their names. Raises OSError.
+    """Write the weights alone. The same weights give the same bytes, because tensors are ordered by
+    name. Raises OSError.
 
-    `head`: it is always among them; on a CPU, vLLM keeps the one it started with when it is
-    missing.
+    `head`: write the head even if it is tied to the embedding. Without it, vLLM on a CPU would keep
+    the head that it was started with.
     """
     if head and HEAD not in tensors:
         tensors = {**tensors, HEAD: tensors[EMBEDDING]}
-    files = shards({name: tensors[name].nbytes for name in sorted(tensors)})
-    at_once(
+    files = split_into_files({name: tensors[name].nbytes for name in sorted(tensors)})
+    parallel_map(
         lambda file: write_tensors(directory / file, {name: tensors[name] for name in files[file]}),
         files,
     )
@@ -80,11 +80,12 @@ def save_weights(tensors: Mapping[str, np.ndarray], directory: Path, head: bool 
         (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
 
 
-def shards(sizes: Mapping[str, int]) -> dict[str, list[str]]:
-    """The tensors of each file, by its name, as Hugging Face calls them. A small model is one file,
-    a large one SHARDS of about the same size: several can be written, hashed and copied at a time.
+def split_into_files(sizes: Mapping[str, int]) -> dict[str, list[str]]:
+    """The names of the tensors in each file, by the file's Hugging Face name. A small model is one
+    file. A large one is up to SHARDS files of similar size, so that several can be written, hashed
+    and copied in parallel.
 
-    `sizes`: bytes of each tensor; they stay in this order.
+    `sizes`: bytes of each tensor. The order is kept.
     """
     total, gone = sum(sizes.values()), 0
     count, cut = min(max(total // SHARD_BYTES, 1), SHARDS), list[list[str]]()
@@ -103,10 +104,12 @@ def shards(sizes: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """A safetensors file, as its own library writes it, without the copies in memory that this
-    makes. Raises OSError.
+    """Write a safetensors file with the bytes that `safetensors.numpy.save_file` would write. That
+    function first copies every tensor to a bytes object, which would be a second copy of the whole
+    model in memory. Raises OSError.
     """
-    described, end = dict[str, Any]({"__metadata__": {"format": "pt"}}), 0
+    described = dict[str, Any]({"__metadata__": {"format": "pt"}})
+    end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
         described[name] = {
@@ -123,25 +126,23 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def save(tensors: Mapping[str, np.ndarray], origin: Path, directory: Path) -> None:
-    """Write weights, settings and tokenizer: a directory that starts a server. Raises OSError.
+    """Write weights, config and tokenizer: a directory that a server can load. Raises OSError.
 
-    `tensors`: of `state_dict`. `origin`: the directory that the model was loaded from.
+    `tensors`: from `state_dict`. `origin`: the directory that the model was loaded from.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for name in CARRIED:
+    for name in TOKENIZER_FILES:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, directory / name)
-    settings = described(json.loads((origin / CONFIG).read_text()))
+    settings = export_config(json.loads((origin / CONFIG).read_text()))
     (directory / CONFIG).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
     save_weights(tensors, directory, head=settings.get("model_type") not in HEADLESS)
 
 
-def described(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a model (config.json) as they are of what is written: float32, and with a
-    head, which is to be read.
-    """
+def export_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of an export: float32, with an untied head, which a server must read."""
     tied = {} if settings.get("model_type") in HEADLESS else {"tie_word_embeddings": False}
-    # a server refuses it, for it has Python code loaded
+    # A server refuses auto_map, because it loads Python code.
     without_code = {name: value for name, value in settings.items() if name != "auto_map"}
     return {
         **without_code,

@@ -38,7 +38,7 @@ from streamrl.log.codec import to_message
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Output, Writer
 from streamrl.records import PolicyVersion, Probe
-from streamrl.weights.store import Store, every_nth
+from streamrl.weights.store import Store, pinned_for_eval
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -325,6 +325,6 @@ class VersionPublisher:
         """
         run = self.policy.run
         reference = reference_version(run, version) if run.learner.uses_scorer_pool else 0
-        return ({reference} if reference else set[int]()) | every_nth(
+        return ({reference} if reference else set[int]()) | pinned_for_eval(
             version, run.weights.keep_versions, run.eval.interval
         )

@@ -21,7 +21,7 @@ from streamrl.learner.trainer import (
     open_trainer,
 )
 from streamrl.log.protocol import Log
-from streamrl.weights.store import Store, Stored
+from streamrl.weights.store import Store, WeightRef
 
 Progress = Callable[[int, int], None]  # (versions done, of how many)
 
@@ -85,7 +85,9 @@ def recorded_inputs(log: Log, policy: PolicyTrainer) -> Iterator[TrainingInput]:
     return (taken for taken in there if policy.is_due(taken.batch))
 
 
-def seed_fork(parent: RunFile, run: RunFile, log: Log, version: int, progress: Progress) -> Stored:
+def seed_fork(
+    parent: RunFile, run: RunFile, log: Log, version: int, progress: Progress
+) -> WeightRef:
     """Give a fork its beginning: the parent's policy and optimizer at `version`, the initial model,
     and the weights in the fork's store.
 

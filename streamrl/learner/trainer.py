@@ -38,7 +38,7 @@ from streamrl.learner.reference import (
 from streamrl.learner.update import Updater
 from streamrl.records import Batch, Probe, Scores, token_dtype
 from streamrl.weights.manifest import describe
-from streamrl.weights.store import Store, Stored, version_name
+from streamrl.weights.store import Store, WeightRef, version_name
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ResumePoint(NamedTuple):
 class ExportResult(NamedTuple):
     """Weights that are in the store, and how long that took."""
 
-    stored: Stored
+    stored: WeightRef
     export_s: float  # from memory to files
     hash_s: float  # until they stand in the store, with their manifest
 

@@ -59,7 +59,7 @@ from streamrl.records import (
     ScoredGroup,
     Visit,
 )
-from streamrl.weights.store import Stored
+from streamrl.weights.store import WeightRef
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
     return run
 
 
-def _seed(parent: RunFile, run: RunFile, old: Log, version: int, progress: OnProgress) -> Stored:
+def _seed(parent: RunFile, run: RunFile, old: Log, version: int, progress: OnProgress) -> WeightRef:
     # JAX, and only now: it does not like processes to be started beside it
     from streamrl.learner.recompute import seed_fork
 

@@ -1,5 +1,5 @@
-"""What a version consists of: every file with its size and SHA-256. The hash of the manifest stands
-for the version.
+"""The manifest of a version: every file with its size and SHA-256. The hash of the manifest
+identifies the version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamrl.errors import WeightError
 
 MANIFEST = "manifest.json"
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-CARRIED = (  # of the model that training begins with, as they are
+TOKENIZER_FILES = (  # of the model that training begins with, as they are
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -27,31 +27,30 @@ CARRIED = (  # of the model that training begins with, as they are
     "merges.txt",
     "chat_template.jinja",
 )
-NAMES = (CONFIG, INDEX, *CARRIED)  # of a version's files, besides *.safetensors
+NAMES = (CONFIG, INDEX, *TOKENIZER_FILES)  # of a version's files, besides *.safetensors
 CHUNK_BYTES = 1 << 20
 T = TypeVar("T")
 R = TypeVar("R")
 
 _threads = ThreadPoolExecutor(os.cpu_count(), "files")
-"""Kept: begun right behind a step of training, which then gives its memory back, a thread took 50
-ms to run (measured).
-"""
+"""Module-level on purpose: starting a thread right after a training step, while XLA frees memory,
+took 50 ms."""
 
 
 class Readable(Protocol):
-    """An open file, here or in a store."""
+    """An open file, on this machine or in a store."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
-class File(NamedTuple):
+class WeightFile(NamedTuple):
     name: str  # a plain file name: versions are flat directories
     size_bytes: int
     sha256: str
 
 
 class Manifest(NamedTuple):
-    files: tuple[File, ...]  # by name
+    files: tuple[WeightFile, ...]  # by name
 
     @property
     def size_bytes(self) -> int:
@@ -63,22 +62,22 @@ class Manifest(NamedTuple):
 
 
 def describe(directory: Path) -> Manifest:
-    """The manifest of the files that lie in a directory, itself excepted."""
+    """The manifest of the files in a directory, without the manifest file itself."""
     names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
-    return Manifest(tuple(at_once(lambda name: hashed(directory / name), names)))
+    return Manifest(tuple(parallel_map(lambda name: hash_file(directory / name), names)))
 
 
-def hashed(path: Path) -> File:
+def hash_file(path: Path) -> WeightFile:
     with path.open("rb") as opened:
         size_bytes, sha256 = digest(opened)
-    return File(path.name, size_bytes, sha256)
+    return WeightFile(path.name, size_bytes, sha256)
 
 
 def digest(
     opened: Readable, copy_to: BinaryIO | None = None, limit: int | None = None
 ) -> tuple[int, str]:
-    """(bytes, SHA-256) of what is left to read, or of its first `limit` bytes; written on to
-    `copy_to` in the same pass.
+    """(bytes, SHA-256) of the rest of an open file, or of its next `limit` bytes. They are written
+    to `copy_to` in the same pass.
     """
     state, size_bytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(CHUNK_BYTES))
     while read := opened.readinto(buffer if limit is None else buffer[: limit - size_bytes]):
@@ -89,11 +88,11 @@ def digest(
     return size_bytes, state.hexdigest()
 
 
-def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """`work` of each, in their order, as many at a time as there are cores: hashing, reading and
-    writing leave Python to the others.
+def parallel_map(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Apply `work` to the items, in parallel on all cores, and return the results in order.
+    Hashing, reading and writing release Python's lock.
 
-    When one fails, the others have ended before that is raised.
+    If one fails, its error is raised once all others have ended.
     """
     running = [_threads.submit(work, item) for item in items]
     wait(running)
@@ -101,7 +100,7 @@ def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """JSON; the same files give the same bytes."""
+    """The manifest as JSON. The same files give the same bytes."""
     return (
         json.dumps({"files": [file._asdict() for file in manifest.files]}, sort_keys=True, indent=1)
         + "\n"
@@ -114,23 +113,23 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     """
     try:
         files = tuple(
-            File(str(f["name"]), int(f["size_bytes"]), str(f["sha256"]))
+            WeightFile(str(f["name"]), int(f["size_bytes"]), str(f["sha256"]))
             for f in json.loads(data)["files"]
         )
     except (ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{where} is not a manifest ({type(error).__name__}: {error})") from None
-    if bad := [file.name for file in files if not plain(file.name)]:
+    if bad := [file.name for file in files if not is_plain_filename(file.name)]:
         raise WeightError(f"{where} names {bad[0]!r}, which is not a plain file name")
     return Manifest(files)
 
 
-def plain(name: str) -> bool:
-    """A file name that stays in its directory."""
+def is_plain_filename(name: str) -> bool:
+    """Whether the name is a file name that stays in its directory."""
     return name not in ("", ".", "..", MANIFEST) and not set(name) & set("/\\\0")
 
 
-def differences(expected: Iterable[File], found: Iterable[File]) -> list[str]:
-    """What is wrong with a copy, file by file; empty when it is whole."""
+def differences(expected: Iterable[WeightFile], found: Iterable[WeightFile]) -> list[str]:
+    """The differences between a copy and what is expected, file by file. Empty if there are none."""
     there = {file.name: file for file in found}
     problems: list[str] = []
     for file in expected:

@@ -1,11 +1,11 @@
-"""Where versions lie: directories in a store (any fsspec URI), written under a temporary name,
-verified, renamed, then announced by claim check.
+"""The weight store: versions as directories under any fsspec URI. A version is written under a
+temporary name, verified and renamed, and then announced by its URI, size and hash (claim check).
 
-The name of a version ends with the beginning of its hash, so that two results of one version (a
-learner that was taken for dead, a new lineage) lie beside each other, and what is announced is
-never replaced. Nothing is trusted because of its name: what is pulled is hashed against the
-announcement, and only from the configured store. A file system may raise anything; whatever it
-raises is a WeightError.
+A directory's name ends with the beginning of its hash, so two results of one version (by a learner
+that was taken for dead, or of a new lineage) lie next to each other, and what was announced is
+never replaced. No name is trusted: what is pulled must come from the configured store, and its hash
+must be the announced one. A file system may raise anything; here every error of it becomes a
+WeightError.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from streamrl.weights.manifest import (
     CONFIG,
     MANIFEST,
     NAMES,
-    File,
     Manifest,
-    at_once,
+    WeightFile,
     describe,
     differences,
     digest,
     from_bytes,
-    plain,
+    is_plain_filename,
+    parallel_map,
     to_bytes,
 )
 
@@ -54,8 +54,8 @@ MANIFEST_BYTES = 16 << 20  # that are read of a manifest: 100,000 files
 VERSION_NAME = re.compile(r"v(\d{6,})(-[0-9a-f]{16})?")  # without a hash: of an earlier streamrl
 
 
-class Stored(NamedTuple):
-    """The claim check."""
+class WeightRef(NamedTuple):
+    """The claim check: where a version lies, and what it must be."""
 
     uri: str
     size_bytes: int
@@ -63,13 +63,13 @@ class Stored(NamedTuple):
 
 
 def version_name(version: int) -> str:
-    """v000012: sorts as it counts."""
+    """v000012: names sort in the order of versions."""
     return f"v{version:06d}"
 
 
-def every_nth(newest: int, keep: int, every: int) -> set[int]:
-    """The last `keep` of every `every`-th version up to `newest`, which the evaluator may still
-    wait for; none when `every` is 0.
+def pinned_for_eval(newest: int, keep: int, every: int) -> set[int]:
+    """The last `keep` of the versions up to `newest` that `every` divides, which the evaluator may
+    still need. Empty if `every` is 0.
     """
     return (
         {
@@ -83,41 +83,41 @@ def every_nth(newest: int, keep: int, every: int) -> set[int]:
 
 
 class Store:
-    """The versions of one learner under `root`, a directory URI. All its failures are WeightErrors."""
+    """The versions of one learner under `root`, a directory URI. All its errors are WeightErrors."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
         self._fs, self._path = _open(self.root)
 
-    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> Stored:
-        """Have `write` write a version into a local directory. It stands in the store whole, or
-        nothing of it is left. Returns its claim check.
+    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> WeightRef:
+        """Call `write` with a local directory, and put what it writes into the store, as a whole or
+        not at all. Returns the claim check.
 
-        `size_bytes`: what it will take, for the message when the store is full. What `write` raises
-        is raised, an OSError as a WeightError.
+        `size_bytes`: the expected size, for the error message when the store is full. What `write`
+        raises is raised, an OSError as a WeightError.
         """
         name = version_name(version)
         temporary = f"{self._path}/{TEMPORARY}{name}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with self._removed_after(temporary), self._scratch(temporary) as directory:
                 write(directory)
-                manifest = self._finish(directory, temporary, name)
+                manifest = self._publish(directory, temporary, name)
         except OSError as error:
-            raise self._failure(name, size_bytes, error) from None
-        return Stored(
+            raise self._write_error(name, size_bytes, error) from None
+        return WeightRef(
             f"{self.root}/{_directory(name, manifest.sha256)}", manifest.size_bytes, manifest.sha256
         )
 
     def holds(self, version: PolicyVersion) -> bool:
-        """Does a version lie where it was announced, as it was announced, and is that in this
-        store? All of it is read.
+        """Whether the announced version is in this store, with the announced contents. All of it is
+        read.
 
-        Raises WeightError where nobody can tell.
+        Raises WeightError if that cannot be determined.
         """
         if not version.uri.startswith(f"{self.root}/"):
             return False
         path = _open(version.uri)[1]
-        if not _told(
+        if not _as_weight_error(
             lambda: self._fs.exists(f"{path}/{MANIFEST}"), f"the weight store {self.root}"
         ):
             return False
@@ -130,8 +130,8 @@ class Store:
         )
 
     def clear(self) -> None:
-        """Remove what processes that died while they wrote have left. Only for the one process that
-        writes. Best effort: it is only room.
+        """Remove what processes that died have left half-written. Only the one process that writes
+        may call this. An error is logged and not raised, because only space is at stake.
         """
         try:
             left = self._fs.glob(f"{self._path}/{TEMPORARY}*")
@@ -143,39 +143,37 @@ class Store:
             )
 
     def versions(self) -> list[int]:
-        """Those in the store, oldest first. Raises WeightError."""
+        """The versions in the store, oldest first. Raises WeightError."""
         return sorted(self._names())
 
     def _names(self) -> dict[int, list[str]]:
-        """The directories of each version: one for each result it has had."""
+        """The directories of each version: one for each of its results."""
 
         def listed() -> list[str]:
             return self._fs.ls(self._path, detail=False) if self._fs.exists(self._path) else []
 
         found = dict[int, list[str]]()
-        for path in _told(listed, f"the weight store {self.root} cannot be listed"):
+        for path in _as_weight_error(listed, f"the weight store {self.root} cannot be listed"):
             name = str(path).rstrip("/").rpartition("/")[2]
             if match := VERSION_NAME.fullmatch(name):
                 found.setdefault(int(match[1]), []).append(name)
         return found
 
     def prune(self, newest: int, keep: int, but: Container[int] = ()) -> None:
-        """Delete all versions but the `keep` up to `newest`, and `but` these. Later ones are left
-        alone: they will be written again.
-
-        Raises WeightError.
+        """Delete all versions up to `newest` except the last `keep` and those in `but`. Later
+        versions stay: they will be written again. Raises WeightError.
         """
         for version, names in self._names().items():
             if version <= newest - keep and version not in but:
                 for name in names:
-                    _told(
+                    _as_weight_error(
                         partial(self._remove, f"{self._path}/{name}"),
                         f"{name} cannot be deleted from the weight store {self.root}",
                     )
 
     @contextmanager
     def _removed_after(self, path: str) -> Generator[None]:
-        """Nothing is at `path` afterwards."""
+        """Remove `path` at the end of the block."""
         try:
             yield
         finally:
@@ -188,30 +186,32 @@ class Store:
 
     @contextmanager
     def _scratch(self, temporary: str) -> Generator[Path]:
-        """Where it is written at first: in the store itself, if that is a directory of this
-        machine.
+        """The directory that a version is first written to. If the store is a directory of this
+        machine, it lies in the store itself.
         """
-        if _local(self._fs):
+        if _is_local(self._fs):
             Path(temporary).mkdir(parents=True)
             yield Path(temporary)
         else:
             with tempfile.TemporaryDirectory() as scratch:
                 yield Path(scratch)
 
-    def _finish(self, directory: Path, temporary: str, name: str) -> Manifest:
+    def _publish(self, directory: Path, temporary: str, name: str) -> Manifest:
         manifest = describe(directory)
         (directory / MANIFEST).write_bytes(to_bytes(manifest))
         final = f"{self._path}/{_directory(name, manifest.sha256)}"
-        _told(
+        _as_weight_error(
             lambda: self._move(directory, temporary, final, manifest),
             f"{name} could not be written to the weight store {self.root}",
         )
         return manifest
 
     def _move(self, directory: Path, temporary: str, final: str, manifest: Manifest) -> None:
-        if not _local(self._fs):
+        if not _is_local(self._fs):
             self._fs.put(f"{directory}/", f"{temporary}/", recursive=True)
-            _raise_if(differences(manifest.files, files_in(self._fs, temporary, manifest)), final)
+            _raise_if_different(
+                differences(manifest.files, files_in(self._fs, temporary, manifest)), final
+            )
         if self._fs.exists(final):
             if not differences(
                 manifest.files, files_in(self._fs, final, manifest)
@@ -220,11 +220,11 @@ class Store:
             self._remove(final)  # damaged
         self._fs.mv(temporary, final, recursive=True)
 
-    def _failure(self, name: str, size_bytes: int, error: OSError) -> WeightError:
+    def _write_error(self, name: str, size_bytes: int, error: OSError) -> WeightError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = (
                 f", {shutil.disk_usage(_existing(Path(self._path))).free} are free"
-                if _local(self._fs)
+                if _is_local(self._fs)
                 else ""
             )
             hint = "free some space, lower weights.keep_versions, or set weights.store"
@@ -241,9 +241,9 @@ def _directory(name: str, sha256: str) -> str:
     return f"{name}-{sha256[:16]}"
 
 
-def _told(ask: Callable[[], T], what: str) -> T:
-    """What a file system answers. Raises WeightError for whatever it raises but an OSError with an
-    errno, which says what to do about it.
+def _as_weight_error(ask: Callable[[], T], what: str) -> T:
+    """The result of `ask`, with every error as a WeightError, except for a full disk, which the
+    caller reports with what to do about it.
     """
     try:
         return ask()
@@ -258,16 +258,16 @@ def _told(ask: Callable[[], T], what: str) -> T:
 
 
 def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool = False) -> Path:
-    """Copy an announced version to `destination` and verify it on the way. Raises WeightError, and
-    leaves nothing, if it is not what was announced.
+    """Copy an announced version to `destination`, and verify it on the way. If it is not what was
+    announced, raises WeightError and leaves nothing.
 
-    `store_root`: the configured store; a URI outside it is refused, whatever it says. `link`: for
-    who only reads it: files of this user on the same file system are not copied, but get another
-    name there, which stays when the store deletes its own.
+    `store_root`: the configured store. A URI outside it is refused. `link`: for callers that only
+    read; files of this user on the same file system are hard-linked instead of copied, and stay
+    when the store deletes its own name.
     """
     where = f"version {version.version} at {version.uri}"
-    fs, path = _open(inside(version.uri, store_root))
-    if _local(fs):
+    fs, path = _open(check_inside_store(version.uri, store_root))
+    if _is_local(fs):
         _refuse_links(Path(path), Path(_open(store_root)[1]), where)
     manifest = read_manifest(fs, path)
     if (manifest.size_bytes, manifest.sha256) != (version.size_bytes, version.sha256):
@@ -279,7 +279,7 @@ def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool 
     shutil.rmtree(destination, ignore_errors=True)
     try:
         destination.mkdir(parents=True)
-        _raise_if(
+        _raise_if_different(
             differences(manifest.files, files_in(fs, path, manifest, destination, link)), where
         )
         check_settings(destination, where)
@@ -296,14 +296,16 @@ def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool 
     return destination
 
 
-def inside(uri: str, store_root: str) -> str:
-    """The URI, if it lies in the store by plain names. Raises WeightError otherwise."""
+def check_inside_store(uri: str, store_root: str) -> str:
+    """Return the URI if it lies in the store and has only plain names. Raises WeightError
+    otherwise.
+    """
     root = store_root.rstrip("/") + "/"
     child = uri.removeprefix(root).rstrip("/")
     if (
         not uri.startswith(root)
         or "%" in child
-        or not all(plain(name) for name in child.split("/"))
+        or not all(is_plain_filename(name) for name in child.split("/"))
     ):
         raise WeightError(
             f"{uri} is not a version in the configured store {store_root}; it is refused"
@@ -312,7 +314,7 @@ def inside(uri: str, store_root: str) -> str:
 
 
 def read_manifest(fs: fsspec.AbstractFileSystem, path: str) -> Manifest:
-    """Raises WeightError."""
+    """The manifest of the version at `path`. Raises WeightError."""
     where = f"{path}/{MANIFEST}"
     try:
         with _opened(fs, where) as opened:
@@ -338,14 +340,14 @@ def files_in(
     manifest: Manifest,
     copy_to: Path | None = None,
     link: bool = False,
-) -> list[File]:
-    """What really lies there under the names of the manifest, hashed in one pass, and copied in the
-    same one; several files at a time.
+) -> list[WeightFile]:
+    """The files of the manifest that are really there, hashed and, with `copy_to`, copied in the
+    same pass, several in parallel.
 
-    Of a file that is larger than the manifest says, only the first byte too many is read. `link`:
-    where `_linked` can, instead of copying.
+    A file that is larger than the manifest says is read up to the first excess byte only. With
+    `link`, files are linked instead of copied where `_try_link` can.
     """
-    found = at_once(
+    found = parallel_map(
         lambda file: _read(fs, f"{path}/{file.name}", file.size_bytes, copy_to, link),
         manifest.files,
     )
@@ -354,26 +356,31 @@ def files_in(
 
 def _read(
     fs: fsspec.AbstractFileSystem, source: str, size_bytes: int, copy_to: Path | None, link: bool
-) -> File | None:
+) -> WeightFile | None:
     name = source.rpartition("/")[2]
     try:
-        if link and copy_to is not None and _local(fs) and _linked(Path(source), copy_to / name):
+        if (
+            link
+            and copy_to is not None
+            and _is_local(fs)
+            and _try_link(Path(source), copy_to / name)
+        ):
             source, copy_to = str(copy_to / name), None
         with _opened(fs, source) as opened:
             if copy_to is None:
-                return File(name, *digest(opened, limit=size_bytes + 1))
+                return WeightFile(name, *digest(opened, limit=size_bytes + 1))
             with (copy_to / name).open("wb") as copy:
-                return File(name, *digest(opened, copy, limit=size_bytes + 1))
+                return WeightFile(name, *digest(opened, copy, limit=size_bytes + 1))
     except FileNotFoundError:
         return None
 
 
 @contextmanager
 def _opened(fs: fsspec.AbstractFileSystem, path: str) -> Generator[FileIO]:
-    """A file to read from. Of this machine's only regular ones: reading a pipe would wait for ever.
-    Raises WeightError for others.
+    """Open a file for reading. On this machine it must be a regular file, because reading a pipe
+    could block forever. Raises WeightError otherwise.
     """
-    if not _local(fs):
+    if not _is_local(fs):
         with fs.open(path, "rb") as opened:
             yield cast(FileIO, opened)
         return
@@ -385,10 +392,10 @@ def _opened(fs: fsspec.AbstractFileSystem, path: str) -> Generator[FileIO]:
 
 
 def check_names(manifest: Manifest, where: str) -> None:
-    """Only what weights consist of: safetensors, and the settings and the tokenizer of a model.
-    Raises WeightError.
+    """Check that a version consists of safetensors, config and tokenizer files only. Raises
+    WeightError.
 
-    vLLM would load a pickle, and transformers run a module, that lies beside them.
+    vLLM would load a pickle, and transformers would run a module, that lies next to them.
     """
     for file in manifest.files:
         if file.name not in NAMES and not file.name.endswith(".safetensors"):
@@ -398,7 +405,7 @@ def check_names(manifest: Manifest, where: str) -> None:
 
 
 def check_settings(directory: Path, where: str) -> None:
-    """No settings that have Python code loaded. Raises WeightError."""
+    """Refuse a config.json that makes transformers load Python code. Raises WeightError."""
     try:
         settings = json.loads((directory / CONFIG).read_bytes())
     except (OSError, ValueError, RecursionError):  # then nobody can load it
@@ -409,9 +416,9 @@ def check_settings(directory: Path, where: str) -> None:
         )
 
 
-def _linked(source: Path, destination: Path) -> bool:
-    """Give a file another name. False, and nothing is there, where that cannot be, or where others
-    than this user may write to it, hashed or not.
+def _try_link(source: Path, destination: Path) -> bool:
+    """Hard-link a file. Returns False, and leaves nothing, if that is not possible, or if other
+    users could change the file after it was hashed.
     """
     try:
         os.link(source, destination, follow_symlinks=False)
@@ -430,8 +437,8 @@ def _linked(source: Path, destination: Path) -> bool:
 
 
 def _refuse_links(path: Path, root: Path, where: str) -> None:
-    """No symbolic link below the root, be it the version or a file of it: it may lead anywhere, and
-    change after the check.
+    """Refuse symbolic links below the root, as the version or as one of its files. A link may lead
+    anywhere, and change after the check.
     """
     steps = (*path.relative_to(root).parents, path.relative_to(root))
     links = [
@@ -446,7 +453,7 @@ def _refuse_links(path: Path, root: Path, where: str) -> None:
         raise WeightError(f"{where}: {links[0]} is a symbolic link; it is refused")
 
 
-def _raise_if(problems: list[str], where: str) -> None:
+def _raise_if_different(problems: list[str], where: str) -> None:
     if problems:
         raise WeightError(f"{where} is not what was announced: {'; '.join(problems)}")
 
@@ -461,10 +468,10 @@ def _open(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return fs, str(path).rstrip("/")
 
 
-def _local(fs: fsspec.AbstractFileSystem) -> bool:
+def _is_local(fs: fsspec.AbstractFileSystem) -> bool:
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory above that exists."""
+    """The nearest parent directory that exists."""
     return next(place for place in (path, *path.parents) if place.exists())

@@ -89,16 +89,16 @@ def test_files_are_those_that_the_library_writes(tmp_path: Path):
 
 def test_a_large_model_is_several_files_of_about_the_same_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "SHARD_BYTES", 100)
-    assert export.shards({"a": 150, "b": 49}) == {"model.safetensors": ["a", "b"]}
+    assert export.split_into_files({"a": 150, "b": 49}) == {"model.safetensors": ["a", "b"]}
     # 300 bytes are three files: each ends where its third of the bytes is full
     first, second, third = (f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3))
-    assert export.shards({"a": 60, "b": 60, "c": 80, "d": 90, "e": 10}) == {
+    assert export.split_into_files({"a": 60, "b": 60, "c": 80, "d": 90, "e": 10}) == {
         first: ["a", "b"],
         second: ["c"],
         third: ["d", "e"],
     }
-    assert len(export.shards({str(i): 100 for i in range(1000)})) == export.SHARDS
-    assert len(export.shards({"large": 900, "small": 1})) == 2  # a tensor is never cut
+    assert len(export.split_into_files({str(i): 100 for i in range(1000)})) == export.SHARDS
+    assert len(export.split_into_files({"large": 900, "small": 1})) == 2  # a tensor is never cut
 
 
 def test_several_files_are_read_as_one_model(

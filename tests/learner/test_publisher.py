@@ -25,7 +25,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
 from streamrl.log.protocol import Message, Offsets, Output, Writer
 from streamrl.log.retrying import RetryingWriter
-from streamrl.weights.store import Store, Stored, pull
+from streamrl.weights.store import Store, WeightRef, pull
 from tests.learner.test_process import PATIENCE_S, a_log, batch, metrics, run_of, versions
 
 
@@ -47,7 +47,7 @@ class GatedStore(Store):
         super().__init__(root)
         self._gate = gate
 
-    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> Stored:
+    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> WeightRef:
         self._gate()
         return super().put(version, write, size_bytes)
 
@@ -55,7 +55,7 @@ class GatedStore(Store):
 class FullStore(Store):
     """For version 1."""
 
-    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> Stored:
+    def put(self, version: int, write: Callable[[Path], object], size_bytes: int = 0) -> WeightRef:
         if version == 1:
             raise WeightError("the weight store is full: v000001")
         return super().put(version, write, size_bytes)

@@ -10,14 +10,14 @@ import pytest
 from streamrl.errors import WeightError
 from streamrl.weights.manifest import (
     MANIFEST,
-    File,
     Manifest,
-    at_once,
+    WeightFile,
     describe,
     differences,
     digest,
     from_bytes,
-    plain,
+    is_plain_filename,
+    parallel_map,
     to_bytes,
 )
 from tests.support.waiting import patience
@@ -30,8 +30,8 @@ def test_a_directory_is_described_by_its_files(tmp_path: Path):
     (tmp_path / "b").write_bytes(b"abc")
     (tmp_path / "a").write_bytes(b"")
     (tmp_path / MANIFEST).write_bytes(b"an earlier one does not count")
-    empty = File("a", 0, hashlib.sha256().hexdigest())
-    assert describe(tmp_path) == Manifest((empty, File("b", 3, ABC)))
+    empty = WeightFile("a", 0, hashlib.sha256().hexdigest())
+    assert describe(tmp_path) == Manifest((empty, WeightFile("b", 3, ABC)))
     assert describe(tmp_path).size_bytes == 3
 
 
@@ -48,7 +48,7 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path):
 
 
 def test_bytes_to_manifest_and_back():
-    manifest = Manifest((File("model.safetensors", 3, ABC),))
+    manifest = Manifest((WeightFile("model.safetensors", 3, ABC),))
     assert from_bytes(to_bytes(manifest), "here") == manifest
 
 
@@ -56,9 +56,9 @@ def test_bytes_to_manifest_and_back():
     "name", ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "a\0", MANIFEST]
 )
 def test_a_name_that_leaves_the_directory_is_refused(name: str):
-    assert not plain(name)
+    assert not is_plain_filename(name)
     with pytest.raises(WeightError, match="not a plain file name"):
-        from_bytes(to_bytes(Manifest((File(name, 1, ABC),))), "here")
+        from_bytes(to_bytes(Manifest((WeightFile(name, 1, ABC),))), "here")
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_what_is_no_manifest_is_refused(data: bytes):
 
 
 def test_differences_name_the_file_and_both_hashes():
-    expected = [File("a", 1, "aa"), File("b", 2, "bb"), File("c", 3, "cc")]
-    found = [File("c", 3, "cc"), File("b", 1, "xx")]
+    expected = [WeightFile("a", 1, "aa"), WeightFile("b", 2, "bb"), WeightFile("c", 3, "cc")]
+    found = [WeightFile("c", 3, "cc"), WeightFile("b", 1, "xx")]
     assert differences(expected, found) == [
         "a is missing",
         "b has 1 bytes with sha256 xx, announced are 2 bytes with sha256 bb",
@@ -92,8 +92,8 @@ def test_when_one_fails_the_others_have_ended():
         return item
 
     with pytest.raises(OSError, match="^the first$"):
-        at_once(work, range(9))
-    assert sorted(done) == list(range(1, 9)) and at_once(work, range(1, 4)) == [1, 2, 3]
+        parallel_map(work, range(9))
+    assert sorted(done) == list(range(1, 9)) and parallel_map(work, range(1, 4)) == [1, 2, 3]
 
 
 def test_a_digest_copies_what_it_reads():

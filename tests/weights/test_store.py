@@ -14,8 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from streamrl.errors import WeightError
 from streamrl.records import PolicyVersion
 from streamrl.weights import store
-from streamrl.weights.manifest import MANIFEST, Manifest, describe, differences, hashed, to_bytes
-from streamrl.weights.store import Store, Stored, every_nth, inside, pull
+from streamrl.weights.manifest import MANIFEST, Manifest, describe, differences, hash_file, to_bytes
+from streamrl.weights.store import Store, WeightRef, check_inside_store, pinned_for_eval, pull
 
 WEIGHTS = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
 SIZE = 7002
@@ -44,7 +44,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def write(store: Store, version: int, files: dict[str, bytes] = WEIGHTS) -> Stored:
+def write(store: Store, version: int, files: dict[str, bytes] = WEIGHTS) -> WeightRef:
     def into(directory: Path) -> None:
         for name, data in files.items():
             (directory / name).write_bytes(data)
@@ -52,12 +52,12 @@ def write(store: Store, version: int, files: dict[str, bytes] = WEIGHTS) -> Stor
     return store.put(version, into, SIZE)
 
 
-def path_of(stored: Stored) -> Path:
+def path_of(stored: WeightRef) -> Path:
     """Its directory, in a store of this machine."""
     return Path(stored.uri.removeprefix("file://"))
 
 
-def mine_alone(store: Store) -> Stored:
+def mine_alone(store: Store) -> WeightRef:
     """Version 1, of files that this user alone may write to, whatever it gives others by default."""
     stored = write(store, 1)
     for path in path_of(stored).iterdir():
@@ -65,7 +65,7 @@ def mine_alone(store: Store) -> Stored:
     return stored
 
 
-def announced(stored: Stored, version: int = 1) -> PolicyVersion:
+def announced(stored: WeightRef, version: int = 1) -> PolicyVersion:
     return PolicyVersion(learner="lead", version=version, **stored._asdict())
 
 
@@ -201,7 +201,7 @@ def test_versions_that_others_wait_for_are_kept_as_long_again(tmp_path: Path):
     store = Store(f"file://{tmp_path}")
     for version in range(13):
         store.put(version, lambda directory: directory.joinpath("file").write_text("x"))
-    store.prune(newest=12, keep=2, but=every_nth(12, 2, 4))
+    store.prune(newest=12, keep=2, but=pinned_for_eval(12, 2, 4))
     assert store.versions() == [8, 11, 12]
     store.prune(newest=12, keep=2)
     assert store.versions() == [11, 12]
@@ -251,7 +251,7 @@ def name_another(name: str) -> Any:
     def spoil(directory: Path) -> None:
         (directory.parents[2] / "secret").write_bytes(b"of somebody else")
         spoken = name.replace("$", str(directory.parents[2]))
-        file = hashed(directory.parents[2] / "secret")._replace(name=spoken)
+        file = hash_file(directory.parents[2] / "secret")._replace(name=spoken)
         (directory / MANIFEST).write_bytes(to_bytes(Manifest((file,))))
 
     return spoil
@@ -414,7 +414,10 @@ def test_a_uri_outside_the_store_is_refused(uri: str, tmp_path: Path):
 
 
 def test_a_uri_inside_the_store_stays_as_it_is():
-    assert inside("s3://bucket/w/lead/v000001/", "s3://bucket/w/") == "s3://bucket/w/lead/v000001"
+    assert (
+        check_inside_store("s3://bucket/w/lead/v000001/", "s3://bucket/w/")
+        == "s3://bucket/w/lead/v000001"
+    )
 
 
 def test_a_destination_that_cannot_be_written_is_said(tmp_path: Path):
