@@ -1,9 +1,9 @@
-"""Scorer: batches in, their logprobs under the reference out. A pool of workers; worker i of n
-scores the batches i, i + n, i + 2 n, ...
+"""Scorer: batches in, their logprobs under the reference out. The scorer is a pool of n workers;
+worker i scores the batches i, i + n, i + 2 n, ...
 
-A worker has no state: what is to be done is what the lead learner has not trained on and nobody has
-scored. So it may be killed at any time, and a run may go on with more workers, or fewer. What two
-of them score alike counts once.
+A worker has no state. Its work is the batches that the lead learner has not trained on and nobody
+has scored. So a worker may be killed at any time, and a run may continue with more workers or
+fewer. If two workers score the same batch, the second result is ignored.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ SCORES = topology.sole_partition(topology.SCORES)
 
 
 def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None:
-    """Be that worker until `stop` is set."""
-    check(run, worker)
+    """Run worker number `worker` until `stop` is set."""
+    check_worker(run, worker)
     identity = topology.scorer_part(worker)
     workers = run.scorer.replicas
     with (
         open_part(log, identity, log.writer(identity, topology.SCORES)) as part,
         open_updater(run) as updater,
     ):
-        start, scored = left(run, log)
+        start, scored = resume_point(run, log)
         logger.info("%s of %d: begins at offset %d of batches", identity, workers, start)
         part.mark_ready()
         reference = None
@@ -62,7 +62,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
                 continue
             # by now the learner has made the model
             reference = reference or ReferenceModel(run, model.vocab_size(initial_model_dir(run)))
-            if not provided(run, log, reference, batch.number, stop):
+            if not ensure_reference(run, log, reference, batch.number, stop):
                 break
             begun = time.monotonic()
             scored_now = score(updater, reference, batch)
@@ -76,7 +76,7 @@ def main(run: RunFile, log: Log, stop: threading.Event, worker: int = 0) -> None
             )
             part.writer.commit([to_message(Output(topology.SCORES, str(batch.number), scores))])
             part.writer.commit_offsets({BATCHES: offset})
-            values = measured(
+            values = to_metrics(
                 batch, reference.version, begun - idle_since, time.monotonic() - begun
             )
             part.meter.publish(
@@ -95,8 +95,8 @@ def open_updater(run: RunFile) -> Iterator[Updater]:
         yield updater
 
 
-def check(run: RunFile, worker: int) -> None:
-    """Is there work for it? Raises ConfigError."""
+def check_worker(run: RunFile, worker: int) -> None:
+    """Check that the run has a pool and that this worker is one of it. Raises ConfigError."""
     if not run.learner.uses_scorer_pool:
         raise ConfigError(
             f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set it to pool"
@@ -107,8 +107,10 @@ def check(run: RunFile, worker: int) -> None:
         )
 
 
-def left(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:
-    """Where in `batches` the lead learner goes on, and what is scored already from there on."""
+def resume_point(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:
+    """The offset in `batches` that the lead learner resumes from, and the scores that exist from
+    there on.
+    """
     dealt_with = log.committed_offsets(topology.learner_identity(run.learner.name))
     scored = ScoreAssembler()
     for scores, offset in read_scores(log, dealt_with.get(SCORES, 0)):
@@ -116,11 +118,11 @@ def left(run: RunFile, log: Log) -> tuple[int, ScoreAssembler]:
     return dealt_with.get(BATCHES, 0), scored
 
 
-def provided(
+def ensure_reference(
     run: RunFile, log: Log, reference: ReferenceModel, number: int, stop: threading.Event
 ) -> bool:
-    """Have the reference of a batch in memory, waiting for its version if need be. False when
-    `stop` is set before.
+    """Load the reference of batch `number`, after waiting for its version if necessary. False if
+    `stop` is set first.
     """
     wanted = reference.version_to_load(number)
     if wanted is None:
@@ -137,36 +139,36 @@ def provided(
     return True
 
 
-def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> Scored:
-    """Logprobs of its tokens under the reference, by the learner's function. Raises ModelError for
-    a reference that says nothing of any token.
+def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLogprobs:
+    """Logprobs of the batch's tokens under the reference, by the learner's own function. Raises
+    ModelError if they are finite for no token.
 
     Sequences that cannot be trained on are masked, as the learner masks them. A token whose logprob
-    is not finite is given that of the policy that sampled it, so that nothing is measured from it.
-    A batch that does not fit its rows is scored 0 throughout: the learner does not train on it.
+    is not finite gets that of the policy that sampled it, so its divergence is 0. A batch that does
+    not fit its rows gets 0 throughout, because the learner does not train on it.
     """
     try:
         known = mask_untrainable(batch, reference.model.Vocab.size).batch
     except ValueError as error:
         logger.warning("nothing is scored: %s", error)
-        return Scored(np.zeros(len(batch.tokens), np.float32), 0)
+        return BatchLogprobs(np.zeros(len(batch.tokens), np.float32), 0)
     found = to_ragged(known, updater.scores(reference.model, expand(known)))
     finite = np.isfinite(found)
     if len(found) and not finite.any():
         raise ModelError(
             f"batch {batch.number}: logprobs under the reference (version {reference.version}) are not finite; look at its weights"
         )
-    return Scored(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
+    return BatchLogprobs(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
 
 
-class Scored(NamedTuple):
-    """What the reference says of a batch."""
+class BatchLogprobs(NamedTuple):
+    """The logprobs of a batch under the reference."""
 
     logprobs: np.ndarray  # (sum of lengths,) float32, 0 where not sampled
     not_finite: int  # tokens of which it said nothing
 
 
-def measured(batch: Batch, version: int, idle_s: float, score_s: float) -> dict[str, float]:
+def to_metrics(batch: Batch, version: int, idle_s: float, score_s: float) -> dict[str, float]:
     tokens: Any = batch.prompt_lengths[batch.groups].sum() + batch.lengths.sum()
     values = {
         "idle_s": idle_s,
