@@ -1,7 +1,7 @@
-"""Evaluator: policy versions in, how many held-out problems each solves out. Every n-th version of
-the lead learner, in order.
+"""Evaluator: policy versions in, the share of held-out problems that each solves out. Every n-th
+version of the lead learner is evaluated, in order.
 
-A version whose evaluation is interrupted is evaluated again from the beginning.
+An evaluation that is interrupted is repeated from the beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamrl.config import topology
 from streamrl.config.run_file import RunFile
 from streamrl.envs.held_out import problem_fingerprint
 from streamrl.errors import ConfigError, WeightError
-from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
+from streamrl.evaluator.runner import EvalRunner, Stopped, posed_fingerprints, read_evaluations
 from streamrl.evaluator.schedule import due, missed
 from streamrl.inference.vllm_host import VLLM, open_host
 from streamrl.inference.vllm_server import check
@@ -34,9 +34,7 @@ SHOWN = 5  # versions in one line of the log
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Evaluate until `stop` is set. Raises InferenceError when vLLM cannot be started or ends by
-    itself.
-    """
+    """Evaluate until `stop` is set. Raises InferenceError if vLLM cannot be started or dies."""
     if not run.eval.interval:
         raise ConfigError(
             "the run file asks for no evaluation: give eval.envs, and eval.every above 0"
@@ -47,23 +45,23 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         open_host(run, PART, sum(run.inference.sizes.values()), stop) as host,
     ):
         log.register_metrics_page(VLLM, host.vllm_metrics)
-        examiner = Examiner(run, PART, host, part.writer, part.meter, stop)
+        runner = EvalRunner(run, PART, host, part.writer, part.meter, stop)
         with suppress(Stopped):
-            examiner.prepare(list(run.eval.envs), {})
-            _check_unseen(examiner, log)
-            asyncio.run(_live(examiner, log))
+            runner.prepare(list(run.eval.envs), {})
+            _check_unseen(runner, log)
+            asyncio.run(_live(runner, log))
 
 
-async def _live(examiner: Examiner, log: Log) -> None:
-    async with examiner.open():
-        await examiner.until_stopped(_follow(examiner, log))
+async def _live(runner: EvalRunner, log: Log) -> None:
+    async with runner.open():
+        await runner.until_stopped(_follow(runner, log))
 
 
-async def _follow(examiner: Examiner, log: Log) -> None:
-    """The loop: hear of versions, evaluate the next that is due."""
-    run, announced = examiner.run, dict[int, PolicyVersion]()
+async def _follow(runner: EvalRunner, log: Log) -> None:
+    """The loop: follow announcements, and evaluate the next version that is due."""
+    run, announced = runner.run, dict[int, PolicyVersion]()
     store, every = Store(f"{run.store}/{run.learner.name}"), run.eval.interval
-    done = _done(run, log)
+    done = _evaluated_versions(run, log)
     reader = log.reader(log.beginning_offsets(partitions_of(log, [topology.POLICY_VERSIONS])))
     logger.info(
         "evaluates %s every %d versions of learner %r",
@@ -71,11 +69,11 @@ async def _follow(examiner: Examiner, log: Log) -> None:
         every,
         run.learner.name,
     )
-    reporting = asyncio.create_task(_report(examiner, announced))
+    reporting = asyncio.create_task(_report(runner, announced))
     log.mark_ready()
     try:
         while True:
-            _hear(reader, announced, run.learner.name)
+            _read_announcements(reader, announced, run.learner.name)
             if due(announced, every, done, announced) is None:
                 await asyncio.sleep(POLL_S)
                 continue
@@ -88,16 +86,16 @@ async def _follow(examiner: Examiner, log: Log) -> None:
                 )
                 done |= dict.fromkeys(gone)
             if (version := due(announced, every, done, stored)) is not None:
-                await _evaluate(examiner, announced[version])
+                await _evaluate(runner, announced[version])
                 done[version] = None
     finally:
         reporting.cancel()
         reader.close()
 
 
-async def _evaluate(examiner: Examiner, version: PolicyVersion) -> None:
+async def _evaluate(runner: EvalRunner, version: PolicyVersion) -> None:
     try:
-        for found in await examiner.examine(version):
+        for found in await runner.evaluate(version):
             shown = ", ".join(
                 f"pass@{p.k} {p.value:.3f} [{p.low:.3f}, {p.high:.3f}]" for p in found.pass_at
             )
@@ -108,19 +106,17 @@ async def _evaluate(examiner: Examiner, version: PolicyVersion) -> None:
         logger.warning("version %d is not evaluated: %s", version.version, error)
 
 
-async def _report(examiner: Examiner, announced: dict[int, PolicyVersion]) -> None:
-    """Signs of life: how far behind the newest version it is."""
+async def _report(runner: EvalRunner, announced: dict[int, PolicyVersion]) -> None:
+    """Publish regularly how far the evaluator is behind the newest version."""
     while True:
-        if announced and examiner.version >= 0:
-            examiner.meter.publish(
-                {"evals/behind_versions": float(max(announced) - examiner.version)}
-            )
+        if announced and runner.version >= 0:
+            runner.meter.publish({"evals/behind_versions": float(max(announced) - runner.version)})
         else:
-            examiner.meter.publish({"evals/behind_versions": float(len(announced))})
+            runner.meter.publish({"evals/behind_versions": float(len(announced))})
         await asyncio.sleep(REPORT_S)
 
 
-def _hear(reader: Reader, announced: dict[int, PolicyVersion], learner: str) -> None:
+def _read_announcements(reader: Reader, announced: dict[int, PolicyVersion], learner: str) -> None:
     for message in reader.poll(512, 0):
         record = to_event(message, ("policy-version",)).record
         if isinstance(record, PolicyVersion) and record.learner == learner:
@@ -129,10 +125,10 @@ def _hear(reader: Reader, announced: dict[int, PolicyVersion], learner: str) -> 
                 announced[record.version] = record
 
 
-def _done(run: RunFile, log: Log) -> dict[int, None]:
-    """Versions that all evaluations of the run file have been made of."""
+def _evaluated_versions(run: RunFile, log: Log) -> dict[int, None]:
+    """Versions for which all evaluations of the run file have been made."""
     made: dict[int, dict[str, None]] = {}
-    for found in recorded(log):
+    for found in read_evaluations(log):
         if found.learner == run.learner.name:
             made.setdefault(found.version, {})[found.name] = None
     return {
@@ -140,15 +136,15 @@ def _done(run: RunFile, log: Log) -> dict[int, None]:
     }
 
 
-def _check_unseen(examiner: Examiner, log: Log) -> None:
-    """Training poses none of these problems; but it may have, before the run file had this
-    evaluation.
+def _check_unseen(runner: EvalRunner, log: Log) -> None:
+    """Check that training has posed none of the problems. It never does now, but it may have before
+    the run file had this evaluation. Raises ConfigError.
     """
-    for exam in examiner.exams:
-        seen = posed(log, exam.environment)
-        for held in exam.problems if seen else ():
+    for suite in runner.suites:
+        seen = posed_fingerprints(log, suite.environment)
+        for held in suite.problems if seen else ():
             if problem_fingerprint(held.problem) in seen:
                 ways = "choose another seed for it, or leave it to `streamrl eval`, which takes other problems"
                 raise ConfigError(
-                    f"eval.envs.{exam.name}: problem {held.number} was posed in training before the run file had this evaluation; {ways}"
+                    f"eval.envs.{suite.name}: problem {held.number} was posed in training before the run file had this evaluation; {ways}"
                 )

@@ -1,8 +1,8 @@
-"""Takes policy versions through the exams of a run, on a vLLM of its own that stays on a version
-until it is done with it.
+"""Runs the evaluation suites of a run on its own vLLM, which stays on a version until its
+evaluation is complete.
 
-The run's own servers go on to the next version whenever there is one; here nothing crosses an
-update, and training does not wait.
+The run's other servers move on to each new version. Here no answer crosses an update, and training
+does not wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from streamrl.config.run_file import RunFile
 from streamrl.config.secrets import reveal
 from streamrl.envs.held_out import possible_fingerprints
 from streamrl.errors import InferenceError
-from streamrl.evaluator.suite import Answers, Exam, judged, make_exam, metrics, take
+from streamrl.evaluator.suite import (
+    EvalSuite,
+    ProblemAnswers,
+    make_suite,
+    metrics,
+    sample_answers,
+    to_evaluation,
+)
 from streamrl.inference.client import Client
 from streamrl.inference.vllm_host import VllmHost, probe_failure
 from streamrl.log.codec import to_message
@@ -34,19 +41,19 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POOL = "evaluation"
-AT_ONCE = 500  # records of a transaction
-LOOK_S = 0.1
-BEAT_S = 1.0
+TRANSACTION_RECORDS = 500  # records of a transaction
+POLL_S = 0.1
+HEARTBEAT_S = 1.0
 TOPIC = topology.EVALS
 
 
 class Stopped(Exception):
-    """Somebody has asked for the end."""
+    """The process has been asked to stop."""
 
 
 @dataclass
-class Examiner:
-    """One server, and the exams that versions take on it."""
+class EvalRunner:
+    """One server, and the evaluation suites that each version goes through on it."""
 
     run: RunFile
     identity: str  # of its writer, its metrics, its copies of the weights
@@ -54,47 +61,47 @@ class Examiner:
     writer: Writer
     meter: Meter
     stop: threading.Event
-    exams: list[Exam] = field(default_factory=list[Exam])
+    suites: list[EvalSuite] = field(default_factory=list[EvalSuite])
 
     def __post_init__(self) -> None:
         self.client = Client(POOL, api_key=reveal(self.run.inference.api_key, "inference.api_key"))
         self.version = -1  # that the server is on
 
     def prepare(self, names: Sequence[str], but: dict[str, frozenset[bytes]]) -> None:
-        """Make the exams of these names, without the problems in `but` (by env of the run). Raises
+        """Make the suites of these names, without the problems in `but` (by env of the run). Raises
         ConfigError.
         """
         for name in names:
             own = self.run.eval.envs[name]
-            self.exams.append(
-                make_exam(self.run, name, self.client, but.get(own.env or name, frozenset()))
+            self.suites.append(
+                make_suite(self.run, name, self.client, but.get(own.env or name, frozenset()))
             )
 
-    async def examine(self, version: PolicyVersion) -> list[Evaluation]:
-        """All exams, by this version. Raises WeightError where it cannot be had as announced,
-        InferenceError where it cannot be served.
+    async def evaluate(self, version: PolicyVersion) -> list[Evaluation]:
+        """Evaluate a version on all suites. Raises WeightError if its weights are not what was
+        announced, and InferenceError if it cannot be served.
         """
         self.version = -1
         served = await asyncio.to_thread(self.host.load_version, version)
         if wrong := probe_failure(served, self.run.inference.probe_tolerance):
             raise InferenceError(wrong)
         self.version = version.version
-        self.beat()
-        return [await self._one(exam, version) for exam in self.exams]
+        self.announce_server()
+        return [await self._evaluate_suite(suite, version) for suite in self.suites]
 
-    async def _one(self, exam: Exam, version: PolicyVersion) -> Evaluation:
+    async def _evaluate_suite(self, suite: EvalSuite, version: PolicyVersion) -> Evaluation:
         started = time.time()
-        room = asyncio.Semaphore(max(1, self.run.inference.max_num_seqs // exam.own.samples))
-        answers = await take(exam, version.version, room)
-        found = judged(exam, version, answers, time.time(), time.time() - started)
+        semaphore = asyncio.Semaphore(max(1, self.run.inference.max_num_seqs // suite.own.samples))
+        answers = await sample_answers(suite, version.version, semaphore)
+        found = to_evaluation(suite, version, answers, time.time(), time.time() - started)
         for some in transactions(found, answers):
             await asyncio.to_thread(self.writer.commit, some)
         self.meter.publish(metrics(found), step=version.version)
         return found
 
-    def beat(self) -> None:
-        """The client hears of the server, as it would from the topic `servers`; what it suspected
-        of it is forgotten.
+    def announce_server(self) -> None:
+        """Tell the client of the server, as the topic `servers` would. The client then asks it
+        again, even after a failure.
         """
         if self.version >= 0:
             record = Server(
@@ -109,16 +116,16 @@ class Examiner:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Whatever happens, nothing of it is left behind."""
+        """Close the suites and the client at the end."""
         try:
             yield
         finally:
-            for exam in self.exams:
-                await exam.close()
+            for suite in self.suites:
+                await suite.close()
             await self.client.close()
 
     async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work returns. Raises Stopped when `stop` is set first, InferenceError when the
+        """The result of `work`. Raises Stopped if `stop` is set first, and InferenceError if the
         server dies.
         """
         working, watching = asyncio.create_task(work), asyncio.create_task(self._watch())
@@ -139,33 +146,33 @@ class Examiner:
                 raise InferenceError(
                     f"vLLM of {self.identity} died while serving version {self.version}: {self.host.cause()}"
                 )
-            if time.monotonic() - beaten_s >= BEAT_S:
+            if time.monotonic() - beaten_s >= HEARTBEAT_S:
                 beaten_s = time.monotonic()
-                self.beat()
-            await asyncio.sleep(LOOK_S)
+                self.announce_server()
+            await asyncio.sleep(POLL_S)
         raise Stopped
 
 
-def transactions(found: Evaluation, answers: Sequence[Answers]) -> Iterator[list[Message]]:
-    """Every answer, and behind them, with the last of them, what they come to. Answers without that
-    are of an evaluation that was interrupted.
+def transactions(found: Evaluation, answers: Sequence[ProblemAnswers]) -> Iterator[list[Message]]:
+    """All answers, followed by the evaluation in the last transaction. Answers without an
+    evaluation after them belong to one that was interrupted.
     """
     rollouts = [
         to_message(Output(TOPIC, found.name, rollout)) for a in answers for rollout in a.rollouts
     ]
     written = [*rollouts, to_message(Output(TOPIC, found.name, found))]
-    for start in range(0, len(written), AT_ONCE):
-        yield written[start : start + AT_ONCE]
+    for start in range(0, len(written), TRANSACTION_RECORDS):
+        yield written[start : start + TRANSACTION_RECORDS]
 
 
-def recorded(log: Log) -> list[Evaluation]:
-    """Every evaluation of the run so far, in the order they were made."""
+def read_evaluations(log: Log) -> list[Evaluation]:
+    """All evaluations of the run so far, in the order they were made."""
     return [evaluation for evaluation, _ in records_of(log, TOPIC, Evaluation)]
 
 
-def posed(log: Log, env: str) -> frozenset[bytes]:
-    """The marks of all problems that rollouts of the env were made of: what may have been trained
-    on.
+def posed_fingerprints(log: Log, env: str) -> frozenset[bytes]:
+    """The fingerprints of all problems that the env's rollouts were made of, and which may have
+    been trained on.
     """
     found: set[bytes] = set()
     for rollout, _ in records_of(log, topology.rollouts(env), Rollout):

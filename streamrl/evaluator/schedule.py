@@ -1,4 +1,4 @@
-"""Which policy versions are evaluated in a run: every n-th, in order."""
+"""The schedule of evaluations: every n-th version, in order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Container, Iterable
 def due(
     announced: Iterable[int], every: int, done: Container[int], stored: Container[int]
 ) -> int | None:
-    """The first version that is to be evaluated, has not been, and whose weights are there; None
-    when there is none now.
-    """
+    """The first version that has to be evaluated and whose weights are in the store, or None."""
     wanted = (version for version in sorted(announced) if every and version % every == 0)
     return next((version for version in wanted if version not in done and version in stored), None)
 
@@ -18,7 +16,7 @@ def due(
 def missed(
     announced: Iterable[int], every: int, done: Container[int], stored: Container[int]
 ) -> list[int]:
-    """Those that never will be: their weights are deleted."""
+    """Versions that can no longer be evaluated, because their weights have been deleted."""
     return [
         version
         for version in sorted(announced)

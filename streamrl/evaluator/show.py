@@ -15,7 +15,7 @@ from rich.table import Table
 from streamrl.config import topology
 from streamrl.config.run_file import Eval, EvalEnv, RunFile
 from streamrl.errors import ConfigError
-from streamrl.evaluator.runner import Examiner, Stopped, posed, recorded
+from streamrl.evaluator.runner import EvalRunner, Stopped, posed_fingerprints, read_evaluations
 from streamrl.inference.vllm_host import open_host
 from streamrl.inference.vllm_server import check
 from streamrl.learner.inputs import newest_lineages, read_announcements
@@ -61,7 +61,9 @@ def show_eval(
 
 def show_recorded(run: RunFile, log: Log, names: Sequence[str], console: Console) -> None:
     """Print every evaluation there is."""
-    found = [evaluation for evaluation in recorded(log) if not names or evaluation.name in names]
+    found = [
+        evaluation for evaluation in read_evaluations(log) if not names or evaluation.name in names
+    ]
     console.print(
         table(found)
         if found
@@ -115,26 +117,26 @@ def evaluate(
     """One version after another, on a server that is started for it and ends with it."""
     found = list[Evaluation]()
 
-    async def work(examiner: Examiner) -> None:
+    async def work(runner: EvalRunner) -> None:
         for version in chosen:
-            found.extend(await examiner.examine(version))
+            found.extend(await runner.evaluate(version))
             said(version.version)
 
-    async def live(examiner: Examiner) -> None:
-        async with examiner.open():
-            await examiner.until_stopped(work(examiner))
+    async def live(runner: EvalRunner) -> None:
+        async with runner.open():
+            await runner.until_stopped(work(runner))
 
     with (
         open_part(log, COMMAND, log.writer(COMMAND, topology.EVALS)) as part,
         open_host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop) as host,
     ):
-        examiner = Examiner(run, COMMAND, host, part.writer, part.meter, stop)
+        runner = EvalRunner(run, COMMAND, host, part.writer, part.meter, stop)
         sources = {own.env or name for name, own in run.eval.envs.items()}
         with suppress(Stopped):
-            examiner.prepare(
-                list(run.eval.envs), {source: posed(log, source) for source in sources}
+            runner.prepare(
+                list(run.eval.envs), {source: posed_fingerprints(log, source) for source in sources}
             )
-            asyncio.run(live(examiner))
+            asyncio.run(live(runner))
     return found
 
 

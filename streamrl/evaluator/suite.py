@@ -1,9 +1,8 @@
-"""An evaluation: held-out problems, answers to them by one policy version alone, and what they come
-to.
+"""An evaluation suite: held-out problems, answers to them by exactly one policy version, and their
+statistics.
 
-The server says which version sampled each token. An answer that is not of the version that is asked
-for, from its first token to its last, counts for none and is asked for again; so is one that
-failed.
+The server reports which version sampled each token. An answer that failed, or that is not of the
+requested version from its first token to its last, does not count and is requested again.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from streamrl.evaluator.estimates import mean_of_problems, over_problems
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Evaluation, PassAt, PolicyVersion, Rollout
 
-ROUNDS = 3  # in which answers are asked for, before a problem has fewer
+ROUNDS = 3  # Answers are requested in this many rounds before a problem gets fewer.
 
 
 @dataclass(frozen=True)
-class Exam:
-    """An evaluation of the run file, ready to be taken."""
+class EvalSuite:
+    """An evaluation of the run file, with its problems and its env."""
 
     name: str
     environment: str  # of the run
@@ -45,17 +44,17 @@ class Exam:
         await self.runner.close()
 
 
-class Answers(NamedTuple):
-    """What a version said to one problem."""
+class ProblemAnswers(NamedTuple):
+    """The answers of a version to one problem."""
 
     rollouts: list[Rollout]  # all of that version, and judged
     repeated: int  # answers that were thrown away
 
 
-def make_exam(
+def make_suite(
     run: RunFile, name: str, sampler: Sampler, but: frozenset[bytes] = frozenset()
-) -> Exam:
-    """Evaluation `name` of the run, without the problems in `but`. Raises ConfigError."""
+) -> EvalSuite:
+    """Make the suite `name` of the run, without the problems in `but`. Raises ConfigError."""
     own = run.eval.envs[name]
     source = own.env or name
     env = make_eval_env(run, name)
@@ -64,7 +63,7 @@ def make_exam(
         label: make_reward(reward.kind, reward.params, f"envs.{source}.rewards.{label}")
         for label, reward in given.items()
     }
-    return Exam(
+    return EvalSuite(
         name,
         source,
         own,
@@ -86,42 +85,46 @@ def sampling(env: run_file.Env, own: EvalEnv) -> run_file.Env:
     return env.model_copy(update=given)
 
 
-async def take(
-    exam: Exam, version: int, room: AbstractAsyncContextManager[object]
-) -> list[Answers]:
-    """Answers to all its problems, in their order. `room`: entered for each problem, so that not
-    all are in flight at once.
+async def sample_answers(
+    suite: EvalSuite, version: int, semaphore: AbstractAsyncContextManager[object]
+) -> list[ProblemAnswers]:
+    """Answers to all problems, in order. `semaphore` is entered for each problem and limits how
+    many are in flight.
     """
 
-    async def one(held: HeldOutProblem) -> Answers:
-        async with room:
-            return await answer(exam, held, version)
+    async def one(held: HeldOutProblem) -> ProblemAnswers:
+        async with semaphore:
+            return await sample_problem(suite, held, version)
 
-    return await asyncio.gather(*[one(held) for held in exam.problems])
+    return await asyncio.gather(*[one(held) for held in suite.problems])
 
 
-async def answer(exam: Exam, held: HeldOutProblem, version: int) -> Answers:
-    """As many answers to one problem as are wanted, or fewer after ROUNDS rounds."""
-    task = Task(exam.name, held.number, "evaluator", held.problem)
+async def sample_problem(suite: EvalSuite, held: HeldOutProblem, version: int) -> ProblemAnswers:
+    """The wanted number of answers to one problem, or fewer after ROUNDS rounds."""
+    task = Task(suite.name, held.number, "evaluator", held.problem)
     good, repeated = list[Rollout](), 0
     for _ in range(ROUNDS):
-        missing = exam.own.samples - len(good)
+        missing = suite.own.samples - len(good)
         if not missing:
             break
         try:
-            found = await exam.runner.run_group(task, missing)
+            found = await suite.runner.run_group(task, missing)
         except SamplingFailed:
             repeated += missing
             continue
-        kept = [rollout for rollout in found if is_of(rollout, version)]
+        kept = [rollout for rollout in found if is_single_version(rollout, version)]
         good, repeated = good + kept, repeated + len(found) - len(kept)
-    return Answers(
-        [_named(rollout, exam.name, version, index) for index, rollout in enumerate(good)], repeated
+    return ProblemAnswers(
+        [
+            _with_unique_uid(rollout, suite.name, version, index)
+            for index, rollout in enumerate(good)
+        ],
+        repeated,
     )
 
 
-def is_of(rollout: Rollout, version: int) -> bool:
-    """Was every token of it sampled by that version?"""
+def is_single_version(rollout: Rollout, version: int) -> bool:
+    """Whether every token of the rollout was sampled by that version."""
     return (
         not (rollout.failure or rollout.misaligned)
         and rollout.policy_version == rollout.newest_policy_version == version
@@ -129,17 +132,21 @@ def is_of(rollout: Rollout, version: int) -> bool:
 
 
 def passes(rollout: Rollout, own: EvalEnv) -> bool:
-    """Is it right?"""
+    """Whether the answer counts as correct."""
     return reaches(
         rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward, own.pass_at
     )
 
 
-def judged(
-    exam: Exam, version: PolicyVersion, answers: Sequence[Answers], time_s: float, seconds: float
+def to_evaluation(
+    suite: EvalSuite,
+    version: PolicyVersion,
+    answers: Sequence[ProblemAnswers],
+    time_s: float,
+    seconds: float,
 ) -> Evaluation:
-    """What the answers come to."""
-    own, settings = exam.own, exam.runner.settings
+    """The statistics of the answers."""
+    own, settings = suite.own, suite.runner.settings
     samples = np.array([len(a.rollouts) for a in answers], np.int32)
     passed = np.array(
         [sum(passes(rollout, own) for rollout in a.rollouts) for a in answers], np.int32
@@ -147,12 +154,12 @@ def judged(
     rewards = np.array([rollout.reward for a in answers for rollout in a.rollouts], np.float32)
     mean = mean_of_problems(samples, rewards)
     return Evaluation(
-        name=exam.name,
-        environment=exam.environment,
+        name=suite.name,
+        environment=suite.environment,
         learner=version.learner,
         version=version.version,
         sha256=version.sha256,
-        problems=np.array([held.number for held in exam.problems], np.int64),
+        problems=np.array([held.number for held in suite.problems], np.int64),
         samples=samples,
         passed=passed,
         rewards=rewards,
@@ -173,7 +180,7 @@ def judged(
 
 
 def metrics(found: Evaluation) -> Mapping[str, float]:
-    """By the names of metrics.py."""
+    """The metrics of an evaluation, by the names in `metric_names.py`."""
     values = {f"evals/{found.name}/pass@{p.k}": p.value for p in found.pass_at}
     return {
         **values,
@@ -189,7 +196,7 @@ def _pass_at(samples: np.ndarray, passed: np.ndarray, k: int) -> PassAt:
     )
 
 
-def _named(rollout: Rollout, name: str, version: int, index: int) -> Rollout:
-    """Under a name that no other version's, and no repeated one, has."""
+def _with_unique_uid(rollout: Rollout, name: str, version: int, index: int) -> Rollout:
+    """The rollout under ids that contain the version and that no repeated answer shares."""
     group = f"{name}-v{version}-{rollout.problem_id}"
     return structs.replace(rollout, group_id=group, rollout_uid=f"{group}-{index}")

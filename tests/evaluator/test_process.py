@@ -20,7 +20,7 @@ from streamrl.envs.held_out import text_fingerprint
 from streamrl.envs.shipped.copy_digits import CopyDigits
 from streamrl.errors import ConfigError, InferenceError, WeightError
 from streamrl.evaluator import process, runner, show
-from streamrl.evaluator.runner import posed, recorded
+from streamrl.evaluator.runner import posed_fingerprints, read_evaluations
 from streamrl.inference import vllm_host
 from streamrl.inference.engine import Mismatch
 from streamrl.inference.vllm_host import LoadResult
@@ -158,7 +158,7 @@ def live(run: RunFile, log: MemoryLog, until: Callable[[], bool]) -> None:
 
 
 def made(log: MemoryLog) -> list[int]:
-    return [found.version for found in recorded(log)]
+    return [found.version for found in read_evaluations(log)]
 
 
 def test_every_nth_version_is_evaluated_in_order_and_once(run: RunFile, log: MemoryLog):
@@ -169,7 +169,7 @@ def test_every_nth_version_is_evaluated_in_order_and_once(run: RunFile, log: Mem
     assert made(log) == World.served == [0, 2, 4, 6]
     assert all(
         found.sha256 == f"sha {found.version}" and found.samples.tolist() == [SAMPLES] * PROBLEMS
-        for found in recorded(log)
+        for found in read_evaluations(log)
     )
     values = [
         r
@@ -218,9 +218,9 @@ def test_a_new_evaluation_is_made_of_versions_that_have_another(run: RunFile, lo
     live(
         run.model_copy(update={"eval": run.eval.model_copy(update={"envs": more})}),
         log,
-        lambda: len(recorded(log)) == 3,
+        lambda: len(read_evaluations(log)) == 3,
     )
-    assert [found.name for found in recorded(log)] == ["held", "held", "more"]
+    assert [found.name for found in read_evaluations(log)] == ["held", "held", "more"]
 
 
 def test_a_server_that_computes_something_else_is_not_evaluated(run: RunFile, log: MemoryLog):
@@ -313,7 +313,10 @@ def test_problems_that_training_has_posed_are_passed_over(run: RunFile, log: Mem
     announce(run, log, 0)
     texts = list(dict.fromkeys(text(i) for i in range(100)))
     trained(log, *texts[:5])
-    assert len(posed(log, "copy-digits") & {text_fingerprint(said) for said in texts[:6]}) == 5
+    assert (
+        len(posed_fingerprints(log, "copy-digits") & {text_fingerprint(said) for said in texts[:6]})
+        == 5
+    )
     asked(run, log)
     answers = [
         r

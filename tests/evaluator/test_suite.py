@@ -13,7 +13,15 @@ import pytest
 
 from streamrl.config.run_file import Env, EvalEnv, RunFile, parse
 from streamrl.evaluator import suite
-from streamrl.evaluator.suite import Answers, Exam, make_exam, metrics, passes, sampling, take
+from streamrl.evaluator.suite import (
+    EvalSuite,
+    ProblemAnswers,
+    make_suite,
+    metrics,
+    passes,
+    sample_answers,
+    sampling,
+)
 from streamrl.inference.client import Sampled, SamplingFailed
 from streamrl.log.codec import decode, encode
 from streamrl.records import Evaluation, PolicyVersion, VersionSpan
@@ -92,14 +100,14 @@ def run_file(**own: Any) -> RunFile:
     )
 
 
-def taken(policy: Policy, **own: Any) -> tuple[Exam, list[Answers]]:
-    made = make_exam(run_file(**own), "held", policy)
-    return made, asyncio.run(take(made, VERSION, asyncio.Semaphore(2)))
+def taken(policy: Policy, **own: Any) -> tuple[EvalSuite, list[ProblemAnswers]]:
+    made = make_suite(run_file(**own), "held", policy)
+    return made, asyncio.run(sample_answers(made, VERSION, asyncio.Semaphore(2)))
 
 
 def judged(policy: Policy, **own: Any) -> Evaluation:
     made, answers = taken(policy, **own)
-    return suite.judged(
+    return suite.to_evaluation(
         made,
         PolicyVersion(learner="lead", version=VERSION, uri="u", size_bytes=1, sha256="ab"),
         answers,
@@ -167,7 +175,7 @@ def test_a_problem_without_enough_answers_has_fewer_and_is_left_out_of_larger_k(
     made, answers = taken(policy, problems=2, samples=3, k=[1, 2])
     counts = sorted(len(a.rollouts) for a in answers)
     assert counts == [1, 3] and policy.asked.count(2) == suite.ROUNDS - 1
-    found = suite.judged(
+    found = suite.to_evaluation(
         made,
         PolicyVersion(learner="lead", version=VERSION, uri="u", size_bytes=1, sha256="ab"),
         answers,
