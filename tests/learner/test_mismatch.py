@@ -86,7 +86,7 @@ def distances(settings: dict[str, Any]) -> np.ndarray:
     )
     found: list[np.ndarray] = []
     for sampled in SAMPLED:
-        taken = RlExample(*(array[sampled] for array in EACH))
+        taken = jax.tree.map(lambda array, sampled=sampled: array[sampled], EACH)
         found.append(
             np.asarray(gradient(CURRENT, taken, average(learner, taken)), np.float64)[:4, 1:4]
         )

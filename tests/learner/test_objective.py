@@ -147,15 +147,9 @@ def split(
     rows = len(weights)
     for start, end in itertools.pairwise([0, *cuts, rows]):
         here = (np.arange(rows) >= start) & (np.arange(rows) < end)
-        yield (
-            RlExample(
-                *(
-                    np.where(here[:, None], a, b)
-                    for a, b in zip(taken, empty_example(rows, ROW), strict=True)
-                )
-            ),
-            weights * here[:, None],
-        )
+        padding = empty_example(rows, ROW)
+        part = jax.tree.map(lambda a, b, here=here: np.where(here[:, None], a, b), taken, padding)
+        yield part, weights * here[:, None]
 
 
 @pytest.mark.parametrize(
