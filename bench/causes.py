@@ -41,9 +41,11 @@ class Spent(NamedTuple):
 
 def overlap(one: Interval, others: Iterable[Interval]) -> list[Interval]:
     """The parts of `one` that others cover, in order, none twice."""
-    parts, reached = list[Interval](), one.start
+    parts = list[Interval]()
+    reached = one.start
     for other in sorted(others):
-        start, end = max(other.start, reached), min(other.end, one.end)
+        start = max(other.start, reached)
+        end = min(other.end, one.end)
         if end > start:
             parts.append(Interval(start, end))
             reached = end
@@ -80,7 +82,8 @@ def waiting(
         "weights": swaps,
         **{name: [interval] for name, interval in made.waits.items()},
     }
-    found, left = dict[str, float](), [idle]
+    found = dict[str, float]()
+    left = [idle]
     for cause, intervals in causes.items():
         parts = [overlap(one, intervals) for one in left]
         found[cause] = sum(map(seconds, parts))

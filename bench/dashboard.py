@@ -30,7 +30,9 @@ ASKED = 40
 PAGES = {
     "a page, newest first": "/api/rollouts",
     "page 500": "/api/rollouts?page=500",
-    "by env, fate, version and reward": "/api/rollouts?env=env-0&fate=batched&version_min=10&version_max=60&reward_min=0.5",
+    "by env, fate, version and reward": (
+        "/api/rollouts?env=env-0&fate=batched&version_min=10&version_max=60&reward_min=0.5"
+    ),
     "by reward, at step 40": "/api/rollouts?sort=reward-high&step=40",
     "by a piece of the uid": "/api/rollouts?text=-77-",
     "the overview at step 40": "/api/overview?step=40",
@@ -48,10 +50,8 @@ def main() -> None:
 
 def measure(run: RunFile, address: str) -> dict[str, Any]:
     """Start the dashboard, wait until it has read everything, ask it."""
-    started, environment = (
-        time.monotonic(),
-        {**os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_KAFKA": address},
-    )
+    started = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_KAFKA": address}
     command = [*STREAMRL, "dashboard", str(run.directory / "run.yaml"), "--port", "0"]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True

@@ -40,9 +40,11 @@ def measure(
         place = Place(directory, stack)
         ours = place.ours("bench", shape, lookahead=lookahead)
         ours.turn(warm_s)  # empty before and after: what is in the files has come through
-        before, done = place.topic_bytes("bench"), ours.count.get()
+        before = place.topic_bytes("bench")
+        done = ours.count.get()
         ours.turn(seconds)
-        after, done = place.topic_bytes("bench"), ours.count.get() - done
+        after = place.topic_bytes("bench")
+        done = ours.count.get() - done
         bytes_per_rollout = {
             topic: (size - before.get(topic, 0)) / done for topic, size in after.items()
         }
@@ -220,7 +222,10 @@ def main() -> None:
             )
     Console().print(table(results))
     first, *others = results.values()
-    command = f"python -m bench.data_path --rounds {options.rounds} --seconds {options.seconds:g} --warm {options.warm:g}"
+    command = (
+        f"python -m bench.data_path --rounds {options.rounds} --seconds {options.seconds:g} --warm"
+        f" {options.warm:g}"
+    )
     write(options.out, {**first, "others": others, "command": command})
 
 

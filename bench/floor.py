@@ -62,7 +62,9 @@ def measure(run: RunFile, shape: Shape, seconds: float) -> dict[str, Any]:
     spent: Counter[str] = Counter()
     stages = Stage(buffer.part(run), spent), Stage(batcher.part(run), spent)
     (env,) = run.envs
-    source, done, offsets = Source(shape), 0, Counter[str]()
+    source = Source(shape)
+    done = 0
+    offsets = Counter[str]()
 
     def logged(messages: list[Message]) -> list[Message]:
         """As they would lie in the log."""

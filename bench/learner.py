@@ -45,7 +45,9 @@ from streamrl.log.records_of import records_of
 from streamrl.records import Batch, Metric, ScoredGroup
 
 LEAST = 0.9  # of the tokens/s of Levanter alone
-GROUP, PROMPT = 8, 24  # rollouts a problem, tokens
+# rollouts a problem, tokens
+GROUP = 8
+PROMPT = 24
 SHAPES = ("4x128x8x512", "4x128x8x256")  # the first one is what the goal is for
 # steps of one, then of the other: a version is announced beside the next step, which is to be the
 # learner's own. The first is not counted
@@ -81,9 +83,12 @@ def a_batch(run: RunFile, number: int) -> Batch:
     """As full as whole groups make it. Some of the advantages are positive, some negative, and the
     sampled logprobs are near those of the policy.
     """
-    random, rows, row = np.random.default_rng(number), run.batcher.rows, run.batcher.max_seq_len
+    random = np.random.default_rng(number)
+    rows = run.batcher.rows
+    row = run.batcher.max_seq_len
     longest = row - PROMPT
-    groups, made = list[ScoredGroup](), None
+    groups = list[ScoredGroup]()
+    made = None
     while True:
         groups.append(
             a_group(
@@ -103,12 +108,11 @@ def a_batch(run: RunFile, number: int) -> Batch:
 def a_group(
     name: str, lengths: np.ndarray, random: np.random.Generator, version: int
 ) -> ScoredGroup:
-    n, total = len(lengths), int(lengths.sum())
+    n = len(lengths)
+    total = int(lengths.sum())
     prompt, tokens = (random.integers(4, 16, size).astype(np.uint16) for size in (PROMPT, total))
-    logprobs, advantages = (
-        random.normal(-2.8, 0.1, total).astype(np.float32),
-        random.normal(0, 1, n).astype(np.float32),
-    )
+    logprobs = random.normal(-2.8, 0.1, total).astype(np.float32)
+    advantages = random.normal(0, 1, n).astype(np.float32)
     return scored_group(
         name,
         lengths,
@@ -152,7 +156,10 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
             c.learning_rate, c.warmup_steps, c.beta1, c.beta2, c.weight_decay, c.max_grad_norm
         ),
     )
-    identity, alone, ours, losses = f"learner-{c.name}", list[float](), list[float](), list[float]()
+    identity = f"learner-{c.name}"
+    alone = list[float]()
+    ours = list[float]()
+    losses = list[float]()
     meter = Meter(log, identity)
     with (
         open_trainer(run) as policy,
@@ -173,10 +180,8 @@ def measure(run: RunFile, log: Log, pairs: int, turn: int = TURN) -> dict[str, A
             for seconds, steps in turns if first // turn % 2 else reversed(turns):
                 seconds += steps(batches[first : first + turn])
         first_model = model.load(policy.initial_model_dir, run.model.max_seq_len)
-        apart, moved = (
-            off_max(policy.state.model, plain.state.model),
-            off_max(policy.state.model, first_model),
-        )
+        apart = off_max(policy.state.model, plain.state.model)
+        moved = off_max(policy.state.model, first_model)
     said = [metric.values for metric in measured(log, identity)]
     times = {
         "levanter_s": alone,
@@ -228,7 +233,8 @@ def steps_of_ours(
 
 def steps_alone(plain: Plain, losses: list[float], batches: Sequence[Batch]) -> list[float]:
     """The same of Levanter alone."""
-    rows, seconds = [rows_of(expand(batch)) for batch in batches], list[float]()
+    rows = [rows_of(expand(batch)) for batch in batches]
+    seconds = list[float]()
     with plain.training():
         for each in rows:
             started = time.perf_counter()
@@ -328,7 +334,8 @@ def main() -> None:
     Console().print(table(results))
     if (found := results[0]["ratio"]["median"]) < LEAST:
         raise SystemExit(
-            f"bench: the learner trains {found:.2f} times as many tokens/s as Levanter alone; expected {LEAST}"
+            f"bench: the learner trains {found:.2f} times as many tokens/s as Levanter alone;"
+            f" expected {LEAST}"
         )
 
 

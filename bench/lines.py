@@ -127,7 +127,9 @@ class Line:
             name: Station(name, command, environment, directory)
             for name, command in stations.items()
         }
-        self.first, self._kafka, self._alone = first, kafka, alone
+        self.first = first
+        self._kafka = kafka
+        self._alone = alone
         self._counted = [directory / name for name in counted]
 
     def wait(self) -> None:
@@ -190,13 +192,12 @@ class Line:
         pids = {name: station.process.pid for name, station in self.stations.items()} | {
             "broker": self._kafka.pid
         }
-        started, before, cpu = (
-            time.monotonic(),
-            self.count.get(),
-            {name: cpu_s(pid) for name, pid in pids.items()},
-        )
+        started = time.monotonic()
+        before = self.count.get()
+        cpu = {name: cpu_s(pid) for name, pid in pids.items()}
         time.sleep(seconds)
-        elapsed, done = time.monotonic() - started, self.count.get() - before
+        elapsed = time.monotonic() - started
+        done = self.count.get() - before
         self.check()
         if not done:
             raise SystemExit(f"bench: nothing came out in {seconds:g} s: {self.tails()}")
@@ -227,7 +228,9 @@ class Place:
     """
 
     def __init__(self, directory: Path, stack: ExitStack, alone: bool = False) -> None:
-        self.directory, self._stack, self._alone = directory, stack, alone
+        self.directory = directory
+        self._stack = stack
+        self._alone = alone
         self.kafka = broker.start(directory / "kafka", setup=HALTING if alone else broker.PLAIN)
         stack.callback(self.kafka.stop)
         self.environment = {
@@ -244,13 +247,15 @@ class Place:
         """generator -> buffer -> batcher -> trainer, as run `name`; `followers` more trainers read
         the same batches. `kinds`: see `run_file`.
         """
-        run, directory = run_file(name, self.directory, shape, **kinds), self._room(name)
+        run = run_file(name, self.directory, shape, **kinds)
+        directory = self._room(name)
         topics.apply(run, self.address)
         log = KafkaLog(self.address, name)
         # a broker makes hundreds of logs one after another, and is slow to answer meanwhile
         for topic, partitions in log.topics().items():
             end_offset(log, topic, partitions - 1)
-        path, settings = directory / "run.json", directory / "settings.json"
+        path = directory / "run.json"
+        settings = directory / "settings.json"
         path.write_text(run.to_json())
         settings.write_text(
             json.dumps(

@@ -37,7 +37,8 @@ Run = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "deploy" / "runs" / "quickstart.yaml"
 COMMON = ["orchestrator.target=null", "inference.heartbeat_s=0.2", "learner.checkpoint_every=50"]
-OVERLAPPED, ONE_AT_A_TIME = "overlapped", "one at a time"
+OVERLAPPED = "overlapped"
+ONE_AT_A_TIME = "one at a time"
 LOOPS = {
     OVERLAPPED: list[str](),
     ONE_AT_A_TIME: ["batcher.lookahead=0", "batcher.admission=capacity", "batcher.eta=0"],
@@ -98,22 +99,19 @@ def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
     A record of a step is of the time when training could go on behind it. Batch k is built when
     version k - `lookahead` is announced.
     """
-    steps, batches, standing = (
-        by_step(heard, "learner/step_s"),
-        by_step(heard, "batcher/waited_for_data_s"),
-        swaps(heard),
-    )
+    steps = by_step(heard, "learner/step_s")
+    batches = by_step(heard, "batcher/waited_for_data_s")
+    standing = swaps(heard)
     numbers = sorted(number for number in steps if number > skipped and number - 1 in steps)
     window = Interval(steps[numbers[0] - 1].time_s, steps[numbers[-1]].time_s)
     learner = dict.fromkeys(("training", "publishing", *CAUSES), 0.0)
     for number in numbers:
-        values, begun = steps[number].values, steps[number - 1].time_s
+        values = steps[number].values
+        begun = steps[number - 1].time_s
         learner["training"] += values["learner/step_s"]
         learner["publishing"] += values["learner/publish_s"]
-        idle, announced = (
-            Interval(begun, begun + values["learner/idle_s"]),
-            heard.versions[max(number - lookahead, 0)],
-        )
+        idle = Interval(begun, begun + values["learner/idle_s"])
+        announced = heard.versions[max(number - lookahead, 0)]
         for cause, seconds in waiting(idle, made(batches[number]), standing, announced).items():
             learner[cause] += seconds
     total_s = window.end - window.start
@@ -127,8 +125,9 @@ def figures(heard: Heard, skipped: int, lookahead: int) -> dict[str, Any]:
         ),
         "step_s": quantile([steps[number].values["learner/step_s"] for number in numbers], 0.5),
         "swap_s": quantile([interval.end - interval.start for interval in standing], 0.5),
-        "batch_age_mean": sum(steps[number].values["learner/batch_age_mean"] for number in numbers)
-        / len(numbers),
+        "batch_age_mean": (
+            sum(steps[number].values["learner/batch_age_mean"] for number in numbers) / len(numbers)
+        ),
         "expired_frac": heard.fates.get("expired", 0) / max(sum(heard.fates.values()), 1),
     }
 
@@ -178,7 +177,8 @@ def run_one(name: str, overrides: Sequence[str], steps: int) -> Run:
         )
         if ended.returncode:
             raise SystemExit(
-                f"bench: the run ended with {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}"
+                f"bench: the run ended with {ended.returncode}:"
+                f" {(ended.stdout + ended.stderr)[-2000:]}"
             )
         with broker.ensure_running(connect.broker_dir(run)) as address:
             return {
@@ -289,8 +289,10 @@ def main() -> None:
             given.out,
             {
                 "runs": runs,
-                "command": f"python -m bench.loop --steps {given.steps} --rounds {given.rounds}"
-                + " --free" * given.free,
+                "command": (
+                    f"python -m bench.loop --steps {given.steps} --rounds {given.rounds}"
+                    + " --free" * given.free
+                ),
             },
         )
     print(f"\n{table(runs)}\n")
@@ -298,7 +300,8 @@ def main() -> None:
     for one, other in zip(names[::2], names[1::2], strict=True):
         gain = gains(runs, one, other)
         print(
-            f"steps/s, {one} to {other}: {gain['median']:.2f} ({gain['min']:.2f} to {gain['max']:.2f})"
+            f"steps/s, {one} to {other}: {gain['median']:.2f} ({gain['min']:.2f} to"
+            f" {gain['max']:.2f})"
         )
 
 

@@ -27,7 +27,8 @@ def fill_page_cache(directory: Path, most_bytes: int = MOST_BYTES) -> int:
     path = directory / f"nothing-{len(list(directory.glob('nothing-*')))}"
     with path.open("wb") as file:
         file.truncate(size)
-    chunk, done = bytearray(CHUNK_BYTES), 0
+    chunk = bytearray(CHUNK_BYTES)
+    done = 0
     with path.open("rb", buffering=0) as file:
         while read := file.readinto(chunk):
             done += read

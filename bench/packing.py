@@ -29,8 +29,11 @@ from streamrl.batcher.state import BatcherConfig, BatcherState
 from streamrl.log.protocol import Event
 from streamrl.records import Fate, Metric, PolicyVersion
 
-MEDIAN, SIGMA = 700, 1.0  # of the lengths, in tokens
-LEAST_FILLED, LEAST_RATE = 0.99, 50_000
+# of the lengths, in tokens
+MEDIAN = 700
+SIGMA = 1.0
+LEAST_FILLED = 0.99
+LEAST_RATE = 50_000
 HIDDEN = 4096  # of the model that FLOPs are those of
 GROUP = 8  # rollouts a problem
 NOTHING = np.zeros(0, np.uint16)  # a prompt: what is in a group costs nothing to pack
@@ -43,7 +46,8 @@ def first_fit_decreasing(lengths: np.ndarray, max_seq_len: int) -> np.ndarray:
     """The row of each, as the textbook has it: longest first, each into the first row that has
     room.
     """
-    rows, free = np.empty(len(lengths), np.int32), list[int]()
+    rows = np.empty(len(lengths), np.int32)
+    free = list[int]()
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = int(lengths[index])
         row = next((row for row, space in enumerate(free) if space >= length), len(free))
@@ -83,7 +87,8 @@ def measure_packers(draws: list[np.ndarray], row: int, repeats: int) -> dict[str
                 packer(lengths, row)
                 rates[name].append(len(lengths) / (time.perf_counter() - started))
         for name, packer in packers.items():
-            used, total = int(packer(lengths, row).max()) + 1, int(lengths.sum())
+            used = int(packer(lengths, row).max()) + 1
+            total = int(lengths.sum())
             filled[name].append(total / (used * row))
             over[name].append(used - -(-total // row))
     return {
@@ -110,7 +115,8 @@ def measure_division(
         "rollouts_per_s": [],
     }
     for lengths in draws:
-        costs, tight = COSTS[balance](lengths, HIDDEN), ours(lengths, row)
+        costs = COSTS[balance](lengths, HIDDEN)
+        tight = ours(lengths, row)
         of_each = -(-int(tight.max() + 1) // processes)
         started = time.perf_counter()
         while (rows := pack(lengths, row, of_each * processes, processes, costs)) is None:
@@ -152,7 +158,10 @@ def measure_batches(rollouts: int, row: int, processes: int) -> dict[str, Any]:
         balance="flops",
         hidden=HIDDEN,
     )
-    state, values, packed, building_s = BatcherState(), list[dict[str, float]](), 0, 0.0
+    state = BatcherState()
+    values = list[dict[str, float]]()
+    packed = 0
+    building_s = 0.0
     parts = np.array_split(lengths, len(lengths) // GROUP)
     groups = (
         scored_group(f"g{i}", part, NOTHING, np.zeros(int(part.sum()), np.uint16))
@@ -255,10 +264,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "packing.json")
     given = parser.parse_args()
-    draws, counts = (
-        [draw(given.rollouts, given.row, seed) for seed in range(given.draws)],
-        given.processes or [2, 8, 32],
-    )
+    draws = [draw(given.rollouts, given.row, seed) for seed in range(given.draws)]
+    counts = given.processes or [2, 8, 32]
     results: dict[str, Any] = {
         "packers": measure_packers(draws, given.row, given.repeats),
         "division": [
@@ -275,13 +282,12 @@ def main() -> None:
         Console().print()
     command = " ".join(["python -m bench.packing", *sys.argv[1:]])
     write(given.out, {**results, "command": command})
-    filled, rate = (
-        results["packers"]["ours"]["filled_frac"]["min"],
-        results["packers"]["ours"]["rollouts_per_s"]["median"],
-    )
+    filled = results["packers"]["ours"]["filled_frac"]["min"]
+    rate = results["packers"]["ours"]["rollouts_per_s"]["median"]
     if filled < LEAST_FILLED or rate < LEAST_RATE:
         raise SystemExit(
-            f"bench: {filled:.2%} of the positions and {rate:,.0f} rollouts/s; expected {LEAST_FILLED:.0%} and {LEAST_RATE:,}"
+            f"bench: {filled:.2%} of the positions and {rate:,.0f} rollouts/s; expected"
+            f" {LEAST_FILLED:.0%} and {LEAST_RATE:,}"
         )
 
 

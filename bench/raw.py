@@ -36,7 +36,8 @@ from streamrl.log.kafka import (
 )
 
 TOPICS = ("rollouts", "groups", "batches")
-JOURNAL, ENTRY = "journal", bytes(200)
+JOURNAL = "journal"
+ENTRY = bytes(200)
 MAX_RECORD = 4_000_000
 
 
@@ -79,11 +80,9 @@ class Sender:
         own: dict[str, Any] = (
             {**TRANSACTIONAL, "transactional.id": f"{prefix}.{role}"} if transactions else {}
         )
-        self.producer, self._journal, self._transactions = (
-            Producer({**COMMON, **kafka, **PRODUCER, **own}),
-            f"{prefix}.{JOURNAL}",
-            transactions,
-        )
+        self.producer = Producer({**COMMON, **kafka, **PRODUCER, **own})
+        self._journal = f"{prefix}.{JOURNAL}"
+        self._transactions = transactions
         if transactions:
             self.producer.init_transactions(START_TIMEOUT_S)
 
@@ -110,21 +109,18 @@ class Sender:
 
 def main(role: str, path: str) -> None:
     settings = json.loads(Path(path).read_text())
-    kafka, sizes, prefix, transactions = (
-        settings["kafka"],
-        settings["raw"],
-        settings["raw_prefix"],
-        settings["raw_transactions"],
-    )
-    counts, orders = Path(settings["counts"]), Orders()
+    kafka = settings["kafka"]
+    sizes = settings["raw"]
+    prefix = settings["raw_prefix"]
+    transactions = settings["raw_transactions"]
+    counts = Path(settings["counts"])
+    orders = Orders()
     sender = Sender(kafka, prefix, role, transactions)
     rollouts, groups, batches = (f"{prefix}.{topic}" for topic in TOPICS)
     if role == "source":
-        count, sunk, values = (
-            Count(counts / "source", create=True),
-            Count(counts / "sink"),
-            payloads(sizes["rollout_bytes"]),
-        )
+        count = Count(counts / "source", create=True)
+        sunk = Count(counts / "sink")
+        values = payloads(sizes["rollout_bytes"])
         while not orders.over.is_set():
             if orders.values.get("rate", 0) == 0 or count.get() - sunk.get() > sizes["in_flight"]:
                 sender.producer.poll(0)
@@ -135,8 +131,10 @@ def main(role: str, path: str) -> None:
                     sender.send(rollouts, values[number % VARIANTS])
             count.add(sizes["at_once"])
     elif role == "sink":
-        count, source = Count(counts / "sink"), consumer(kafka, batches, transactions)
-        pieces, came = -(-sizes["batch_bytes"] // MAX_RECORD), 0
+        count = Count(counts / "sink")
+        source = consumer(kafka, batches, transactions)
+        pieces = -(-sizes["batch_bytes"] // MAX_RECORD)
+        came = 0
         while not orders.over.is_set():
             came += len(taken(source))
             for _ in range(came // pieces):
@@ -151,7 +149,8 @@ def main(role: str, path: str) -> None:
             else (groups, batches, sizes["batch"] // sizes["group"])
         )
         size = sizes["group_bytes"] if role == "relay" else sizes["batch_bytes"]
-        source, held = consumer(kafka, topic, transactions), list[bytes]()
+        source = consumer(kafka, topic, transactions)
+        held = list[bytes]()
         while not orders.over.is_set():
             held += taken(source)
             if len(held) < many:

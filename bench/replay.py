@@ -96,11 +96,9 @@ def make(run: RunFile, address: str, shape: Shape, rollouts: int) -> int:
     log = KafkaLog({"bootstrap.servers": address}, run.run)
     topics.apply(run, {"bootstrap.servers": address})
     source = Source(shape)
-    batches, env, learner = (
-        log.reader({("batches", 0): 0}),
-        log.writer("feeder-env"),
-        log.writer("feeder-learner"),
-    )
+    batches = log.reader({("batches", 0): 0})
+    env = log.writer("feeder-env")
+    learner = log.writer("feeder-learner")
     sent = trained = number = 0
     with working("buffer", run), working("batcher", run):
         announce(learner, 0)
@@ -118,10 +116,8 @@ def make(run: RunFile, address: str, shape: Shape, rollouts: int) -> int:
                         for r in group
                     ]
                 )
-                sent, number = (
-                    sent + sum(map(len, groups)),
-                    number + GROUPS_AT_ONCE // len(run.envs),
-                )
+                sent = sent + sum(map(len, groups))
+                number = number + GROUPS_AT_ONCE // len(run.envs)
             for _ in batches.poll(100, 0.0 if sent < (trained + AHEAD) * shape.batch else 0.02):
                 trained += 1
                 announce(learner, trained)
@@ -157,10 +153,8 @@ def measure(directory: Path, address: str, *command: str) -> dict[str, Any]:
     """Run a command to its end: seconds, and the peak of its resident memory in MiB as the kernel
     counts it.
     """
-    started, environment = (
-        time.monotonic(),
-        {**os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_KAFKA": address},
-    )
+    started = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "STREAMRL_KAFKA": address}
     process = subprocess.Popen(
         [*STREAMRL, *command], cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
     )

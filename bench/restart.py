@@ -68,10 +68,8 @@ def open_rollouts(tokens: int) -> Iterator[Record]:
 
 def make_rollout(number: int, sample: int, tokens: int) -> Rollout:
     how = InferenceMetadata(server="inference-0", temperature=1.0)
-    prompt, answer = (
-        np.arange(tokens // 8, dtype=np.uint16),
-        np.arange(tokens - tokens // 8, dtype=np.uint16),
-    )
+    prompt = np.arange(tokens // 8, dtype=np.uint16)
+    answer = np.arange(tokens - tokens // 8, dtype=np.uint16)
     logprobs = np.full(len(answer), -0.5, np.float32)
     return Rollout(
         environment=ENV,
@@ -97,7 +95,8 @@ def make_rollout(number: int, sample: int, tokens: int) -> Rollout:
 
 def groups(tokens: int) -> Iterator[Record]:
     """Scored groups that wait for a batch."""
-    own, n = tokens - tokens // 8, GROUP
+    own = tokens - tokens // 8
+    n = GROUP
     for number in count():
         yield ScoredGroup(
             environment=ENV,
@@ -123,7 +122,9 @@ class Source:
     """Writes the part's input: a window's worth, then a trickle until it is closed."""
 
     def __init__(self, log: KafkaLog, topic: str, records: Iterator[Record]) -> None:
-        self._writer, self._topic, self._records = log.producer(), topic, records
+        self._writer = log.producer()
+        self._topic = topic
+        self._records = records
         self._closing, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._trickle)
 
@@ -152,7 +153,8 @@ class Process:
 
     def __init__(self, role: str, path: Path, address: str) -> None:
         self.started = time.monotonic()
-        self.ready_s, self.records_read = float("nan"), -1
+        self.ready_s = float("nan")
+        self.records_read = -1
         command = [sys.executable, "-m", "streamrl.cli", role, str(path)]
         self._process = subprocess.Popen(
             command,
@@ -270,7 +272,8 @@ def main() -> None:
                 f"{min(read):,} to {max(read):,}",
             )
     Console().print(
-        f"{options.rollouts:,} rollouts of {options.tokens} tokens in the window, {os.cpu_count()} cores; seconds from exec on",
+        f"{options.rollouts:,} rollouts of {options.tokens} tokens in the window, {os.cpu_count()}"
+        " cores; seconds from exec on",
         highlight=False,
     )
     Console().print(table)

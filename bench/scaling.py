@@ -88,7 +88,8 @@ CURVES = {
 
 def measure(name: str, curve: Curve, rounds: int, seconds: float, directory: Path) -> list[Row]:
     """A row for each point. One that fails says why, and the others go on."""
-    lines, failed = dict[int, Line](), dict[int, str]()
+    lines = dict[int, Line]()
+    failed = dict[int, str]()
     results: dict[int, list[Row]] = {point: [] for point in curve.points}
 
     def attempt(point: int, what: str, action: Callable[[], Row]) -> None:
@@ -137,7 +138,8 @@ def warmed(line: Line) -> Row:
     """What it does when it gets no faster any more; afterwards it stands still."""
     result = line.run(WARM_S)
     for _ in range(WARM_TIMES - 1):
-        before, result = result, line.run(WARM_S)
+        before = result
+        result = line.run(WARM_S)
         if result["rollouts_per_s"] < FASTER * before["rollouts_per_s"]:
             break
     line.halt()
@@ -221,7 +223,8 @@ def table(found: Mapping[str, Sequence[Row]]) -> str:
 def cells(title: str, row: Row) -> list[str]:
     if "failed" in row:
         return [title, f"{row['point']:,}", "failed", *[""] * 6]
-    ratio, cpu = row["to_first"], row["cpu_ms_per_rollout"]
+    ratio = row["to_first"]
+    cpu = row["cpu_ms_per_rollout"]
     own = sum(ms for station, ms in cpu.items() if station != "broker")
     rates = f"{row['rollouts_per_s']:,.0f}", f"{row['tokens_per_s'] / 1e6:.1f} M"
     ratios = f"{ratio['median']:.2f}", f"{ratio['min']:.2f} to {ratio['max']:.2f}"
@@ -243,7 +246,8 @@ def draw(found: Mapping[str, Sequence[Row]], path: Path) -> None:
     figure, panels = plt.subplots(2, 3, figsize=(12, 6.5), constrained_layout=True)
     for panel, (name, curve) in zip(panels.flat, CURVES.items(), strict=True):
         sound = [row for row in found.get(name, ()) if "to_first" in row]
-        points, ratios = [row["point"] for row in sound], [row["to_first"] for row in sound]
+        points = [row["point"] for row in sound]
+        ratios = [row["to_first"] for row in sound]
         panel.fill_between(
             points,
             [r["min"] for r in ratios],
@@ -287,11 +291,9 @@ def main() -> None:
     )
     parser.add_argument("--table", action="store_true", help="measure nothing")
     options = parser.parse_args()
-    chosen, path, started = (
-        options.curve or list(CURVES),
-        RESULTS / "scaling.json",
-        time.monotonic(),
-    )
+    chosen = options.curve or list(CURVES)
+    path = RESULTS / "scaling.json"
+    started = time.monotonic()
     found: dict[str, list[Row]] = json.loads(path.read_text())["curves"] if path.exists() else {}
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as room:
         for name in () if options.table else chosen:
@@ -305,7 +307,10 @@ def main() -> None:
                 path,
                 {
                     "curves": found,
-                    "command": f"python -m bench.scaling --rounds {options.rounds} --seconds {options.seconds:g}",
+                    "command": (
+                        f"python -m bench.scaling --rounds {options.rounds} --seconds"
+                        f" {options.seconds:g}"
+                    ),
                 },
             )
     draw(found, PICTURE)

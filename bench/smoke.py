@@ -22,7 +22,9 @@ from bench.work import Shape
 
 RECORDED = RESULTS / "smoke.json"
 ENOUGH = 0.6  # of the recorded ratio: what a busy machine does to it is less than that
-WARM_S, ROUNDS, ROUND_S = 20.0, 3, 3.0
+WARM_S = 20.0
+ROUNDS = 3
+ROUND_S = 3.0
 # bytes a rollout, as `make bench` measures them
 HOPS = {"rollouts": 7_320.0, "groups": 6_300.0, "batches": 6_290.0}
 
@@ -40,7 +42,8 @@ def measure() -> float:
         own, ceiling = in_turns((ours, raw), ROUNDS, ROUND_S)
     for name, results in (("ours", own), ("plain Kafka", ceiling)):
         print(
-            f"{name}: {', '.join(format(result['rollouts_per_s'], ',.0f') for result in results)} rollouts/s"
+            f"{name}: {', '.join(format(result['rollouts_per_s'], ',.0f') for result in results)}"
+            " rollouts/s"
         )
     return ratio(own, ceiling)
 
@@ -65,7 +68,8 @@ def main() -> None:
         if found >= least:
             return
     sys.exit(
-        f"bench: the data path has become slower: twice not {least:.2f} of plain Kafka; `make bench` shows where the time goes"
+        f"bench: the data path has become slower: twice not {least:.2f} of plain Kafka; `make"
+        " bench` shows where the time goes"
     )
 
 

@@ -79,7 +79,9 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
     reader = log.reader(
         {(topic, 0): beginning_offset(log, topic, 0) for topic in ("demand", "policy-versions")}
     )
-    names, source, at_once = list(run.envs), Source(shape), shape.transaction_groups
+    names = list(run.envs)
+    source = Source(shape)
+    at_once = shape.transaction_groups
     credits = {
         env: OutstandingLimit(f"{env}-0", 1, float(shape.group * shape.rollout_tokens))
         for env in names
@@ -91,7 +93,10 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
         env: strew(writer, source, env, shape.stragglers // len(names) // (shape.group - 1))
         for env in names
     }
-    version, due, turn, begun = 0, 0.0, 0, 0
+    version = 0
+    due = 0.0
+    turn = 0
+    begun = 0
     last = time.monotonic()
     while not orders.over.is_set():
         for message in reader.poll(500, 0):
@@ -102,7 +107,8 @@ def generate(run: RunFile, log: Log, shape: Shape, count: Count, orders: Orders)
                     version = max(version, announced)
                 case _:
                     pass
-        rate, now = orders.values.get("rate", 0), time.monotonic()
+        rate = orders.values.get("rate", 0)
+        now = time.monotonic()
         due = at_once if rate is None else min(due + (now - last) * rate / shape.group, at_once)
         last = now
         outputs: list[Output] = []
@@ -166,7 +172,8 @@ def train(
     """Batches to trainer arrays; each of the lead's gives a policy version."""
     writer = log.writer("learner-lead") if leads else None
     latencies: list[float] | None = None  # not noted before the first report
-    reader, marked_s = log.reader({("batches", 0): beginning_offset(log, "batches", 0)}), 0.0
+    reader = log.reader({("batches", 0): beginning_offset(log, "batches", 0)})
+    marked_s = 0.0
 
     def announce(version: int) -> None:
         if writer is None:
@@ -207,12 +214,11 @@ def train(
 def main(role: str, path: str) -> None:
     tune_process()
     settings = json.loads(Path(path).read_text())
-    run, shape = RunFile.model_validate(settings["run"]), Shape(**settings["shape"])
-    log, count, orders = (
-        KafkaLog(settings["kafka"], run.run),
-        Count(Path(settings["counts"]) / role, create=True),
-        Orders(),
-    )
+    run = RunFile.model_validate(settings["run"])
+    shape = Shape(**settings["shape"])
+    log = KafkaLog(settings["kafka"], run.run)
+    count = Count(Path(settings["counts"]) / role, create=True)
+    orders = Orders()
     if role == "generator":
         generate(run, log, shape, count, orders)
     else:

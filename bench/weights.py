@@ -102,7 +102,9 @@ class Agents:
     """Real servers, each the process `streamrl inference` and its vLLM."""
 
     def __init__(self, run: RunFile, log: Log, directory: Path, address: str) -> None:
-        self._run, self._directory, self._address = directory / "run.json", directory, address
+        self._run = directory / "run.json"
+        self._directory = directory
+        self._address = address
         self._run.write_text(run.to_json())
         self.servers, self.metrics = (
             Topic(log, "servers", "server"),
@@ -213,7 +215,8 @@ class Copiers:
     def _copy(self, version: int, announced: VersionFollower, copy: Path) -> dict[str, float]:
         while (newest := announced.newest(0.05)) is None or newest.version != version:
             pass
-        heard_s, started = time.time() - newest.time_s, time.perf_counter()
+        heard_s = time.time() - newest.time_s
+        started = time.perf_counter()
         pull(newest, self._store, copy, link=True)
         return {"inference/heard_s": heard_s, "inference/pull_s": time.perf_counter() - started}
 
@@ -246,7 +249,8 @@ def requests(urls: Sequence[str]) -> Iterator[list[list[float]]]:
     """`STREAMS` requests in flight on each server for as long as the block lasts; of each request,
     the times (s) of its tokens.
     """
-    over, times = threading.Event(), list[list[float]]()
+    over = threading.Event()
+    times = list[list[float]]()
 
     def ask(url: str) -> None:
         body = {
@@ -330,7 +334,8 @@ def measure(
     """One size, with each number of servers: a quiet round is the chain and then the plain work;
     then rounds with requests in flight.
     """
-    run, results = run_file(directory, *SIZES[size]), list[dict[str, Any]]()
+    run = run_file(directory, *SIZES[size])
+    results = list[dict[str, Any]]()
     with ExitStack() as stack:
         kafka = broker.start(directory / "kafka")
         stack.callback(kafka.stop)
@@ -419,7 +424,9 @@ def busy(chain: Callable[[], dict[str, float]], urls: Sequence[str], rounds: int
     """The same with requests in flight: how long the longest was without a token, and how long a
     token takes otherwise.
     """
-    made, pauses, usual = list[dict[str, float]](), list[float](), list[float]()
+    made = list[dict[str, float]]()
+    pauses = list[float]()
+    usual = list[float]()
     for _ in range(rounds):
         with requests(urls) as times:
             time.sleep(2.0)

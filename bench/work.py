@@ -184,7 +184,8 @@ class Source:
         """The rollouts of problem `number` of an env, sampled by `version`; the name of each ends
         in the time it was made.
         """
-        group_id, made = f"{env}-{number}", clock_ms()
+        group_id = f"{env}-{number}"
+        made = clock_ms()
         if version != self._version:
             self._version, self._answers = version, self.answers(version)
         return [

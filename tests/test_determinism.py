@@ -130,9 +130,9 @@ def imported(tree: ast.AST) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {
-                alias.asname or alias.name.split(".")[0]: alias.name
-                if alias.asname
-                else alias.name.split(".")[0]
+                alias.asname or alias.name.split(".")[0]: (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
                 for alias in node.names
             }
         elif isinstance(node, ast.ImportFrom):
@@ -157,14 +157,17 @@ def reached(modules: Mapping[str, ast.Module], roots: list[Place]) -> dict[str, 
     """What may be called from the roots and is not the package's own: full name -> who uses it. A
     class is reached with all its methods.
     """
-    todo, seen, outside = list(roots), set[Place](), dict[str, Place]()
+    todo = list(roots)
+    seen = set[Place]()
+    outside = dict[str, Place]()
     while todo:
         here = todo.pop()
         if here in seen or here in LEAVES:
             continue
         seen.add(here)
         module, name = here
-        own, foreign = definitions(modules[module]), imported(modules[module])
+        own = definitions(modules[module])
+        foreign = imported(modules[module])
         assert name in own, f"{module} defines no {name}"
         for used in names(own[name]):
             first, _, rest = used.partition(".")
@@ -214,7 +217,10 @@ def test_what_a_step_may_reach_is_on_the_list():
     [
         "import time\ndef step(): return time.time()",
         "from time import monotonic as now\ndef step(): return now()",
-        "from datetime import datetime\nclass Clock:\n    def read(self): return datetime.now()\ndef step(): return Clock().read()",
+        (
+            "from datetime import datetime\nclass Clock:\n    def read(self): return"
+            " datetime.now()\ndef step(): return Clock().read()"
+        ),
         "import random\ndef helper(): return random.random()\ndef step(): return helper()",
         "import numpy as np\nNOISE = np.random.default_rng\ndef step(): return NOISE()",
         "import numpy as np\ndef step(): return np.datetime64('now')",
@@ -274,9 +280,11 @@ def watching() -> Iterator[list[str]]:
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            modules, name = {frame.f_globals.get("__name__", "")}, frame.f_code.co_name
+            modules = {frame.f_globals.get("__name__", "")}
+            name = frame.f_code.co_name
         elif event == "c_call":
-            owner, name = getattr(argument, "__self__", None), argument.__name__
+            owner = getattr(argument, "__self__", None)
+            name = argument.__name__
             kind = owner if isinstance(owner, type) else type(owner)
             modules = {
                 owner.__name__ if isinstance(owner, ModuleType) else kind.__module__,
@@ -318,12 +326,10 @@ def watched_fold(part: Processor[Any, Any], seed: int) -> tuple[list[str], bytes
 
 
 def run_through(log: Any, part: Processor[Any, Any], seed: int) -> tuple[list[str], bytes]:
-    state, positions, called, total = (
-        part.initial(),
-        dict[Any, int](),
-        list[str](),
-        hashlib.sha256(),
-    )
+    state = part.initial()
+    positions = dict[Any, int]()
+    called = list[str]()
+    total = hashlib.sha256()
     writer = log.writer(part.name)
     for number, turn in enumerate(schedule_of(log, part, [5, 1, 9], random.Random(seed))):
         messages: list[Any] = []

@@ -144,7 +144,8 @@ def test_the_outside_world_is_touched_in_its_rooms(file: str):
         if not any(fnmatch(file, pattern) for pattern in OUTSIDE[name])
     }
     assert not wrong, (
-        f"{file} imports {', '.join(sorted(wrong))}; that belongs in {[OUTSIDE[name] for name in sorted(wrong)]}"
+        f"{file} imports {', '.join(sorted(wrong))}; that belongs in"
+        f" {[OUTSIDE[name] for name in sorted(wrong)]}"
     )
 
 
@@ -242,7 +243,10 @@ def test_the_core_really_starts_without_what_is_heavy():
         for file in FILES
         if is_core(file)
     ]
-    program = f"import importlib, sys\nfor name in {core!r}: importlib.import_module(name)\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    program = (
+        f"import importlib, sys\nfor name in {core!r}: importlib.import_module(name)\nprint(*[name"
+        f" for name in {HEAVY!r} if name in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent
     )

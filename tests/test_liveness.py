@@ -59,7 +59,8 @@ class Chain:
             ]
         # groups that the batcher has not read
         self.ways: dict[str, deque[Event]] = {name: deque() for name in run.envs}
-        self.time_s, self.version = 0.0, -1
+        self.time_s = 0.0
+        self.version = -1
         self.numbers = dict.fromkeys(run.envs, 0)
         self.learnt: deque[tuple[float, int]] = deque([(0.0, 0)])  # (when it is announced, version)
         self.sent, self.ended = 0, list[tuple[str, int]]()
@@ -67,8 +68,10 @@ class Chain:
     def rollout(
         self, env: str, group: int, sample: int, producer: str, version: int, spoilt: bool
     ) -> Event:
-        chance, rates = self.random.random, self.mishaps
-        failed, refused = chance() < rates.failed, spoilt or chance() < rates.refused
+        chance = self.random.random
+        rates = self.mishaps
+        failed = chance() < rates.failed
+        refused = spoilt or chance() < rates.refused
         record = Rollout(
             environment=env,
             problem_id="",
@@ -91,7 +94,8 @@ class Chain:
         self.numbers[env] += 1
         version = max(self.version - (self.random.random() < self.mishaps.stale), 0)
         spoilt = self.random.random() < self.mishaps.refused_groups
-        number, size = self.numbers[env], self.run.buffer.group_size
+        number = self.numbers[env]
+        size = self.run.buffer.group_size
         events = [
             self.rollout(env, number, i, credit.producer, version, spoilt) for i in range(size)
         ]
@@ -212,10 +216,8 @@ def run_of(envs: dict[str, Any], buffer: dict[str, Any], batcher: dict[str, Any]
 ONE = {"copy": {"fraction": 1.0}}
 
 
-SMALL, LARGE = (
-    {"group_size": 2, "max_age": 1, "max_window_tokens": 10},
-    {"total_token_budget": 100, "row_count": 20},
-)
+SMALL = {"group_size": 2, "max_age": 1, "max_window_tokens": 10}
+LARGE = {"total_token_budget": 100, "row_count": 20}
 
 
 @pytest.mark.parametrize(

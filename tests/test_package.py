@@ -177,7 +177,10 @@ def test_the_commands_work_from_elsewhere(empty: Path):
 
 def test_where_there_is_no_posix_the_error_says_so(empty: Path):
     """Windows, as far as it can be had here: its missing modules are missing."""
-    script = "import sys; sys.modules.update(fcntl=None, resource=None); from streamrl.cli import main; main()"
+    script = (
+        "import sys; sys.modules.update(fcntl=None, resource=None); from streamrl.cli import main;"
+        " main()"
+    )
     command = (empty / "env" / "bin" / "python", "-c", script)
     assert "Usage" in call(*command, "--help", cwd=empty)
     refused = subprocess.run(

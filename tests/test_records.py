@@ -124,7 +124,8 @@ def examples() -> dict[str, Record]:
 
 def whole() -> dict[str, Record]:
     """Of each kind that the others leave fields of at their defaults: one that has them all."""
-    some, ones = floats(0.5, -0.25, 0.0), np.ones(3, np.uint8)
+    some = floats(0.5, -0.25, 0.0)
+    ones = np.ones(3, np.uint8)
     how = InferenceMetadata(
         server="inference-0",
         temperature=0.5,
@@ -218,7 +219,8 @@ def golden(file: str) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("file", "name"), KEPT)
 def test_golden_bytes(file: str, name: str):
-    record, kept = MADE[file]()[name], golden(file)[name]
+    record = MADE[file]()[name]
+    kept = golden(file)[name]
     assert encode(record) == kept, (
         f"the bytes of {name} have changed: additive changes only, with a default"
     )

@@ -46,7 +46,8 @@ def section_of(annotation: Any) -> tuple[type[Section] | None, str]:
     """The section that a setting is, or has by name or by place, and what then stands behind its
     name.
     """
-    origin, inside = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    inside = get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, ""
     if origin is dict and (found := section_of(inside[1])[0]):
@@ -60,7 +61,8 @@ def section_of(annotation: Any) -> tuple[type[Section] | None, str]:
 
 def table(place: Place) -> str:
     rows = [
-        f"| `{name}` | {type_of(field)} | {default_of(field)} | {escaped(meaning(place.model, name, field))} |"
+        f"| `{name}` | {type_of(field)} | {default_of(field)} |"
+        f" {escaped(meaning(place.model, name, field))} |"
         for name, field in place.model.model_fields.items()
     ]
     title = f"`{place.path}`" if place.path else "The run file"
@@ -119,7 +121,8 @@ def type_of(field: FieldInfo) -> str:
 
 
 def named(annotation: Any) -> str:
-    origin, inside = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    inside = get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{choice or '(empty)'}`" for choice in inside)
     if origin in (Union, types.UnionType):

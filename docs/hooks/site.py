@@ -138,7 +138,8 @@ def the_sites(link: str, source: str, uri: str) -> str:
 
 def with_links(text: str, change: Callable[[str], str]) -> str:
     """The text with its relative links changed, those in blocks of code left alone."""
-    lines, inside = text.split("\n"), ""
+    lines = text.split("\n")
+    inside = ""
     for i, line in enumerate(lines):
         if fence := FENCE.match(line):
             inside = "" if inside == fence[1] else inside or fence[1]

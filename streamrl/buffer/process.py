@@ -149,7 +149,8 @@ def part(run: RunFile, index: int = 0) -> Processor[BufferConfig, BufferState]:
     rules = run.buffer
     if index >= rules.shards:
         raise ConfigError(
-            f"--index {index}: buffer.shards is {rules.shards}, so the last shard is {rules.shards - 1}"
+            f"--index {index}: buffer.shards is {rules.shards}, so the last shard is"
+            f" {rules.shards - 1}"
         )
     me = topology.buffer_shard(index, rules.shards)
     config = BufferConfig(

@@ -137,7 +137,8 @@ def _invalid_spans(turn: Turn, rollout: Rollout) -> str:
     spans = turn.inference_metadata.version_spans
     if len(spans) > (0 if turn.tokens is None else len(turn.tokens)):
         return f"a turn has {len(spans):,} version_spans, more than tokens"
-    oldest, newest = rollout.policy_version, rollout.newest_policy_version
+    oldest = rollout.policy_version
+    newest = rollout.newest_policy_version
     for span in spans:
         if not oldest <= span.version <= newest:
             return (

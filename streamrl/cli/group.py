@@ -74,7 +74,8 @@ class Commands(click.Group):
             if error.name in POSIX:
                 self._fail(
                     ctx,
-                    f"this needs Linux or another POSIX system (there is no {error.name} here); on Windows, use WSL 2",
+                    f"this needs Linux or another POSIX system (there is no {error.name} here); on"
+                    " Windows, use WSL 2",
                     1,
                 )
             self._unexpected(ctx, error)
@@ -86,7 +87,8 @@ class Commands(click.Group):
         where = f"in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
         self._fail(
             ctx,
-            f"unexpected {type(error).__name__}: {one_line(error)} ({where}); --debug shows the way there",
+            f"unexpected {type(error).__name__}: {one_line(error)} ({where}); --debug shows the way"
+            " there",
             1,
         )
 

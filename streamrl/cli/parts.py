@@ -122,7 +122,8 @@ def learner(
         rank = ProcessRank(coordinator, processes, index)
     elif not (coordinator is processes is index is None):
         raise click.UsageError(
-            "--coordinator, --processes and --index belong together, and the processes are numbered from 0."
+            "--coordinator, --processes and --index belong together, and the processes are numbered"
+            " from 0."
         )
     which = f"-process-{index}" if index else ""
     run_part(

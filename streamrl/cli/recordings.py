@@ -16,7 +16,10 @@ from streamrl.cli.shared import connect, console, load_run, open_recording
 @click.option(
     "--by-version",
     is_flag=True,
-    help="A row for each policy version that made rollouts, and for each batch which versions made it.",
+    help=(
+        "A row for each policy version that made rollouts, and for each batch which versions"
+        " made it."
+    ),
 )
 def audit(run: str, by_version: bool) -> None:
     """Account for every rollout: published = fates + in flight. RUN may be the directory of an
@@ -36,7 +39,10 @@ def audit(run: str, by_version: bool) -> None:
 @click.option(
     "--weights",
     is_flag=True,
-    help="Train again as well, and compare the hash of every policy version; on the machine that made them.",
+    help=(
+        "Train again as well, and compare the hash of every policy version; on the machine that"
+        " made them."
+    ),
 )
 @click.option(
     "--from",

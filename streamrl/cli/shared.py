@@ -109,7 +109,8 @@ def open_log(settings: RunFile) -> Iterator[tuple[RunFile, Any]]:
     log = KafkaLog(client_settings(settings), settings.run)
     if not log.topics():
         raise TopicMissing(
-            f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl topics apply RUN.yaml`"
+            f"run {settings.run!r} has no topics on {log.address}; create them with `streamrl"
+            " topics apply RUN.yaml`"
         )
     try:
         yield settings, log

@@ -67,7 +67,8 @@ def plan(run: str) -> None:
 
     for topic in planned.plan(load_run(run)):
         click.echo(
-            f"{topic.name}  partitions {topic.partitions}, replicas {topic.replicas}  {' '.join(f'{k}={v}' for k, v in topic.config.items())}"
+            f"{topic.name}  partitions {topic.partitions}, replicas {topic.replicas} "
+            f" {' '.join(f'{k}={v}' for k, v in topic.config.items())}"
         )
 
 
@@ -132,7 +133,8 @@ def delete(run: str, yes: bool) -> None:
     with connect(load_run(run)) as (settings, kafka):
         if not yes:
             click.confirm(
-                f"Delete every topic of run {settings.run} on {kafka['bootstrap.servers']}, with all records?",
+                f"Delete every topic of run {settings.run} on {kafka['bootstrap.servers']}, with"
+                " all records?",
                 abort=True,
             )
         print_lines(planned.delete(settings, kafka), "there are none")

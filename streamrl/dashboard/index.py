@@ -102,7 +102,9 @@ class Index:
     def __init__(
         self, envs: Sequence[str], limit: int = LIMIT, limit_bytes: int = LIMIT_BYTES
     ) -> None:
-        self.envs, self.limit, self.limit_bytes = list(envs), limit, limit_bytes
+        self.envs = list(envs)
+        self.limit = limit
+        self.limit_bytes = limit_bytes
         self.forgotten = 0  # rollouts that had a row; when it changes, rows have other numbers
         self._bytes = 0  # of uids and groups
         self.uids, self.groups = list[str](), list[str]()
@@ -233,8 +235,10 @@ class Index:
         result useless; `forgotten` has changed then.
         """
         lock = lock or nullcontext()
-        numbers, matches = [np.zeros(0, np.int64)], [np.zeros(0, ROW)]
-        start, end = 0, len(self.uids)
+        numbers = [np.zeros(0, np.int64)]
+        matches = [np.zeros(0, ROW)]
+        start = 0
+        end = len(self.uids)
         while start < end:
             with lock:
                 found = self._matching(
@@ -243,7 +247,8 @@ class Index:
                 numbers.append(found)
                 matches.append(self.rows[found])
             start += AT_ONCE
-        rows, kept = np.concatenate(numbers), np.concatenate(matches)
+        rows = np.concatenate(numbers)
+        kept = np.concatenate(matches)
         order = _order(kept, query.sort)
         return Selection(rows[order], kept["reward"][order])
 

@@ -87,7 +87,8 @@ def _envs(context: PartContext) -> list[Node]:
 
 def _env(context: PartContext, env: str) -> Node:
     names = [topology.env_part(env, i) for i in range(context.run.envs[env].replicas)]
-    since_s, demand = context.time_s - FRESH_S, context.seen.demand.get(env)
+    since_s = context.time_s - FRESH_S
+    demand = context.seen.demand.get(env)
     facts = [
         Stat("groups in flight", total(context.seen, "env/groups_in_flight", names, since_s)),
         Stat("wanted", demand.wanted_tokens if demand else None, "tokens"),

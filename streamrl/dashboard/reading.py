@@ -35,7 +35,9 @@ class LiveState:
         self.state = state
         self.lock = threading.Lock()
         self.log: Log | None = None  # None: it cannot be read now
-        self.done, self.total = 0, 1  # messages of what was there at the start, by offsets
+        # messages of what was there at the start, by offsets
+        self.done = 0
+        self.total = 1
         # where to read on; empty: nothing has been read yet
         self.positions: dict[TopicPartition, int] = {}
         self.caught_up = threading.Event()
@@ -115,7 +117,8 @@ def catch_up(board: LiveState, log: Log, stop: threading.Event) -> dict[TopicPar
     large topics follow, partition by partition. The small topics come last, merged by time, so that
     the loop is seen as it was at each step.
     """
-    state, there = board.state, _topics(board.state.run, log, stop)
+    state = board.state
+    there = _topics(board.state.run, log, stop)
     books = [(topic, p) for topic in board.state.books for p in range(there.get(topic, 0))]
     data = [
         (topic, p)
@@ -157,14 +160,18 @@ def catch_up(board: LiveState, log: Log, stop: threading.Event) -> dict[TopicPar
 
 def _topics(run: RunFile, log: Log, stop: threading.Event) -> dict[str, int]:
     """The topics of the run, waited for while it is starting. Raises TopicMissing."""
-    deadline, needed = (
-        time.monotonic() + TOPICS_LIMIT_S,
-        {VERSIONS, topology.FATES, topology.METRICS, *(topology.rollouts(env) for env in run.envs)},
-    )
+    deadline = time.monotonic() + TOPICS_LIMIT_S
+    needed = {
+        VERSIONS,
+        topology.FATES,
+        topology.METRICS,
+        *(topology.rollouts(env) for env in run.envs),
+    }
     while missing := needed - (there := log.topics()).keys():
         if time.monotonic() > deadline or stop.wait(POLL_S):
             raise TopicMissing(
-                f"run {run.run!r} has no topic {min(missing)}; create its topics with `streamrl topics apply RUN.yaml`"
+                f"run {run.run!r} has no topic {min(missing)}; create its topics with `streamrl"
+                " topics apply RUN.yaml`"
             )
     return there
 

@@ -47,8 +47,11 @@ TICK_S = 1.0  # between two looks for changes
 STREAMS = 64  # pages that are told of changes at a time
 IDLE_S = 5.0  # how old the ages on the page may get while nothing happens
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src"
+        " 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        " require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -130,8 +133,9 @@ def check_host(host: str, public: bool) -> None:
     """Raises ConfigError for an address that other machines reach, unless that is wanted."""
     if not is_loopback(host) and not public:
         raise ConfigError(
-            f"--host {host}: other machines would reach the page, and it has no login; forward the port instead "
-            f"(`ssh -L {PORT}:127.0.0.1:{PORT} ...`), or say --public behind something that asks who is there"
+            f"--host {host}: other machines would reach the page, and it has no login; forward the"
+            f" port instead (`ssh -L {PORT}:127.0.0.1:{PORT} ...`), or say --public behind"
+            " something that asks who is there"
         )
 
 
@@ -146,7 +150,8 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise PortTaken(
-            f"{host}:{port} cannot be listened on ({why}); give another --port, or 0 for any free one"
+            f"{host}:{port} cannot be listened on ({why}); give another --port, or 0 for any"
+            " free one"
         ) from None
 
 
@@ -217,8 +222,11 @@ class Api:
     """The questions that the page asks."""
 
     def __init__(self, board: LiveState, stop: threading.Event, clock: Callable[[], float]) -> None:
-        self._board, self._stop, self._clock = board, stop, clock
-        self._texts, self._loaded = None, False
+        self._board = board
+        self._stop = stop
+        self._clock = clock
+        self._texts = None
+        self._loaded = False
         # messages folded, when, what was made of them
         self._live: tuple[int, float, bytes] = (-1, 0.0, b"")
         self._reading = threading.Lock()
@@ -231,11 +239,9 @@ class Api:
         )
 
     def rollouts(self, request: Request) -> Response:
-        asked, step, page = (
-            query(request),
-            number(request, "step", int),
-            number(request, "page", int) or 0,
-        )
+        asked = query(request)
+        step = number(request, "step", int)
+        page = number(request, "page", int) or 0
         return json(views.page(self._board.state, asked, max(page, 0), step, self._board.lock))
 
     def rollout(self, request: Request) -> Response:
@@ -245,7 +251,8 @@ class Api:
             request.path_params["offset"],
         )
         step = number(request, "step", int)
-        board, state = self._board, self._board.state
+        board = self._board
+        state = self._board.state
         with board.lock:
             at = state.index.find(place)
             if at is None:
@@ -296,7 +303,8 @@ class Api:
         """The page as it is, made once for all who look."""
         with self._board.lock:
             messages, made_s, made = self._live
-            time_s, state = self._clock(), self._board.state
+            time_s = self._clock()
+            state = self._board.state
             if state.messages != messages or time_s - made_s > IDLE_S:
                 made = msgspec.json.encode(
                     {**views.overview(state, time_s), "read": self._board.read_share}
@@ -315,7 +323,8 @@ class Api:
 
     def _tokenizer(self) -> views.Texts | None:
         if not self._loaded:
-            self._texts, self._loaded = texts_of(self._board.state.run), True
+            self._texts = texts_of(self._board.state.run)
+            self._loaded = True
         return self._texts
 
 

@@ -43,7 +43,8 @@ CURVES = (
 )
 """How the names of those metrics with a step begin that are kept."""
 # how the name of the reward of an env's batches ends, and who measures it
-REWARD, REWARD_OF = "/reward/mean", "batcher"
+REWARD = "/reward/mean"
+REWARD_OF = "batcher"
 RECENT = 2_048  # steps that are kept one by one, the newest
 OLDER = 1_024  # pieces that older steps are put together to, at most
 MOST = RECENT + 2 * OLDER  # when steps are put together, so that this costs a constant for each
@@ -93,10 +94,8 @@ def thinned(
     few enough pieces. So wider pieces consist of whole narrower ones, and it does not matter how
     often a run has been thinned.
     """
-    old, new = (
-        versions[: max(0, len(versions) - recent)],
-        versions[max(0, len(versions) - recent) :],
-    )
+    old = versions[: max(0, len(versions) - recent)]
+    new = versions[max(0, len(versions) - recent) :]
     while True:
         firsts = [
             version
@@ -347,7 +346,9 @@ def _end(state: State, fate: Fate, step: int) -> None:
 
 def _evaluated(state: State, made: Evaluation) -> None:
     """Of an evaluation its results are kept, not its problems."""
-    ids, counts, rewards = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
+    ids = np.zeros(0, np.int64)
+    counts = np.zeros(0, np.int32)
+    rewards = np.zeros(0, np.float32)
     results = msgspec.structs.replace(
         made, problems=ids, samples=counts, passed=counts, rewards=rewards
     )

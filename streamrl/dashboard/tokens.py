@@ -45,7 +45,8 @@ def texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     found: list[str] = []
     while len(found) < len(ids):
         at = len(found)
-        text, size = _text(tokenizer, ids[at : at + 1]), 1
+        text = _text(tokenizer, ids[at : at + 1])
+        size = 1
         while BROKEN in text and size < MOST_PIECES and at + size < len(ids):
             longer = _text(tokenizer, ids[at : at + size + 1])
             size += 1

@@ -45,7 +45,8 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
     """Everything but the rollouts, as it was at the end of `step`; default: as it is at `time_s`.
     Of an older step: at the end of its piece.
     """
-    asked, step = step, None if step is None else state.steps.end_of(step)
+    asked = step
+    step = None if step is None else state.steps.end_of(step)
     newest = state.view.version
     heard_s = max(state.view.heard_s.values(), default=None)
     target = state.run.orchestrator.target
@@ -81,7 +82,8 @@ def figures(state: State, step: int | None = None) -> dict[str, Any]:
         for env, found in by_batch.items()
         if found
     }
-    counts, ages = fates(state, step), Counter[int]()
+    counts = fates(state, step)
+    ages = Counter[int]()
     for number, made in state.made_of.items():
         if step is None or number <= step:
             for (_, age), count in made.items():
@@ -252,10 +254,12 @@ def page(
 
     `lock` keeps others from folding; it is taken for a piece of the index at a time.
     """
-    index, lock = state.index, lock or nullcontext()
+    index = state.index
+    lock = lock or nullcontext()
     while True:
         with lock:
-            forgotten, shown = index.forgotten, None if step is None else state.steps.end_of(step)
+            forgotten = index.forgotten
+            shown = None if step is None else state.steps.end_of(step)
             before_s = np.inf if shown is None else state.steps.end_s(shown)
         found = index.select(query, shown, before_s, lock)
         finite = found.rewards[np.isfinite(found.rewards)]
@@ -277,8 +281,10 @@ def page(
 
 def row(state: State, at: int, step: int | None = None) -> dict[str, Any]:
     """A rollout by what the index has of it."""
-    index, step = state.index, None if step is None else state.steps.end_of(step)
-    found, place = index.rows[at], index.place(at)
+    index = state.index
+    step = None if step is None else state.steps.end_of(step)
+    found = index.rows[at]
+    place = index.place(at)
     met = int(found["ended"]) <= (NEVER - 1 if step is None else step)
     reward = float(found["reward"])
     return {
@@ -302,10 +308,8 @@ def detail(rollout: Rollout, batch: Batch | None, texts: Texts | None) -> dict[s
     """A rollout with its tokens: the text of each (`texts`; None: no tokenizer), its logprob, the
     advantage it had in `batch`.
     """
-    by_turn, left = (
-        advantages(rollout, batch) if batch else [None] * len(rollout.turns),
-        MOST_TOKENS,
-    )
+    by_turn = advantages(rollout, batch) if batch else [None] * len(rollout.turns)
+    left = MOST_TOKENS
     turns: list[dict[str, Any]] = []
     for turn, values in zip(rollout.turns, by_turn, strict=True):
         turns.append(_turn(turn, values, texts, max(left, 0), rollout))
@@ -326,7 +330,8 @@ def _turn(
     turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int, rollout: Rollout
 ) -> dict[str, Any]:
     ids = [] if turn.tokens is None else turn.tokens[:most].tolist()
-    how, sampled = turn.inference_metadata, turn.logprobs is not None
+    how = turn.inference_metadata
+    sampled = turn.logprobs is not None
     spans = [[span.version, span.start, span.end] for span in how.version_spans] if how else []
     if sampled and not spans and rollout.policy_version == rollout.newest_policy_version:
         spans = [[rollout.policy_version, 0, 0 if turn.tokens is None else len(turn.tokens)]]
@@ -365,10 +370,13 @@ def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
     heads = [0, *(i for i, turn in enumerate(rollout.turns) if i and turn.fork), len(rollout.turns)]
     if len(sequences) != len(heads) - 1:
         return nothing
-    starts, found = np.cumsum(batch.lengths) - batch.lengths, nothing
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    found = nothing
     for number, sequence in enumerate(sequences.tolist()):
-        first, last = heads[number], heads[number + 1]
-        length, total = int(batch.lengths[sequence]), sum(sizes[first:last])
+        first = heads[number]
+        last = heads[number + 1]
+        length = int(batch.lengths[sequence])
+        total = sum(sizes[first:last])
         if length > total:
             return [None] * len(rollout.turns)
         values = np.zeros(total, np.float32)

@@ -35,7 +35,8 @@ def load(path: str, where: str, what: str) -> Any:
         ) from error
     except Exception as error:  # whatever its own code raises
         raise ConfigError(
-            f"{where}: {what} {path!r} cannot be loaded, {source} fails with {describe_error(error)}"
+            f"{where}: {what} {path!r} cannot be loaded, {source} fails with"
+            f" {describe_error(error)}"
         ) from error
     return getattr(module, name, None)
 

@@ -29,7 +29,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
         raise ValueError(
-            f"pass@{k} of {passed} right answers among {samples}: need 1 <= k <= samples and 0 <= passed <= samples"
+            f"pass@{k} of {passed} right answers among {samples}: need 1 <= k <= samples and 0 <="
+            " passed <= samples"
         )
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
@@ -58,12 +59,15 @@ def share(values: np.ndarray, most: float = 1.0) -> Interval:
     arXiv:2411.00640. At least p, and at most p times `most`, the independent trials that a
     problem's answers are: few problems that agree by chance prove little.
     """
-    mean, p = float(values.mean()), len(values)
+    mean = float(values.mean())
+    p = len(values)
     variance = float(values.var(ddof=1)) / p if p > 1 else 0.0
     trials = mean * (1 - mean) / variance if variance > 0 else math.inf if 0 < mean < 1 else 0.0
     n = min(max(trials, p), p * max(most, 1.0))
-    middle, spread = mean + Z**2 / (2 * n), Z * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2))
-    low, high = (middle - spread) / (1 + Z**2 / n), (middle + spread) / (1 + Z**2 / n)
+    middle = mean + Z**2 / (2 * n)
+    spread = Z * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2))
+    low = (middle - spread) / (1 + Z**2 / n)
+    high = (middle + spread) / (1 + Z**2 / n)
     return Interval(mean, min(max(low, 0.0), mean), max(min(high, 1.0), mean))
 
 
@@ -78,6 +82,7 @@ def mean_of_problems(samples: np.ndarray, rewards: np.ndarray) -> Interval:
     means = np.array([piece.mean() for piece in pieces if len(piece)])
     if not len(means):
         return Interval(0.0, 0.0, 0.0)
-    mean, p = float(means.mean()), len(means)
+    mean = float(means.mean())
+    p = len(means)
     error = Z * float(means.std(ddof=1)) / math.sqrt(p) if p > 1 else 0.0
     return Interval(mean, mean - error, mean + error)

@@ -59,8 +59,10 @@ async def _live(runner: EvalRunner, log: Log) -> None:
 
 async def _follow(runner: EvalRunner, log: Log) -> None:
     """The loop: follow announcements, and evaluate the next version that is due."""
-    run, announced = runner.run, dict[int, PolicyVersion]()
-    store, every = Store(f"{run.store}/{run.learner.name}"), run.eval.interval
+    run = runner.run
+    announced = dict[int, PolicyVersion]()
+    store = Store(f"{run.store}/{run.learner.name}")
+    every = run.eval.interval
     done = _evaluated_versions(run, log)
     reader = log.reader(log.beginning_offsets(partitions_of(log, [topology.POLICY_VERSIONS])))
     logger.info(
@@ -81,7 +83,8 @@ async def _follow(runner: EvalRunner, log: Log) -> None:
             if gone := missed(announced, every, done, stored):
                 shown = f"{', '.join(map(str, gone[:SHOWN]))}{f' and {len(gone) - SHOWN} more' if len(gone) > SHOWN else ''}"
                 logger.warning(
-                    "not evaluated, as the weights are deleted: version %s; raise weights.keep_versions or eval.every",
+                    "not evaluated, as the weights are deleted: version %s; raise"
+                    " weights.keep_versions or eval.every",
                     shown,
                 )
                 done |= dict.fromkeys(gone)
@@ -144,7 +147,11 @@ def _check_unseen(runner: EvalRunner, log: Log) -> None:
         seen = posed_fingerprints(log, suite.environment)
         for held in suite.problems if seen else ():
             if problem_fingerprint(held.problem) in seen:
-                ways = "choose another seed for it, or leave it to `streamrl eval`, which takes other problems"
+                ways = (
+                    "choose another seed for it, or leave it to `streamrl eval`, which takes other"
+                    " problems"
+                )
                 raise ConfigError(
-                    f"eval.envs.{suite.name}: problem {held.number} was posed in training before the run file had this evaluation; {ways}"
+                    f"eval.envs.{suite.name}: problem {held.number} was posed in training before"
+                    f" the run file had this evaluation; {ways}"
                 )

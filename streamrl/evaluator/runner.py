@@ -128,7 +128,8 @@ class EvalRunner:
         """The result of `work`. Raises Stopped if `stop` is set first, and InferenceError if the
         server dies.
         """
-        working, watching = asyncio.create_task(work), asyncio.create_task(self._watch())
+        working = asyncio.create_task(work)
+        watching = asyncio.create_task(self._watch())
         try:
             await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done() and not working.done():
@@ -144,7 +145,8 @@ class EvalRunner:
         while not self.stop.is_set():
             if not self.host.alive():
                 raise InferenceError(
-                    f"vLLM of {self.identity} died while serving version {self.version}: {self.host.cause()}"
+                    f"vLLM of {self.identity} died while serving version {self.version}:"
+                    f" {self.host.cause()}"
                 )
             if time.monotonic() - beaten_s >= HEARTBEAT_S:
                 beaten_s = time.monotonic()

@@ -78,7 +78,8 @@ def with_evaluations(run: RunFile, names: Sequence[str]) -> RunFile:
     there = run.eval.envs or {name: EvalEnv() for name, env in run.envs.items() if env.replicas}
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(
-            f"--env {unknown[0]}: the run has no such evaluation; it has {', '.join(there) or 'none'} (eval.envs in the run file)"
+            f"--env {unknown[0]}: the run has no such evaluation; it has"
+            f" {', '.join(there) or 'none'} (eval.envs in the run file)"
         )
     envs = {name: own for name, own in there.items() if not names or name in names}
     return run.model_copy(update={"eval": Eval(envs=envs, every=run.eval.every)})
@@ -102,7 +103,8 @@ def choose(run: RunFile, log: Log, asked: Iterable[int], everything: bool) -> li
     if gone := [version for version in wanted if version not in kept]:
         why = "its weights are deleted" if gone[0] in announced else "it is not announced"
         raise ConfigError(
-            f"--version {gone[0]}: {why}; there are {', '.join(map(str, kept))}. weights.keep_versions keeps more"
+            f"--version {gone[0]}: {why}; there are {', '.join(map(str, kept))}."
+            " weights.keep_versions keeps more"
         )
     return [announced[version] for version in wanted]
 

@@ -102,7 +102,8 @@ async def sample_answers(
 async def sample_problem(suite: EvalSuite, held: HeldOutProblem, version: int) -> ProblemAnswers:
     """The wanted number of answers to one problem, or fewer after ROUNDS rounds."""
     task = Task(suite.name, held.number, "evaluator", held.problem)
-    good, repeated = list[Rollout](), 0
+    good = list[Rollout]()
+    repeated = 0
     for _ in range(ROUNDS):
         missing = suite.own.samples - len(good)
         if not missing:
@@ -113,7 +114,8 @@ async def sample_problem(suite: EvalSuite, held: HeldOutProblem, version: int) -
             repeated += missing
             continue
         kept = [rollout for rollout in found if is_single_version(rollout, version)]
-        good, repeated = good + kept, repeated + len(found) - len(kept)
+        good = good + kept
+        repeated = repeated + len(found) - len(kept)
     return ProblemAnswers(
         [
             _with_unique_uid(rollout, suite.name, version, index)
@@ -146,7 +148,8 @@ def to_evaluation(
     seconds: float,
 ) -> Evaluation:
     """The statistics of the answers."""
-    own, settings = suite.own, suite.runner.settings
+    own = suite.own
+    settings = suite.runner.settings
     samples = np.array([len(a.rollouts) for a in answers], np.int32)
     passed = np.array(
         [sum(passes(rollout, own) for rollout in a.rollouts) for a in answers], np.int32

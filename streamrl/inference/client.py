@@ -105,11 +105,9 @@ class Client:
         stick_margin: float = 0,
         heartbeat_s: float = 1.0,  # between two records of a server
     ) -> None:
-        self.registry, self._clock, self._api_key = (
-            Registry(pool, stick_margin, heartbeat_s),
-            clock,
-            api_key,
-        )
+        self.registry = Registry(pool, stick_margin, heartbeat_s)
+        self._clock = clock
+        self._api_key = api_key
         self._connections: dict[str, openai.AsyncOpenAI] = {}  # by URL
         self._closing: set[asyncio.Task[None]] = set()
         self._asking: Counter[str] = Counter()  # requests in flight, by URL
@@ -205,13 +203,15 @@ class Client:
                 tokens, kept = await self._render(server, prompt, env, history)
                 if 0 < server.max_model_len <= len(tokens):
                     raise ContextFull(
-                        f"{server.server_id}: a prompt of {len(tokens)} tokens leaves no room in a context of {server.max_model_len}"
+                        f"{server.server_id}: a prompt of {len(tokens)} tokens leaves no room in a"
+                        f" context of {server.max_model_len}"
                     )
                 answer = await self._generate(server, tokens, n, env)
         except (TimeoutError, openai.APITimeoutError):
             raise NoAnswer(f"no answer within {env.timeout_s:g} s") from None
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            kind, reason = SamplingFailed, _reason(error)
+            kind = SamplingFailed
+            reason = _reason(error)
             if CONTEXT in reason:
                 kind = ContextFull
             raise kind(f"{server.server_id} refuses the request: {reason}") from None
@@ -256,7 +256,8 @@ class Client:
         """Whether both token sequences detokenize to the same text."""
         if list(one) == list(other):
             return True
-        api, url = self._connection(server.url), f"{server.url}/detokenize"
+        api = self._connection(server.url)
+        url = f"{server.url}/detokenize"
         texts: list[Any] = [
             await api.post(
                 url, cast_to=object, body={"model": server.model, "tokens": list(tokens)}
@@ -315,15 +316,15 @@ class Client:
             del self._asking[url]
 
     def _describe(self) -> str:
-        now, known = (
-            self._clock(),
-            [s for s in self.servers().values() if s.pool == self.registry.pool],
-        )
+        now = self._clock()
+        known = [s for s in self.servers().values() if s.pool == self.registry.pool]
         ages = {s.server_id: self.registry.age(s.server_id, now) for s in known}
         said = {
-            name: f"heard of {age:.0f} s ago"
-            if age < math.inf
-            else "not heard of since this process began"
+            name: (
+                f"heard of {age:.0f} s ago"
+                if age < math.inf
+                else "not heard of since this process began"
+            )
             for name, age in ages.items()
         }
         return "; ".join(
@@ -337,10 +338,8 @@ def _sampled(
     """One choice of the answer. Raises ValueError, KeyError or TypeError when it is not complete:
     cut off by the server, or without versions.
     """
-    tokens, logprobs = (
-        choice["token_ids"],
-        [entry["logprob"] for entry in choice["logprobs"]["content"]],
-    )
+    tokens = choice["token_ids"]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     spans = [
         VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
         for span in choice["weight_versions"]
@@ -351,7 +350,8 @@ def _sampled(
         s.end for s in spans
     ]:
         raise ValueError(
-            f"{len(tokens)} tokens with {len(logprobs)} logprobs and version spans {choice['weight_versions']}"
+            f"{len(tokens)} tokens with {len(logprobs)} logprobs and version spans"
+            f" {choice['weight_versions']}"
         )
     dtype = token_dtype(max(*prompt, *tokens) + 1)
     return Sampled(

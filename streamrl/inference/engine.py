@@ -22,7 +22,8 @@ from streamrl.inference.vllm_server import MODEL
 
 SWAP_TIMEOUT_S = 600.0
 # of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's
-PAUSE, CLOCK = "/streamrl/pause", "/streamrl/clock"
+PAUSE = "/streamrl/pause"
+CLOCK = "/streamrl/clock"
 
 
 class Swap(NamedTuple):
@@ -77,7 +78,8 @@ class Engine:
         self.set_version(version)
         if not self._post("/reset_prefix_cache?reset_running_requests=true").get("success"):
             raise InferenceError(
-                f"{self.url}: vLLM did not give up the KV cache of the old weights; restart the server"
+                f"{self.url}: vLLM did not give up the KV cache of the old weights; restart the"
+                " server"
             )
         self._post("/resume")
         return Swap(paused - start, reloaded - paused, time.monotonic() - start)
@@ -194,7 +196,8 @@ class Engine:
             ) from None
         if response.status_code != 200:
             raise InferenceError(
-                f"vLLM at {self.url} refuses {path}: {response.status_code} {one_line(response.text, 400)}"
+                f"vLLM at {self.url} refuses {path}: {response.status_code}"
+                f" {one_line(response.text, 400)}"
             )
         return response
 

@@ -58,11 +58,9 @@ class InferenceContext:
         temperature: float | None = None,
         policy_version: int | None = None,
     ) -> None:
-        self.tokenizer, self.temperature, self.policy_version = (
-            tokenizer,
-            temperature,
-            policy_version,
-        )
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.policy_version = policy_version
         self.counts: Counter[str] = Counter(
             dict.fromkeys(
                 ("rollouts", "misaligned", "short", "template_failures", "unchecked", "suspicious"),
@@ -164,10 +162,8 @@ class InferenceContext:
         """
         own = self.tokenize_prompt(prompt)
         asked = own if prompt_token_ids is None else np.array(prompt_token_ids, np.int32)
-        tokens, logprobs = (
-            self.response_tokens_from_choice(choice),
-            self.logprobs_from_choice(choice),
-        )
+        tokens = self.response_tokens_from_choice(choice)
+        logprobs = self.logprobs_from_choice(choice)
         spans = how.version_spans if how else _spans(choice)
         version = self.policy_version if policy_version is None else policy_version
         versions = [span.version for span in spans] or ([] if version is None else [version])
@@ -240,7 +236,8 @@ class InferenceContext:
             found == self.tokenizer.unk_token_id and token != self.tokenizer.unk_token
         ):
             raise ValueError(
-                f"{token!r} is no token of the vocabulary: the server prints decoded text; ask it for ids with return_token_ids"
+                f"{token!r} is no token of the vocabulary: the server prints decoded text; ask it"
+                " for ids with return_token_ids"
             )
         return int(found)
 
@@ -253,7 +250,8 @@ class InferenceContext:
             self.counts["unchecked"] += 1
             if self.counts["unchecked"] == 1:
                 logger.warning(
-                    "%s has no prompt_token_ids, so its prompt cannot be compared; ask vLLM for them with return_token_ids",
+                    "%s has no prompt_token_ids, so its prompt cannot be compared; ask vLLM for"
+                    " them with return_token_ids",
                     example,
                 )
         if "logprobs" in doubts:
@@ -304,8 +302,14 @@ def misalignment(own: np.ndarray, sent: np.ndarray, tokens: int, logprobs: int) 
     if tokens != logprobs:
         return f"{tokens} sampled tokens with {logprobs} logprobs"
     if len(own) != len(sent):
-        return f"the server's prompt has {len(sent)} tokens, tokenize_prompt gives {len(own)}: is it the served model's tokenizer and template?"
+        return (
+            f"the server's prompt has {len(sent)} tokens, tokenize_prompt gives {len(own)}: is it"
+            " the served model's tokenizer and template?"
+        )
     if (differ := np.flatnonzero(own != sent)).size:
         at = int(differ[0])
-        return f"token {at} of the server's prompt is {sent[at]}, tokenize_prompt gives {own[at]}: is it the served model's tokenizer and template?"
+        return (
+            f"token {at} of the server's prompt is {sent[at]}, tokenize_prompt gives {own[at]}: is"
+            " it the served model's tokenizer and template?"
+        )
     return ""

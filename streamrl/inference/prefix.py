@@ -24,7 +24,8 @@ def continuation_index(history: Sequence[int], rendered: Sequence[int]) -> int |
     """
     if len(rendered) > len(history) and list(rendered[: len(history)]) == list(history):
         return len(history)
-    end, left = history[-1], list(history).count(history[-1])
+    end = history[-1]
+    left = list(history).count(history[-1])
     for place, token in enumerate(rendered):
         left -= token == end
         if left == 0:

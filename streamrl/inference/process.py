@@ -44,7 +44,8 @@ class VersionFollower:
     """Follows the versions that one learner announces, and keeps the newest."""
 
     def __init__(self, log: Log, learner: str) -> None:
-        self._learner, self._newest = learner, None
+        self._learner = learner
+        self._newest = None
         begins = log.beginning_offsets(partitions_of(log, [topology.POLICY_VERSIONS]))
         self._reader = log.reader(begins)
         ends = log.end_offsets(begins)
@@ -82,7 +83,9 @@ class Registration:
     """This server's record on `servers`. It is published when it changes and at every heartbeat."""
 
     def __init__(self, log: Log, server: Server, heartbeat_s: float) -> None:
-        self.server, self._log, self._heartbeat_s = server, log, heartbeat_s
+        self.server = server
+        self._log = log
+        self._heartbeat_s = heartbeat_s
         self._writer = log.producer()
         self._sent_s = 0.0  # monotonic
         self.update()
@@ -161,7 +164,9 @@ def serve(
     """
     job: Future[LoadResult] | None = None
     wanted: PolicyVersion | None = None
-    retry_s, answered_s, failures = 0.0, time.monotonic(), 0
+    retry_s = 0.0
+    answered_s = time.monotonic()
+    failures = 0
     logger.info("waiting for policy versions of learner %r", run.learner.name)
     while not stop.is_set():
         newest = announced.newest(POLL_S)
@@ -182,10 +187,12 @@ def serve(
             and newest is not None
             and (newest is not wanted or time.monotonic() >= retry_s)
         ):
-            wanted, job = newest, worker.submit(host.load_version, newest)
+            wanted = newest
+            job = worker.submit(host.load_version, newest)
         if not host.alive():
             raise InferenceError(
-                f"vLLM of {entry.server.server_id} died while serving version {entry.server.version}: {host.cause()}"
+                f"vLLM of {entry.server.server_id} died while serving version"
+                f" {entry.server.version}: {host.cause()}"
             )
         if entry.due():
             answered_s = heartbeat(host, entry, meter, answered_s)
@@ -213,7 +220,8 @@ def finish_swap(
     meter.publish(served.metrics(), step=served.version)
     if wrong:
         logger.error(
-            "%s; it is loaded and probed again, and asked meanwhile only if no other server is ready",
+            "%s; it is loaded and probed again, and asked meanwhile only if no other server is"
+            " ready",
             wrong,
         )
     else:

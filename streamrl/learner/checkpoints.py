@@ -90,7 +90,8 @@ def complete(directory: Path, position: TrainingPosition, keep: int) -> None:
     Checkpoints of later versions stay: a process that was taken for dead may complete an old
     checkpoint long after its successor has moved on.
     """
-    final, temporary = path_of(directory, position.version), _temporary(directory, position.version)
+    final = path_of(directory, position.version)
+    temporary = _temporary(directory, position.version)
     try:
         (temporary / POSITION).write_text(json.dumps(position._asdict()))
         _delete(final)
@@ -127,7 +128,8 @@ def _failure(directory: Path, version: int, error: Exception) -> CheckpointError
     shutil.rmtree(_temporary(directory, version), ignore_errors=True)
     hint = "free some space, or raise learner.checkpoint_every"
     return CheckpointError(
-        f"checkpoint {path_of(directory, version)} cannot be written ({describe_error(error, 1_000)}); {hint}"
+        f"checkpoint {path_of(directory, version)} cannot be written"
+        f" ({describe_error(error, 1_000)}); {hint}"
     )
 
 
@@ -146,7 +148,8 @@ def latest(directory: Path, announced: int) -> TrainingPosition | None:
         return TrainingPosition(**json.loads((path / POSITION).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"checkpoint {path}: its {POSITION} cannot be read ({describe_error(error, 1_000)}); delete {path} to go on from the one before"
+            f"checkpoint {path}: its {POSITION} cannot be read ({describe_error(error, 1_000)});"
+            f" delete {path} to go on from the one before"
         ) from None
 
 
@@ -166,7 +169,8 @@ def load(
         )
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"checkpoint {path} cannot be loaded ({describe_error(error, 1_000)}); delete {path} to go on from the one before"
+            f"checkpoint {path} cannot be loaded ({describe_error(error, 1_000)}); delete {path} to"
+            " go on from the one before"
         ) from None
 
 

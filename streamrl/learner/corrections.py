@@ -32,7 +32,8 @@ def correct(
     settings: Correction, d: jax.Array, mask: jax.Array, segment_ids: jax.Array
 ) -> TokenCorrection:
     """The importance weights and the rejections that the settings ask for."""
-    weights, kept = jnp.ones_like(d), acceptance_mask(settings, d, mask, segment_ids)
+    weights = jnp.ones_like(d)
+    kept = acceptance_mask(settings, d, mask, segment_ids)
     if settings.weights != "none":
         whole = (
             token_weights(d) if settings.weights == "token" else sequence_weights(d, segment_ids)

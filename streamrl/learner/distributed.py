@@ -54,7 +54,8 @@ def initialize(rank: ProcessRank) -> None:
         said = one_line(error)
         hint = "start every --index of it, with the same --coordinator and --processes"
         raise ConfigError(
-            f"the learner's {rank.processes} processes did not meet at {rank.coordinator} ({said}); {hint}"
+            f"the learner's {rank.processes} processes did not meet at {rank.coordinator} ({said});"
+            f" {hint}"
         ) from None
 
 

@@ -20,8 +20,12 @@ from jax.experimental.multihost_utils import process_allgather
 
 from streamrl.weights.manifest import CONFIG, INDEX, TOKENIZER_FILES, parallel_map
 
-WEIGHTS, HEAD, EMBEDDING = "model.safetensors", "lm_head.weight", "model.embed_tokens.weight"
-SHARDS, SHARD_BYTES = 8, 16 << 20  # files that a large model is at most, and what each has at least
+WEIGHTS = "model.safetensors"
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+# files that a large model is at most, and what each has at least
+SHARDS = 8
+SHARD_BYTES = 16 << 20
 DTYPES = {"float32": "F32"}  # a policy is trained in this
 HEADLESS = ("gemma2",)  # vLLM's has no head of its own, and reads the embedding every time
 
@@ -87,8 +91,10 @@ def split_into_files(sizes: Mapping[str, int]) -> dict[str, list[str]]:
 
     `sizes`: bytes of each tensor. The order is kept.
     """
-    total, gone = sum(sizes.values()), 0
-    count, cut = min(max(total // SHARD_BYTES, 1), SHARDS), list[list[str]]()
+    total = sum(sizes.values())
+    gone = 0
+    count = min(max(total // SHARD_BYTES, 1), SHARDS)
+    cut = list[list[str]]()
     for name, size in sizes.items():
         if gone * count >= len(cut) * total:
             cut.append([])
@@ -111,7 +117,8 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     described = dict[str, Any]({"__metadata__": {"format": "pt"}})
     end = 0
     for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
+        start = end
+        end = end + tensor.nbytes
         described[name] = {
             "dtype": DTYPES[tensor.dtype.name],
             "shape": tensor.shape,

@@ -118,7 +118,8 @@ def _gemma3(hf: Any) -> dict[str, Any]:
     )
     if not one:
         raise UnsupportedSetting(
-            "local and global layers have different rotary bases (rope_local_base_freq, rope_theta): Levanter has one for all layers"
+            "local and global layers have different rotary bases (rope_local_base_freq,"
+            " rope_theta): Levanter has one for all layers"
         )
     if hf.attn_logit_softcapping:
         raise UnsupportedSetting(
@@ -175,7 +176,8 @@ def levanter_config(hf: Any, max_seq_len: int) -> Any:
     _check_window(hf, max_seq_len)
     if hf.model_type.startswith("gemma") and _activation(hf) not in TANH_GELU:
         raise UnsupportedSetting(
-            f"activation {_activation(hf)!r} of a {hf.model_type} is not supported; it must be gelu_pytorch_tanh"
+            f"activation {_activation(hf)!r} of a {hf.model_type} is not supported; it must be"
+            " gelu_pytorch_tanh"
         )
     own = {
         "max_seq_len": max_seq_len,
@@ -206,7 +208,8 @@ def _check_window(hf: Any, max_seq_len: int) -> None:
     window = getattr(hf, "sliding_window", None)
     if slides and window and window < max_seq_len:
         raise UnsupportedSetting(
-            f"sliding_window is {window} tokens, and Levanter has none: lower model.max_seq_len, {max_seq_len}, to it"
+            f"sliding_window is {window} tokens, and Levanter has none: lower model.max_seq_len,"
+            f" {max_seq_len}, to it"
         )
 
 
@@ -218,7 +221,8 @@ def _rope(hf: Any) -> RotaryEmbeddingsConfig:
     more = sorted(name for name in scaling.keys() - PLAIN_YARN if scaling[name] is not None)
     if kind == "yarn" and more:
         raise UnsupportedSetting(
-            f"rope setting {more[0]!r} of yarn is not supported; take it out where it has its default"
+            f"rope setting {more[0]!r} of yarn is not supported; take it out where it has its"
+            " default"
         )
     if scaling and kind != "default":
         scaling.setdefault("original_max_position_embeddings", hf.max_position_embeddings)

@@ -31,8 +31,10 @@ ROLES = ("<system>", "<user>", "<assistant>", "<tool>")
 HEAD_SCALE = 0.1
 TEMPLATES = {
     "plain": "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}",
-    "turns": "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}",
+    "turns": (
+        "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content']"
+        " }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    ),
 }
 
 

@@ -190,7 +190,8 @@ def follow_scores(log: Log, start: int) -> Generator[tuple[Scores, int] | None]:
                 asked = time.monotonic()
             elif time.monotonic() - asked >= WARN_AFTER_S:
                 logger.warning(
-                    "the next batch has waited %.0f s for its scores; do all workers of the scorer pool run?",
+                    "the next batch has waited %.0f s for its scores; do all workers of the scorer"
+                    " pool run?",
                     WARN_AFTER_S,
                 )
                 asked = time.monotonic()

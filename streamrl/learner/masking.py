@@ -60,7 +60,8 @@ def check_layout(batch: Batch) -> None:
         raise ValueError(f"{me}: a length is negative")
     if batch.groups.min() < 0 or batch.groups.max() >= len(batch.group_ids):
         raise ValueError(
-            f"{me}: a sequence is of group {int(batch.groups.max())}, and there are {len(batch.group_ids)}"
+            f"{me}: a sequence is of group {int(batch.groups.max())}, and there are"
+            f" {len(batch.group_ids)}"
         )
     if batch.rows.min() < 0 or batch.rows.max() >= batch.row_count:
         raise ValueError(
@@ -71,5 +72,6 @@ def check_layout(batch: Batch) -> None:
     )
     if filled.max() > batch.max_seq_len:
         raise ValueError(
-            f"{me}: row {int(filled.argmax())} is given {int(filled.max())} tokens, and holds {batch.max_seq_len}"
+            f"{me}: row {int(filled.argmax())} is given {int(filled.max())} tokens, and holds"
+            f" {batch.max_seq_len}"
         )

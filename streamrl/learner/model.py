@@ -35,7 +35,8 @@ from streamrl.learner.families import (
 )
 from streamrl.weights.manifest import CONFIG
 
-BATCH, POSITION = "batch", "position"
+BATCH = "batch"
+POSITION = "position"
 Model = LmHeadModel[Any]
 
 
@@ -107,7 +108,8 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         # whatever the tokenizers library makes of a file that it does not understand
         hint = "write it there with save_pretrained of transformers 4"
         raise ModelError(
-            f"model directory {directory}: its tokenizer cannot be loaded ({describe_error(error, 1_000)}); {hint}"
+            f"model directory {directory}: its tokenizer cannot be loaded"
+            f" ({describe_error(error, 1_000)}); {hint}"
         ) from None
 
 
@@ -142,9 +144,11 @@ def load(directory: Path, max_seq_len: int) -> Model:
     """The model in a Hugging Face directory, in float32, for `max_seq_len` positions. This must be
     called inside the trainer's mesh. Raises ModelError.
     """
-    settings, tokenizer = hf_config(directory), load_tokenizer(directory)
+    settings = hf_config(directory)
+    tokenizer = load_tokenizer(directory)
     try:
-        config, family = levanter_config(settings, max_seq_len), FAMILIES[settings.model_type]
+        config = levanter_config(settings, max_seq_len)
+        family = FAMILIES[settings.model_type]
         made: Any = HFCheckpointConverter(
             family.levanter, reference_checkpoint=None, HfConfigClass=family.hf, tokenizer=tokenizer
         )
@@ -157,7 +161,8 @@ def load(directory: Path, max_seq_len: int) -> Model:
         raise ModelError(f"model directory {directory}: {error}") from None
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise ModelError(
-            f"model directory {directory}: its weights cannot be loaded ({describe_error(error, 1_000)})"
+            f"model directory {directory}: its weights cannot be loaded"
+            f" ({describe_error(error, 1_000)})"
         ) from None
 
 
@@ -174,14 +179,17 @@ def check_directory(directory: Path) -> None:
     """
     if not directory.is_dir():
         raise ModelError(
-            f"model directory {directory} does not exist; give model.path a Hugging Face directory, or none for the tiny model"
+            f"model directory {directory} does not exist; give model.path a Hugging Face directory,"
+            " or none for the tiny model"
         )
     for name in (CONFIG, "tokenizer_config.json"):
         if not (directory / name).is_file():
             raise ModelError(
-                f"model directory {directory} has no {name}; a Hugging Face directory with model and tokenizer is needed"
+                f"model directory {directory} has no {name}; a Hugging Face directory with model"
+                " and tokenizer is needed"
             )
     if not any(directory.glob("*.safetensors")):
         raise ModelError(
-            f"model directory {directory} has no *.safetensors file; convert its weights with save_pretrained(safe_serialization=True)"
+            f"model directory {directory} has no *.safetensors file; convert its weights with"
+            " save_pretrained(safe_serialization=True)"
         )

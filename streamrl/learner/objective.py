@@ -66,15 +66,11 @@ class Objective(NamedTuple):
         float32, from `normalization.py`. The loss is the sum over the tokens, so its value adds up
         over the parts.
         """
-        c, mask, segment_ids = (
-            self.config,
-            jnp.asarray(example.loss_mask),
-            jnp.asarray(example.segment_ids),
-        )
-        policy, reference = (
-            jnp.asarray(example.policy_logprobs),
-            jnp.asarray(example.reference_logprobs),
-        )
+        c = self.config
+        mask = jnp.asarray(example.loss_mask)
+        segment_ids = jnp.asarray(example.segment_ids)
+        policy = jnp.asarray(example.policy_logprobs)
+        reference = jnp.asarray(example.reference_logprobs)
         # one step a batch: it begins with the old policy
         known = jax.lax.stop_gradient(jnp.where(mask > 0, predicted.logprobs, 0.0))
         corrected = correct(c.correction, known - policy, mask, segment_ids)
@@ -91,7 +87,8 @@ class Objective(NamedTuple):
             corrected.kept,
             segment_ids,
         )
-        weights, sums = kept(weights), dict[str, jax.Array]()
+        weights = kept(weights)
+        sums = dict[str, jax.Array]()
         if c.uses_reference:  # otherwise nobody has asked the reference
             divergence = kept(self.divergence(tokens.current, kept(reference)))
             if c.kl_in == "advantages":

@@ -66,7 +66,8 @@ def main(
         distributed.initialize(rank)
     if (devices := distributed.device_count()) != run.batcher.processes:
         logger.warning(
-            "batches are divided for %d processes, this learner has %d devices; set batcher.processes",
+            "batches are divided for %d processes, this learner has %d devices; set"
+            " batcher.processes",
             run.batcher.processes,
             devices,
         )
@@ -163,17 +164,20 @@ def learner_settings(
         raise ConfigError(f"--name {learner}: not a name of lowercase letters, digits and '-'")
     if learner == run.learner.name and (overrides or at is not None):
         raise ConfigError(
-            f"--at and --set are for a second learner: give it a --name; {learner} is the lead, and the run file says how it learns"
+            f"--at and --set are for a second learner: give it a --name; {learner} is the lead, and"
+            " the run file says how it learns"
         )
     for override in overrides:
         if not override.startswith("learner.") or override.startswith("learner.name="):
             raise ConfigError(
-                f"--set {override}: a second learner can have settings learner.* of its own, and a --name; all else is the run's"
+                f"--set {override}: a second learner can have settings learner.* of its own, and a"
+                " --name; all else is the run's"
             )
     own = changed(run, overrides)
     if own.learner.uses_scorer_pool and own.learner.reference != run.learner.reference:
         raise ConfigError(
-            "--set learner.reference: the pool, if the run has one, scores under the run's own; add --set learner.reference.by=learner"
+            "--set learner.reference: the pool, if the run has one, scores under the run's own; add"
+            " --set learner.reference.by=learner"
         )
     return own
 

@@ -117,7 +117,8 @@ class VersionPublisher:
         """
         if not self.policy.is_due(taken.batch):
             return
-        measured, batch = self.policy.step(taken), taken.batch
+        measured = self.policy.step(taken)
+        batch = taken.batch
         if len(batch.uids):
             age = batch.number - batch.oldest_versions
             measured |= {"batch_age_mean": float(age.mean()), "batch_age_max": float(age.max())}
@@ -231,7 +232,10 @@ class VersionPublisher:
             elif self.policy.run.learner.on_divergence == "stop":
                 raise version_mismatch(self.learner, version.number, sha256, known.sha256)
             else:
-                said = "version %d came out as %s, but %s was announced: it is announced again, as lineage %d"
+                said = (
+                    "version %d came out as %s, but %s was announced: it is announced again, as"
+                    " lineage %d"
+                )
                 logger.warning(
                     said, version.number, sha256[:12], known.sha256[:12], known.lineage + 1
                 )

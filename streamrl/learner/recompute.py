@@ -51,14 +51,17 @@ def recompute_version(
     Raises ConfigError if the version is not announced or older than the run, VersionMismatch if it
     does not have the announced hash, and InputGone if too few batches are recorded.
     """
-    learner, announced = run.learner.name, announced_hashes(log, run.learner.name)
+    learner = run.learner.name
+    announced = announced_hashes(log, run.learner.name)
     if version not in announced:
         raise ConfigError(
-            f"version {version} of {learner} in run {run.run} is not announced; the newest is {max(announced, default=-1)}"
+            f"version {version} of {learner} in run {run.run} is not announced; the newest is"
+            f" {max(announced, default=-1)}"
         )
     if run.fork is not None and version < run.fork.version:
         raise ConfigError(
-            f"run {run.run} begins at version {run.fork.version}; version {version} is one of run {run.fork.run}: ask that one"
+            f"run {run.run} begins at version {run.fork.version}; version {version} is one of run"
+            f" {run.fork.run}: ask that one"
         )
     directory = checkpoint_directory(run, learner)
     found = checkpoints.latest(directory, version)
@@ -71,7 +74,8 @@ def recompute_version(
             progress(policy.version - begun, version - begun)
         if policy.version != version:
             raise InputGone(
-                f"the batches recorded in run {run.run} end at version {policy.version}: version {version} cannot be computed again"
+                f"the batches recorded in run {run.run} end at version {policy.version}: version"
+                f" {version} cannot be computed again"
             )
         verify_hash(learner, announced, version, policy.sha256())
         yield policy
@@ -112,9 +116,9 @@ def verify_hash(learner: str, announced: dict[int, str], version: int, sha256: s
 
 def version_mismatch(learner: str, version: int, sha256: str, announced: str) -> VersionMismatch:
     return VersionMismatch(
-        f"version {version} of {learner} came out as {sha256}, but {announced} was announced: "
-        "the code, the settings or the machine have changed since; "
-        "set learner.on_divergence: announce to go on with what came out, or go on under a new run name"
+        f"version {version} of {learner} came out as {sha256}, but {announced} was announced: the"
+        " code, the settings or the machine have changed since; set learner.on_divergence:"
+        " announce to go on with what came out, or go on under a new run name"
     )
 
 

@@ -66,14 +66,21 @@ class ReferenceModel:
         """Replace the reference by the model in `directory`, which is that of an announced version.
         Raises ModelError.
         """
-        self.version, self.model = None, None  # so that there are never two in memory
+        # so that there are never two in memory
+        self.version = None
+        self.model = None
         loaded = model.load(directory, self.run.model.max_seq_len)
         if loaded.Vocab.size < self.tokenizer_ids:
-            known = f"knows token ids below {loaded.Vocab.size}, the policy's tokenizer those below {self.tokenizer_ids}"
-            raise ModelError(
-                f"reference {directory} {known}; learner.reference.path needs a model with the policy's tokenizer"
+            known = (
+                f"knows token ids below {loaded.Vocab.size}, the policy's tokenizer those below"
+                f" {self.tokenizer_ids}"
             )
-        self.version, self.model = version, loaded
+            raise ModelError(
+                f"reference {directory} {known}; learner.reference.path needs a model with the"
+                " policy's tokenizer"
+            )
+        self.version = version
+        self.model = loaded
 
 
 def static_reference_dir(run: RunFile, version: int) -> Path | None:

@@ -79,7 +79,8 @@ class WeightsSnapshot(NamedTuple):
 
     def write(self, store: Store) -> ExportResult:
         """Put the version into the store. Raises WeightError."""
-        started, exported = time.monotonic(), 0.0
+        started = time.monotonic()
+        exported = 0.0
 
         def save(directory: Path) -> None:
             nonlocal exported
@@ -103,7 +104,10 @@ def fork_checkpoint(run: RunFile) -> ResumePoint | None:
         return None
     found = checkpoints.latest(run.directory / "start", run.fork.version)
     if found is None or found.version != run.fork.version:
-        where = f"version {run.fork.version} of {run.fork.run}, and its checkpoint in {run.directory / 'start'} is gone"
+        where = (
+            f"version {run.fork.version} of {run.fork.run}, and its checkpoint in"
+            f" {run.directory / 'start'} is gone"
+        )
         raise CheckpointError(f"run {run.run} begins with {where}; fork again, under another name")
     return ResumePoint(run.directory / "start", found)
 
@@ -116,10 +120,8 @@ def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[Po
     Raises ModelError, and CheckpointError for a checkpoint that cannot be read.
     """
     make_deterministic()
-    directory, updater = (
-        rank_zero_first(lambda: initial_model_dir(run)),
-        Updater(run.learner, run.batcher.rows),
-    )
+    directory = rank_zero_first(lambda: initial_model_dir(run))
+    updater = Updater(run.learner, run.batcher.rows)
     with updater.training():
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
         policy = PolicyTrainer(run, directory, updater, state, TrainingPosition(0, 0, ""))
@@ -179,7 +181,10 @@ class PolicyTrainer:
         """
         batch = taken.batch
         if batch.number != self.version:
-            missing = f"batches are missing before offset {taken.offset}, or the checkpoint is of another run; go on under a new run name"
+            missing = (
+                f"batches are missing before offset {taken.offset}, or the checkpoint is of another"
+                " run; go on under a new run name"
+            )
             raise InputGone(f"batch {batch.number} came at version {self.version}: {missing}")
         self.load_reference()
         try:
@@ -229,7 +234,10 @@ class PolicyTrainer:
                 else None
             )
             if held is None or not held.is_dir():
-                kept = f"checkpoint {self.version} holds no reference of version {wanted}: it was made under another learner.reference"
+                kept = (
+                    f"checkpoint {self.version} holds no reference of version {wanted}: it was made"
+                    " under another learner.reference"
+                )
                 raise ConfigError(
                     f"{kept}; set that, or begin at a version that learner.reference.every divides"
                 )
@@ -252,10 +260,8 @@ class PolicyTrainer:
 
     def load(self, start: ResumePoint) -> None:
         """Resume from a checkpoint. Raises CheckpointError."""
-        self.state, self.position = (
-            checkpoints.load(start.directory, start.position, self.state),
-            start.position,
-        )
+        self.state = checkpoints.load(start.directory, start.position, self.state)
+        self.position = start.position
 
     def save(self, directory: Path, keep: int) -> None:
         """Write a checkpoint. The hash of the weights must be known. Raises CheckpointError."""

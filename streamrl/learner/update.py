@@ -294,7 +294,8 @@ def restore_row_order(rows: np.ndarray, order: np.ndarray, count: int) -> np.nda
     """The inverse of `reorder_rows` for a result (len(order), ...): returns (count, ...) in the
     order of the batch.
     """
-    back, real = np.empty((count, *rows.shape[1:]), rows.dtype), order >= 0
+    back = np.empty((count, *rows.shape[1:]), rows.dtype)
+    real = order >= 0
     back[order[real]] = rows[real]
     return back
 

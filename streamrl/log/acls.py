@@ -62,7 +62,10 @@ class Rule(NamedTuple):
     prefixed: bool = False
 
     def __str__(self) -> str:
-        return f"{','.join(self.operations):10} {self.resource} {self.name}{'*' if self.prefixed else ''}"
+        return (
+            f"{','.join(self.operations):10} {self.resource}"
+            f" {self.name}{'*' if self.prefixed else ''}"
+        )
 
 
 def user_name(run: RunFile, name: str) -> str:
@@ -117,7 +120,8 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
             except KafkaException as exception:
                 if exception.args[0].code() == KafkaError.SECURITY_DISABLED:
                     raise ConfigError(
-                        f"the broker at {admin.address} has no authorizer: everybody may do everything; see SECURITY.md"
+                        f"the broker at {admin.address} has no authorizer: everybody may do"
+                        " everything; see SECURITY.md"
                     ) from None
                 raise
 
@@ -179,7 +183,8 @@ def _acl(rule: Rule) -> dict[str, Any]:
 
 
 def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
-    role, whole = user.role, f"{run.run}."
+    role = user.role
+    whole = f"{run.run}."
     for topic in topics.plan(run):
         if _concerns(topic, user, run):
             kind = topic.kind.name

@@ -185,7 +185,8 @@ def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
 
     Raises ConfigError for a topic of no kind.
     """
-    templates, made = kinds(), {topic.name: topic for topic in plan(run)}
+    templates = kinds()
+    made = {topic.name: topic for topic in plan(run)}
     for name, count in partitions.items():
         kind, _, of = name.partition(".")
         if kind not in templates:
@@ -209,8 +210,9 @@ def check_for_kubernetes(run: RunFile) -> None:
         if len(f"env-{name}") > STATEFUL_SET_CHARS:
             longest = STATEFUL_SET_CHARS - len("env-")
             raise ConfigError(
-                f"envs.{name}: a name of {len(name)} characters is too long for Kubernetes, which labels the pods"
-                f" of the StatefulSet env-{name} with it; take one of at most {longest}"
+                f"envs.{name}: a name of {len(name)} characters is too long for Kubernetes, which"
+                f" labels the pods of the StatefulSet env-{name} with it; take one of at most"
+                f" {longest}"
             )
 
 
@@ -242,7 +244,10 @@ class Change:
 
     def __str__(self) -> str:
         if self.what == "create":
-            return f"+ {self.topic.name}  ({self.topic.partitions} partitions, {self.topic.replicas} replicas)"
+            return (
+                f"+ {self.topic.name}  ({self.topic.partitions} partitions, {self.topic.replicas}"
+                " replicas)"
+            )
         return f"~ {self.topic.name}  {self.what}: {self.old} -> {self.new}"
 
 
@@ -280,10 +285,12 @@ def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, i
 
     Raises ConfigError, and changes nothing, when the cluster has topics of a run of that name.
     """
-    cluster, wanted = _Cluster(settings), recorded(run, partitions)
+    cluster = _Cluster(settings)
+    wanted = recorded(run, partitions)
     if there := sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}.")):
         raise ConfigError(
-            f"{cluster.address} has topics of a run {run.run!r} already ({there[0]}, ...); take another name with --as"
+            f"{cluster.address} has topics of a run {run.run!r} already ({there[0]}, ...); take"
+            " another name with --as"
         )
     try:
         cluster.create(wanted)
@@ -328,18 +335,17 @@ def _differences(
 def _check_allowed(cluster: _Cluster, change: Change) -> None:
     name = change.topic.name
     if change.what == "replicas":
-        what, why = (
-            f"topics.replicas: {change.old} there, {change.new} in the run file",
-            "set it back, or move the copies with Kafka's own tools",
-        )
+        what = f"topics.replicas: {change.old} there, {change.new} in the run file"
+        why = "set it back, or move the copies with Kafka's own tools"
     elif int(change.new) < int(change.old):
-        what, why = (
-            f"topics.partitions: {change.old} there, {change.new} in the run file",
-            "Kafka takes none away; set it back, or use a new run name",
-        )
+        what = f"topics.partitions: {change.old} there, {change.new} in the run file"
+        why = "Kafka takes none away; set it back, or use a new run name"
     elif cluster.has_data(name, int(change.old)):
         what = f"topics.partitions: {change.old} there with data, {change.new} in the run file"
-        why = "they are fixed once a run has data, so that no group splits; set it back, or use a new run name"
+        why = (
+            "they are fixed once a run has data, so that no group splits; set it back, or use a new"
+            " run name"
+        )
     else:
         return
     raise ConfigError(f"topic {name}: {what}: {why}")
@@ -351,7 +357,8 @@ class _Cluster:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.address, self._settings = str(settings.get("bootstrap.servers")), settings
+        self.address = str(settings.get("bootstrap.servers"))
+        self._settings = settings
         self._admin = Admin(settings)
 
     def partitions(self) -> dict[str, tuple[int, int]]:
@@ -456,7 +463,8 @@ class _Cluster:
                 error = exception.args[0]
                 if error.code() in _REFUSED:
                     raise ConfigError(
-                        f"topic {getattr(name, 'name', name)}: {self.address} refuses: {error.str()} (`topics` in the run file)"
+                        f"topic {getattr(name, 'name', name)}: {self.address} refuses:"
+                        f" {error.str()} (`topics` in the run file)"
                     ) from None
                 if error.code() != unless:
                     raise
@@ -469,7 +477,8 @@ class _Cluster:
         while not done(self._topics()):
             if time.monotonic() > deadline:
                 raise BrokerError(
-                    f"{self.address} has accepted changes of topics but not carried them out for {SETTLE_LIMIT_S:.0f} s; see its log"
+                    f"{self.address} has accepted changes of topics but not carried them out for"
+                    f" {SETTLE_LIMIT_S:.0f} s; see its log"
                 )
             time.sleep(0.05)
 
@@ -487,12 +496,14 @@ def requests(topics: list[Topic]) -> Iterator[list[Topic]]:
     """The topics, cut into lists that a controller makes in one go: it writes a record for each
     topic, partition and setting, 10,000 at most.
     """
-    some, records = list[Topic](), 0
+    some = list[Topic]()
+    records = 0
     for topic in topics:
         wanted = 1 + topic.partitions + len(topic.config)
         if some and records + wanted > REQUEST_RECORDS:
             yield some
-            some, records = [], 0
+            some = []
+            records = 0
         some.append(topic)
         records += wanted
     if some:

@@ -101,7 +101,8 @@ class PlainDisplay:
     """Lines on stdout, for logs and CI."""
 
     def __init__(self, every_s: float = LINE_EVERY_S) -> None:
-        self._every_s, self._shown_s = every_s, 0.0
+        self._every_s = every_s
+        self._shown_s = 0.0
 
     def show(self, frame: Frame) -> None:
         if frame.time_s - self._shown_s >= self._every_s:
@@ -149,7 +150,8 @@ class LiveDisplay:
 
 def line(frame: Frame) -> str:
     """The frame in one line: what it waits for, or how it goes."""
-    run, seen = frame.run, frame.seen
+    run = frame.run
+    seen = frame.seen
     notes = {part.name: part.note for part in frame.parts}
     waits = blocking_reason(run, seen, frame.time_s, notes)
     wrong = troubles(seen, LEAST_TROUBLES)
@@ -165,9 +167,11 @@ def line(frame: Frame) -> str:
         f"mixed {_percent(latest(seen, 'batcher/mixed_versions_frac'))}",
         f"expired {_percent(_expired(frame))}",
         " ".join(f"{name} v{server.version}" for name, server in sorted(seen.servers.items())),
-        f"{clock(left_s(frame))} left"
-        if left_s(frame) is not None
-        else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far",
+        (
+            f"{clock(left_s(frame))} left"
+            if left_s(frame) is not None
+            else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far"
+        ),
     ]
     pieces += [evaluated(seen)] if seen.evals else []
     restarts = {part.name: part.restarts for part in frame.parts if part.restarts}
@@ -231,7 +235,9 @@ def render_live(frame: Frame, events: Sequence[str] = (), width: int = 100) -> R
 
 def headline(frame: Frame) -> RenderableType:
     """Step, time, and how far the target is."""
-    run, seen, facts = frame.run, frame.seen, Table.grid(padding=(0, 2, 0, 0))
+    run = frame.run
+    seen = frame.seen
+    facts = Table.grid(padding=(0, 2, 0, 0))
     shown = [
         ("step", _step(frame)),
         ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")),
@@ -250,7 +256,8 @@ def headline(frame: Frame) -> RenderableType:
     target = run.orchestrator.target
     if target is None:
         return facts
-    reward, goal = _reward(frame, target.env), Table.grid(padding=(0, 2, 0, 0))
+    reward = _reward(frame, target.env)
+    goal = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(
         total=max(target.reward, 1e-9),
         completed=max(0.0, reward or 0.0),
@@ -379,7 +386,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     width = min(width, len(values))
     cuts = [i * len(values) // width for i in range(width + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(cuts)]
-    low, high = min(0.0, *means), max(1.0, *means)
+    low = min(0.0, *means)
+    high = max(1.0, *means)
     return "".join(SPARKS[round((mean - low) / (high - low) * (len(SPARKS) - 1))] for mean in means)
 
 
@@ -397,7 +405,8 @@ def clock(seconds: float | None) -> str:
 
 def left_s(frame: Frame) -> float | None:
     """Seconds until the run's time is up; None where it has no limit."""
-    limit_s, ready_s = frame.run.orchestrator.max_wall_s, frame.seen.ready_s
+    limit_s = frame.run.orchestrator.max_wall_s
+    ready_s = frame.seen.ready_s
     return (
         None
         if not limit_s

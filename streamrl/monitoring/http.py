@@ -82,7 +82,8 @@ def serving(run: RunFile, log: Log, part: str, at: ListenOverride = NO_OVERRIDE)
         return
     instrumented = InstrumentedLog(log, part)
     pages = Pages(run.run, instrumented, limit_s(run, part))
-    server, over = listen(resolve_address(run, at), pages), threading.Event()
+    server = listen(resolve_address(run, at), pages)
+    over = threading.Event()
     file = note_of(run, part)
     threads = [
         threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
@@ -137,10 +138,12 @@ def _poll_broker(
     """Ask the broker for the ends of the inputs, now and then; soon again while that is what
     readiness waits for. And keep the note.
     """
-    pages, said = -1, False
+    pages = -1
+    said = False
     while not over.is_set():
         if pages != len(log.pages) or not file.exists():
-            first, pages = pages < 0, len(log.pages)
+            first = pages < 0
+            pages = len(log.pages)
             _write_targets(file, run, address, log, logging.INFO if first else logging.DEBUG)
         if log.is_ready and not said:  # before that, what a part says is why it cannot begin
             said = True
@@ -188,7 +191,8 @@ class Pages:
     """What is shown at each path."""
 
     def __init__(self, run: str, log: InstrumentedLog, within_s: float) -> None:
-        self._log, self._within_s = log, within_s
+        self._log = log
+        self._within_s = within_s
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(MetricsCollector(run, log))
         ProcessCollector(registry=self._registry)
@@ -221,7 +225,8 @@ class Pages:
             return Page(200, b"alive\n")
         return Page(
             503,
-            f"{self._log.part}: its loop last turned {since_s:.0f} s ago, the limit is {self._within_s:.0f} s\n".encode(),
+            f"{self._log.part}: its loop last turned {since_s:.0f} s ago, the limit is"
+            f" {self._within_s:.0f} s\n".encode(),
         )
 
 
@@ -229,7 +234,8 @@ class MetricsCollector:
     """The newest value of every metric, as prometheus_client collects them."""
 
     def __init__(self, run: str, log: InstrumentedLog) -> None:
-        self._run, self._log = run, log
+        self._run = run
+        self._log = log
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         return iter(())
@@ -254,7 +260,8 @@ class MetricsCollector:
 
     def _values(self) -> dict[tuple[str, str], float]:
         """(source, name) -> value: of steps, of reports, of the log."""
-        log, values = self._log, dict(self._log.steps)
+        log = self._log
+        values = dict(self._log.steps)
         for source, report in (*log.reports.items(), (log.part, log.metrics())):
             values |= {(source, name): value for name, value in report.items()}
         return values
@@ -285,7 +292,8 @@ class Handler(BaseHTTPRequestHandler):
     """GET, and nothing that changes anything."""
 
     protocol_version = "HTTP/1.1"
-    server_version, sys_version = "streamrl", ""
+    server_version = "streamrl"
+    sys_version = ""
     timeout = REQUEST_S
 
     def do_GET(self) -> None:

@@ -165,7 +165,8 @@ MEASURES = (
     MetricSpec(
         "batcher/imbalance_frac",
         "1",
-        "1 - mean / max of the costs of the processes' rows: the part of a step that they wait for the slowest",
+        "1 - mean / max of the costs of the processes' rows: the part of a step that they wait for"
+        " the slowest",
     ),
     MetricSpec("batcher/token_imbalance_frac", "1", "the same in tokens"),
     MetricSpec("batcher/process_rollouts_min", "rollouts", "of the process that has the fewest"),
@@ -229,7 +230,8 @@ MEASURES = (
     MetricSpec(
         "learner/publish_s",
         "s",
-        "that training stood still for the version; the rest of its stages goes on beside the next step",
+        "that training stood still for the version; the rest of its stages goes on beside the next"
+        " step",
     ),
     MetricSpec("learner/publish_wait_s", "s", "of it, until the version before was announced"),
     MetricSpec(
@@ -320,7 +322,8 @@ MEASURES = (
     MetricSpec(
         "scorer/not_finite_tokens",
         "tokens",
-        "of a batch of which the reference says nothing finite; they are given the policy's logprob",
+        "of a batch of which the reference says nothing finite; they are given the policy's"
+        " logprob",
     ),
     MetricSpec("scorer/reference_version", "version", "of the reference; -1: a model of its own"),
     # ---- evaluation
@@ -406,11 +409,13 @@ def _pattern(name: str) -> re.Pattern[str]:
     pieces = re.split(r"(\{\w+\})", name)
     return re.compile(
         "".join(
-            "(.+)"
-            if piece in ("{reward}",)
-            else "([^/]+)"
-            if piece.startswith("{")
-            else re.escape(piece)
+            (
+                "(.+)"
+                if piece in ("{reward}",)
+                else "([^/]+)"
+                if piece.startswith("{")
+                else re.escape(piece)
+            )
             for piece in pieces
         )
     )

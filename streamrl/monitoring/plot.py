@@ -15,7 +15,8 @@ from streamrl.config.run_file import RunFile
 SMOOTH_BATCHES = 20
 DRAWN = 5_000  # points of a curve, at most: the picture is narrower than that
 COLORS = ("#1f6feb", "#e36209", "#1a7f37", "#8250df", "#bf3989", "#0a7ea4")
-INK, FAINT = "#24292f", "#d0d7de"
+INK = "#24292f"
+FAINT = "#d0d7de"
 
 
 class Curve(NamedTuple):

@@ -249,7 +249,8 @@ def summarise(run: RunFile, found: RunHistory, versions: dict[str, str]) -> dict
 
 
 def _env(found: RunHistory, env: str) -> dict[str, Any]:
-    rewards, sampled = found.rewards.get(env), found.mixed.get(env)
+    rewards = found.rewards.get(env)
+    sampled = found.mixed.get(env)
     return {
         "rollouts": found.rollouts.get(env, 0),
         "reward_mean_first20": fmean(rewards.first) if rewards else None,
@@ -278,7 +279,8 @@ def clocks(found: RunHistory, times_s: Sequence[float]) -> list[float]:
     at = np.asarray(times_s, np.float64)
     if not len(at):
         return []
-    active, versions = found.active.points(), found.versions.points()
+    active = found.active.points()
+    versions = found.versions.points()
     if not active:
         return np.maximum(0.0, at - (versions[0][1] if versions else at[0])).tolist()
     times, seconds = np.array(active, np.float64).T
@@ -300,9 +302,9 @@ def time_to_target(found: RunHistory) -> float | None:
 def installed(run: RunFile) -> dict[str, str]:
     """Versions of what the run is made of, as installed here now."""
     return {
-        "kafka": KAFKA_VERSION
-        if not cluster_settings(run).get("bootstrap.servers")
-        else "external",
+        "kafka": (
+            KAFKA_VERSION if not cluster_settings(run).get("bootstrap.servers") else "external"
+        ),
         "vllm": _vllm(run.inference.interpreter),
         "levanter": _version("marin-levanter", "levanter"),
         "jax": _version("jax"),
@@ -375,7 +377,10 @@ def summary_line(report: dict[str, Any]) -> str:
     rewards = ", ".join(
         f"{name} {first} -> {last} ({rollouts:,} rollouts)" for name, first, last, rollouts in envs
     )
-    probe = f"logprobs off by {report['logprob_mismatch_max_abs']:.1e} over {report['logprob_mismatch_tokens']:,} tokens"
+    probe = (
+        f"logprobs off by {report['logprob_mismatch_max_abs']:.1e} over"
+        f" {report['logprob_mismatch_tokens']:,} tokens"
+    )
     return f"{report['steps']} steps in {report['wall_s']:.0f} s; reward {rewards}; {probe}"
 
 

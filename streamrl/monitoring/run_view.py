@@ -243,7 +243,8 @@ def arrival_rate(seen: RunView, env: str, time_s: float) -> float | None:
     arrivals = seen.arrivals.get(env)
     if not arrivals:
         return None
-    first, last = arrivals[0], arrivals[-1]
+    first = arrivals[0]
+    last = arrivals[-1]
     if last is first or time_s - last.time_s > ARRIVALS_S:
         return 0.0
     return (last.value - first.value) / max(time_s - first.time_s, 1.0)
@@ -257,7 +258,8 @@ def troubles(seen: RunView, least: float = 0.0) -> list[str]:
     found: list[str] = []
     for env, fates in seen.fates.items():
         said = [
-            f"{fates[fate]:,} {words} (last: {printable(seen.causes.get((env, fate), '')) or 'no cause given'})"
+            f"{fates[fate]:,} {words} (last:"
+            f" {printable(seen.causes.get((env, fate), '')) or 'no cause given'})"
             for fate, words in TROUBLES.items()
             if fates[fate] > least * fates.total()
         ]
@@ -396,9 +398,16 @@ def target_progress(seen: RunView, target: Target) -> str:
     rewards = recent_rewards(seen, target.env, target.batches)
     if not rewards:
         ended = sum(fates.total() for fates in seen.fates.values())
-        return f"no batch with {target.env} was made (policy version {seen.version}, {len(seen.servers)} servers, {ended} rollouts ended)"
-    mean, wanted = fmean(rewards), f"wanted {target.reward:g} over {target.batches}"
-    return f"{target.env} earned {mean:.3f} over its last {len(rewards)} batches, {wanted}; step {seen.version}"
+        return (
+            f"no batch with {target.env} was made (policy version {seen.version},"
+            f" {len(seen.servers)} servers, {ended} rollouts ended)"
+        )
+    mean = fmean(rewards)
+    wanted = f"wanted {target.reward:g} over {target.batches}"
+    return (
+        f"{target.env} earned {mean:.3f} over its last {len(rewards)} batches, {wanted}; step"
+        f" {seen.version}"
+    )
 
 
 def blocking_reason(
@@ -408,7 +417,8 @@ def blocking_reason(
 
     `notes` has the last line that each part has logged.
     """
-    notes, so_far = notes or {}, f"waiting {time_s - seen.since_s:.0f} s for"
+    notes = notes or {}
+    so_far = f"waiting {time_s - seen.since_s:.0f} s for"
     if seen.version < 0:
         return f"{so_far} the first policy version, {_who('learner', notes.get('learner', ''))}"
     pools = {env.pool: None for env in run.envs.values()}
@@ -426,9 +436,11 @@ def blocking_reason(
         about = [
             _who(
                 name,
-                server.error
-                if (server := seen.servers.get(name)) and server.error
-                else notes.get(name, ""),
+                (
+                    server.error
+                    if (server := seen.servers.get(name)) and server.error
+                    else notes.get(name, "")
+                ),
             )
             for name in names
         ]
@@ -436,7 +448,10 @@ def blocking_reason(
             f"{so_far} {'; '.join(about) or 'an inference server: the run starts none of its own'}"
         )
     if seen.batch < 0:
-        return f"waiting {time_s - seen.ready_s:.0f} s for the first batch: {_shortage(run, seen, time_s)}"
+        return (
+            f"waiting {time_s - seen.ready_s:.0f} s for the first batch:"
+            f" {_shortage(run, seen, time_s)}"
+        )
     blocked_s = latest(seen, "batcher/blocked_s", time_s - SILENT_S) or 0.0
     if blocked_s >= run.batcher.shortage_after_s:
         return (

@@ -234,7 +234,8 @@ def _servers(seen: RunView, time_s: float) -> Table:
     for name, server in sorted(seen.servers.items()):
         state = "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
         off = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else "-"
-        shown, said = Text(state, style=STATE_STYLES.get(state, "")), server.error or server.url
+        shown = Text(state, style=STATE_STYLES.get(state, ""))
+        said = server.error or server.url
         table.add_row(
             quoted(name),
             shown,
@@ -261,11 +262,9 @@ def _envs(run: RunFile, seen: RunView) -> Table:
         "held tokens",
     )
     for env in run.envs:
-        rewards, fates, expired = (
-            seen.rewards.get(env, {}),
-            seen.fates.get(env),
-            expired_share(seen, env),
-        )
+        rewards = seen.rewards.get(env, {})
+        fates = seen.fates.get(env)
+        expired = expired_share(seen, env)
         window = buffer_total(run, seen, f"buffer/window_tokens/{env}")
         held = latest(seen, f"batcher/held_tokens/{env}")
         paused = buffer_total(run, seen, f"worker/left_alone_s/{topology.rollouts(env)}")

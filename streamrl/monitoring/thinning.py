@@ -15,7 +15,9 @@ class Thinned(Generic[T]):
     def __init__(self, most: int) -> None:
         if most < 2:
             raise ValueError(f"most is {most}; it must be at least 2")
-        self._most, self._every, self._count = most, 1, 0
+        self._most = most
+        self._every = 1
+        self._count = 0
         self._kept: list[T] = []
         self._newest: list[T] = []  # the newest point, where it is not among those that are kept
 

@@ -65,7 +65,8 @@ class Liveness:
             while not self._over.wait(PERIOD_S):
                 now_s = time.monotonic()
                 # this process may have stood still itself
-                since_s, asked_s = min(now_s - asked_s, 2 * PERIOD_S), now_s
+                since_s = min(now_s - asked_s, 2 * PERIOD_S)
+                asked_s = now_s
                 for name, part in self._names.items():
                     life = self.lives[name]
                     if address := listening(note_of(self._run, part)):
@@ -92,7 +93,10 @@ def ask(
     except (httpx.HTTPError, httpx.InvalidURL):
         life.silent_s += since_s
         if life.silent_s > limit_s:
-            life.hangs = f"it has not answered at http://{address}/livez for {life.silent_s:.0f} s, the limit is {limit_s:.0f} s"
+            life.hangs = (
+                f"it has not answered at http://{address}/livez for {life.silent_s:.0f} s, the"
+                f" limit is {limit_s:.0f} s"
+            )
         return
     life.silent_s = 0.0
     life.hangs = "" if answer.is_success else one_line(answer.text)

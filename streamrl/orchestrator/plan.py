@@ -30,8 +30,12 @@ FATAL = {
     ConfigError.exit_code: "its settings do not work, and a restart does not change them",
     AccessDenied.exit_code: "the broker refuses it, and a restart does not change that",
     ModelError.exit_code: "its model cannot be loaded, and a restart does not change that",
-    TrainingDiverged.exit_code: "training has diverged, and a restart trains on the same batches again",
-    VersionMismatch.exit_code: "it computes an announced version differently, and learner.on_divergence is stop",
+    TrainingDiverged.exit_code: (
+        "training has diverged, and a restart trains on the same batches again"
+    ),
+    VersionMismatch.exit_code: (
+        "it computes an announced version differently, and learner.on_divergence is stop"
+    ),
 }
 """Exit codes after which a restart does not help, each with the reason.
 
@@ -136,7 +140,10 @@ def fatal_reason(
         for end in part.ends
     )
     if recent > limits.restart_limit:
-        often = f"ended {recent} times within {limits.restart_window_s:.0f} s, last with {describe_exit(last.exit_code)}"
+        often = (
+            f"ended {recent} times within {limits.restart_window_s:.0f} s, last with"
+            f" {describe_exit(last.exit_code)}"
+        )
         return f"{often}; orchestrator.restart_limit is {limits.restart_limit}"
     return ""
 

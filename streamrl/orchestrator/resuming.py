@@ -16,7 +16,10 @@ FIXED = {
     "model.path": f"every version is trained from that model; {ELSEWHERE}",
     "model.tiny": f"the model is made at the run's beginning; {ELSEWHERE}",
     "buffer.shards": f"each shard has a journal of its own, for its partitions; {ELSEWHERE}",
-    "learner.name": "buffer, batcher and servers follow the versions of that learner; begin a second one beside it (`streamrl learner --name`)",
+    "learner.name": (
+        "buffer, batcher and servers follow the versions of that learner; begin a second one beside"
+        " it (`streamrl learner --name`)"
+    ),
     "fork": "it says what the run began with, and is written by `streamrl fork`",
 }
 """Setting or section -> why it cannot change.
@@ -27,13 +30,18 @@ FIXED = {
 
 def refusals(before: RunFile, now: RunFile) -> Iterator[str]:
     """One sentence for each setting that differs and cannot change."""
-    was, wanted = before.model_dump(mode="json"), now.model_dump(mode="json")
+    was = before.model_dump(mode="json")
+    wanted = now.model_dump(mode="json")
     for path, why in FIXED.items():
-        old, new = _at(was, path), _at(wanted, path)
+        old = _at(was, path)
+        new = _at(wanted, path)
         if old != new and not (path == "model.tiny" and now.model.path):
             yield f"{path} cannot be changed in a run that is gone on with: {why}"
     if not now.model.path and before.model.max_seq_len != now.model.max_seq_len:
-        yield f"model.max_seq_len cannot be changed in a run that is gone on with: the model was made for {before.model.max_seq_len}; {ELSEWHERE}"
+        yield (
+            "model.max_seq_len cannot be changed in a run that is gone on with: the model was made"
+            f" for {before.model.max_seq_len}; {ELSEWHERE}"
+        )
 
 
 def _at(data: Any, path: str) -> Any:

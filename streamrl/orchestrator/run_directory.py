@@ -39,7 +39,8 @@ def resolve_run(name: str, overrides: tuple[str, ...] = (), runs_dir: str = "run
     elif not path.exists() and not path.suffix and os.sep not in name:
         others = ", ".join(names(runs_dir)) or "none"
         raise ConfigError(
-            f"{name}: neither a run file nor a run in {runs_dir}/ (there: {others}); give for instance deploy/runs/quickstart.yaml"
+            f"{name}: neither a run file nor a run in {runs_dir}/ (there: {others}); give for"
+            " instance deploy/runs/quickstart.yaml"
         )
     run = run_file.load(path, overrides)
     inside = path.absolute().parent
@@ -68,7 +69,8 @@ def with_env(env: str, runs_dir: str = "runs") -> str:
     if len(found) != 1:
         which = ", ".join(found) or "no run"
         raise ConfigError(
-            f"{env}: {which} in {runs_dir}/ has an env of that name or kind; name the run: streamrl env RUN {env}"
+            f"{env}: {which} in {runs_dir}/ has an env of that name or kind; name the run: streamrl"
+            f" env RUN {env}"
         )
     return found[0]
 
@@ -83,15 +85,18 @@ def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Ite
     directory = run.directory
     if resume and fresh:
         raise ConfigError(
-            "--resume and --fresh exclude each other: go on with the run, or archive it and begin anew"
+            "--resume and --fresh exclude each other: go on with the run, or archive it and begin"
+            " anew"
         )
     if fresh and run.fork:
         raise ConfigError(
-            f"run {run.run!r} is a fork of {run.fork.run!r} and cannot begin anew; fork that one again, under another name"
+            f"run {run.run!r} is a fork of {run.fork.run!r} and cannot begin anew; fork that one"
+            " again, under another name"
         )
     if (directory / RUN_FILE).exists() and not (resume or fresh):
         raise StreamrlError(
-            f"run {run.run!r} exists in {directory}; go on with it (--resume), or archive it and begin anew (--fresh)"
+            f"run {run.run!r} exists in {directory}; go on with it (--resume), or archive it and"
+            " begin anew (--fresh)"
         )
     if resume and not directory.exists():
         raise StreamrlError(
@@ -102,7 +107,8 @@ def lock_run_dir(run: RunFile, resume: bool = False, fresh: bool = False) -> Ite
             held.enter_context(_lock(directory))
             if at := broker.find(connect.broker_dir(run)):
                 raise StreamrlError(
-                    f"a broker is running on {directory} (pid {at.process.pid}); stop it before the run is archived"
+                    f"a broker is running on {directory} (pid {at.process.pid}); stop it before the"
+                    " run is archived"
                 )
             archive(directory)
         held.enter_context(_lock(directory))
@@ -148,18 +154,21 @@ def stop(run: RunFile, limit_s: float = 120.0) -> int:
         if owner and _is_held(file):
             if host and host != gethostname():  # the number names another process here
                 raise StreamrlError(
-                    f"run {run.run!r} is run by process {owner} of host {host or 'unknown'}, and this is {gethostname()}; stop it there"
+                    f"run {run.run!r} is run by process {owner} of host {host or 'unknown'}, and"
+                    f" this is {gethostname()}; stop it there"
                 )
             os.kill(owner, signal.SIGTERM)
             while _is_held(file):
                 if time.monotonic() > deadline:
                     raise StreamrlError(
-                        f"process {owner} has not ended run {run.run!r} within {limit_s:.0f} s; see {run.directory / 'logs'}"
+                        f"process {owner} has not ended run {run.run!r} within {limit_s:.0f} s; see"
+                        f" {run.directory / 'logs'}"
                     )
                 time.sleep(0.1)
             return owner
     raise StreamrlError(
-        f"nothing runs {run.run!r} in {run.directory}; parts that were started by hand are stopped where they were started"
+        f"nothing runs {run.run!r} in {run.directory}; parts that were started by hand are stopped"
+        " where they were started"
     )
 
 
@@ -196,7 +205,8 @@ def _lock(directory: Path) -> Iterator[None]:
             file.seek(0)
             owner, host = _owner(file)
             raise StreamrlError(
-                f"the run in {directory} is in use by process {owner} of {host}; stop that one first (Ctrl-C, or `kill` it)"
+                f"the run in {directory} is in use by process {owner} of {host}; stop that one"
+                " first (Ctrl-C, or `kill` it)"
             ) from None
         file.truncate(0)
         file.write(f"{os.getpid()} {gethostname()}")

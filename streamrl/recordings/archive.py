@@ -55,7 +55,8 @@ def export(log: Log, run: RunFile, directory: Path, progress: OnProgress = no_pr
             f"{directory} exists and is not an empty directory; give another one, or remove it"
         )
     bounds = {where: (beginning_offset(log, *where), end) for where, end in ends(log).items()}
-    total, before = sum(end - start for start, end in bounds.values()), 0
+    total = sum(end - start for start, end in bounds.values())
+    before = 0
     written: dict[str, list[ExportedPartition]] = {topic: [] for topic in sorted(log.topics())}
     part = directory.absolute().with_name(f".{directory.name}.{os.getpid()}.part")
     part.mkdir(parents=True)
@@ -217,14 +218,10 @@ def restore(
 def rewrite(files: FileLog, log: KafkaLog, progress: OnProgress) -> None:
     """Fill the partitions side by side, a step of each at a time."""
     waiting = iter([(topic, p) for topic, count in files.topics().items() for p in range(count)])
-    total, done = (
-        sum(
-            end_offset(files, topic, p)
-            for topic, count in files.topics().items()
-            for p in range(count)
-        ),
-        0,
+    total = sum(
+        end_offset(files, topic, p) for topic, count in files.topics().items() for p in range(count)
     )
+    done = 0
     active: list[Iterator[WriteOp]] = []
     writer = OffsetPreservingWriter(log)
     while True:
@@ -247,10 +244,12 @@ def rewrite(files: FileLog, log: KafkaLog, progress: OnProgress) -> None:
 
 
 def plan(files: FileLog, where: TopicPartition) -> Iterator[WriteOp]:
-    start, end = beginning_offset(files, *where), end_offset(files, *where)
+    start = beginning_offset(files, *where)
+    end = end_offset(files, *where)
     if start > MAX_GAP_OFFSETS:
         raise BrokerError(
-            f"{where[0]}[{where[1]}] begins at {start:,}: an import would write as many placeholders; replay it from the files instead"
+            f"{where[0]}[{where[1]}] begins at {start:,}: an import would write as many"
+            " placeholders; replay it from the files instead"
         )
     try:
         yield from plan_writes(where, start, end, read(files, *where, start, whole=False))
@@ -264,11 +263,10 @@ def check(files: FileLog, log: Log) -> None:
     """
     for topic, count in files.topics().items():
         for p in range(count):
-            there, wanted = (
-                (beginning_offset(log, topic, p), end_offset(log, topic, p)),
-                (beginning_offset(files, topic, p), end_offset(files, topic, p)),
-            )
+            there = (beginning_offset(log, topic, p), end_offset(log, topic, p))
+            wanted = (beginning_offset(files, topic, p), end_offset(files, topic, p))
             if there != wanted:
                 raise BrokerError(
-                    f"{topic}[{p}] goes from {there[0]} to {there[1]} after the import, not from {wanted[0]} to {wanted[1]}"
+                    f"{topic}[{p}] goes from {there[0]} to {there[1]} after the import, not from"
+                    f" {wanted[0]} to {wanted[1]}"
                 )

@@ -240,7 +240,8 @@ def record_fate(result: Audit, ledgers: dict[PartitionKey, Ledger], fate: Fate, 
         if ledger is None or offset >= len(ledger.exists) or not ledger.exists[offset]:
             result.dangling += 1
             result.add(
-                f"fate {fate.fate} of {uid_of(fate, index)} points at rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies"
+                f"fate {fate.fate} of {uid_of(fate, index)} points at"
+                f" rollouts.{fate.environment}[{fate.partition}]@{offset}, where no rollout lies"
             )
             continue
         ledger.fates[offset] += 1
@@ -251,7 +252,8 @@ def record_fate(result: Audit, ledgers: dict[PartitionKey, Ledger], fate: Fate, 
         if ledger.fates[offset] == 2:
             result.repeated += 1
             result.add(
-                f"{uid_of(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset} has a second fate: {fate.fate}"
+                f"{uid_of(fate, index)} at rollouts.{fate.environment}[{fate.partition}]@{offset}"
+                f" has a second fate: {fate.fate}"
             )
 
 
@@ -271,7 +273,8 @@ def mark_held(log: Log, ledgers: dict[PartitionKey, Ledger], part: Processor[Any
     for event in chain(held_events(fold.state), unread):
         env = event.topic.partition(".")[2]
         if isinstance(event.record, ScoredGroup):
-            held, offsets = ledgers[env, event.record.partition].held, event.record.offsets
+            held = ledgers[env, event.record.partition].held
+            offsets = event.record.offsets
             # what has come since the rollouts were read is not of this account
             held[offsets[offsets < len(held)]] = True
         elif event.topic.startswith("rollouts.") and event.offset < len(

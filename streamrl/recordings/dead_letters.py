@@ -58,7 +58,9 @@ def retried(log: Log, topic: str) -> set[tuple[int, int]]:
 
 
 _TERMS = {
-    r"Expected `numpy\.ndarray`, got `(\w+)`": rf"expected an array (extension type {ARRAY}), got \1",
+    r"Expected `numpy\.ndarray`, got `(\w+)`": (
+        rf"expected an array (extension type {ARRAY}), got \1"
+    ),
     r"Expected `(\w+)`, got `(\w+)`": r"expected \1, got \2",
     r"Object missing required field `(\w+)`": r"the field \1 is missing",
     r" - at `\$\.?([^`]*)`": r", at \1",
@@ -88,7 +90,8 @@ def summarize_causes(log: Log) -> dict[tuple[str, str], CauseSummary]:
             row = rows.setdefault(
                 (topic, cause_pattern(letter.cause)), CauseSummary(0, 0, letter, letter)
             )
-            row.letters, row.last = row.letters + 1, letter
+            row.letters = row.letters + 1
+            row.last = letter
             row.retried += (letter.message.partition, letter.message.offset) in done
     return rows
 
@@ -101,7 +104,8 @@ def find(log: Log, place: str) -> DeadLetter:
     known = topics(log)
     if topic not in known:
         raise ConfigError(
-            f"{place}: there are no letters of a topic {topic!r}; of {', '.join(known) or 'none'} there may be"
+            f"{place}: there are no letters of a topic {topic!r}; of {', '.join(known) or 'none'}"
+            " there may be"
         )
     for letter in letters(log, topic):
         if (letter.partition, letter.offset) == (partition, offset):
@@ -154,13 +158,15 @@ def chunks(wanted: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
     """Of bounded size. What is refused again in the meantime is not among them: `read` ends where
     the topic ended when it began.
     """
-    chunk, size = list[DeadLetter](), 0
+    chunk = list[DeadLetter]()
+    size = 0
     for letter in wanted:
         chunk.append(letter)
         size += len(letter.message.value or b"")
         if len(chunk) >= CHUNK_LETTERS or size >= CHUNK_BYTES:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
     if chunk:
         yield chunk
 
@@ -184,7 +190,10 @@ def fields(value: bytes) -> Iterator[tuple[str, str]]:
     except Exception as error:  # whatever it finds wrong with bytes that are known to be wrong
         yield (
             "",
-            f"cannot be read from byte {unpacker.tell()} on ({_abbreviate(str(error)) or type(error).__name__})",
+            (
+                f"cannot be read from byte {unpacker.tell()} on"
+                f" ({_abbreviate(str(error)) or type(error).__name__})"
+            ),
         )
 
 

@@ -68,7 +68,8 @@ def export_model(
     wanted = announced.get(newest if version is None else version)
     if wanted is None:
         raise ConfigError(
-            f"--version {version}: that version of {run.learner.name} is not announced in run {run.run}; the newest is {newest}"
+            f"--version {version}: that version of {run.learner.name} is not announced in run"
+            f" {run.run}; the newest is {newest}"
         )
     temporary = directory.absolute().with_name(f".{directory.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that died here

@@ -87,7 +87,8 @@ def show_fork(
         made = fork(parent, name, version, overrides, with_rollouts, time_s, progress)
     assert made.run.fork is not None
     console.print(
-        f"run {name} begins with version {version} of {parent.run}, sha256 {made.run.fork.sha256} as announced",
+        f"run {name} begins with version {version} of {parent.run}, sha256 {made.run.fork.sha256}"
+        " as announced",
         highlight=False,
     )
     if with_rollouts:
@@ -121,7 +122,8 @@ def fork(
         announced = announced_hashes(old, parent.learner.name)
         if version not in announced:
             raise ConfigError(
-                f"--at {version}: run {parent.run} has not announced that version; the newest is {max(announced, default=-1)}"
+                f"--at {version}: run {parent.run} has not announced that version; the newest is"
+                f" {max(announced, default=-1)}"
             )
         run = run.model_copy(
             update={"fork": Fork(run=parent.run, version=version, sha256=announced[version])}
@@ -150,7 +152,8 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
     run = changed(parent, overrides).model_copy(update={"run": name})
     if run.model != parent.model:
         raise ConfigError(
-            f"--set model...: a fork goes on with the weights of {parent.run}, so model, vocabulary and tokenizer stay what they are"
+            f"--set model...: a fork goes on with the weights of {parent.run}, so model, vocabulary"
+            " and tokenizer stay what they are"
         )
     return run
 
@@ -179,7 +182,8 @@ def copy_topics(
     if not with_rollouts:
         _copy(writer.commit, progress_of(old, parent, run, {}))
         return ForkResult(run, 0, 0, False)
-    version, cut = run.fork.version, batcher_cut(old, parent, run.fork.version)
+    version = run.fork.version
+    cut = batcher_cut(old, parent, run.fork.version)
     # what one share owes another means nothing under other shares
     if curriculum_settings(run) == curriculum_settings(parent):
         run = run.model_copy(update={"fork": run.fork.model_copy(update={"balance": cut.balance})})
@@ -243,7 +247,8 @@ def progress_of(
         )
         for i in range(env.replicas):
             producer = topology.producer(name, i)
-            first, count = next_problem(numbers, i, env.replicas), groups.get(producer, 0)
+            first = next_problem(numbers, i, env.replicas)
+            count = groups.get(producer, 0)
             record = EnvProgress(
                 producer=producer,
                 next_problem=first,
@@ -260,7 +265,8 @@ def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
     """
     assert run.fork is not None
     for name, env in run.envs.items():
-        topic, before = topology.visits(name), parent.envs.get(name)
+        topic = topology.visits(name)
+        before = parent.envs.get(name)
         if (
             not env.pass_rate
             or before is None
@@ -281,7 +287,10 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
     part = replace(batcher.part(parent), step=cut.step)
     fold, start, tape = restore_earliest(old, part)
     if fold.state.next_batch > version:
-        before = f"retention has deleted what batch {version} of run {parent.run} was made of; the first that is there is {fold.state.next_batch}"
+        before = (
+            f"retention has deleted what batch {version} of run {parent.run} was made of; the first"
+            f" that is there is {fold.state.next_batch}"
+        )
         raise InputGone(f"{before}: fork without --rollouts, or at a later version")
     for _, entry in entries(old, topology.journal(part.name), start):
         if isinstance(entry, JournalEntry) and entry.sequence > fold.sequence and cut.batch is None:
@@ -295,7 +304,8 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
             f"the journal of {part.name} of run {parent.run} does not lead to its batch {version}"
         )
         raise StreamrlError(
-            f"{wrong}: the code has changed since (`streamrl replay {parent.run}` says where); fork without --rollouts"
+            f"{wrong}: the code has changed since (`streamrl replay {parent.run}` says where); fork"
+            " without --rollouts"
         )
     return cut
 
@@ -392,9 +402,11 @@ def first_batch(
             copies.setdefault((topic, message.key), deque()).append(message)
     numbers = iter(sorted(heard))
     taken = [
-        heard[next(numbers)]
-        if m.topic == topology.POLICY_VERSIONS
-        else copies[m.topic, m.key].popleft()
+        (
+            heard[next(numbers)]
+            if m.topic == topology.POLICY_VERSIONS
+            else copies[m.topic, m.key].popleft()
+        )
         for m in order
     ]
     for shard in buffer.shards(run):
@@ -427,7 +439,8 @@ def _process_as(
     """Be that part for these messages of its inputs. `positions`: where it begins to read, if not
     at the start.
     """
-    writer, meter = log.writer(part.name), log.producer()
+    writer = log.writer(part.name)
+    meter = log.producer()
     fold = ProcessorState(part.initial(), offsets=dict(positions))
     for some in portions(messages):
         for metric in process_batch(part, fold, some, time_s, writer.commit).metrics:
@@ -462,7 +475,8 @@ def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum]:
 def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
     """The fork with its curriculum where the parent's batches before it bring that."""
     assert run.fork is not None
-    rules, progress = batcher.curriculum(run), batcher.first_state(parent.fork).progress
+    rules = batcher.curriculum(run)
+    progress = batcher.first_state(parent.fork).progress
     if rules.kind == "none":
         return run
     for batch, _ in read_batches(old):

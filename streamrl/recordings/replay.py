@@ -96,16 +96,15 @@ def replay(
     """
     end = end_offset(log, *topology.sole_partition(topology.journal(part.name)))
     fold, start, tape = restore_earliest(log, part)
-    result, recorded = (
-        ReplayResult(begins_at=fold.sequence + 1),
-        RecordedOutputs(log, from_the_start=fold.sequence < 0),
-    )
+    result = ReplayResult(begins_at=fold.sequence + 1)
+    recorded = RecordedOutputs(log, from_the_start=fold.sequence < 0)
     for offset, entry in entries(log, topology.journal(part.name), start):
         progress(offset, end)
         if not isinstance(entry, JournalEntry) or entry.sequence <= fold.sequence:
             continue
         outputs = replay_entry(part, fold, entry, tape)
-        result.entries, result.events = result.entries + 1, tape.records_read
+        result.entries = result.entries + 1
+        result.events = tape.records_read
         result.difference = compare(part.name, entry, outputs, recorded, result.identical)
         if result.difference or stop_at(fold):
             break
@@ -134,14 +133,20 @@ def compare(
         then = recorded.next(output)
         if then is None:
             key = (output.key or b"").decode()
-            return f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key {key!r} that was not recorded there"
+            return (
+                f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key"
+                f" {key!r} that was not recorded there"
+            )
         if then.value != output.value:
             return (
                 f"{output.topic}[{then.partition}]@{then.offset}: {first_difference(then, output)}"
             )
         identical[kind] = identical.get(kind, 0) + 1
     if digest(outputs) != entry.digest:
-        return f"entry {entry.sequence} of {name}: its {len(outputs)} outputs do not have the digest of the {entry.output_count} recorded"
+        return (
+            f"entry {entry.sequence} of {name}: its {len(outputs)} outputs do not have the digest"
+            f" of the {entry.output_count} recorded"
+        )
     return ""
 
 
@@ -169,7 +174,10 @@ def differences(then: Any, now: Any, path: str) -> Iterator[str]:
             )
     elif isinstance(then, np.ndarray) and isinstance(now, np.ndarray):
         if (then.dtype, then.shape) != (now.dtype, now.shape):
-            yield f"{path}: recorded {then.dtype}{list(then.shape)}, replayed {now.dtype}{list(now.shape)}"
+            yield (
+                f"{path}: recorded {then.dtype}{list(then.shape)}, replayed"
+                f" {now.dtype}{list(now.shape)}"
+            )
         else:
             unequal = then.view(f"u{then.itemsize}") != now.view(f"u{now.itemsize}")
             for index in np.flatnonzero(unequal).tolist():

@@ -46,7 +46,8 @@ def compare_versions(
     Ends at the first difference, and at the first version that nobody has announced yet. A version
     that is never reached is a difference too.
     """
-    result, last = WeightComparison(), max(announced, default=-1)
+    result = WeightComparison()
+    last = max(announced, default=-1)
     first = reached = -1
     for now in computed:
         then = announced.get(now.version)
@@ -57,13 +58,17 @@ def compare_versions(
         elif then != now.sha256:
             result.difference = f"version {now.version}: announced as {then}, now {now.sha256}"
             return result
-        first, reached = now.version if first < 0 else first, now.version
+        first = now.version if first < 0 else first
+        reached = now.version
         result.identical += 1
         progress(reached - first, last - first)
         if reached == last:
             break
     if reached < last:
-        result.difference = f"version {reached + 1}: announced as {announced.get(reached + 1, 'nothing')}, but no recorded batch gives it"
+        result.difference = (
+            f"version {reached + 1}: announced as {announced.get(reached + 1, 'nothing')}, but no"
+            " recorded batch gives it"
+        )
     return result
 
 
@@ -74,7 +79,8 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
     from streamrl.learner.recompute import retrain_all  # JAX
 
     with progress_bar("replay weights", Console(stderr=True)) as progress:
-        announced, replaced = announced_hashes(log, run.learner.name), dict[int, set[str]]()
+        announced = announced_hashes(log, run.learner.name)
+        replaced = dict[int, set[str]]()
         for record in read_announcements(log, run.learner.name):
             replaced.setdefault(record.version, set()).add(record.sha256)
         result = compare_versions(announced, retrain_all(run, log, first), progress, replaced)

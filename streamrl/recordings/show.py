@@ -36,18 +36,22 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
     console.print(account_table(result, by_version))
     if by_version:
         console.print(provenance_table(result))
-    batched, published = result.total("batched"), result.published
+    batched = result.total("batched")
+    published = result.published
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
     console.print(
-        f"{result.trained:,} of {batched:,} batched rollouts are trained on, in {len(result.trained_on)} versions; age at training {ages or '-'}"
+        f"{result.trained:,} of {batched:,} batched rollouts are trained on, in"
+        f" {len(result.trained_on)} versions; age at training {ages or '-'}"
     )
     if result.lineages:
         console.print(
-            f"{result.lineages:,} times a version was computed again with another result, and announced as a new lineage"
+            f"{result.lineages:,} times a version was computed again with another result, and"
+            " announced as a new lineage"
         )
     if result.skipped:
         console.print(
-            f"{result.skipped:,} versions have the weights of the one before: nothing could be trained on their batch"
+            f"{result.skipped:,} versions have the weights of the one before: nothing could be"
+            " trained on their batch"
         )
     console.print(f"wasted (expired): {result.total('expired') / max(published, 1):.1%}")
     sums = " + ".join(f"{result.total(name):,} {name}" for name in COLUMNS if result.total(name))

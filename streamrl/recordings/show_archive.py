@@ -52,4 +52,7 @@ def show_import(directory: Path, name: str, console: Console) -> None:
 
 def in_words(files: FileLog) -> str:
     partitions = [p for there in files.manifest.topics.values() for p in there]
-    return f"{len(files.topics())} topics, {sum(p.count for p in partitions):,} records, {files.size_bytes / 1e6:,.1f} MB"
+    return (
+        f"{len(files.topics())} topics, {sum(p.count for p in partitions):,} records,"
+        f" {files.size_bytes / 1e6:,.1f} MB"
+    )

@@ -30,7 +30,8 @@ def show_list(log: Log, console: Console) -> None:
         console.print(
             Text.assemble(
                 (topic, "cyan"),
-                f"  {row.letters:,} letters{back}  first {_when(row.first)}  last {_when(row.last)}",
+                f"  {row.letters:,} letters{back}  first {_when(row.first)}  last"
+                f" {_when(row.last)}",
             )
         )
         console.print(Padding(Text(printable(dead_letters.readable_cause(cause))), (0, 0, 0, 4)))
@@ -47,7 +48,8 @@ def show_letter(log: Log, place: str, console: Console) -> None:
     bytes.
     """
     letter = dead_letters.find(log, place)
-    message, value = letter.message, letter.message.value
+    message = letter.message
+    value = letter.message.value
     back = (message.partition, message.offset) in dead_letters.retried(log, letter.topic)
     console.print(
         Text.assemble(
@@ -89,7 +91,8 @@ def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
     topic = place[0] if place else which
     if topic is not None and topic not in known:
         raise ConfigError(
-            f"{topic}: there is no such topic with letters; {', '.join(known) or 'none'} may have some"
+            f"{topic}: there is no such topic with letters; {', '.join(known) or 'none'} may have"
+            " some"
         )
     wanted = [topic] if topic is not None else known
 
@@ -107,7 +110,10 @@ def hex_lines(data: bytes) -> Iterator[str]:
     """Sixteen bytes a line: their place, their values, and as text where they are some."""
     for start in range(0, len(data), 16):
         piece = data[start : start + 16]
-        yield f"{start:08x}  {piece.hex(' '):<47}  {''.join(chr(b) if 32 <= b < 127 else '.' for b in piece)}"
+        yield (
+            f"{start:08x}  {piece.hex(' '):<47} "
+            f" {''.join(chr(b) if 32 <= b < 127 else '.' for b in piece)}"
+        )
 
 
 def _when(letter: DeadLetter) -> str:

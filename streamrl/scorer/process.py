@@ -99,11 +99,13 @@ def check_worker(run: RunFile, worker: int) -> None:
     """Check that the run has a pool and that this worker is one of it. Raises ConfigError."""
     if not run.learner.uses_scorer_pool:
         raise ConfigError(
-            f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set it to pool"
+            f"learner.reference.by is {run.learner.reference.by}: nobody would read the scores; set"
+            " it to pool"
         )
     if worker >= run.scorer.replicas:
         raise ConfigError(
-            f"--index {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is {run.scorer.replicas - 1}"
+            f"--index {worker}: scorer.replicas is {run.scorer.replicas}, so the last worker is"
+            f" {run.scorer.replicas - 1}"
         )
 
 
@@ -156,7 +158,8 @@ def score(updater: Updater, reference: ReferenceModel, batch: Batch) -> BatchLog
     finite = np.isfinite(found)
     if len(found) and not finite.any():
         raise ModelError(
-            f"batch {batch.number}: logprobs under the reference (version {reference.version}) are not finite; look at its weights"
+            f"batch {batch.number}: logprobs under the reference (version {reference.version}) are"
+            " not finite; look at its weights"
         )
     return BatchLogprobs(np.where(finite, found, batch.policy_logprobs), int((~finite).sum()))
 

@@ -15,7 +15,8 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 from streamrl.errors import WeightError
 
 MANIFEST = "manifest.json"
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (  # of the model that training begins with, as they are
     "generation_config.json",
     "tokenizer.json",
@@ -79,7 +80,9 @@ def digest(
     """(bytes, SHA-256) of the rest of an open file, or of its next `limit` bytes. They are written
     to `copy_to` in the same pass.
     """
-    state, size_bytes, buffer = hashlib.sha256(), 0, memoryview(bytearray(CHUNK_BYTES))
+    state = hashlib.sha256()
+    size_bytes = 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
     while read := opened.readinto(buffer if limit is None else buffer[: limit - size_bytes]):
         state.update(buffer[:read])
         size_bytes += read
@@ -139,6 +142,7 @@ def differences(expected: Iterable[WeightFile], found: Iterable[WeightFile]) -> 
         elif copy != file:
             announced = f"{file.size_bytes} bytes with sha256 {file.sha256}"
             problems.append(
-                f"{file.name} has {copy.size_bytes} bytes with sha256 {copy.sha256}, announced are {announced}"
+                f"{file.name} has {copy.size_bytes} bytes with sha256 {copy.sha256}, announced are"
+                f" {announced}"
             )
     return problems

@@ -229,11 +229,13 @@ class Store:
             )
             hint = "free some space, lower weights.keep_versions, or set weights.store"
             return WeightError(
-                f"the weight store {self.root} is full: {name} needs about {size_bytes} bytes{free}; {hint}"
+                f"the weight store {self.root} is full: {name} needs about {size_bytes}"
+                f" bytes{free}; {hint}"
             )
         cause = error.strerror or error
         return WeightError(
-            f"{name} could not be written to the weight store {self.root}: {cause}; set weights.store to a place that can be written"
+            f"{name} could not be written to the weight store {self.root}: {cause}; set"
+            " weights.store to a place that can be written"
         )
 
 
@@ -273,7 +275,8 @@ def pull(version: PolicyVersion, store_root: str, destination: Path, link: bool 
     if (manifest.size_bytes, manifest.sha256) != (version.size_bytes, version.sha256):
         found = f"{manifest.size_bytes} bytes with sha256 {manifest.sha256}"
         raise WeightError(
-            f"{where}: its {MANIFEST} stands for {found}, announced are {version.size_bytes} bytes with sha256 {version.sha256}"
+            f"{where}: its {MANIFEST} stands for {found}, announced are {version.size_bytes} bytes"
+            f" with sha256 {version.sha256}"
         )
     check_names(manifest, where)
     shutil.rmtree(destination, ignore_errors=True)
@@ -365,7 +368,8 @@ def _read(
             and _is_local(fs)
             and _try_link(Path(source), copy_to / name)
         ):
-            source, copy_to = str(copy_to / name), None
+            source = str(copy_to / name)
+            copy_to = None
         with _opened(fs, source) as opened:
             if copy_to is None:
                 return WeightFile(name, *digest(opened, limit=size_bytes + 1))
@@ -400,7 +404,8 @@ def check_names(manifest: Manifest, where: str) -> None:
     for file in manifest.files:
         if file.name not in NAMES and not file.name.endswith(".safetensors"):
             raise WeightError(
-                f"{where} has a file {file.name!r}, and weights have none of that name; it is refused"
+                f"{where} has a file {file.name!r}, and weights have none of that name; it is"
+                " refused"
             )
 
 
@@ -463,7 +468,8 @@ def _open(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
         fs, path = url_to_fs(uri)
     except (ValueError, ImportError) as error:
         raise WeightError(
-            f"weight store {uri}: {error}; weights.store takes any URI that fsspec knows, for instance file:///data/weights"
+            f"weight store {uri}: {error}; weights.store takes any URI that fsspec knows, for"
+            " instance file:///data/weights"
         ) from None
     return fs, str(path).rstrip("/")
 

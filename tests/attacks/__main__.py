@@ -28,7 +28,8 @@ def table() -> bool:
             done = harm(attack, Path(directory))
         held = held and not done
         print(
-            f"{attack.review:5}{attack.name:{width}}  {attack.where:{place}}  {f'NO: {done}' if done else 'yes'}",
+            f"{attack.review:5}{attack.name:{width}}  {attack.where:{place}} "
+            f" {f'NO: {done}' if done else 'yes'}",
             flush=True,
         )
     return held

@@ -43,7 +43,8 @@ SECRET = "hunter2-of-the-user"
 @contextlib.contextmanager
 def at(directory: Path, **environment: str) -> Iterator[None]:
     """In that directory, with these variables and no STREAMRL_HOME."""
-    before, variables = Path.cwd(), dict(os.environ)
+    before = Path.cwd()
+    variables = dict(os.environ)
     os.environ.pop("STREAMRL_HOME", None)
     os.environ.update(environment)
     os.chdir(directory)
@@ -197,7 +198,8 @@ def planted_programs(directory: Path) -> str:
     """In a directory that all may write to, as /tmp: somebody's .streamrl and .venv-inference;
     below it, somebody else works.
     """
-    shared, mine = directory / "shared", directory / "shared" / "mine"
+    shared = directory / "shared"
+    mine = directory / "shared" / "mine"
     mine.mkdir(parents=True)
     for place in (shared, mine):
         (place / ".venv-inference" / "bin").mkdir(parents=True)

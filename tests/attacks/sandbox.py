@@ -23,7 +23,8 @@ SECRET = "hunter2-of-the-env"
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 CALL = (
     LIBC
-    + "def call(*arguments):\n    ctypes.set_errno(0)\n    return libc.syscall(*map(ctypes.c_long, arguments)), ctypes.get_errno()\n"
+    + "def call(*arguments):\n    ctypes.set_errno(0)\n    return libc.syscall(*map(ctypes.c_long,"
+    " arguments)), ctypes.get_errno()\n"
 )
 # Numbers on x86_64 and aarch64 of calls that no program needs. Each must be refused before the
 # kernel looks at its arguments.
@@ -179,7 +180,10 @@ def refused(directory: Path) -> str:
     numbers = {name: both[column] for name, both in REFUSED.items() if both[column] is not None}
     # Arguments that harm nobody where a call does get through: no process has this id, no
     # descriptor this number.
-    loop = f"for name, number in {numbers}.items():\n    if call(number, 2**30, 2**30, 0, 0, 0, 0) != (-1, 13): print('HARM', name)"
+    loop = (
+        f"for name, number in {numbers}.items():\n    if call(number, 2**30, 2**30, 0, 0, 0, 0) !="
+        " (-1, 13): print('HARM', name)"
+    )
     outcome = run(f"{CALL}{loop}\nprint('all tried')")
     return harm_of(outcome) or (
         ""
@@ -225,7 +229,10 @@ def of_an_env(directory: Path) -> str:
     """Can another process of this user read the environment of one that has called `hide_memory`, as
     envs do?
     """
-    code = "from streamrl.envs.sandbox import limits; limits.hide_memory(); print('ready', flush=True); input()"
+    code = (
+        "from streamrl.envs.sandbox import limits; limits.hide_memory(); print('ready',"
+        " flush=True); input()"
+    )
     line = [sys.executable, "-c", code]
     env = subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"STREAMRL_KAFKA_PASSWORD": SECRET}
@@ -359,10 +366,13 @@ for attempt in (lambda: socket.socket(), lambda: socket.socket(socket.AF_UNIX), 
     except (PermissionError, RuntimeError, BlockingIOError): pass
 """
 OUTLIVES = (
-    CALL
-    + f"if call({157 if platform.machine() == 'x86_64' else 167}, 1, 0, 0, 0, 0)[0] == 0: print('HARM: it outlives its env')"
+    CALL + f"if call({157 if platform.machine() == 'x86_64' else 167}, 1, 0, 0, 0, 0)[0] == 0:"
+    " print('HARM: it outlives its env')"
 )
-TIME = "import signal\nfor number in range(1, 32):\n    try: signal.signal(number, signal.SIG_IGN)\n    except OSError: pass\nwhile True: pass"
+TIME = (
+    "import signal\nfor number in range(1, 32):\n    try: signal.signal(number, signal.SIG_IGN)\n  "
+    "  except OSError: pass\nwhile True: pass"
+)
 
 
 def outstaying(directory: Path) -> str:

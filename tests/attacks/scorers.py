@@ -21,7 +21,8 @@ from streamrl.envs.shipped.reasoning_gym import ReasoningGym, Scorers
 from tests.attacks.table import Attack
 from tests.support.waiting import patience
 
-GYM, BOUNDED = "envs/shipped/reasoning_gym.py", "envs/sandbox/subprocess_call.py"
+GYM = "envs/shipped/reasoning_gym.py"
+BOUNDED = "envs/sandbox/subprocess_call.py"
 # Tasks of reasoning-gym 0.1.25 whose scorers evaluate the answer: with Python's eval, and with
 # SymPy's parser. The ninth, polynomial_multiplication, poses other problems in another process
 # unless PYTHONHASHSEED is set; its parser is that of the integrations.
@@ -46,7 +47,10 @@ def evaluated(directory: Path) -> str:
     """
     # All in one expression, as an answer has to be; what it is worth is what it was equal to.
     write = f"open({str(directory / 'pwned')!r}, 'w').write('x')"
-    forge = "type('Any', (str,), {'__eq__': lambda s, o: True, '__hash__': str.__hash__, '__float__': lambda s: 24.0, '__int__': lambda s: 24})('x')"
+    forge = (
+        "type('Any', (str,), {'__eq__': lambda s, o: True, '__hash__': str.__hash__, '__float__':"
+        " lambda s: 24.0, '__int__': lambda s: 24})('x')"
+    )
 
     async def score() -> list[str]:
         found: list[str] = []
@@ -145,7 +149,8 @@ def later(directory: Path) -> str:
         scorer = SubprocessCall(RUNS_IT, patience(30), 1024)
         with suppress(CallFailed, RuntimeError):
             await scorer(
-                "import builtins, sys\nbuiltins.exec = lambda *a: a[1].update(found='forged')\nsys.modules['json'].dumps = None"
+                "import builtins, sys\nbuiltins.exec = lambda *a:"
+                " a[1].update(found='forged')\nsys.modules['json'].dumps = None"
             )
         try:
             return await scorer("found = 1")
@@ -194,7 +199,10 @@ def without_verdict(directory: Path) -> str:
     async def judge() -> str:
         verify = MathVerify(timeout_s=0.5, processes=1)
         try:
-            return f"it was given {await verify(Problem([], '42'), Completion('$' + '9^{' * 6 + '9' + '}' * 6 + '$', True), {})}"
+            return (
+                "it was given"
+                f" {await verify(Problem([], '42'), Completion('$' + '9^{' * 6 + '9' + '}' * 6 + '$', True), {})}"
+            )
         except (CallFailed, RuntimeError):
             return ""
         finally:

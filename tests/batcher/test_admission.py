@@ -43,7 +43,9 @@ def test_capacity_is_areals_inequality_solved_for_what_is_in_flight(version: int
     """Batches of 10 rollouts of one token each: 3 are built, 4 rollouts wait. One more than the
     capacity would break the inequality; it does not.
     """
-    batch, built, held = 10, 3, 4
+    batch = 10
+    built = 3
+    held = 4
     free = capacity(by_capacity(version, 0, eta, eta) + 1 - built, batch, 0.0, 0, held)
     under_way = batch * built + held
     if free:
@@ -123,10 +125,8 @@ def test_a_producer_begins_what_it_is_granted():
         Demand(environment="copy", wanted_tokens=10**6, held_tokens=0, closed_groups={"copy-1": 3}),
     )
     assert credit.capacity == 50_000
-    credit.demand, credit.launched = (
-        structs.replace(credit.demand, granted_groups={"copy-0": 9, "copy-1": 5}),
-        4,
-    )
+    credit.demand = structs.replace(credit.demand, granted_groups={"copy-0": 9, "copy-1": 5})
+    credit.launched = 4
     assert (credit.capacity, credit.outstanding, credit.allows()) == (2, 1, True)
     credit.launched = 5
     assert not credit.allows() and OutstandingLimit("copy-2", 2, 10.0, credit.demand).capacity == 0
@@ -148,7 +148,8 @@ class Async:
         self.config = replace(
             CONFIG, **rule, max_age=eta, lookahead=min(eta, 1), total_token_budget=40, row_count=8
         )
-        self.random, self.sizes = random.Random(seed), sizes
+        self.random = random.Random(seed)
+        self.sizes = sizes
         self.credits = [OutstandingLimit(name, replicas, 10.0) for name in names]
         self.batches = self.expired = self.launched = self.mixed = 0
         self.flying: list[
@@ -239,7 +240,8 @@ class Replicas(Async):
     def __init__(self, eta: int, replicas: int, running: int) -> None:
         super().__init__(0, eta, replicas)
         self.config = replace(self.config, rules_version=1, group_limits_s={"copy": 600.0})
-        self.running, self.time_s = self.credits[:running], 0.0
+        self.running = self.credits[:running]
+        self.time_s = 0.0
 
     def second(self) -> None:
         self.time_s += 1.0

@@ -49,7 +49,8 @@ def test_reinforce_plus_plus_takes_the_batch_for_its_baseline_and_with_one_each_
     """Two problems, one easy: the plain one calls every try at it good, the one with a baseline
     does not.
     """
-    easy, hard = floats(1, 0.8), floats(0.2, 0)
+    easy = floats(1, 0.8)
+    hard = floats(0.2, 0)
     plain, based = (
         normalizer_named(NORMALIZER_OF[name])(made, made)
         for name in ("reinforce++", "reinforce++-baseline")

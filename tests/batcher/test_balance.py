@@ -29,7 +29,8 @@ def test_flops_by_hand():
 
 def test_flops_are_those_of_a_step():
     """6 N s + 12 L d s^2 with N = 12 L d^2, but for a factor: for L = 3, d = 8."""
-    lengths, n = np.array([5, 50, 500]), 12 * 3 * 8**2
+    lengths = np.array([5, 50, 500])
+    n = 12 * 3 * 8**2
     exact = 6 * n * lengths + 12 * 3 * 8 * lengths**2
     np.testing.assert_allclose(flops(lengths, 8) * (12 * 3 * 8), exact, rtol=1e-12)
 

@@ -43,7 +43,9 @@ from tests.batcher.test_process import CONFIG
 from tests.support.build import floats, group, group_event, version_event
 from tests.support.data_path import TOPICS
 
-EASY, BOTH, HARD = {"copy": 1.0}, {"copy": 0.5, "add": 0.5}, {"add": 1.0}
+EASY = {"copy": 1.0}
+BOTH = {"copy": 0.5, "add": 0.5}
+HARD = {"add": 1.0}
 ENVS = ("copy", "add")
 STEPS = CurriculumRules(
     "stages",
@@ -90,7 +92,8 @@ def test_a_number_ends_a_stage():
 
 
 def test_a_goal_ends_a_stage_when_enough_batches_have_reached_it():
-    progress, stages = CurriculumState(), list[int]()
+    progress = CurriculumState()
+    stages = list[int]()
     for number, rewards in enumerate(
         [
             {"copy": 1.0},
@@ -287,11 +290,9 @@ def test_batches_stay_full_when_a_share_ends():
         ENVS,
         (CurriculumStage({"copy": 0.7, "add": 0.3}, until_batch=3), CurriculumStage(HARD)),
     )
-    config, state, sizes = (
-        replace(SMALL, curriculum=rules, max_age=20, lookahead=20),
-        BatcherState(),
-        list[int](),
-    )
+    config = replace(SMALL, curriculum=rules, max_age=20, lookahead=20)
+    state = BatcherState()
+    sizes = list[int]()
     events = [version_event(0)]
     for i in range(40):
         events += [group_event(i, group(env, f"{env}{i}", sizes=(5, 5))) for env in ENVS]
@@ -336,7 +337,8 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
     """A batcher's whole life over groups whose rewards grow with the version, and its state after
     each turn.
     """
-    part, log = replace(batcher.part(run), snapshot_events=23), MemoryLog(TOPICS)
+    part = replace(batcher.part(run), snapshot_events=23)
+    log = MemoryLog(TOPICS)
     messages: list[Message] = []
     for version in range(12):
         messages.append(
@@ -359,7 +361,9 @@ def recorded(run: RunFile, turn_events: int = 5) -> tuple[MemoryLog, list[bytes]
         messages += [
             to_message(Output(topology.groups(env), made.group_id, made)) for env, made in groups
         ]
-    writer, fold, states = log.writer(part.name), ProcessorState(part.initial()), list[bytes]()
+    writer = log.writer(part.name)
+    fold = ProcessorState(part.initial())
+    states = list[bytes]()
     for start in range(0, len(messages), turn_events):
         piece = messages[start : start + turn_events]
         taken = [
@@ -447,11 +451,17 @@ def test_the_recorded_run_went_through_its_stages():
             r"unknown key 'batcher.curriculum.stages.0.fractons'; did you mean 'fractions'\?",
         ),
         (
-            "curriculum.stages=[{fractions: {copy: 1}, until: {env: add, reward: 1}}, {fractions: {add: 1}}]",
+            (
+                "curriculum.stages=[{fractions: {copy: 1}, until: {env: add, reward: 1}},"
+                " {fractions: {add: 1}}]"
+            ),
             "stages.0.until: 'add' has no share of the batches of this stage",
         ),
         (
-            "curriculum.stages=[{fractions: {copy: 1}, until_batch: 3}, {fractions: {copy: 1}, until_batch: 3}, {fractions: {copy: 1}}]",
+            (
+                "curriculum.stages=[{fractions: {copy: 1}, until_batch: 3}, {fractions: {copy: 1},"
+                " until_batch: 3}, {fractions: {copy: 1}}]"
+            ),
             r"until_batch has to grow from stage to stage, not \[3, 3\]",
         ),
     ],

@@ -42,7 +42,8 @@ def test_a_small_batch_was_one_record():
 
 def test_a_large_one_was_several_and_is_read_whole_wherever_a_reader_begins():
     pieces = parts()
-    log, last = log_of(*pieces, make()), len(pieces) - 1
+    log = log_of(*pieces, make())
+    last = len(pieces) - 1
     assert last >= 2
     whole = [(last, encode(make())), (last + 1, encode(make()))]
     for start in range(len(pieces)):

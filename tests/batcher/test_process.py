@@ -180,7 +180,8 @@ def test_the_shares_are_gone_through_as_often_for_many_envs_as_for_few():
 
 def test_of_a_batch_that_is_far_from_full_some_share_is_short():
     """Or else it would never be built: a step leaves out asking each share then."""
-    random, far = Random(3), 0
+    random = Random(3)
+    far = 0
     for _ in range(500):
         envs = [f"env-{i}" for i in range(random.randint(1, 6))]
         owed = [random.uniform(-20, 20) for _ in envs]
@@ -202,7 +203,8 @@ def test_how_a_poll_was_cut_does_not_matter():
     """Within a step, batches that would lack a share again are not tried; the first group of a step
     always has its try.
     """
-    random, built = Random(5), 0
+    random = Random(5)
+    built = 0
     for _ in range(60):
         envs = [f"env-{i}" for i in range(random.randint(2, 8))]
         leave = random.choice([0.0, 0.2])
@@ -233,7 +235,8 @@ def test_how_a_poll_was_cut_does_not_matter():
         whole, outputs = step(
             config, step(config, BatcherState(), events[:1], 0.0)[0], events[1:], 0.0
         )
-        state, one_by_one = BatcherState(), list[Output]()
+        state = BatcherState()
+        one_by_one = list[Output]()
         for event in events:
             state, some = step(config, state, [event], 0.0)
             one_by_one += some
@@ -275,7 +278,8 @@ def test_a_batch_leaves_in_the_step_that_fills_it():
     filled it, be that a group or a version; not the next one's, not after a time. Two processes'
     shares leave together, as one record.
     """
-    config, state = replace(CONFIG, row_count=4, processes=2), BatcherState()
+    config = replace(CONFIG, row_count=4, processes=2)
+    state = BatcherState()
     events = [
         version_event(0),
         *arrivals("a", "b", "c", "d"),

@@ -127,11 +127,9 @@ def test_fractions_hold_within_2_percent_over_50_batches_with_rates_10_to_1():
     asked for their share.
     """
     rng = random.Random(0)
-    fractions, balance, used = (
-        {"fast": 0.5, "slow": 0.3},
-        dict[str, float](),
-        {"fast": 0, "slow": 0, REMAINDER: 0},
-    )
+    fractions = {"fast": 0.5, "slow": 0.3}
+    balance = dict[str, float]()
+    used = {"fast": 0, "slow": 0, REMAINDER: 0}
     pools: dict[str, list[int]] = {"fast": [], "slow": []}
     batches = 0
     while batches < 50:
@@ -161,7 +159,8 @@ def test_nothing_that_can_be_selected_is_called_short():
         groups = {
             env: [rng.randint(5, 40) for _ in range(rng.randint(0, 6))] for env in ("a", "b", "c")
         }
-        fractions, spill = {"a": 0.3, "b": rng.choice([0.2, 0.7])}, rng.random() < 0.5
+        fractions = {"a": 0.3, "b": rng.choice([0.2, 0.7])}
+        spill = rng.random() < 0.5
         tokens = {env: sum(sizes) for env, sizes in groups.items()}
         if shortage(tokens, tokens_owed(fractions, {}, 100), 100, spill):
             assert select(*supply(**groups), tokens_owed(fractions, {}, 100), 100, spill).short
@@ -177,7 +176,9 @@ def test_how_much_may_come_for_others_before_it_is_worth_selecting_again():
 
 
 def test_as_long_as_selecting_again_is_futile_the_share_is_short_again():
-    rng, tried, ended = random.Random(2), 0, 0
+    rng = random.Random(2)
+    tried = 0
+    ended = 0
     for _ in range(3_000):
         envs = [f"env-{i}" for i in range(rng.randint(2, 6))]
         pools = {env: [rng.randint(1, 30) for _ in range(rng.randint(0, 4))] for env in envs}
@@ -186,7 +187,8 @@ def test_as_long_as_selecting_again_is_futile_the_share_is_short_again():
         )
         futile = select(*supply(**pools), owed, 60, spill=False).retry_after_tokens
         for share, tokens in futile.items():
-            others, left = {env: list(sizes) for env, sizes in pools.items()}, tokens
+            others = {env: list(sizes) for env, sizes in pools.items()}
+            left = tokens
             while (size := rng.randint(1, 30)) <= left:
                 others[env := rng.choice([env for env in envs if env != share])].insert(
                     rng.randint(0, len(others[env])), size

@@ -52,7 +52,8 @@ def test_a_batch_that_was_there_before_leaves_the_way_only():
 
 def test_a_server_that_nobody_asks():
     # idle for 0.3 of 1 s; a batch waited for one share during 0.2 of it: so much goes to the share
-    before, after = Spent(10.0, 5.0, 1.0, 4.0), Spent(11.0, 5.6, 1.1, 4.3)
+    before = Spent(10.0, 5.0, 1.0, 4.0)
+    after = Spent(11.0, 5.6, 1.1, 4.3)
     assert unasked(before, after, [Interval(9.5, 10.2)]) == pytest.approx(
         {"share": 0.2, "demand": 0.1}
     )

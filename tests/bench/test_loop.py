@@ -31,7 +31,8 @@ def test_the_time_of_a_loop_by_cause():
     0.9 s into the idle second, after 0.4 s for data and 0.3 s for a share; the server stands still
     for 0.05 s of it, as soon as the version is announced, 0.05 s into it.
     """
-    metrics, versions = [learner(0, 10.0, 5.0)], {0: 8.0}
+    metrics = [learner(0, 10.0, 5.0)]
+    versions = {0: 8.0}
     for step in (1, 2):
         begun = 8.0 + 2 * step
         versions[step] = begun + 0.05

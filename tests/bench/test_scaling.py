@@ -77,7 +77,8 @@ def test_long_responses_come_in_batches_and_transactions_of_as_many_tokens():
 
 def test_a_late_rollout_completes_its_group_while_another_one_begins():
     source = Source(Shape(prompt=2, response=3, group=3))
-    first, second = source.group("env", 1, 0), source.group("env", 2, 0)
+    first = source.group("env", 1, 0)
+    second = source.group("env", 2, 0)
     late = deque([first[0]])
     assert delayed(late, second) == [first[0], *second[1:]] and list(late) == [second[0]]
     assert delayed(deque(), second) == second  # nobody is late

@@ -14,7 +14,8 @@ def guard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
     """Runs it with these measured one after the other, where a ratio of 0.5 is recorded."""
 
     def run(*found: float | SystemExit) -> None:
-        recorded, coming = tmp_path / "smoke.json", iter(found)
+        recorded = tmp_path / "smoke.json"
+        coming = iter(found)
         recorded.write_text(json.dumps({"ratio_to_raw": 0.5}))
         monkeypatch.setattr(smoke, "RECORDED", recorded)
         monkeypatch.setattr(smoke, "measure", lambda: measured(coming))

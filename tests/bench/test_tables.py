@@ -81,10 +81,8 @@ def test_a_loop():
 
 
 def test_a_learner():
-    ratio, ms = (
-        {"median": 0.96875, "min": 0.5, "max": 1.0},
-        {name: {"median": 150.0} for name in learner.LABELS},
-    )
+    ratio = {"median": 0.96875, "min": 0.5, "max": 1.0}
+    ms = {name: {"median": 150.0} for name in learner.LABELS}
     found = {
         "tiny": {"layers": 4, "hidden": 128},
         "rows": 8,

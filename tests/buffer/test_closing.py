@@ -197,7 +197,8 @@ def test_whoever_sends_too_few_is_told_before_its_groups_close():
     assert report(of_size(8), state, 130.0).warnings == ()
     (warning,) = report(of_size(8), state, 131.0).warnings
     assert warning.startswith(
-        "1 groups of copy have had no new rollout for 30 s, with 4 of 8 at most; they close after 60 s"
+        "1 groups of copy have had no new rollout for 30 s, with 4 of 8 at most; they close after"
+        " 60 s"
     )
 
 
@@ -231,8 +232,8 @@ def test_a_full_window_is_read_on_and_closes_its_oldest_groups():
     )
     (warning,) = report(config, state, 0.0).warnings
     assert (
-        warning
-        == "the window of copy was full, 1 groups below their minimum were closed; raise buffer.max_window_tokens"
+        warning == "the window of copy was full, 1 groups below their minimum were closed; raise"
+        " buffer.max_window_tokens"
     )
     _, out = fold(
         [rollout_event(2 + i, rollout(group="b", sample=1 + i)) for i in range(2)], config, state
@@ -273,7 +274,10 @@ def infinite(rewards: np.ndarray) -> np.ndarray:
         ),
         (
             "infinite",
-            "the group cannot be scored: ValueError: group g0: the advantage function returned array([inf, inf]",
+            (
+                "the group cannot be scored: ValueError: group g0: the advantage function returned"
+                " array([inf, inf]"
+            ),
         ),
     ],
 )
@@ -295,7 +299,8 @@ def test_an_advantage_function_that_cannot_score_a_group_ends_the_group_and_not_
 def test_the_loop_closes_a_quiet_group_without_a_record_that_comes_and_a_replay_does_the_same():
     part = buffer.part(RUN)
     part = replace(part, config=replace(part.config, group_size=8, group_wait_s=0.01))
-    log, stop = MemoryLog(TOPICS), threading.Event()
+    log = MemoryLog(TOPICS)
+    stop = threading.Event()
     announce(log, 0)
     send_groups(log, "copy", range(2), 0, size=4)
     thread = threading.Thread(target=processor.run_processor, args=(log, part, stop))

@@ -247,7 +247,8 @@ def test_how_a_poll_is_cut_does_not_matter():
         version_event(2),
     ]
     whole = fold(events)
-    state, pieces = BufferState(), list[Output]()
+    state = BufferState()
+    pieces = list[Output]()
     for event in events:
         state, outputs = step(CONFIG, state, [event], 0.0)
         pieces += outputs
@@ -332,7 +333,9 @@ def test_a_group_is_looked_at_whenever_something_about_it_may_change(
     config = replace(
         CONFIG, group_size=4, min_group_size=least, max_age=max_age, remember_versions=5
     )
-    seldom, always, version = BufferState(), BufferState(), 0
+    seldom = BufferState()
+    always = BufferState()
+    version = 0
     events = [version_event(0)]
     for offset, move in enumerate(moves):
         if isinstance(move, int):
@@ -352,7 +355,8 @@ def test_a_group_is_looked_at_whenever_something_about_it_may_change(
         for window in always.windows.values():
             for group in window.open.values():
                 group.next_check_version = 0
-        first, second = step(config, seldom, [event], 0.0)[1], step(config, always, [event], 0.0)[1]
+        first = step(config, seldom, [event], 0.0)[1]
+        second = step(config, always, [event], 0.0)[1]
         assert [to_message(output) for output in first] == [to_message(output) for output in second]
 
 

@@ -115,7 +115,8 @@ def test_every_partition_is_read_by_one_shard():
 
 
 def test_the_window_is_divided():
-    whole, part = buffer.part(sharded(1)).config, buffer.part(sharded(2)).config
+    whole = buffer.part(sharded(1)).config
+    part = buffer.part(sharded(2)).config
     assert part.max_window_tokens == whole.max_window_tokens // 2
 
 

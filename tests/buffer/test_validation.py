@@ -106,7 +106,10 @@ def spanned(*versions: int) -> list[Turn]:
         ),
         (
             rollout(version=2, newest=3, turns=spanned(1)),
-            "version_spans name version 1, and the rollout policy_version 2 to newest_policy_version 3",
+            (
+                "version_spans name version 1, and the rollout policy_version 2 to"
+                " newest_policy_version 3"
+            ),
         ),
         (rollout(version=2, newest=3, turns=spanned(4)), "version_spans name version 4"),
         (rollout(rollout_uid="u" * 257), "rollout_uid has 257 characters, more than 256"),
@@ -199,7 +202,8 @@ def test_the_partition_is_that_of_the_key():
     assert {key: partition_of(key, 2**31) for key in known} == {
         key: value & 0x7FFFFFFF for key, value in known.items()
     }
-    record, right = rollout(), partition_of("g0", 6)
+    record = rollout()
+    right = partition_of("g0", 6)
     assert validate_strictly(rollout_event(0, record, right), record, partitions=6) == ""
     wrong = validate_strictly(rollout_event(0, record, (right + 1) % 6), record, partitions=6)
     assert wrong.startswith(
@@ -220,7 +224,10 @@ def test_logprobs_that_are_all_0_are_counted_and_trained_on():
     )
     assert [o.topic for o in out] == ["groups.copy"]
     assert report(CONFIG, state, 0.0).warnings == (
-        "1 rollouts of copy have logprobs that are all exactly 0; does its client ask for logprobs?",
+        (
+            "1 rollouts of copy have logprobs that are all exactly 0; does its client ask for"
+            " logprobs?"
+        ),
     )
     (metric,) = [
         o.record

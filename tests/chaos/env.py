@@ -33,7 +33,8 @@ def main(run: RunFile, log: Log, stop: threading.Event, env: str) -> None:
     progress = last_record(log, journal(part), EnvProgress) or EnvProgress(
         producer=f"{env}-0", next_problem=0
     )
-    cursor, credit = ProblemCursor(progress, 1), OutstandingLimit(f"{env}-0", 1, GUESS_TOKENS)
+    cursor = ProblemCursor(progress, 1)
+    credit = OutstandingLimit(f"{env}-0", 1, GUESS_TOKENS)
     credit.launched = progress.published_groups + len(progress.open_problems)
     reader = log.reader(
         {

@@ -93,7 +93,8 @@ class Harness:
 
     def tick(self) -> None:
         """Start what is not running, and note who is well again."""
-        observed, now = self.supervisor.observe(), time.monotonic()
+        observed = self.supervisor.observe()
+        now = time.monotonic()
         for name in self._wanted:
             ends = observed[name].ends if name in observed else ()
             if name in observed and observed[name].running:
@@ -110,7 +111,8 @@ class Harness:
             ):
                 if ends and ends[-1].exit_code in FATAL:
                     raise Stuck(
-                        f"{name} has given up with exit code {ends[-1].exit_code}: {self.supervisor.last_line(name)}"
+                        f"{name} has given up with exit code {ends[-1].exit_code}:"
+                        f" {self.supervisor.last_line(name)}"
                     )
                 self.supervisor.start(name, self._command(name))
 
@@ -190,7 +192,8 @@ class Harness:
 
     def kill_part(self, kill: Kill, draw: Random) -> None:
         """Make it stand still, look where it is, and kill it, or let it go on and look again."""
-        name, deadline = kill.part, time.monotonic() + patience(PATIENCE_S)
+        name = kill.part
+        deadline = time.monotonic() + patience(PATIENCE_S)
         while time.monotonic() < deadline:
             if self.supervisor.observe()[name].running and halt(pid := self.supervisor.pid(name)):
                 if self.commits(name) and (self.notes[name].open or not kill.inside):
@@ -236,10 +239,8 @@ class Harness:
         found.process.kill()
         self.until(lambda: not found.alive(), "the broker is gone")
         self.until(self.broker_answers, "the broker answers again")
-        returned, before = (
-            time.monotonic(),
-            {name: (self.notes[name].pid, self.notes[name].commits) for name in self.parts},
-        )
+        returned = time.monotonic()
+        before = {name: (self.notes[name].pid, self.notes[name].commits) for name in self.parts}
         waiting = list(self.parts)
 
         def note() -> bool:
@@ -298,7 +299,8 @@ def halt(pid: int) -> bool:
             return False
         if time.monotonic() > deadline:
             raise Stuck(
-                f"process {pid} does not stand still {patience(HALT_S):.0f} s after SIGSTOP but is in state {state}"
+                f"process {pid} does not stand still {patience(HALT_S):.0f} s after SIGSTOP but is"
+                f" in state {state}"
             )
         time.sleep(0.0002)
     return True
@@ -316,7 +318,8 @@ def struck(
     block lasts.
     """
     with at_work(run, logs) as harness:
-        started, draw = time.monotonic(), Random(seed)
+        started = time.monotonic()
+        draw = Random(seed)
         for number, kill in enumerate(kills):
             harness.kill(kill, draw)
             progress(number + 1, len(kills))

@@ -20,7 +20,10 @@ from streamrl.records import Batch, Rollout, Turn
 RUN = "chaos"
 GROUP_SIZE = 4
 MAX_SEQ_LEN = 32  # tokens
-FAILS, DOUBLED, TOO_LONG = 0.1, 0.1, 0.05  # shares of the problems one of whose rollouts is so
+# shares of the problems one of whose rollouts is so
+FAILS = 0.1
+DOUBLED = 0.1
+TOO_LONG = 0.05
 FIRST_WEIGHTS = hashlib.sha256(b"chaos").hexdigest()
 
 

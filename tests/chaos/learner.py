@@ -34,7 +34,8 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     """Train until `stop` is set. Raises VersionMismatch when a version that is announced does not
     come out the same again.
     """
-    learner, file = run.learner.name, run.directory / "checkpoint.json"
+    learner = run.learner.name
+    file = run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{learner}", "policy-versions")
     announced = announced_hashes(log, learner)
     here = load(file)
@@ -52,11 +53,13 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
 
 def publish(learner: str, writer: Writer, announced: dict[int, str], here: Checkpoint) -> None:
     """Announce this version, if it is not announced already; then it must be the same."""
-    version, weights = here.version, here.weights
+    version = here.version
+    weights = here.weights
     if version in announced:
         if announced[version] != weights:
             raise VersionMismatch(
-                f"version {version} was announced as {announced[version][:12]} and now is {weights[:12]}"
+                f"version {version} was announced as {announced[version][:12]} and now is"
+                f" {weights[:12]}"
             )
         return
     record = PolicyVersion(

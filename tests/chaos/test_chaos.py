@@ -16,7 +16,8 @@ from tests.chaos.plan import Kill, plan
 from tests.chaos.report import RETURN_LIMIT_S, report
 from tests.chaos.verdict import verdict
 
-KILLS, SEED = 10, 1
+KILLS = 10
+SEED = 1
 
 
 def said_of(harness: Harness) -> dict[str, Any]:

@@ -188,7 +188,8 @@ def test_what_is_wrong_is_found(what: str, log: MemoryLog, run: RunFile):
 
 
 def test_known_rollouts_are_a_function_of_their_number(run: RunFile):
-    first, again = known.rollouts("red", 3), known.rollouts.__wrapped__("red", 3)
+    first = known.rollouts("red", 3)
+    again = known.rollouts.__wrapped__("red", 3)
     assert (
         [encode(r) for r in first]
         == [encode(r) for r in again]

@@ -137,7 +137,8 @@ def look_at_groups(log: Log, run: RunFile, found: Verdict, where: dict[Where, st
             there = [where.get((env, group.partition, offset)) for offset in group.offsets.tolist()]
             if there != group.uids or len(set(there)) != len(there):
                 found.fault(
-                    f"group {group.group_id} has the rollouts {group.uids}; where it says lie {there}"
+                    f"group {group.group_id} has the rollouts {group.uids}; where it says lie"
+                    f" {there}"
                 )
             for member, advantage in zip(members_of_group(group), group.advantages, strict=True):
                 # of the others
@@ -158,7 +159,8 @@ def look_at_batches(
 
     `sha256_of`: what weights are announced as.
     """
-    weights, trained = [known.FIRST_WEIGHTS], Counter[tuple[str, int]]()
+    weights = [known.FIRST_WEIGHTS]
+    trained = Counter[tuple[str, int]]()
     for batch, _ in read_batches(log):
         if batch.number != found.batches:
             found.fault(f"batch {batch.number} came where batch {found.batches} was due")
@@ -190,7 +192,8 @@ def look_at_batches(
         there := [(v.version, v.sha256, v.batch) for v in announced if isinstance(v, PolicyVersion)]
     ) != wanted:
         found.fault(
-            f"{len(there)} versions are announced and are not the {len(wanted)} that the batches give"
+            f"{len(there)} versions are announced and are not the {len(wanted)} that the batches"
+            " give"
         )
 
 
@@ -233,19 +236,15 @@ class Member(NamedTuple):
 
 
 def members_of_group(group: ScoredGroup) -> Iterator[Member]:
-    tokens, logprobs = (
-        pieces(group.tokens, group.lengths),
-        pieces(group.policy_logprobs, group.lengths),
-    )
+    tokens = pieces(group.tokens, group.lengths)
+    logprobs = pieces(group.policy_logprobs, group.lengths)
     for i, uid in enumerate(group.uids):
         yield Member(uid, group.group_id, group.prompt, tokens[i], logprobs[i], group.rewards[i])
 
 
 def members_of_batch(batch: Batch) -> Iterator[Member]:
-    tokens, logprobs = (
-        pieces(batch.tokens, batch.lengths),
-        pieces(batch.policy_logprobs, batch.lengths),
-    )
+    tokens = pieces(batch.tokens, batch.lengths)
+    logprobs = pieces(batch.policy_logprobs, batch.lengths)
     prompts = pieces(batch.prompts, batch.prompt_lengths)
     for i, (uid, group) in enumerate(zip(batch.uids, batch.groups, strict=True)):
         yield Member(

@@ -79,7 +79,8 @@ class WatchedProducer:
     """
 
     def __init__(self, producer: Producer, note: Note) -> None:
-        self._producer, self._note = producer, note
+        self._producer = producer
+        self._note = note
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -106,7 +107,8 @@ class UntransactedWriter:
     """
 
     def __init__(self, settings: Mapping[str, Any], prefix: str, identity: str, note: Note) -> None:
-        self._prefix, self._note = prefix, note
+        self._prefix = prefix
+        self._note = note
         self._producer = Producer({**COMMON, **settings, **PRODUCER})
 
     def commit(self, messages: Sequence[Message]) -> int:

@@ -37,7 +37,10 @@ def streamrl(*arguments: object, **environment: str) -> subprocess.CompletedProc
 
 
 def test_help_imports_nothing_heavy():
-    script = "import sys; from streamrl.cli import cli; cli(['--help'], standalone_mode=False); print(*sys.modules)"
+    script = (
+        "import sys; from streamrl.cli import cli; cli(['--help'], standalone_mode=False);"
+        " print(*sys.modules)"
+    )
     shown = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout

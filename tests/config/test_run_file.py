@@ -38,7 +38,10 @@ def test_a_setting_can_be_given_on_the_command_line():
 @pytest.mark.parametrize(
     "correction",
     [
-        "{old_policy: decoupled, weights: sequence, beyond: mask, reject: k1, reject_by: sequence, reject_above: 0.5}",
+        (
+            "{old_policy: decoupled, weights: sequence, beyond: mask, reject: k1, reject_by:"
+            " sequence, reject_above: 0.5}"
+        ),
         "{old_policy: bypass, reject: geometric, reject_above: 1.5}",
     ],
 )
@@ -112,11 +115,17 @@ def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer
         ),
         (
             "buffer.min_group_size=1",
-            "rloo compares the rollouts of a group, so one alone has advantage 0 and only fills the batch; set it to 2",
+            (
+                "rloo compares the rollouts of a group, so one alone has advantage 0 and only fills"
+                " the batch; set it to 2"
+            ),
         ),
         (
             "learner.loss=grpo",
-            "grpo has no ratio, and with buffer.max_age 2 it would train on old rollouts uncorrected; set buffer.max_age: 0, or",
+            (
+                "grpo has no ratio, and with buffer.max_age 2 it would train on old rollouts"
+                " uncorrected; set buffer.max_age: 0, or"
+            ),
         ),
         (
             "batcher={total_token_budget: 6, max_seq_len: 64}",
@@ -133,7 +142,10 @@ def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer
         ("learner.loss=grp", r"^[^:]*: learner.loss: 'grp' is not known; did you mean 'grpo'\?$"),
         (
             "learner.loss=reinforce",
-            "'reinforce' is not known; shipped: ppo, dapo, cispo, gspo, grpo, clipped-ratio; your own: MODULE:NAME",
+            (
+                "'reinforce' is not known; shipped: ppo, dapo, cispo, gspo, grpo, clipped-ratio;"
+                " your own: MODULE:NAME"
+            ),
         ),
         ("learner.kl=k33", r"learner.kl: 'k33' is not known; did you mean 'k3'\?"),
         ("buffer.advantage=rlo", r"buffer.advantage: 'rlo' is not known; did you mean 'rloo'\?"),
@@ -165,7 +177,10 @@ def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer
         ("learner.correction.weight_min=2", "weight_min 2.0 must be below weight_max 2.0"),
         (
             "envs.copy-digits.pool=generatin",
-            r"envs.copy-digits.pool: inference.pools has no 'generatin'; did you mean 'generation'\?",
+            (
+                r"envs.copy-digits.pool: inference.pools has no 'generatin'; did you mean"
+                r" 'generation'\?"
+            ),
         ),
         (
             "inference.pools={generation: 2}",
@@ -195,7 +210,10 @@ def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer
         ("eval.evry=1", r"unknown key 'eval.evry'; did you mean 'every'\?"),
         (
             "eval.envs.held={}",
-            "eval.envs.held: 'held' is not one of the envs: copy-digits, add-digits; say which with `env`",
+            (
+                "eval.envs.held: 'held' is not one of the envs: copy-digits, add-digits; say which"
+                " with `env`"
+            ),
         ),
         (
             "eval.envs.copy-digits={samples: 4, k: [1, 8]}",
@@ -225,7 +243,9 @@ def test_a_group_that_could_fit_the_budget_and_not_the_rows_is_named():
     ]
     with pytest.raises(
         ConfigError,
-        match="12 rollouts of 1025 tokens need a row of 2048 each, and there are 10: .*; set it to 12",
+        match=(
+            "12 rollouts of 1025 tokens need a row of 2048 each, and there are 10: .*; set it to 12"
+        ),
     ):
         run_file.load(QUICKSTART, changes)
     assert run_file.load(QUICKSTART, [*changes, "batcher.row_count=12"]).batcher.rows == 12
@@ -244,7 +264,10 @@ def test_rules_of_the_buffer_by_env():
     [
         (
             "{group_size: 3}",
-            "envs.add-digits.buffer.min_group_size 4 is larger than envs.add-digits.buffer.group_size 3",
+            (
+                "envs.add-digits.buffer.min_group_size 4 is larger than"
+                " envs.add-digits.buffer.group_size 3"
+            ),
         ),
         ("{max_age: 0}", "batcher.lookahead is 1 but envs.add-digits.buffer.max_age is 0"),
         ("{advantage: reinforce++}", "of the envs' advantages some need normalize and some none"),
@@ -305,7 +328,10 @@ def keys_of(source: str, name: str) -> set[str]:
     [
         (
             ["batcher.processes=34"],
-            "2560 does not give every process a rollout for certain: 34 processes and groups of 8 .* of 64 tokens need 2624",
+            (
+                "2560 does not give every process a rollout for certain: 34 processes and groups of"
+                " 8 .* of 64 tokens need 2624"
+            ),
         ),
         (
             ["batcher.processes=4", "batcher.row_count=45"],

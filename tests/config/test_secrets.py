@@ -68,7 +68,10 @@ def test_a_reference_is_looked_up_and_everything_else_is_as_it_stands():
 def test_a_variable_that_is_not_set_is_named(there: dict[str, str]):
     with pytest.raises(
         ConfigError,
-        match=r"kafka.sasl.password is env:PASSWORD, but the environment variable 'PASSWORD' is not set; set it",
+        match=(
+            r"kafka.sasl.password is env:PASSWORD, but the environment variable 'PASSWORD' is not"
+            r" set; set it"
+        ),
     ):
         reveal_all({"sasl.password": "env:PASSWORD"}, "kafka", there)
 

@@ -111,7 +111,8 @@ def stands_on_the_page(role: Role) -> set[str]:
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_a_room_names_the_topics_that_the_page_gives_its_role_and_no_others(role: Role):
-    named, page = named_in(role.room), stands_on_the_page(role)
+    named = named_in(role.room)
+    page = stands_on_the_page(role)
     assert named <= page
     assert page - named <= {*SHARED, *ELSEWHERE.get(role.name, ())}
 

@@ -21,7 +21,8 @@ QUIET = (  # nothing of its own goes anywhere
     "--disable-component-update",
     "--disable-sync",
 )
-DESKTOP, PHONE = (1280, 900), (390, 844)
+DESKTOP = (1280, 900)
+PHONE = (390, 844)
 PATIENCE_MS = patience(60_000.0)
 
 
@@ -52,7 +53,8 @@ def page_of(
         device_scale_factor=scale,
     )
     context.set_default_timeout(PATIENCE_MS)
-    page, complaints = context.new_page(), list[str]()
+    page = context.new_page()
+    complaints = list[str]()
     page.on(
         "console",
         lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,

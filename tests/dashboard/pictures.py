@@ -53,7 +53,9 @@ def take(
             page.wait_for_timeout(SETTLE_MS)
         if at:
             page.evaluate(
-                "at => scrollTo(0, document.querySelector(at).closest('.card').getBoundingClientRect().top + scrollY - 60)",
+                "at => scrollTo(0,"
+                " document.querySelector(at).closest('.card').getBoundingClientRect().top + scrollY"
+                " - 60)",
                 at,
             )
         if opened:

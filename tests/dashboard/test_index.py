@@ -133,7 +133,8 @@ def test_memory_is_bounded_and_the_newest_stay(count: int):
 
 
 def test_a_uid_of_any_length_is_kept_in_part_and_its_group_is_found_by_its_whole_name():
-    index, long = Index(["copy"]), "g" * 100_000
+    index = Index(["copy"])
+    long = "g" * 100_000
     index.add(RolloutLocation("copy", 0, 0), 0.0, rollout("copy", long, 0), "")
     assert len(index.uids[0]) == len(index.groups[0]) == NAME_CHARS and index.uids[0].endswith("…")
     assert len(uids(index, group=long)) == len(uids(index, group=index.groups[0])) == 1
@@ -159,7 +160,8 @@ class Counting:
     """A lock that counts how often it was taken, and does something each time."""
 
     def __init__(self, done: Callable[[int], None] = lambda times: None) -> None:
-        self.times, self._done = 0, done
+        self.times = 0
+        self._done = done
 
     def __enter__(self) -> None:
         self.times += 1
@@ -173,7 +175,8 @@ def test_a_question_holds_the_lock_for_a_piece_of_the_rollouts_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(indexes, "AT_ONCE", 10)
-    index, lock = filled(95), Counting()
+    index = filled(95)
+    lock = Counting()
     sizes = list[int]()
     matching = index._matching  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(

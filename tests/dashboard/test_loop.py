@@ -130,7 +130,8 @@ def test_servers_stand_in_their_pool_with_what_they_serve():
         ),
     ]
     loop = found(seen(*servers))
-    here, long = loop["inference:generation"], loop["inference:long"]
+    here = loop["inference:generation"]
+    long = loop["inference:long"]
     assert here.parts == [
         ProcessStatus("inference-0", "ready", 0, 5),
         ProcessStatus("inference-1", "error", 0, 4, "the probe is off"),

@@ -66,7 +66,8 @@ class Source:
 
     def step(self) -> None:
         """One more: the version is announced, its groups come, and so does the batch."""
-        k, self.steps = self.steps, self.steps + 1
+        k = self.steps
+        self.steps = self.steps + 1
         announce(self.log, k)
         # or its rollouts might be counted to the version before
         wait_until_heard(self.log, PATIENCE_MS / 1000)
@@ -166,9 +167,11 @@ def choose(page: Page, name: str, value: str) -> None:
         lambda answer: "/api/rollouts?" in answer.url and f"{name}=" in answer.url
     ):
         field = page.locator(f"#filters [name={name}]")
-        field.select_option(value) if field.evaluate(
-            "element => element.tagName"
-        ) == "SELECT" else field.fill(value)
+        (
+            field.select_option(value)
+            if field.evaluate("element => element.tagName") == "SELECT"
+            else field.fill(value)
+        )
 
 
 def test_a_run_is_watched_live_browsed_and_replayed(run: RunFile, broker: str):
@@ -260,7 +263,8 @@ def browse(page: Page) -> None:
     choose(page, "reward_min", "0.5")
     until(
         page,
-        "[...document.querySelectorAll('#rows .c-fate')].every(cell => cell.textContent === 'batched') && document.querySelector('#rows .c-fate')",
+        "[...document.querySelectorAll('#rows .c-fate')].every(cell => cell.textContent ==="
+        " 'batched') && document.querySelector('#rows .c-fate')",
     )
     page.locator("#rows tr").first.click()
     page.wait_for_selector(".tok")
@@ -286,7 +290,8 @@ def browse(page: Page) -> None:
         batch.click()
     until(
         page,
-        "number => [...document.querySelectorAll('#rows .c-batch')].every(cell => cell.textContent === number)",
+        "number => [...document.querySelectorAll('#rows .c-batch')].every(cell => cell.textContent"
+        " === number)",
         number,
     )
     assert page.locator("#rows tr[data-place]").count() > 1
@@ -299,7 +304,8 @@ def slide(page: Page) -> None:
     page.locator("#slider").fill("0")
     until(
         page,
-        "document.getElementById('step').textContent === 'step 0 of 3' && document.querySelectorAll('#by-env g').length === 1",
+        "document.getElementById('step').textContent === 'step 0 of 3' &&"
+        " document.querySelectorAll('#by-env g').length === 1",
     )
     until(page, "!document.getElementById('found').textContent.startsWith('81')")
     first = state_of(page)

@@ -41,7 +41,8 @@ def read_through(log: Log, until: int) -> LiveState:
 
 
 def test_fates_are_counted_as_the_audit_counts_them(recording: MemoryLog):
-    board, result = read_through(recording, 81), audit(recording, list(RUN.envs), "lead", parts())
+    board = read_through(recording, 81)
+    result = audit(recording, list(RUN.envs), "lead", parts())
     for env in views.fates(board.state):
         counted: Counter[str] = Counter()
         for (name, _), counts in result.counts.items():
@@ -120,7 +121,8 @@ def test_the_loop_has_every_part_with_its_lag(recording: MemoryLog):
 
 def test_an_export_is_a_run_too(recording: MemoryLog, tmp_path: Path):
     files = export(recording, RUN, tmp_path / "x")
-    state, same = read_through(files, 81).state, read_through(recording, 81).state
+    state = read_through(files, 81).state
+    same = read_through(recording, 81).state
     for look in (views.fates, views.composition, views.panels):
         # by steps they may differ: files keep times to the millisecond
         assert look(state) == look(same)
@@ -132,7 +134,9 @@ def test_a_run_without_topics_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("streamrl.dashboard.reading.TOPICS_LIMIT_S", 0.0)
     with pytest.raises(
         TopicMissing,
-        match=r"run 'small' has no topic .*; create its topics with `streamrl topics apply RUN.yaml`",
+        match=(
+            r"run 'small' has no topic .*; create its topics with `streamrl topics apply RUN.yaml`"
+        ),
     ):
         follow(LiveState(new(RUN)), MemoryLog({"metrics": 1}), threading.Event())
 
@@ -144,7 +148,8 @@ def test_in_flight_is_a_fate_to_ask_for(recording: MemoryLog):
 
 def test_while_somebody_starts_the_run_its_broker_is_waited_for(tmp_path: Path):
     """A dashboard that started a broker of its own would take the place of the run's."""
-    run, stop = RUN.model_copy(update={"runs_dir": str(tmp_path)}), threading.Event()
+    run = RUN.model_copy(update={"runs_dir": str(tmp_path)})
+    stop = threading.Event()
     with lock_run_dir(run):
         timer = threading.Timer(0.5, stop.set)
         timer.start()

@@ -40,7 +40,8 @@ def made() -> MemoryLog:
 
 @pytest.fixture
 def board() -> LiveState:
-    board, log = LiveState(new(RUN)), made()
+    board = LiveState(new(RUN))
+    log = made()
     live(lambda stop: follow(board, log, stop), lambda: board.caught_up.is_set())
     board.log = log
     return board
@@ -194,7 +195,9 @@ def test_a_port_in_use_is_said():
 
 
 def test_it_serves_live_changes_and_ends_when_told():
-    log, said, seen = made(), list[str](), list[str]()
+    log = made()
+    said = list[str]()
+    seen = list[str]()
 
     def watch() -> None:
         while not said:
@@ -211,7 +214,8 @@ def test_it_serves_live_changes_and_ends_when_told():
                     if '"newest":1,' in line:
                         done.set()  # the stream is still open when the server is told to end
 
-    done, stopped = threading.Event(), threading.Event()
+    done = threading.Event()
+    stopped = threading.Event()
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:

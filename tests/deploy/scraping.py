@@ -46,7 +46,8 @@ class Prometheus:
         within_s: float = PATIENCE_S,
     ) -> None:
         """Every expression has data, each at some moment: what has none after a while is named."""
-        deadline, left = time.monotonic() + patience(within_s), list(expressions)
+        deadline = time.monotonic() + patience(within_s)
+        left = list(expressions)
         while left := [expression for expression in left if not self.query(expression)]:
             assert alive is None or alive.poll() is None, f"the run ended; no data yet for {left}"
             assert time.monotonic() < deadline, f"no data for {left}"
@@ -75,10 +76,8 @@ def prometheus(run: RunFile, directory: Path) -> Iterator[Prometheus]:
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            started, deadline = (
-                Prometheus(f"http://{address}"),
-                time.monotonic() + patience(PATIENCE_S),
-            )
+            started = Prometheus(f"http://{address}")
+            deadline = time.monotonic() + patience(PATIENCE_S)
             while not answers(started):
                 assert process.poll() is None and time.monotonic() < deadline, (
                     directory / "prometheus.log"

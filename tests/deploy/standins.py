@@ -43,7 +43,8 @@ def values(prefix: str) -> dict[str, float]:
 
 
 def measure(log: Log, source: str, prefix: str, stop: threading.Event) -> None:
-    meter, writer = Meter(log, source), log.producer()
+    meter = Meter(log, source)
+    writer = log.producer()
     while not stop.wait(EVERY_S):
         meter.publish(values(prefix))
         if prefix == "inference/":

@@ -148,7 +148,8 @@ def test_the_images_are_targets_of_the_dockerfile_and_have_a_user_without_rights
 
 
 def test_the_images_install_from_lock_files_that_are_there_and_in_the_build_context():
-    text, ignored = DOCKERFILE.read_text(), (ROOT / ".dockerignore").read_text().splitlines()
+    text = DOCKERFILE.read_text()
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
     # by an argument
     locks = set(re.findall(r"requirements/[\w-]+\.txt", text)) | {
         f"requirements/{name}.txt" for name in ("core", "envs")
@@ -188,7 +189,8 @@ def test_the_gpu_locks_agree_with_the_others_on_what_both_have():
             )
         )
 
-    main, gpu = pins("main"), pins("learner-gpu")
+    main = pins("main")
+    gpu = pins("learner-gpu")
     assert {
         name: version for name, version in gpu.items() if main.get(name, version) != version
     } == {}

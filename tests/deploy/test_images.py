@@ -139,10 +139,10 @@ def needed(extras: set[str]) -> set[str]:
         *project["dependencies"],
         *(line for extra in extras for line in project["optional-dependencies"][extra]),
     ]
-    found, waiting = (
-        set[tuple[str, str]](),
-        [(canonicalize_name(r.name), e) for r in map(Requirement, roots) for e in ("", *r.extras)],
-    )
+    found = set[tuple[str, str]]()
+    waiting = [
+        (canonicalize_name(r.name), e) for r in map(Requirement, roots) for e in ("", *r.extras)
+    ]
     while waiting:
         name, extra = waiting.pop()
         if (name, extra) in found:
@@ -158,10 +158,8 @@ def needed(extras: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("name", ["core", "envs", "learner"])
 def test_a_list_has_what_the_package_asks_for_in_the_versions_of_the_tests(name: str):
-    listed, tested = (
-        pins(ROOT / "requirements" / f"{name}.txt"),
-        pins(ROOT / "requirements" / "main.txt"),
-    )
+    listed = pins(ROOT / "requirements" / f"{name}.txt")
+    tested = pins(ROOT / "requirements" / "main.txt")
     assert needed(CORE_EXTRAS[name]) == set(listed), "run make lock"
     assert listed.items() <= tested.items()
 

@@ -144,7 +144,8 @@ def fields(value: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_topics_and_users_are_what_the_run_file_makes_of_topics_and_access_rules(overlay: str):
-    here, run = KUBERNETES / "overlays" / overlay, run_of(overlay)
+    here = KUBERNETES / "overlays" / overlay
+    run = run_of(overlay)
     assert users_of(overlay) == acls.render(run), (
         f"streamrl topics acls --render {here}/run.yaml > {here}/users.yaml"
     )
@@ -195,7 +196,8 @@ def test_a_user_may_do_what_the_access_rules_say_and_nothing_else(overlay: str):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_part_has_its_own_user_and_a_command_for_something_that_the_run_file_has(overlay: str):
-    users, scaled = of(overlay, "KafkaUser"), of(overlay, "ScaledObject")
+    users = of(overlay, "KafkaUser")
+    scaled = of(overlay, "ScaledObject")
     for name, workload in of(overlay, *WORKLOADS).items():
         given = variables(workload)
         secret = given["STREAMRL_KAFKA_PASSWORD"]["secretKeyRef"]
@@ -223,7 +225,8 @@ def test_a_part_has_its_own_user_and_a_command_for_something_that_the_run_file_h
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
-    run, workloads = run_of(overlay), of(overlay, *WORKLOADS)
+    run = run_of(overlay)
+    workloads = of(overlay, *WORKLOADS)
     wanted = {
         "buffer",
         "batcher",
@@ -246,9 +249,11 @@ def test_there_is_a_part_for_everything_in_the_run_file(overlay: str):
         asked = (
             needed
             if name == "inference"
-            else needed - {"POD_IP"}
-            if name.startswith("env-")
-            else needed - {"POD_IP", "STREAMRL_INFERENCE_KEY"}
+            else (
+                needed - {"POD_IP"}
+                if name.startswith("env-")
+                else needed - {"POD_IP", "STREAMRL_INFERENCE_KEY"}
+            )
         )
         assert asked <= set(variables(workloads[name])), name
 
@@ -261,7 +266,8 @@ def references(run: RunFile) -> set[str]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
-    run, workloads = run_of(overlay), of(overlay, *WORKLOADS)
+    run = run_of(overlay)
+    workloads = of(overlay, *WORKLOADS)
     for name, workload in workloads.items():
         mounts = {mount["mountPath"]: mount for mount in part(workload)["volumeMounts"]}
         assert (
@@ -283,14 +289,16 @@ def test_what_is_mounted_lies_where_the_run_file_looks(overlay: str):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pools_scale_within_what_the_run_file_shares_the_work_by(overlay: str):
-    run, scaled = run_of(overlay), of(overlay, "ScaledObject")
+    run = run_of(overlay)
+    scaled = of(overlay, "ScaledObject")
     assert set(scaled) == {"inference", *(f"env-{name}" for name in run.envs)}
     for name, manifest in scaled.items():
         spec = manifest["spec"]
         (trigger,) = spec["triggers"]
         assert spec["scaleTargetRef"]["name"] == name in of(overlay, "StatefulSet")
         assert spec["minReplicaCount"] >= 1, (
-            "with none nobody would hear of demand; and no kafka trigger ever sees a lag of 0 on topics written in transactions"
+            "with none nobody would hear of demand; and no kafka trigger ever sees a lag of 0 on"
+            " topics written in transactions"
         )
         assert f'run="{run.run}"' in trigger["metadata"]["query"]
         if name == "inference":
@@ -498,7 +506,8 @@ def _named(peers: list[Manifest] | None, other: dict[str, str]) -> bool:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pods_have_no_rights_have_probes_and_say_what_they_need(overlay: str):
     for name, workload in of(overlay, *WORKLOADS).items():
-        container, own = part(workload), pod(workload)
+        container = part(workload)
+        own = pod(workload)
         assert (
             own["securityContext"]["runAsNonRoot"] and own["securityContext"]["runAsUser"] == 10001
         ), "the user of the images"
@@ -564,7 +573,8 @@ def test_a_tag_has_the_version_of_the_code(overlay: str):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_end_of_a_run_stops_every_workload_and_keeps_its_report(overlay: str):
-    orchestrator, finish = of(overlay, "Job")["orchestrator"], of(overlay, "Job")[FINISH]
+    orchestrator = of(overlay, "Job")["orchestrator"]
+    finish = of(overlay, "Job")[FINISH]
     (runs,) = (volume for volume in pod(orchestrator)["volumes"] if volume["name"] == "runs")
     assert runs["persistentVolumeClaim"]["claimName"] == "results" and "results" in of(
         overlay, "PersistentVolumeClaim"

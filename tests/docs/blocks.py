@@ -36,7 +36,10 @@ PAGES = [
     for path in (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
 ]
 TAGS = {
-    "live run": "parts that go on until somebody stops them, a vLLM among them; README's are run by tests/docs/test_live.py",
+    "live run": (
+        "parts that go on until somebody stops them, a vLLM among them; README's are run by"
+        " tests/docs/test_live.py"
+    ),
     "learner": "a run that a learner has trained, and JAX: run by tests/docs/test_live.py",
     "torch": "PyTorch beside them, which only the environment of vLLM has: run there too",
     "cluster": "several machines, or a Kafka that asks for passwords",
@@ -67,7 +70,8 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> list[Block]:
     """All blocks of code of a page, in order."""
-    found, said = list[Block](), dict[str, str]()
+    found = list[Block]()
+    said = dict[str, str]()
     for token in MarkdownIt("commonmark").parse((ROOT / page).read_text()):
         if token.type == "html_block":
             said = dict(SAYS.findall(token.content))
@@ -157,7 +161,8 @@ def shell(block: Block, directory: Path) -> None:
                 text=True,
                 timeout=LIMIT_S,
             )
-            code, said = done.returncode, done.stdout + done.stderr
+            code = done.returncode
+            said = done.stdout + done.stderr
         assert code == block.exit, f"{block}: {shlex.join(command.words)}: exit code {code}: {said}"
         if command.file:
             (directory / command.file).write_text(said)
@@ -173,7 +178,8 @@ def commands(block: Block) -> list[Command]:
     """Those of a block; a comment is none, and a line may go on behind a backslash."""
     found: list[Command] = []
     for line in block.text.replace("\\\n", " ").splitlines():
-        words, environment = shlex.split(line, comments=True), dict[str, str]()
+        words = shlex.split(line, comments=True)
+        environment = dict[str, str]()
         while words and re.match(r"[A-Z_]+=", words[0]):
             name, _, environment[name] = words.pop(0).partition("=")
         file = words[-1] if ">" in words[-2:] else ""

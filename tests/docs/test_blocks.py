@@ -28,7 +28,8 @@ def quickstart(broker: str) -> Iterator[RunFile]:
     """The run that the pages speak of, on the tests' broker; it, and what pages make of it, is gone
     afterwards.
     """
-    run, admin = runs.make(broker), AdminClient({"bootstrap.servers": broker})
+    run = runs.make(broker)
+    admin = AdminClient({"bootstrap.servers": broker})
     before = set(admin.list_topics(timeout=patience(20)).topics)
     of_others = {topic for topic in before if not topic.startswith(f"{run.run}.")}
     yield run
@@ -69,7 +70,8 @@ def test_every_block_has_a_language_that_is_run_or_a_known_tag():
     for block in all_blocks():
         assert block.language, f"{block}: an indented block; make it a fenced one with a language"
         assert block.language in {*RUNNERS, "text"}, (
-            f"{block}: nobody runs {block.language}; there are {', '.join(RUNNERS)}, and text for output"
+            f"{block}: nobody runs {block.language}; there are {', '.join(RUNNERS)}, and text for"
+            " output"
         )
         assert not block.needs or block.needs in TAGS, (
             f"{block}: no tag {block.needs!r}; there are {', '.join(TAGS)}"

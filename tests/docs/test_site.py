@@ -180,7 +180,10 @@ def test_links_of_the_repository_become_the_sites(link: str, source: str, page: 
 
 
 def test_links_are_found_outside_code_only():
-    text = '[a](x.md#b) ![c](y.png) <img src="z.svg"> [d](https://e/f) [g](#h)\n```sh\n[i](j.md)\n```\n[k](l.md)'
+    text = (
+        '[a](x.md#b) ![c](y.png) <img src="z.svg"> [d](https://e/f)'
+        " [g](#h)\n```sh\n[i](j.md)\n```\n[k](l.md)"
+    )
     seen: list[str] = []
     changed = site.with_links(text, lambda link: seen.append(link) or link.upper())
     assert seen == ["x.md", "y.png", "z.svg", "l.md"]

@@ -26,7 +26,9 @@ class Scripted:
     def __init__(
         self, *says: str | Exception | float, rewrites: bool = False, context: int = 10_000
     ) -> None:
-        self.says, self.rewrites, self.context = says, rewrites, context
+        self.says = says
+        self.rewrites = rewrites
+        self.context = context
         self.prompts: list[list[int]] = []
         self.lasts: list[str] = []  # the servers that it was to go on with
 

@@ -85,7 +85,10 @@ def test_a_class_whose_methods_fit_its_kind_is_accepted(kind: str):
         (
             "copy-digit",
             {},
-            "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did you mean 'copy-digits'",
+            (
+                "env 'copy-digit' not found; shipped are copy-digits, add-digits, calculator.*; did"
+                " you mean 'copy-digits'"
+            ),
         ),
         ("nowhere.py:Mine", {}, "no file nowhere.py"),
         ("no.such.module:Mine", {}, "cannot be loaded"),
@@ -125,9 +128,10 @@ def test_an_env_of_ones_own_by_file_and_by_module(tmp_path: Path):
 def test_a_file_may_define_dataclasses_and_hides_no_module(tmp_path: Path):
     file = tmp_path / "random.py"  # as a module of the library is called
     file.write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom streamrl.envs.api import Problem, SingleTurnEnv\n"
-        "@dataclass\nclass Mine(SingleTurnEnv):\n    seed: int\n    word: str = 'a'\n"
-        "    def problem(self, index): return Problem([], self.word * index)\n    def rewards(self, problem, completion): return {}\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom"
+        " streamrl.envs.api import Problem, SingleTurnEnv\n@dataclass\nclass Mine(SingleTurnEnv):\n"
+        "    seed: int\n    word: str = 'a'\n    def problem(self, index): return Problem([],"
+        " self.word * index)\n    def rewards(self, problem, completion): return {}\n"
     )
     assert make_env(f"{file}:Mine", 0, {"word": "b"}, "envs.x").problem(3).answer == "bbb"
     assert make_env("copy-digits", 0, {}, "envs.x").problem(0).answer

@@ -57,7 +57,8 @@ def test_replicas_come_to_the_same_by_their_numbers(world_size: int):
 
 
 def test_a_number_is_a_place_at_any_time():
-    epochs, numbers = EpochOrder(5, 3), [8, 0, 5, 8, 2, 100, 1]
+    epochs = EpochOrder(5, 3)
+    numbers = [8, 0, 5, 8, 2, 100, 1]
     assert [epochs(number) for number in numbers] == [
         EpochOrder(5, 3)(number) for number in numbers
     ]

@@ -98,11 +98,9 @@ def test_what_compaction_leaves_is_enough():
     newest of each key are left, and decide the same.
     """
     rules = PassRate(high=0.5, visits=3, rest_epochs=2)
-    all_of_them, compacted, posed = (
-        ProblemStats(rules, "x", lambda number: DatasetIndex(number, 0)),
-        dict[str, Visit](),
-        list[int](),
-    )
+    all_of_them = ProblemStats(rules, "x", lambda number: DatasetIndex(number, 0))
+    compacted = dict[str, Visit]()
+    posed = list[int]()
     for epoch in range(60):
         fresh = ProblemStats(rules, "x", lambda number: DatasetIndex(number, 0))
         for known in compacted.values():
@@ -132,7 +130,8 @@ def test_a_visit_of_nothing_cannot_be():
 
 # ---- in the env ----------------------------------------------------------------------------------
 
-SIZE, GROUP = 10, 2
+SIZE = 10
+GROUP = 2
 
 
 class Solver:
@@ -148,10 +147,8 @@ class Solver:
         self, messages: list[dict[str, str]], n: int, env: Env, *more: object
     ) -> list[Sampled]:
         number = messages[0]["content"]
-        text, spans = (
-            number if int(number) % 2 == 0 else "?",
-            [VersionSpan(version=0, start=0, end=1)],
-        )
+        text = number if int(number) % 2 == 0 else "?"
+        spans = [VersionSpan(version=0, start=0, end=1)]
         return [
             Sampled(
                 "s", tokens(1), tokens(8), floats(-1), text, "stop", spans, 0.0, 1.0, 1.0, -1, 1
@@ -229,7 +226,8 @@ def by_epoch(log: MemoryLog) -> dict[int, set[int]]:
     return found
 
 
-ODD, ALL = {1, 3, 5, 7, 9}, set(range(SIZE))
+ODD = {1, 3, 5, 7, 9}
+ALL = set(range(SIZE))
 
 
 def test_what_is_solved_rests_and_comes_back(tmp_path: Path):
@@ -268,7 +266,8 @@ def test_replicas_share_what_they_know(tmp_path: Path):
     """The first replica poses half of epoch 0, the second the rest and then its half of epoch 1:
     without what either found solved.
     """
-    log, run = log_for(2), run_file(tmp_path, replicas=2)
+    log = log_for(2)
+    run = run_file(tmp_path, replicas=2)
     live(log, run, lambda: len(posed(log)) >= SIZE // 2)
     first = posed(log)
     solved = {number for epoch, number in first if epoch == 0} - ODD
@@ -290,7 +289,10 @@ def test_an_env_without_a_finite_set_has_nothing_to_leave_out(tmp_path: Path):
     for kind, params in (("copy-digits", {}), ("multiple-choice", {})):
         with pytest.raises(
             ConfigError,
-            match=f"^envs.x.pass_rate: {kind} poses no problem twice, so there is nothing to leave out; it takes an env",
+            match=(
+                f"^envs.x.pass_rate: {kind} poses no problem twice, so there is nothing to leave"
+                " out; it takes an env"
+            ),
         ):
             live(log_for(), run_file(tmp_path, kind=kind, params=params), lambda: False)
 

@@ -88,7 +88,8 @@ def test_all_evaluations_of_an_env_are_kept_from_it_and_from_no_other():
     )
     marks = held_out_fingerprints(run, "copy-digits")
     assert len(marks) == 12 and held_out_fingerprints(run, "add-digits") == frozenset()
-    two, three = CopyDigits(0, 2), CopyDigits(9, 3)
+    two = CopyDigits(0, 2)
+    three = CopyDigits(9, 3)
     assert (
         problem_fingerprint(two.problem(0)) in marks
         and problem_fingerprint(three.problem(0)) in marks
@@ -99,7 +100,9 @@ def test_too_few_problems_are_said():
     run = run_file(**{"copy-digits": {"problems": 11, "params": {"digits": 1}}})
     with pytest.raises(
         ConfigError,
-        match=r"^eval.envs.copy-digits.problems is 11, but the env has 10 different ones; lower it$",
+        match=(
+            r"^eval.envs.copy-digits.problems is 11, but the env has 10 different ones; lower it$"
+        ),
     ):
         held_out_fingerprints(run, "copy-digits")
     with pytest.raises(

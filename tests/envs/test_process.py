@@ -144,12 +144,14 @@ def live(
 
 def no_more_than(log: MemoryLog, groups: int) -> Callable[[], bool]:
     """Holds once so many groups are published, and none has followed for a while."""
-    counted, since = -1, time.monotonic()
+    counted = -1
+    since = time.monotonic()
 
     def rests() -> bool:
         nonlocal counted, since
         if len(published(log)) != counted:
-            counted, since = len(published(log)), time.monotonic()
+            counted = len(published(log))
+            since = time.monotonic()
         return counted >= groups * GROUP and time.monotonic() > since + 0.5
 
     return rests
@@ -255,7 +257,9 @@ def test_after_a_crash_no_problem_is_repeated_or_skipped(
     die_at: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Dies before or after any of the first commits, then lives on."""
-    log, calls, commit = log_for(), count(), MemoryWriter.commit
+    log = log_for()
+    calls = count()
+    commit = MemoryWriter.commit
 
     def dying(writer: MemoryWriter, *arguments: object) -> list[int]:
         if next(calls) == die_at:
@@ -329,7 +333,10 @@ def test_it_stops_at_once_whatever_is_in_flight(fake: type[FakeClient]):
 def test_what_is_finished_when_it_is_stopped_is_committed(
     fake: type[FakeClient], monkeypatch: pytest.MonkeyPatch
 ):
-    log, commit, stopping, asked = log_for(), MemoryWriter.commit, threading.Event(), count()
+    log = log_for()
+    commit = MemoryWriter.commit
+    stopping = threading.Event()
+    asked = count()
 
     def slow(writer: MemoryWriter, *arguments: object) -> list[int]:
         offsets = commit(writer, *arguments)  # type: ignore[arg-type]
@@ -394,7 +401,10 @@ def test_an_env_that_has_nothing_else_to_pose_says_so(monkeypatch: pytest.Monkey
     wants(log, 10**6)
     with pytest.raises(
         ConfigError,
-        match=r"^envs.copy-digits: 100 problems in a row are kept for evaluation; lower `problems` in eval.envs$",
+        match=(
+            r"^envs.copy-digits: 100 problems in a row are kept for evaluation; lower `problems` in"
+            r" eval.envs$"
+        ),
     ):
         live(log, held_out(10), lambda: False)
 
@@ -424,7 +434,8 @@ class Absent(MemoryLog):
 
     def __init__(self, topics: dict[str, int], *fails: str) -> None:
         super().__init__(topics)
-        self.fails, self.opened = list(fails), 0
+        self.fails = list(fails)
+        self.opened = 0
 
     def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         self.opened += identity.startswith("env-")

@@ -133,7 +133,8 @@ def whole(rollouts: list[Rollout]) -> None:
 def test_requests_of_an_env_go_to_its_pool_only():
     with Stub("generation-server") as mine, Stub("evaluation-server") as other:
         for pool, asked, spared in (("generation", mine, other), ("evaluation", other, mine)):
-            mine.asked, other.asked = [], []
+            mine.asked = []
+            other.asked = []
             log = log_without()
             with Running(run_file(pool=pool), log) as env:
                 env.join(entry(mine), entry(other, "evaluation"))

@@ -76,7 +76,8 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(k: int, spread: float):
     """Problems are right with a chance drawn from Beta(spread, spread): answers almost all alike,
     almost coins, and between.
     """
-    rng, right = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    right = 0
     truth = 1 - np.mean((1 - rng.beta(spread, spread, 400_000)) ** k)
     for _ in range(1000):
         passed = rng.binomial(8, rng.beta(spread, spread, 30))

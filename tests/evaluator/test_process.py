@@ -34,7 +34,8 @@ from tests.support import life
 from tests.support.build import rollout, turns
 from tests.support.data_path import publish
 
-PROBLEMS, SAMPLES = 5, 2
+PROBLEMS = 5
+SAMPLES = 2
 
 
 class World:
@@ -188,7 +189,8 @@ def test_the_answers_lie_before_it_in_the_topic_of_evaluations_and_in_no_other(
     announce(run, log, 0)
     live(run, log, lambda: made(log) == [0])
     records = [to_event(m, ("rollout", "evaluation")).record for m in read(log, "evals", 0, 0)]
-    answers, last = records[:-1], records[-1]
+    answers = records[:-1]
+    last = records[-1]
     assert (
         isinstance(last, Evaluation)
         and len(answers) == PROBLEMS * SAMPLES
@@ -275,7 +277,10 @@ def test_a_problem_that_was_trained_on_before_is_refused(run: RunFile, log: Memo
     trained(log, text(1))
     with pytest.raises(
         ConfigError,
-        match=r"^eval.envs.held: problem \d+ was posed in training before the run file had this evaluation; choose another",
+        match=(
+            r"^eval.envs.held: problem \d+ was posed in training before the run file had this"
+            r" evaluation; choose another"
+        ),
     ):
         live(run, log, lambda: False)
 
@@ -301,7 +306,10 @@ def test_the_newest_version_or_those_asked_for_or_all_that_are_kept(run: RunFile
     ), shown
     with pytest.raises(
         ConfigError,
-        match=r"^--version 0: its weights are deleted; there are 1, 2, 3. weights.keep_versions keeps more$",
+        match=(
+            r"^--version 0: its weights are deleted; there are 1, 2, 3. weights.keep_versions keeps"
+            r" more$"
+        ),
     ):
         asked(run, log, 0)
     with pytest.raises(ConfigError, match=r"^--version 9: it is not announced"):

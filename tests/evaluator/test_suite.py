@@ -38,7 +38,8 @@ class Policy:
     """
 
     def __init__(self, spans: Sequence[Spans | str] = (), right: float = 1.0) -> None:
-        self.spans, self.right = list(spans), right
+        self.spans = list(spans)
+        self.right = right
         self.asked: list[int] = []
         self.env: Env | None = None
         self.in_flight = self.most = 0
@@ -52,7 +53,8 @@ class Policy:
         history: Sequence[int] = (),
     ) -> list[Sampled]:
         self.asked.append(n)
-        self.env, self.in_flight = env, self.in_flight + 1
+        self.env = env
+        self.in_flight = self.in_flight + 1
         self.most = max(self.most, self.in_flight)
         await asyncio.sleep(0)
         self.in_flight -= 1

@@ -13,7 +13,10 @@ from typing import Any
 
 from streamrl.records import Server
 
-TOO_LONG = "This model's maximum context length is 64 tokens. However, your prompt contains at least 65 input tokens"
+TOO_LONG = (
+    "This model's maximum context length is 64 tokens. However, your prompt contains at least 65"
+    " input tokens"
+)
 
 METRICS = """vllm:num_requests_running{engine="0"} 5.0
 vllm:num_requests_waiting{engine="0"} 2.0
@@ -34,7 +37,10 @@ class Stub(ThreadingHTTPServer):
 
     def __init__(self, name: str, mode: str = "ok", version: str = "3", key: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.name, self.mode, self.version, self.reset_succeeds = name, mode, version, True
+        self.name = name
+        self.mode = mode
+        self.version = version
+        self.reset_succeeds = True
         self.key, self.spans, self.killed = key, ("2", "3"), threading.Event()
         # what messages come to, and what tokens say
         self.rendered, self.texts = [1, 4, 10, 13, 17, 5], dict[tuple[int, ...], str]()

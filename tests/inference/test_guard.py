@@ -17,7 +17,8 @@ from streamrl.inference.inside_vllm.streamrl_guard import (
     objection,
 )
 
-AGENT, SAMPLER = b"key-of-the-agent", b"key-of-the-run"
+AGENT = b"key-of-the-agent"
+SAMPLER = b"key-of-the-run"
 SAMPLING = [
     "/v1/chat/completions",
     "/v1/chat/completions/render",
@@ -194,7 +195,8 @@ def test_what_is_too_large_or_no_json_is_refused():
 
 
 async def test_limits_are_for_those_who_sample_and_a_body_arrives_as_it_was_sent():
-    within, beyond = [b'{"n', b'": 8}'], [b'{"n": 9}']
+    within = [b'{"n', b'": 8}']
+    beyond = [b'{"n": 9}']
     for path in ("/inference/v1/generate", "/v1/chat/completions/render"):
         assert await ask(path, b"Bearer " + SAMPLER, pieces=within) == ["through"]
         assert (await ask(path, b"Bearer " + SAMPLER, pieces=beyond))[0]["status"] == 400
@@ -250,7 +252,8 @@ async def test_the_clock_counts_those_who_sample_and_answers_its_agent():
         renderer=SimpleNamespace(clear_mm_cache_async=cleared),
         engine_core=SimpleNamespace(pause_scheduler_async=paused),
     )
-    state, guard = SimpleNamespace(engine_client=engine), Guard(behind)
+    state = SimpleNamespace(engine_client=engine)
+    guard = Guard(behind)
     for path, key in (
         ("/inference/v1/generate", SAMPLER),
         ("/inference/v1/generate", AGENT),

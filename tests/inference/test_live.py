@@ -86,9 +86,11 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(
 ):
     """Before, during and after two updates, with repeated prompts; no request is lost."""
     talk_on(monkeypatch)
-    env, hits = Env(temperature=temperature, max_tokens=150), cache_hits(live)
+    env = Env(temperature=temperature, max_tokens=150)
+    hits = cache_hits(live)
 
-    versions, during = list[PolicyVersion](), list[list[Sampled]]()
+    versions = list[PolicyVersion]()
+    during = list[list[Sampled]]()
 
     def crossing() -> list[Sampled]:
         return [choice for choices in during for choice in choices if len(choice.version_spans) > 1]
@@ -113,7 +115,8 @@ async def test_logprobs_are_those_of_the_version_that_each_span_names(
     samples = [choice for choices in (*before, *during, *after) for choice in choices]
     found = distances(live, samples)
     print(
-        f"T={temperature}: {len(found)} tokens, {len(crossing())} of {len(samples)} choices cross an update, max |difference| {found.max():.2e}"
+        f"T={temperature}: {len(found)} tokens, {len(crossing())} of {len(samples)} choices cross"
+        f" an update, max |difference| {found.max():.2e}"
     )
     assert len(samples) == 4 * (8 + len(during)) and len(found) >= 1_000
     assert len(crossing()) >= 4 and cache_hits(live) > hits

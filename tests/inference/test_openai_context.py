@@ -108,7 +108,8 @@ def test_ids_that_the_server_sends_decide():
 
 
 def test_missing_logprobs_and_zero_tokens_are_errors():
-    context, bare = InferenceContext(TOKENIZER, 1.0, 0), choice(["four"])
+    context = InferenceContext(TOKENIZER, 1.0, 0)
+    bare = choice(["four"])
     bare.logprobs = None
     for method in (context.response_tokens_from_choice, context.logprobs_from_choice):
         with pytest.raises(ValueError, match="missing logprobs; ask for them with logprobs=True"):
@@ -120,7 +121,8 @@ def test_missing_logprobs_and_zero_tokens_are_errors():
 
 
 def test_a_rollout_has_the_tokens_logprobs_and_versions_of_its_choice():
-    context, ids = InferenceContext(TOKENIZER, 1.0, 0), TOKENIZER.encode("the answer is four<eos>")
+    context = InferenceContext(TOKENIZER, 1.0, 0)
+    ids = TOKENIZER.encode("the answer is four<eos>")
     said = choice(["?"] * len(ids), [-0.125 * i for i in range(len(ids))], ids)
     spans = [VersionSpan(version=3, start=0, end=2), VersionSpan(version=4, start=2, end=5)]
     how = InferenceMetadata(server="s", temperature=0.7, version_spans=spans)
@@ -156,7 +158,8 @@ def test_a_rollout_has_the_tokens_logprobs_and_versions_of_its_choice():
 
 
 def test_token_rewards_come_on_top_and_a_cut_answer_is_truncated():
-    context, said = InferenceContext(TOKENIZER, 1.0, 0), printed("two")
+    context = InferenceContext(TOKENIZER, 1.0, 0)
+    said = printed("two")
     made = context.create_rollout_from_choice(
         PROMPT, choice(said, reason="length"), "e", "1", 1.0, token_rewards=[0.25] * len(said)
     )
@@ -208,7 +211,8 @@ def test_what_does_not_fit_is_misaligned_and_counted():
 
 
 def test_misalignment_by_hand():
-    one, two = np.array([1, 2]), np.array([1, 3])
+    one = np.array([1, 2])
+    two = np.array([1, 3])
     assert misalignment(one, one, 4, 4) == ""
     assert misalignment(one, two, 4, 4).startswith(
         "token 1 of the server's prompt is 3, tokenize_prompt gives 2"

@@ -98,7 +98,8 @@ def test_the_text_it_prints_is_refused_not_guessed_at(serving: tuple[openai.Open
     are in no vocabulary.
     """
     client, directory = serving
-    context, refused = InferenceContext.of_model(directory), 0
+    context = InferenceContext.of_model(directory)
+    refused = 0
     for _ in range(4):
         for choice in ask(client, PROMPTS[0]).choices:
             try:
@@ -133,7 +134,8 @@ async def test_a_conversation_keeps_what_was_sampled_where_the_tokenizer_would_c
     api, directory = serving
     tokenizer: Any = InferenceContext.of_model(directory).tokenizer
     url = str(api.base_url).removesuffix("/v1/")
-    client, cut_otherwise = Client(heartbeat_s=60.0), 0
+    client = Client(heartbeat_s=60.0)
+    cut_otherwise = 0
     client.on_server("a", Server(server_id="a", url=url, state="ready", max_model_len=256))
     try:
         for prompt in PROMPTS:
@@ -192,7 +194,8 @@ async def test_an_answer_of_half_characters_is_kept_or_forks_and_never_mixed(
     """
     api, directory = serving
     tokenizer: Any = InferenceContext.of_model(directory).tokenizer
-    client, talk = Client(heartbeat_s=60.0), [{"role": "user", "content": PROMPTS[0]}]
+    client = Client(heartbeat_s=60.0)
+    talk = [{"role": "user", "content": PROMPTS[0]}]
     client.on_server(
         "a",
         Server(
@@ -228,10 +231,8 @@ async def test_tools_are_told_to_the_template_of_a_server_without_a_parser(
     serving: tuple[openai.OpenAI, Path],
 ):
     api, _ = serving
-    client, tool = (
-        Client(heartbeat_s=60.0),
-        function_tool("add", "Adds", {"numbers": "what to add"}),
-    )
+    client = Client(heartbeat_s=60.0)
+    tool = function_tool("add", "Adds", {"numbers": "what to add"})
     client.on_server(
         "a",
         Server(

@@ -42,8 +42,11 @@ class Host:
     made: ClassVar[Host]
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
-        self.served, self.index = list[int](), index
-        self.url, self.ended, self.stopped = "", False, False
+        self.served = list[int]()
+        self.index = index
+        self.url = ""
+        self.ended = False
+        self.stopped = False
         Host.made = self
 
     def load_version(self, version: PolicyVersion) -> LoadResult:
@@ -89,7 +92,8 @@ class Agent:
 
     def __init__(self) -> None:
         self.log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
-        self.stop, self.error = threading.Event(), None
+        self.stop = threading.Event()
+        self.error = None
         self.thread = threading.Thread(target=self._main)
 
     def _main(self) -> None:
@@ -259,7 +263,8 @@ def test_a_server_says_which_pool_it_belongs_to():
             "inference": {"replicas": 2, "pools": {"evaluation": 2}},
         }
     )
-    log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
+    log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
+    stop = threading.Event()
     stop.set()
     process.main(run, log, stop, 1, "evaluation")
     first, last = [to_event(m, ("server",)) for m in read(log, "servers", 0, 0)]

@@ -89,7 +89,10 @@ def test_servers_whose_probe_failed_are_asked_only_where_no_other_is_ready(
         found = registry.choose(100.0)
         assert found is not None and found.server_id == "b"
     assert [record.message for record in caplog.records] == [
-        "no server of pool generation has passed its probe; those that failed it are asked all the same: off by 0.11",
+        (
+            "no server of pool generation has passed its probe; those that failed it are asked all"
+            " the same: off by 0.11"
+        ),
         "a server of pool generation has passed its probe again",
     ]
 
@@ -243,7 +246,8 @@ class World:
 
     def run(self, requests: int) -> dict[str, int]:
         """How many of so many requests each server gets."""
-        before, target = Counter(self.asked), self.asked.total() + requests
+        before = Counter(self.asked)
+        target = self.asked.total() + requests
         while self.asked.total() < target:
             self.now, _, then = heapq.heappop(self.events)
             then()
@@ -278,7 +282,8 @@ def test_clients_do_not_run_after_the_same_server(monkeypatch: pytest.MonkeyPatc
 
     def spread(news: float) -> float:
         monkeypatch.setattr(room, "LOAD_EMA", news)
-        world, seen = World("abc", 4, margin=8), list[float]()
+        world = World("abc", 4, margin=8)
+        seen = list[float]()
         for registry in world.registries:
             for _ in range(10):
                 world.group(registry, 8, 4)
@@ -306,7 +311,8 @@ def test_one_that_joins_gets_its_part_and_one_that_leaves_none():
 
 def test_most_turns_stay_where_their_prefix_is():
     def stayed(margin: float) -> float:
-        world, same = World("abc", 2, margin), list[bool]()
+        world = World("abc", 2, margin)
+        same = list[bool]()
         ask = world.ask
 
         def watched(

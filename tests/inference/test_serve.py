@@ -54,13 +54,12 @@ def served(
     monkeypatch: pytest.MonkeyPatch, answers: Sequence[float | Exception], *announced: PolicyVersion
 ) -> tuple[Told, list[Server]]:
     monkeypatch.setattr(process, "RETRY_S", 0.0)
-    log, stop = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1}), threading.Event()
+    log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
+    stop = threading.Event()
     run = run_file.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})
     publish(log, *(Output("policy-versions", "lead", record) for record in announced))
-    host, entry = (
-        Told(answers, stop),
-        Registration(log, Server(server_id="inference-0", url=""), 0.01),
-    )
+    host = Told(answers, stop)
+    entry = Registration(log, Server(server_id="inference-0", url=""), 0.01)
     with ThreadPoolExecutor(1) as worker:
         serve(
             run,

@@ -24,7 +24,8 @@ T = TypeVar("T")
 VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
 DOCKERFILE = Path(__file__).parents[2] / "deploy" / "docker" / "Dockerfile"
 NONE = Keys("", "")
-CPU, GPU = Installation("/env/bin/python", cuda=False), Installation("/env/bin/python", cuda=True)
+CPU = Installation("/env/bin/python", cuda=False)
+GPU = Installation("/env/bin/python", cuda=True)
 
 
 def test_the_command_line():
@@ -33,7 +34,10 @@ def test_the_command_line():
     text = " ".join(line)
     assert line[0] == "/env/bin/python"
     for part in (
-        "--model /models/7 --load-format safetensors --served-model-name policy --host 127.0.0.1 --port 8000",
+        (
+            "--model /models/7 --load-format safetensors --served-model-name policy --host"
+            " 127.0.0.1 --port 8000"
+        ),
         "--dtype float32 --max-model-len 64 --max-num-seqs 32",
         "--logprobs-mode processed_logprobs --generation-config vllm --seed 2",
         "--enable-scale-out --enforce-eager --block-size 32",
@@ -90,9 +94,11 @@ def test_keys_are_in_the_environment_and_not_in_the_command_line(monkeypatch: py
     assert "VLLM_API_KEY" not in given, "vLLM's own check knows one key only, and guards less"
     assert given["PYTHONPATH"] == f"{vllm_server.INSIDE}{os.pathsep}/mine"
     there = sorted(path.name for path in vllm_server.INSIDE.glob("*.*"))
-    assert there == ["streamrl_guard.py", "streamrl_waiting-1.dist-info", "streamrl_waiting.py"], (
-        "nothing there is to shadow a module of vLLM's"
-    )
+    assert there == [
+        "streamrl_guard.py",
+        "streamrl_waiting-1.dist-info",
+        "streamrl_waiting.py",
+    ], "nothing there is to shadow a module of vLLM's"
 
 
 def test_a_key_that_vllm_would_have_taken_is_not_silently_dropped(monkeypatch: pytest.MonkeyPatch):
@@ -139,7 +145,9 @@ def test_servers_bind_loopback_unless_told_otherwise_and_then_with_a_key_only(
     for host in ("10.1.2.3", "0.0.0.0", "env:STREAMRL_TEST_HOST"):
         with pytest.raises(
             ConfigError,
-            match=f"inference.host {host} can be reached from other machines: set inference.api_key",
+            match=(
+                f"inference.host {host} can be reached from other machines: set inference.api_key"
+            ),
         ):
             run_file(host=host)
     for host in ("0.0.0.0", "::", "env:STREAMRL_TEST_ANY"):
@@ -213,7 +221,10 @@ if sys.argv[1:]:
     subprocess.Popen([sys.executable, __file__])
 time.sleep(60)
 """
-OWNER = "import subprocess, sys, time; held = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(60)"
+OWNER = (
+    "import subprocess, sys, time; held = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE);"
+    " time.sleep(60)"
+)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -260,7 +271,8 @@ def test_what_vllm_says_is_kept_and_in_a_container_shown(
 def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
     script = tmp_path / "leaves.py"
     script.write_text(
-        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.exit(3)"
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True);"
+        " sys.exit(3)"
     )
     command = [sys.executable, process_guard.__file__, "1", sys.executable, str(script)]
     held = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -280,7 +292,10 @@ def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
         "-c",
         "import os; print(os.sched_getscheduler(0))",
     ]
-    settle = "from streamrl.processor.tuning import tune_process; tune_process(); import subprocess, sys; "
+    settle = (
+        "from streamrl.processor.tuning import tune_process; tune_process(); import subprocess,"
+        " sys; "
+    )
     held = "subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
     assert (
         int(subprocess.check_output([sys.executable, "-c", settle + held, *command]))

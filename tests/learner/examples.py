@@ -33,10 +33,8 @@ def example(rows: Sequence[Sequence[Segment]], max_seq_len: int) -> RlExample:
     for row, segments in enumerate(rows):
         start = 0
         for number, segment in enumerate(segments, 1):
-            end, sampled = (
-                start + len(segment.tokens),
-                slice(start + segment.prompt - 1, start + len(segment.tokens) - 1),
-            )
+            end = start + len(segment.tokens)
+            sampled = slice(start + segment.prompt - 1, start + len(segment.tokens) - 1)
             made.input_ids[row, start:end] = segment.tokens
             made.segment_ids[row, start:end] = number
             made.position_ids[row, start:end] = range(end - start)

@@ -20,7 +20,9 @@ def logits(directory: Path, tokens: Sequence[int]) -> Array:
     w = {
         name: t.astype(np.float64) for name, t in load_file(directory / "model.safetensors").items()
     }
-    heads, kv_heads, eps = c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
+    heads = c["num_attention_heads"]
+    kv_heads = c["num_key_value_heads"]
+    eps = c["rms_norm_eps"]
     theta = c.get("rope_parameters", c)["rope_theta"]
     x = w["model.embed_tokens.weight"][list(tokens)]
     for layer in range(c["num_hidden_layers"]):
@@ -79,7 +81,8 @@ def split(x: Array, heads: int) -> Array:
 def rope(x: Array, theta: float) -> Array:
     n, d = x.shape[1:]
     angles = np.arange(n)[:, None] * theta ** (-np.arange(0, d, 2) / d)
-    cos, sin = np.cos(np.tile(angles, 2)), np.sin(np.tile(angles, 2))
+    cos = np.cos(np.tile(angles, 2))
+    sin = np.sin(np.tile(angles, 2))
     return x * cos + np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1) * sin
 
 
@@ -88,7 +91,8 @@ def attention(q: Array, k: Array, v: Array) -> Array:
     d).
     """
     share = len(q) // len(k)
-    k, v = np.repeat(k, share, 0), np.repeat(v, share, 0)
+    k = np.repeat(k, share, 0)
+    v = np.repeat(v, share, 0)
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
     scores = np.where(np.tri(q.shape[1], dtype=bool), scores, -np.inf)
     return (np.exp(log_softmax(scores)) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)

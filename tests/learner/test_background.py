@@ -17,7 +17,8 @@ def worker() -> Iterator[BackgroundWorker]:
 
 
 def test_it_is_done_in_order_in_one_other_thread(worker: BackgroundWorker):
-    done, threads = list[int](), set[threading.Thread]()
+    done = list[int]()
+    threads = set[threading.Thread]()
 
     def work(number: int) -> None:
         done.append(number)
@@ -52,7 +53,8 @@ def test_behind_a_failure_nothing_is_done(worker: BackgroundWorker):
 
 
 def test_what_is_under_way_ends_before_it_is_closed():
-    made, done = BackgroundWorker(), list[int]()
+    made = BackgroundWorker()
+    done = list[int]()
     made.submit(lambda: done.append(1))
     made.close()
     assert done == [1]

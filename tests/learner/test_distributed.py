@@ -155,7 +155,8 @@ def test_two_processes_are_one_learner(broker: str, run_name: str, tmp_path: Pat
     """The second life is asked to end by one of them alone. Its weights are those of one process,
     but for the order of sums.
     """
-    run, kafka = run_of(tmp_path / "runs", run_name), {"bootstrap.servers": broker}
+    run = run_of(tmp_path / "runs", run_name)
+    kafka = {"bootstrap.servers": broker}
     run.directory.mkdir(parents=True)
     topics.apply(run, kafka)
     log = KafkaLog(kafka, run.run)
@@ -211,7 +212,8 @@ def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: 
     """Two processes in two threads. One sees the batches later, the other is to stop once it has
     the third: neither has it.
     """
-    meeting, said = threading.Barrier(2, timeout=PATIENCE_S), [np.zeros(2, bool)] * 2
+    meeting = threading.Barrier(2, timeout=PATIENCE_S)
+    said = [np.zeros(2, bool)] * 2
     here = threading.local()
 
     def gather(mine: np.ndarray) -> np.ndarray:
@@ -222,7 +224,8 @@ def test_they_go_from_batch_to_batch_together_until_one_is_to_stop(monkeypatch: 
         return everyone
 
     monkeypatch.setattr(distributed, "process_allgather", gather)
-    stop, had = threading.Event(), [list[int](), list[int]()]
+    stop = threading.Event()
+    had = [list[int](), list[int]()]
 
     def found(process: int) -> Iterator[int | None]:
         for number in (10, 11, 12):

@@ -22,10 +22,8 @@ def exported(origin: Path, directory: Path) -> Path:
 
 
 def test_a_model_comes_out_as_it_went_in(tiny: Path, tmp_path: Path):
-    before, after = (
-        load_file(tiny / export.WEIGHTS),
-        load_file(exported(tiny, tmp_path / "out") / export.WEIGHTS),
-    )
+    before = load_file(tiny / export.WEIGHTS)
+    after = load_file(exported(tiny, tmp_path / "out") / export.WEIGHTS)
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert after[name].dtype == np.float32
@@ -33,7 +31,8 @@ def test_a_model_comes_out_as_it_went_in(tiny: Path, tmp_path: Path):
 
 
 def test_the_same_model_gives_the_same_bytes(tiny: Path, tmp_path: Path):
-    one, two = exported(tiny, tmp_path / "one"), exported(tmp_path / "one", tmp_path / "two")
+    one = exported(tiny, tmp_path / "one")
+    two = exported(tmp_path / "one", tmp_path / "two")
     assert {p.name: p.read_bytes() for p in one.iterdir()} == {
         p.name: p.read_bytes() for p in two.iterdir()
     }

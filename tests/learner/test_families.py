@@ -144,7 +144,10 @@ BASES = {
         (
             "gemma",
             {"model_type": "gemma3"},
-            r"model type 'gemma3' is not supported; give model.path one of llama, qwen2, qwen3, gemma, gemma2, gemma3_text",
+            (
+                r"model type 'gemma3' is not supported; give model.path one of llama, qwen2, qwen3,"
+                r" gemma, gemma2, gemma3_text"
+            ),
         ),
         ("qwen3", {"attention_bias": True}, "attention_bias and mlp_bias are not supported"),
         (

@@ -69,10 +69,8 @@ def test_every_character_is_a_token_and_comes_back(alphabet: str):
 
 
 def test_the_vocabulary_is_the_tokenizers(tiny: Path):
-    settings, weights = (
-        json.loads((tiny / "config.json").read_text()),
-        load_file(tiny / "model.safetensors"),
-    )
+    settings = json.loads((tiny / "config.json").read_text())
+    weights = load_file(tiny / "model.safetensors")
     assert settings["vocab_size"] == len(load_tokenizer(tiny)) == 16
     assert (
         weights["lm_head.weight"].shape
@@ -112,7 +110,8 @@ def test_a_run_makes_its_model_once(tmp_path: Path):
 def test_processes_that_begin_together_make_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run, made = run_file.load(QUICKSTART, [f"runs_dir={tmp_path}"]), list[Path]()
+    run = run_file.load(QUICKSTART, [f"runs_dir={tmp_path}"])
+    made = list[Path]()
 
     def slowly(directory: Path, *settings: Any) -> Path:
         directory.mkdir()  # fails where another is at work

@@ -123,7 +123,8 @@ def test_what_was_recorded_is_taken_again():
 def test_a_learner_waits_for_scores_and_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    log, stop = a_log(), threading.Event()
+    log = a_log()
+    stop = threading.Event()
     publish(log, Output("batches", "0", batch(0)))
     monkeypatch.setattr("streamrl.learner.inputs.WARN_AFTER_S", 0.0)
 
@@ -165,7 +166,8 @@ def test_scores_that_cannot_be_read_are_passed_over():
 
 
 def test_an_announcement_is_waited_for():
-    log, stop = a_log(), threading.Event()
+    log = a_log()
+    stop = threading.Event()
     record = PolicyVersion(learner="lead", version=4, uri="file:///x", size_bytes=1, sha256="ab")
     other = msgspec.structs.replace(record, learner="other", sha256="cd")
     later = threading.Timer(0.2, lambda: publish(log, Output("policy-versions", "lead", record)))
@@ -178,7 +180,8 @@ def test_an_announcement_is_waited_for():
 
 
 def test_of_several_lineages_of_a_version_the_newest_is_valid():
-    log, stop = a_log(), threading.Event()
+    log = a_log()
+    stop = threading.Event()
     first = PolicyVersion(learner="lead", version=4, uri="file:///x", size_bytes=1, sha256="ab")
     again = msgspec.structs.replace(first, sha256="cd", lineage=1, replaces="ab")
     for record in (first, again, msgspec.structs.replace(first, version=3)):

@@ -110,8 +110,10 @@ def test_cispo_clips_the_weight_and_not_the_gradient():
 def test_gspo_has_one_ratio_a_rollout():
     # rollout 1: ratios 1 and 2, the second token not sampled: s = 1. Rollout 2: ratios 2 and 1/2: s
     # = 1. Rollout 3: 2 and 2: s = 2, clipped to 1.2
-    current, advantages = POLICY + np.log([1, 2, 2, 0.5, 2, 2, 9, 9]), [3, 3, -3, -3, 3, 3, 0, 0]
-    rollouts, mask = [1, 1, 2, 2, 3, 3, 0, 0], [1, 0, 1, 1, 1, 1, 0, 0]
+    current = POLICY + np.log([1, 2, 2, 0.5, 2, 2, 9, 9])
+    advantages = [3, 3, -3, -3, 3, 3, 0, 0]
+    rollouts = [1, 1, 2, 2, 3, 3, 0, 0]
+    mask = [1, 0, 1, 1, 1, 1, 0, 0]
     given = tokens(current, advantages, rollouts, mask)
     np.testing.assert_allclose(
         np.asarray(gspo(given, CLIP))[0, [0, 2, 3, 4, 5]], [-3, 3, 3, -3.6, -3.6], rtol=1e-6
@@ -177,10 +179,8 @@ def test_k3_of_nearly_equal_policies_is_not_negative():
 def test_k1_and_k3_estimate_the_divergence_and_k2_is_near():
     # the expectation over a distribution of three tokens, not a sample of it: unbiased estimators
     # are exact
-    current, reference = (
-        np.array([0.5, 0.3, 0.2], np.float64),
-        np.array([0.45, 0.33, 0.22], np.float64),
-    )
+    current = np.array([0.5, 0.3, 0.2], np.float64)
+    reference = np.array([0.45, 0.33, 0.22], np.float64)
     true = float(np.sum(current * np.log(current / reference)))
     means = {
         name: float(np.sum(current * np.asarray(d(np.log(current), np.log(reference)))))

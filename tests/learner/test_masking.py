@@ -42,7 +42,8 @@ def test_a_sampled_token_without_an_embedding_masks_its_sequence(batch: Batch):
         found.sequences == 1 and found.batch.tokens.max() < 16 and found.batch.loss_mask is not None
     )
     assert found.batch.loss_mask.tolist() == (of_sequence(batch) != 1).astype(int).tolist()
-    dense, whole = expand(found.batch), expand(batch)
+    dense = expand(found.batch)
+    whole = expand(batch)
     assert dense.loss_mask.sum() == whole.loss_mask.sum() - batch.lengths[1]
     assert np.array_equal(dense.segment_ids, whole.segment_ids)  # it keeps its place
 
@@ -63,7 +64,8 @@ def test_a_prompt_without_an_embedding_masks_its_group(batch: Batch):
 
 
 def test_a_mask_that_there_is_stays(batch: Batch):
-    mask, tokens = np.ones(len(batch.tokens), np.uint8), batch.tokens.copy()
+    mask = np.ones(len(batch.tokens), np.uint8)
+    tokens = batch.tokens.copy()
     mask[0] = 0
     tokens[of_sequence(batch) == 3] = 99
     found = mask_untrainable(spoilt(batch, tokens=tokens, loss_mask=mask), 16).batch

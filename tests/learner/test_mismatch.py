@@ -20,10 +20,13 @@ from streamrl.learner.examples import RlExample
 from streamrl.learner.objective import make_objective
 from tests.learner.test_objective import IDS, average, predictions
 
-START, LETTERS, LENGTH = 0, (1, 2, 3), 2
+START = 0
+LETTERS = (1, 2, 3)
+LENGTH = 2
 ANSWERS = list(product(LETTERS, repeat=LENGTH))
 REWARDS = np.random.default_rng(1).normal(0, 1, len(ANSWERS)).astype(np.float32)
-BATCHES, ROLLOUTS = 60, 2000
+BATCHES = 60
+ROLLOUTS = 2000
 RNG = np.random.default_rng(2)
 # logits of the next token, given the one before; only the letters can come
 CURRENT = np.full((IDS, IDS), -1e9, np.float32)
@@ -55,7 +58,8 @@ def probabilities(table: Any) -> Any:
     return jnp.exp(jnp.stack([log_softmax[START, a] + log_softmax[a, b] for a, b in ANSWERS]))
 
 
-EACH, BY_STALE = rollouts(), np.asarray(probabilities(STALE), np.float64)
+EACH = rollouts()
+BY_STALE = np.asarray(probabilities(STALE), np.float64)
 # what the stale policy happened to say
 SAMPLED = np.random.default_rng(3).choice(
     len(ANSWERS), (BATCHES, ROLLOUTS), p=BY_STALE / BY_STALE.sum()

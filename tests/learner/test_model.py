@@ -21,11 +21,9 @@ from tests.learner.conftest import CONTEXT
 from tests.learner.examples import Segment, example
 
 ROW = 48  # tokens: rows may be longer than the sequences that the model is for
-ONE, TWO, THREE = (
-    [1, 8, 11, 15, 8, 11, 2],
-    [1, 4, 5, 6, 7, 8, 9, 10, 11, 15, 4, 2],
-    list(np.random.default_rng(0).integers(0, 16, CONTEXT)),
-)
+ONE = [1, 8, 11, 15, 8, 11, 2]
+TWO = [1, 4, 5, 6, 7, 8, 9, 10, 11, 15, 4, 2]
+THREE = list(np.random.default_rng(0).integers(0, 16, CONTEXT))
 
 
 @pytest.fixture(autouse=True)

@@ -198,7 +198,8 @@ def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
         patch.setattr(
             process, "enable_compilation_cache", lambda directory: None
         )  # the session's cache
-        run, log = run_of(tmp_path_factory.mktemp("runs"), tiny), a_log()
+        run = run_of(tmp_path_factory.mktemp("runs"), tiny)
+        log = a_log()
         with compilations() as compiled, learning(run, log) as life:
             life.until(lambda: len(versions(log)) == 1)
             begun = versions(log)
@@ -271,8 +272,9 @@ def test_the_probe_is_what_the_announced_weights_say(lived: Lived, tmp_path: Pat
 
 def test_metrics_come_with_every_step(lived: Lived):
     names = (
-        "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s tokens_per_s export_s hash_s probe_s announce_s "
-        "checkpoint_s publish_s publish_wait_s batch_age_mean batch_age_max idle_s"
+        "loss policy_loss kl entropy ratio_mean ratio_max clip_fraction grad_norm step_s"
+        " tokens_per_s export_s hash_s probe_s announce_s checkpoint_s publish_s publish_wait_s"
+        " batch_age_mean batch_age_max idle_s"
     )
     for number, metric in enumerate(metrics(lived.log)):
         assert metric.step == number and {f"learner/{name}" for name in names.split()} <= set(
@@ -384,7 +386,8 @@ def test_what_was_trained_while_the_broker_was_away_is_announced_when_it_is_back
     lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Two commits fail. The learner goes on in the same life, and trains on nothing twice."""
-    log, steps = Away({"policy-versions": 1, "batches": 1, "metrics": 1}), list[int]()
+    log = Away({"policy-versions": 1, "batches": 1, "metrics": 1})
+    steps = list[int]()
     step = PolicyTrainer.step
     monkeypatch.setattr(
         PolicyTrainer,
@@ -412,7 +415,8 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
     """As on other hardware, or under changed settings. Version 0 came out the same, so it is
     announced once; nothing ends.
     """
-    announced, run = versions(lived.log), fresh(lived, tmp_path)
+    announced = versions(lived.log)
+    run = fresh(lived, tmp_path)
     log = a_log(announced[0], other_hash(announced[1]), batch(0), batch(1))
     with learning(run, log) as life:
         life.until(lambda: len(metrics(log)) == 2)
@@ -437,10 +441,8 @@ def test_a_version_that_comes_out_differently_is_announced_as_a_new_lineage(
 
 
 def test_where_that_is_asked_for_it_ends_the_run(lived: Lived, tmp_path: Path):
-    announced, run = (
-        versions(lived.log),
-        run_file.changed(fresh(lived, tmp_path), ["learner.on_divergence=stop"]),
-    )
+    announced = versions(lived.log)
+    run = run_file.changed(fresh(lived, tmp_path), ["learner.on_divergence=stop"])
     log = a_log(announced[0], other_hash(announced[1]), batch(0))
     said = dies_of(run, log, VersionMismatch)
     assert (
@@ -453,7 +455,8 @@ def test_where_that_is_asked_for_it_ends_the_run(lived: Lived, tmp_path: Path):
 
 
 def test_a_checkpoint_that_was_never_announced_is_refused(lived: Lived, tmp_path: Path):
-    announced, run = versions(lived.log), fresh(lived, tmp_path)
+    announced = versions(lived.log)
+    run = fresh(lived, tmp_path)
     shutil.copytree(lived.run.directory, run.directory)
     log = a_log(*announced[:3], other_hash(announced[3]))
     assert "has weights that lead never announced: it is of another run" in dies_of(
@@ -603,7 +606,8 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(lived: Lived, t
     )
     log = a_log(*(not_finite(batch(number)) for number in range(3)))
     assert dies_of(run, log, TrainingDiverged).startswith(
-        "nothing could be trained on in 2 steps in a row, up to batch 1; lower learner.learning_rate"
+        "nothing could be trained on in 2 steps in a row, up to batch 1; lower"
+        " learner.learning_rate"
     )
     assert [record.version for record in versions(log)] == [0, 1]
 
@@ -629,7 +633,8 @@ def next_batch(log: MemoryLog) -> object:
 
 
 def test_the_parts_of_an_earlier_log_give_one_batch_and_the_offset_behind_the_last():
-    log, parts = a_log(), split_batch(batch(5), limit_bytes=100)
+    log = a_log()
+    parts = split_batch(batch(5), limit_bytes=100)
     send(log, *parts)
     made = next_batch(log)
     assert (

@@ -63,7 +63,8 @@ class FullStore(Store):
 
 class GatedWriter:
     def __init__(self, writer: Writer, gate: Gate) -> None:
-        self._writer, self._gate = writer, gate
+        self._writer = writer
+        self._gate = gate
 
     def commit(self, messages: Sequence[Message]) -> int:
         self._gate()
@@ -124,7 +125,8 @@ def test_what_is_announced_is_the_policy_before_the_next_step(
     with made(policy, log) as publisher:
         publisher.store = GatedStore(f"{run.store}/lead", gate)
         policy.step(taken(0))
-        wanted, probe = policy.sha256(), policy.probe()
+        wanted = policy.sha256()
+        probe = policy.probe()
         publisher.publish(0)
         policy.step(taken(1))  # it takes the memory of the one before for its own
         assert policy.version == 2 and versions(log) == []

@@ -45,7 +45,8 @@ def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recor
         patch.setattr(
             process, "enable_compilation_cache", lambda directory: None
         )  # the session's cache
-        run, log = run_of(tmp_path_factory.mktemp("runs"), tiny), a_log(*map(batch, range(BATCHES)))
+        run = run_of(tmp_path_factory.mktemp("runs"), tiny)
+        log = a_log(*map(batch, range(BATCHES)))
         with learning(run, log) as life:
             life.until(lambda: len(metrics(log)) == BATCHES)
         yield Recording(run, log)  # with checkpoints of versions 2 and 4
@@ -198,7 +199,10 @@ def test_a_fork_without_its_first_checkpoint_says_so(made: Recording, tmp_path: 
     with (
         pytest.raises(
             CheckpointError,
-            match=r"^run f begins with version 3 of small, and its checkpoint in .* is gone; fork again",
+            match=(
+                r"^run f begins with version 3 of small, and its checkpoint in .* is gone; fork"
+                r" again"
+            ),
         ),
         open_trainer(run),
     ):
@@ -217,7 +221,8 @@ def test_a_second_learner_joins_and_disturbs_nobody(made: Recording, tmp_path: P
     """From the beginning, with another loss: versions of its own from the same batches; nothing of
     the lead's has changed afterwards.
     """
-    run, log = copied(made, tmp_path), a_log(*versions(made.log), *map(batch, range(BATCHES)))
+    run = copied(made, tmp_path)
+    log = a_log(*versions(made.log), *map(batch, range(BATCHES)))
     before = files(run.directory)
     with learning(run, log, "second", overrides=OTHER) as life:
         life.until(lambda: len(metrics(log, "second")) == BATCHES)
@@ -239,7 +244,8 @@ def test_a_second_learner_can_begin_where_the_lead_was(made: Recording, tmp_path
     """At version 3, whose weights and optimiser are computed from the checkpoint of version 2; then
     again, when it is started again.
     """
-    run, log = copied(made, tmp_path), a_log(*versions(made.log), *map(batch, range(BATCHES)))
+    run = copied(made, tmp_path)
+    log = a_log(*versions(made.log), *map(batch, range(BATCHES)))
     with learning(run, log, "same", at=3) as life:
         life.until(lambda: len(metrics(log, "same")) == 1)
     assert [(v.version, v.sha256) for v in versions(log, "same")] == list(

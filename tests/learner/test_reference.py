@@ -70,7 +70,10 @@ def test_a_model_with_fewer_tokens_is_no_reference(tmp_path: Path):
         use_mesh(),
         pytest.raises(
             ModelError,
-            match=r"^reference .*small knows token ids below 6, the policy's tokenizer those below 16; ",
+            match=(
+                r"^reference .*small knows token ids below 6, the policy's tokenizer those below"
+                r" 16; "
+            ),
         ),
     ):
         ReferenceModel(run, tokenizer_ids=16).load(EXTERNAL, small)

@@ -20,8 +20,11 @@ from tests.learner import plain_llama
 from tests.learner.conftest import CONTEXT
 from tests.learner.examples import Segment, example
 
-ROWS, ROW = 2, 32
-GOOD, BAD = [1, 8, 11, 15, 8, 11, 2], [1, 8, 11, 15, 9, 9, 9]  # answers to "47="
+ROWS = 2
+ROW = 32
+# answers to "47="
+GOOD = [1, 8, 11, 15, 8, 11, 2]
+BAD = [1, 8, 11, 15, 9, 9, 9]
 # logprobs of an older policy: ratios on both sides of the clip range
 LITTLE_KNOWN = (-3.5, -2.0, -2.7)
 COMPILED: list[str] = []
@@ -124,7 +127,8 @@ def test_a_step_goes_down_the_slope_of_the_loss(tiny: Path, tmp_path: Path):
     with Training(tiny, kl_coefficient=0.1, learning_rate=1e-4) as training:
         first = training.step(batch(temperature=0.7))
         export.save(export.state_dict(training.state.model), tiny, tmp_path)
-    before, after = load_file(tiny / export.WEIGHTS), load_file(tmp_path / export.WEIGHTS)
+    before = load_file(tiny / export.WEIGHTS)
+    after = load_file(tmp_path / export.WEIGHTS)
     assert max(float(np.abs(after[name] - before[name]).max()) for name in before) == pytest.approx(
         1e-4, rel=1e-2
     )
@@ -242,7 +246,8 @@ def test_a_batch_of_another_number_of_rows_is_trained_on_whole(tiny: Path):
     """It was made under earlier settings. Rows of padding change nothing: three rows give what the
     first one gives alone.
     """
-    good, found = [Segment(GOOD, 4, 1.0, LITTLE_KNOWN)], list[list[np.ndarray]]()
+    good = [Segment(GOOD, 4, 1.0, LITTLE_KNOWN)]
+    found = list[list[np.ndarray]]()
     for rows in (1, 3):
         with Training(tiny, kl_coefficient=0.1) as training:
             assert training.step(example([good, *([[]] * (rows - 1))], ROW))["grad_norm"] > 0

@@ -74,7 +74,8 @@ def test_after_a_kill_it_is_not_running_and_starts_again_on_its_data(directory: 
 
 
 def test_two_commands_at_once_start_one(directory: Path):
-    both_in, addresses = threading.Barrier(2), list[str]()
+    both_in = threading.Barrier(2)
+    addresses = list[str]()
 
     def use() -> None:
         with broker.ensure_running(directory) as address:

@@ -25,11 +25,9 @@ def fake_java(directory: Path, version: str) -> str:
 def test_java_is_the_one_of_java_home_then_of_path_then_of_pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    old, home, path = (
-        fake_java(tmp_path / "old", "1.8.0_402"),
-        fake_java(tmp_path / "home", "21.0.1"),
-        fake_java(tmp_path / "path", "17"),
-    )
+    old = fake_java(tmp_path / "old", "1.8.0_402")
+    home = fake_java(tmp_path / "home", "21.0.1")
+    path = fake_java(tmp_path / "path", "17")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{Path(path).parent}:/bin:/usr/bin")
     assert distribution.find_java() == home

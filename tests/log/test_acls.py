@@ -30,7 +30,10 @@ PARTS = {
     "env-out": ("demand servers", "rollouts.out metrics", ""),
     "buffer": (
         "rollouts.a rollouts.out policy-versions",
-        f"groups.a groups.out fates metrics {DEAD}.rollouts.a {DEAD}.rollouts.out {DEAD}.policy-versions",
+        (
+            f"groups.a groups.out fates metrics {DEAD}.rollouts.a {DEAD}.rollouts.out"
+            f" {DEAD}.policy-versions"
+        ),
         "journal.buffer",
     ),
     "batcher": (
@@ -132,7 +135,8 @@ class People(NamedTuple):
         """The pattern of the one line that says so."""
         return (
             re.escape(
-                f"user '{self.run.run}.{role}' may not {what} on {self.secure.address}; `streamrl topics acls RUN.yaml` lists"
+                f"user '{self.run.run}.{role}' may not {what} on {self.secure.address}; `streamrl"
+                " topics acls RUN.yaml` lists"
             )
             + r"[^\n]*$"
         )
@@ -168,10 +172,8 @@ def commit_offsets(people: People, role: str, identity: str, position: tuple[str
 @pytest.mark.parametrize("role", ALLOWED)
 def test_the_broker_allows_each_role_what_its_part_does_and_nothing_else(people: People, role: str):
     """The broker's own answer, for every topic of the run."""
-    planned, admin = (
-        [topic.name for topic in topics.plan(people.run)],
-        AdminClient(people.settings(role)),
-    )
+    planned = [topic.name for topic in topics.plan(people.run)]
+    admin = AdminClient(people.settings(role))
     futures = admin.describe_topics(TopicCollection(planned), include_authorized_operations=True)
     found: dict[str, str] = {}
     for name, future in futures.items():
@@ -203,10 +205,8 @@ def test_an_env_does_its_work(people: People):
     "topic", ["batches", "policy-versions", "rollouts.out", "groups.a", "config"]
 )
 def test_an_env_cannot_read_what_is_not_its_business(people: People, topic: str):
-    log, refused = (
-        people.log("env-a"),
-        people.refused("env-a", f"read topic {people.run.run}.{topic}"),
-    )
+    log = people.log("env-a")
+    refused = people.refused("env-a", f"read topic {people.run.run}.{topic}")
     with pytest.raises(AccessDenied, match=refused):
         log.reader({(topic, 0): 0})
     with pytest.raises(AccessDenied, match=refused):
@@ -239,10 +239,8 @@ def test_it_cannot_read_what_it_may_write(people: People, topic: str):
 )
 def test_an_env_cannot_write_what_is_not_its_own(people: People, topic: str):
     """Not in a transaction either, next to what is its own; and then nothing of that is written."""
-    refused, before = (
-        people.refused("env-a", f"write to topic {people.run.run}.{topic}"),
-        end_offset(people.log("auditor"), "rollouts.a", 0),
-    )
+    refused = people.refused("env-a", f"write to topic {people.run.run}.{topic}")
+    before = end_offset(people.log("auditor"), "rollouts.a", 0)
     with pytest.raises(AccessDenied, match=refused):
         write(people, "env-a", "env-a-1", "rollouts.a", topic)
     plain = people.log("env-a").producer()
@@ -315,7 +313,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_password_a_false_certificate_and_no_tls_do_not_get_in(
     people: People, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    good, false = people.settings("buffer"), make_certificates(tmp_path, ())
+    good = people.settings("buffer")
+    false = make_certificates(tmp_path, ())
     quickly(monkeypatch)
     for settings, error, says in (
         (

@@ -65,7 +65,8 @@ def test_a_small_record_is_left_alone_and_a_large_one_comes_back_as_it_was():
 
 @pytest.mark.parametrize("start", range(8))
 def test_a_reader_that_begins_between_chunks_finds_what_the_others_find(start: int):
-    a, b = pieces("a"), pieces("b")
+    a = pieces("a")
+    b = pieces("b")
     log = log_of(a[0], b[0], a[1], Message("in", b"k", b"v"), b[1], a[2], b[2])
     assert found(log) == [(3, b"k1"), (5, b"a25"), (6, b"b25")]
     assert found(log, start) == [one for one in found(log) if one[0] >= start]
@@ -73,7 +74,8 @@ def test_a_reader_that_begins_between_chunks_finds_what_the_others_find(start: i
 
 
 def broken() -> dict[str, list[Message]]:
-    a, b = pieces("a"), pieces("b")
+    a = pieces("a")
+    b = pieces("b")
     head = (CHUNK_SCHEMA, (CHUNK_HEADER, b"a 0 2 3 4 5"))
     return {
         "the first is missing": a[1:],
@@ -131,7 +133,8 @@ def test_chunks_without_end_take_bounded_memory_and_what_is_too_far_apart_is_no_
         assert chunk is not None and assembler.add(chunk) is None
         held = [piece for record in assembler.begun.values() for piece in record.pieces]
         assert sum(map(len, held)) <= 100
-    a, others = pieces("a"), [piece for letter in "bcde" for piece in pieces(letter)]
+    a = pieces("a")
+    others = [piece for letter in "bcde" for piece in pieces(letter)]
     assert [size for _, size in found(log_of(*a[:2], *others[:10], a[2]))][-1] == b"a5", (
         "85 bytes between: with its own 110"
     )

@@ -28,7 +28,8 @@ def test_messages_come_back_as_they_were():
 
 
 def test_rollouts_are_decoded_beside_their_bytes():
-    good, failed = rollout(reward=0.5, version=3), rollout(sample=1, failure="timed out")
+    good = rollout(reward=0.5, version=3)
+    failed = rollout(sample=1, failure="timed out")
     first, second = to_arrow(TOPIC, [lying(good), lying(failed, 1)]).to_pylist()
     assert first["value"] == encode(good) and first["timestamp"].timestamp() == 1.5
     assert (first["environment"], first["problem_id"], first["rollout_uid"], first["reward"]) == (

@@ -38,7 +38,8 @@ class Exported(Log):
     """A log in memory that is read through an export of what it holds at that moment."""
 
     def __init__(self, directory: Path) -> None:
-        self._memory, self._directory = MemoryLog(TOPICS), directory
+        self._memory = MemoryLog(TOPICS)
+        self._directory = directory
 
     def topics(self) -> dict[str, int]:
         return self._files().topics()
@@ -216,7 +217,8 @@ def test_reading_between_offsets(open_recording: Open):
 
 def test_a_reader_follows(open_log: Open):
     log = open_log()
-    writer, reader = log.writer("a"), log.reader({("out", 0): 0})
+    writer = log.writer("a")
+    reader = log.reader({("out", 0): 0})
     assert reader.poll(10, 0.05) == []
     writer.commit([message("k", "1", "out")])
     assert [m.value for m in drain(reader, 1)] == [b"1"]

@@ -71,7 +71,8 @@ def test_lag_is_what_lies_before_the_ends_last_seen(log: InstrumentedLog, memory
 def test_transactions_are_timed_and_their_records_counted(
     log: InstrumentedLog, memory: MemoryLog, time: Time, monkeypatch: pytest.MonkeyPatch
 ):
-    writer, real = log.writer("buffer"), MemoryLog.commit
+    writer = log.writer("buffer")
+    real = MemoryLog.commit
     log.reader({("in", 0): 0})
     # a first one is one more
     assert log.metrics()["part/dead_letters/in"] == 0 and log.metrics()["part/transactions"] == 0
@@ -152,7 +153,9 @@ def test_a_broker_that_does_not_answer_is_no_error_here(log: InstrumentedLog):
 
 
 def test_a_part_turns_when_it_uses_its_log(log: InstrumentedLog, time: Time):
-    reader, writer, meter = log.reader({("in", 0): 0}), log.writer("a"), Meter(log, "a")
+    reader = log.reader({("in", 0): 0})
+    writer = log.writer("a")
+    meter = Meter(log, "a")
     for use in (
         lambda: reader.poll(1, 0),
         lambda: writer.commit([]),

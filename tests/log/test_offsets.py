@@ -23,7 +23,8 @@ def planned(there: list[int], end: int, start: int = 0) -> list[tuple[list[int],
 
 def written(made: list[WriteOp]) -> tuple[list[int], int]:
     """What a broker makes of the steps: the offsets that a reader sees, and the end."""
-    seen, next_offset = list[int](), 0
+    seen = list[int]()
+    next_offset = 0
     for step in made:
         for _ in step.messages:
             seen.append(next_offset)

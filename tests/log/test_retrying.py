@@ -29,7 +29,8 @@ class FailingLog(MemoryLog):
 
     def __init__(self, *fails: str) -> None:
         super().__init__({"out": 1, "journal.a": 1})
-        self.fails, self.opened = list(fails), 0
+        self.fails = list(fails)
+        self.opened = 0
 
     def writer(self, identity: str, changelog_topic: str = "") -> MemoryWriter:
         self.opened += 1
@@ -152,7 +153,8 @@ def test_records_of_others_in_the_same_memory_are_no_rivals():
 
 
 def test_it_gives_up_when_it_is_told_to_stop_and_says_what_failed_first():
-    log, stop = FailingLog("lost"), threading.Event()
+    log = FailingLog("lost")
+    stop = threading.Event()
     stop.set()
     with pytest.raises(TransactionFailed, match="lost"):
         RetryingWriter(log, "a", "journal.a", stop=stop).commit([entry(b"0")])

@@ -163,7 +163,8 @@ def test_topics_of_which_some_cannot_be_made_are_all_taken_back(monkeypatch: pyt
     class Cluster:
         """One that makes the first topic and refuses the others."""
 
-        address, there = "nowhere", dict[str, tuple[int, int]]()
+        address = "nowhere"
+        there = dict[str, tuple[int, int]]()  # noqa: RUF012
 
         def __init__(self, settings: object) -> None: ...
 
@@ -310,7 +311,10 @@ def test_partitions_change_only_before_there_is_data(cluster: dict[str, Any], ru
     writer.close()
     with pytest.raises(
         ConfigError,
-        match=r"rollouts.a: topics.partitions: 2 there with data, 3 in the run file: they are fixed .* use a new run name",
+        match=(
+            r"rollouts.a: topics.partitions: 2 there with data, 3 in the run file: they are fixed"
+            r" .* use a new run name"
+        ),
     ):
         topics.apply(run_file(run_name, partitions=3, retention_hours=1), cluster)
     assert log.topics()["rollouts.b"] == 2, "a refused change changes nothing"
@@ -335,10 +339,12 @@ def test_what_the_cluster_cannot_do_is_said_with_the_setting(
 
 def test_two_runs_on_one_broker_do_not_meet(cluster: dict[str, Any], run_name: str):
     """Not even when the name of one begins like the other's."""
-    one, other = run_file(run_name), run_file(f"{run_name}-b")
+    one = run_file(run_name)
+    other = run_file(f"{run_name}-b")
     topics.apply(one, cluster)
     topics.apply(other, cluster)
-    first, second = KafkaLog(cluster, one.run), KafkaLog(cluster, other.run)
+    first = KafkaLog(cluster, one.run)
+    second = KafkaLog(cluster, other.run)
     assert first.topics() == second.topics()
     writer = first.writer("buffer")
     writer.commit([Message("batches", b"0", b"of one")])

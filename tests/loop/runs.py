@@ -128,7 +128,8 @@ class Live:
 
     def part(self, name: str) -> psutil.Process:
         """The process of a part, by its command line."""
-        role, options = name.split()[0], name.split()[1:]
+        role = name.split()[0]
+        options = name.split()[1:]
         for process in self.processes():
             line = command_line(process)
             if (

@@ -35,7 +35,9 @@ from tests.support.rubbish import KIND, KINDS, LARGE, SCHEMA, bad
 from tests.support.waiting import patience, until
 
 # 40 groups of 2 rollouts of 5 tokens an env are its half of a batch of 800 tokens
-ROUNDS, BAD_A_ROUND, GROUPS = 10, 1000, 40
+ROUNDS = 10
+BAD_A_ROUND = 1000
+GROUPS = 40
 SETTINGS = {
     "envs": {"copy": {"fraction": 0.5}, "add": {"fraction": 0.5}},
     # this is what it is about: read on whatever comes
@@ -107,11 +109,9 @@ def send(log: KafkaLog, messages: list[Message]) -> None:
 
 def test_ten_thousand_malformed_records_stop_nobody(broker: str, run: tuple[RunFile, Path]):
     settings, path = run
-    log, random, names = (
-        KafkaLog({"bootstrap.servers": broker}, settings.run),
-        np.random.default_rng(0),
-        sorted(KINDS),
-    )
+    log = KafkaLog({"bootstrap.servers": broker}, settings.run)
+    random = np.random.default_rng(0)
+    names = sorted(KINDS)
     memory: dict[str, list[float]] = {name: [] for name in ROLES}
     with parts(path, broker) as processes:
         for version in range(ROUNDS):
@@ -198,7 +198,8 @@ def test_a_source_of_rubbish_is_left_alone_and_the_command_line_shows_and_puts_b
 ):
     settings, path = run
     path.write_text(path.read_text().replace("max_invalid_frac: 1", "max_invalid_frac: 0.5"))
-    log, random = KafkaLog({"bootstrap.servers": broker}, settings.run), np.random.default_rng(0)
+    log = KafkaLog({"bootstrap.servers": broker}, settings.run)
+    random = np.random.default_rng(0)
     with parts(path, broker):
         announce(log, 0)
         send(log, [bad("too far ahead", n, random) for n in range(1500)])

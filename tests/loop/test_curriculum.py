@@ -24,10 +24,8 @@ def test_stages_follow_one_another_and_the_last_is_learned(tmp_path: Path):
         run.nothing_left()
         report = run.report()["envs"]
         with connect.connect_or_start(run.run):
-            stages, left_out = (
-                metric_values(run, "batcher/curriculum_stage"),
-                metric_values(run, "env/left_out"),
-            )
+            stages = metric_values(run, "batcher/curriculum_stage")
+            left_out = metric_values(run, "env/left_out")
             used = {env: metric_values(run, f"batches/{env}/frac_used") for env in settings["envs"]}
         replayed = run.command("replay", str(run.file), timeout_s=300)
     print(

@@ -52,10 +52,8 @@ def topic(run: Live, name: str) -> list[Record]:
 
 def by_transformers(directory: Path, sequences: list[np.ndarray]) -> list[np.ndarray]:
     asked = json.dumps([[int(token) for token in ids] for ids in sequences])
-    command, environment = (
-        [str(Inference().interpreter), "-c", SCORES, str(directory)],
-        {**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
+    command = [str(Inference().interpreter), "-c", SCORES, str(directory)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command, input=asked, capture_output=True, text=True, timeout=patience(300), env=environment
     )
@@ -70,7 +68,8 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
         ended = run.wait(900)
         evals = run.report()["evals"]["copy-digits"]
         print(
-            f"exit {ended}, {run.report()['steps']} steps in {run.report()['wall_s']:.0f} s: {evals}"
+            f"exit {ended}, {run.report()['steps']} steps in {run.report()['wall_s']:.0f} s:"
+            f" {evals}"
         )
         assert ended == 0, run.said()
         run.nothing_left()
@@ -95,7 +94,8 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
         assert asked.returncode == 0, asked.stderr
         run.nothing_left()
 
-        records, trained = topic(run, "evals"), topic(run, "rollouts.copy-digits")
+        records = topic(run, "evals")
+        trained = topic(run, "rollouts.copy-digits")
         made = [record for record in records if isinstance(record, Evaluation)]
         answers = [record for record in records if isinstance(record, Rollout)]
         assert (
@@ -129,10 +129,8 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
                 np.concatenate([turn.tokens for turn in answer.turns if turn.tokens is not None])
                 for answer in chosen
             ]
-            ours, theirs = (
-                learner_logprobs(out, sequences, 1.0, 64),
-                by_transformers(out, sequences),
-            )
+            ours = learner_logprobs(out, sequences, 1.0, 64)
+            theirs = by_transformers(out, sequences)
             off = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
             served = learner_logprobs(out, sequences, 0.7, 64)
             said = max(
@@ -141,6 +139,7 @@ def test_policies_are_evaluated_while_they_learn_and_afterwards_and_leave_as_mod
                 if (t := answer.turns[1].logprobs) is not None
             )
             print(
-                f"version {version}, {how}: {len(chosen)} answers, transformers off by {off:.1e}, the evaluator's server by {said:.1e}"
+                f"version {version}, {how}: {len(chosen)} answers, transformers off by {off:.1e},"
+                f" the evaluator's server by {said:.1e}"
             )
             assert len(chosen) == 64 and off <= 1e-4 and said <= 1e-4

@@ -60,7 +60,8 @@ def test_a_second_learner_joins_a_live_run(tmp_path: Path):
         assert second.wait(patience(60)) == 0, (tmp_path / "second.log").read_text()
         run.advances(1, "of the lead, without it", 120)
 
-        lead, other = announced(run, "lead"), announced(run, "second")
+        lead = announced(run, "lead")
+        other = announced(run, "second")
         assert sorted(lead) == list(range(max(lead) + 1)) and sorted(other) == list(
             range(AT, max(other) + 1)
         )

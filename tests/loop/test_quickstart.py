@@ -92,7 +92,8 @@ def ends_well(run: Live) -> dict[str, Any]:
 
 def kill_and_go_on(run: Live, part: str) -> None:
     """SIGKILL, and nobody lends a hand: another process takes its place, and versions go on."""
-    killed, version = run.part(part), run.version()
+    killed = run.part(part)
+    version = run.version()
     killed.kill()
     run.until(lambda: any_part(run, part, killed.pid), f"another process of {part}", 60)
     run.until(

@@ -31,7 +31,8 @@ def test_grpo_learns_with_a_pool_that_loses_a_worker(tmp_path: Path):
         run.until(lambda: any_part(run, WORKER, old), "the worker's next life")
         assert run.wait(900) == 0, run.said()
         run.nothing_left()
-        report, file = run.report(), str(run.run.directory / "run.yaml")
+        report = run.report()
+        file = str(run.run.directory / "run.yaml")
         with connect.connect_or_start(run.run):
             scores = [
                 record for record in run.records("scores", "scores") if isinstance(record, Scores)

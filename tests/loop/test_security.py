@@ -63,7 +63,9 @@ class Run:
             "inference": {"api_key": "env:STREAMRL_TEST_KEY"},
             "orchestrator": {"max_steps": STEPS},
         }
-        self.secure, self.directory, self.file = secure, directory, directory / "run.yaml"
+        self.secure = secure
+        self.directory = directory
+        self.file = directory / "run.yaml"
         self.file.write_text(yaml.safe_dump(settings))
         self.settings: RunFile = run_file.load(self.file)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -106,10 +108,8 @@ class Run:
     def command(
         self, role: str, *arguments: str, secret: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        command, environment = (
-            [sys.executable, "-m", "streamrl.cli", *arguments, str(self.file)],
-            self.environment(role, secret),
-        )
+        command = [sys.executable, "-m", "streamrl.cli", *arguments, str(self.file)]
+        environment = self.environment(role, secret)
         return subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=patience(60)
         )
@@ -134,7 +134,8 @@ def learn(run: Run, server: Stub, command_lines: set[str]) -> None:
     """Play the learner and the inference agent until the orchestrator has seen enough. Every
     version is served as soon as it is announced.
     """
-    learner, agent = run.log("learner"), run.log("inference").producer()
+    learner = run.log("learner")
+    agent = run.log("inference").producer()
     writer = learner.writer("learner-lead")
     deadline = time.monotonic() + patience(60)
 
@@ -268,8 +269,8 @@ def test_what_is_refused_is_one_line_without_a_secret(run: Run):
     refused = run.command("env-copy-digits", "batcher")
     assert refused.returncode == AccessDenied.exit_code
     assert (
-        f"streamrl: user '{run.settings.run}.env-copy-digits' may not write as transactional id {run.settings.run}.batcher"
-        in refused.stderr
+        f"streamrl: user '{run.settings.run}.env-copy-digits' may not write as transactional id"
+        f" {run.settings.run}.batcher" in refused.stderr
     )
     stranger = run.command("buffer", "buffer", secret="hunter2-is-wrong")
     assert (

@@ -159,7 +159,8 @@ def check_requests(run: Live, begin_s: float, end_s: float) -> None:
     (`test_registry.py` has equal ones: 10 %). More turns stay where their conversation was than a
     third, which is chance.
     """
-    asked, pairs = dict[tuple[str, str] | tuple[str, int], Request](), list[tuple[str, str]]()
+    asked = dict[tuple[str, str] | tuple[str, int], Request]()
+    pairs = list[tuple[str, str]]()
     for rollout in published(run):
         turns = [
             (turn.timestamp or 0.0, turn.inference_metadata.server)
@@ -177,7 +178,8 @@ def check_requests(run: Live, begin_s: float, end_s: float) -> None:
     stayed = sum(one == other for one, other in pairs) / len(pairs)
     even = counts.total() / 3
     print(
-        f"{counts.total()} requests while there were three: {dict(counts)}; {stayed:.1%} of the turns stayed where they were"
+        f"{counts.total()} requests while there were three: {dict(counts)}; {stayed:.1%} of the"
+        " turns stayed where they were"
     )
     assert set(counts) == {"inference-0", "inference-1", "inference-2"} and stayed > 0.5
     assert all(abs(count - even) <= 0.2 * even for count in counts.values()), counts
@@ -202,7 +204,8 @@ def check_capacity(run: Live) -> None:
     assert all(outstanding <= capacity for outstanding, capacity in account) and max(mixed) > 0
     most = max(outstanding for outstanding, _ in account)
     print(
-        f"at most {most:.0f} groups outstanding, never above the capacity; {share:.1%} of what was trained on is of mixed versions"
+        f"at most {most:.0f} groups outstanding, never above the capacity; {share:.1%} of what was"
+        " trained on is of mixed versions"
     )
 
 

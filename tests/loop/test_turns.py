@@ -20,7 +20,8 @@ def test_it_is_learned_token_for_token(name: str, tmp_path: Path):
         ended = run.wait(900)
         found = run.report()["envs"][name]
         print(
-            f"{name}: exit {ended}, {run.report()['steps']} steps in {run.report()['wall_s']:.0f} s: {found}"
+            f"{name}: exit {ended}, {run.report()['steps']} steps in {run.report()['wall_s']:.0f}"
+            f" s: {found}"
         )
         assert found["reward_mean_last20"] >= found["reward_mean_first20"] + 0.2, run.said()
         assert run.report()["logprob_mismatch_max_abs"] <= 1e-4

@@ -31,9 +31,11 @@ def test_one_of_each_sort_is_learned_token_for_token(tmp_path: Path):
     settings = yaml.safe_load((ROOT / "deploy" / "runs" / "verifiers.yaml").read_text())
     with live(tmp_path, settings) as run:
         run.up()
-        ended, report = run.wait(1500), run.report()
+        ended = run.wait(1500)
+        report = run.report()
         print(
-            f"exit {ended}, {report['steps']} steps in {report['wall_s']:.0f} s, logprobs off by {report['logprob_mismatch_max_abs']}"
+            f"exit {ended}, {report['steps']} steps in {report['wall_s']:.0f} s, logprobs off by"
+            f" {report['logprob_mismatch_max_abs']}"
         )
         print(
             {

@@ -90,9 +90,10 @@ def frame() -> Frame:
 
 
 def test_a_line_has_it_all(frame: Frame):
-    assert line(frame) == (
-        "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age 0.75 | mixed 12.5 % | expired – | "
-        "inference-0 v7 | 9:30 left | restarts: buffer 2"
+    assert (
+        line(frame)
+        == "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age"
+        " 0.75 | mixed 12.5 % | expired – | inference-0 v7 | 9:30 left | restarts: buffer 2"
     )
 
 

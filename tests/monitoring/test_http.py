@@ -162,7 +162,8 @@ def test_a_loop_that_does_not_turn_is_not_alive(run: RunFile):
         assert "buffer: its loop last turned" in get(f"{base}/livez")[1]
         # a step may take long
         assert get(noted(run, "learner-lead")[0].replace("/metrics", "/livez")) == (200, "alive\n")
-        reader, stop = log.reader({("in", 0): 0}), threading.Event()
+        reader = log.reader({("in", 0): 0})
+        stop = threading.Event()
         turning = threading.Thread(
             target=lambda: [reader.poll(1, 0.001) for _ in iter(stop.is_set, True)]
         )
@@ -221,10 +222,8 @@ def test_the_command_line_says_where(run: RunFile):
 
 
 def test_a_run_may_show_nothing(run: RunFile):
-    silent, memory = (
-        run.model_copy(update={"metrics": run_file.Metrics(serve=False)}),
-        MemoryLog(TOPICS),
-    )
+    silent = run.model_copy(update={"metrics": run_file.Metrics(serve=False)})
+    memory = MemoryLog(TOPICS)
     with serving(silent, memory, "buffer") as log:
         same: Log = memory
         assert log is same and not (run.directory.parent / ".targets").exists()
@@ -278,7 +277,8 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_work(run: RunFil
 def test_every_part_is_served_under_its_name_and_where_it_is_asked_to(
     command: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    file, served = tmp_path / "run.yaml", list[tuple[str, ListenOverride]]()
+    file = tmp_path / "run.yaml"
+    served = list[tuple[str, ListenOverride]]()
     file.write_text(yaml.safe_dump(data_path.RUN.model_dump(mode="json")))
 
     @contextlib.contextmanager

@@ -19,7 +19,8 @@ from streamrl.monitoring.metric_names import (
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 LITERAL = re.compile(
-    r'f?"((?:part|worker|buffer|replays|batcher|batches|learner|env|inference|scorer|evals|orchestrator)/[^" ]+)"'
+    r'f?"((?:part|worker|buffer|replays|batcher|batches|learner|env|inference|scorer|evals|orchestrator)/[^"'
+    r' ]+)"'
 )
 SOURCES = [
     p for p in (Path(__file__).parents[2] / "streamrl").rglob("*.py") if p.name != "metric_names.py"
@@ -93,7 +94,8 @@ def test_a_curve_has_the_part_behind_its_name_where_each_part_has_one():
 
 def test_the_page_has_the_whole_list():
     assert table() in PAGE.read_text(), (
-        "run `python -m streamrl.monitoring.metric_names` and put what it prints into docs/metrics.md"
+        "run `python -m streamrl.monitoring.metric_names` and put what it prints into"
+        " docs/metrics.md"
     )
 
 

@@ -175,7 +175,8 @@ def test_files_and_words(run: RunFile, log: MemoryLog):
     with Image.open(run.directory / "reward.png") as picture:
         assert picture.width > 1_000 and len(set(picture.convert("L").tobytes())) > 20
     assert report.summary_line(made).startswith(
-        "3 steps in 0 s; reward copy 0.417 -> 0.417 (4 rollouts), add 1.000 -> 1.000 (1 rollouts); logprobs off by 2.0e-06 over 127 tokens"
+        "3 steps in 0 s; reward copy 0.417 -> 0.417 (4 rollouts), add 1.000 -> 1.000 (1 rollouts);"
+        " logprobs off by 2.0e-06 over 127 tokens"
     )
     assert {"kafka", "vllm", "levanter", "jax", "streamrl", "python"} <= set(made["versions"])
 

@@ -34,7 +34,8 @@ def run() -> RunFile:
 
 def test_lag_counts_records_and_not_markers():
     log = MemoryLog(TOPICS)
-    groups, batcher = log.writer("buffer"), log.writer("batcher")
+    groups = log.writer("buffer")
+    batcher = log.writer("batcher")
     for key in (b"a", b"b", b"c"):
         # offsets 0, 2, 4; a marker behind each
         groups.commit([Message("groups.copy", key, b"x", partition=1)])

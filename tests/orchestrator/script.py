@@ -18,7 +18,8 @@ from tests.support import build
 
 def batch(number: int, rewards: dict[str, list[float]], oldest: int | None = None) -> Batch:
     """A batch of one group an env, with these rewards."""
-    counts, n = [len(r) for r in rewards.values()], sum(map(len, rewards.values()))
+    counts = [len(r) for r in rewards.values()]
+    n = sum(map(len, rewards.values()))
     return Batch(
         number=number,
         policy_version=number,
@@ -46,8 +47,11 @@ def play(run: RunFile, log: Log, steps: int, pause_s: float = 0.02) -> None:
     """The topics of a run of `steps` steps: a reward of 0 in the first half, 1 in the second; one
     of ten rollouts expires.
     """
-    writer, meter, envs = log.producer(), Meter(log, "batcher"), list(run.envs)
-    inference, offset = Meter(log, "inference-0"), 0
+    writer = log.producer()
+    meter = Meter(log, "batcher")
+    envs = list(run.envs)
+    inference = Meter(log, "inference-0")
+    offset = 0
 
     def send(topic: str, key: str, record: object) -> None:
         writer.send(to_message(Output(topic, key, record)))  # type: ignore[arg-type]

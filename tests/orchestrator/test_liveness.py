@@ -39,7 +39,8 @@ def test_a_part_whose_loop_stands_hangs(run: RunFile, client: httpx.Client):
     log = MemoryLog({"in": 1})
     with serving(run, log, "buffer") as watched:
         until(lambda: listening(note_of(run, "buffer")) != "")
-        reader, life = watched.reader({("in", 0): 0}), ProbeState()
+        reader = watched.reader({("in", 0): 0})
+        life = ProbeState()
 
         def asked() -> str:
             ask(client, listening(note_of(run, "buffer")), life, 5.0, 60.0)
@@ -56,7 +57,8 @@ def test_a_part_whose_loop_stands_hangs(run: RunFile, client: httpx.Client):
 
 def test_a_part_that_holds_its_interpreter_hangs_after_its_limit(client: httpx.Client):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        address, life = f"127.0.0.1:{deaf.getsockname()[1]}", ProbeState()
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        life = ProbeState()
         ask(client, address, life, 5.0, 8.0)
         assert life.hangs == ""
         ask(client, address, life, 5.0, 8.0)

@@ -60,7 +60,8 @@ def test_a_part_that_hangs_is_ended_and_started_again(
         parts, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
     )
     monkeypatch.setattr(liveness, "PERIOD_S", 0.01)
-    said, supervisor = Said(), Supervisor(tmp_path / "logs")
+    said = Said()
+    supervisor = Supervisor(tmp_path / "logs")
     try:
         with Liveness(run, topology.identities(run)) as asked:
             supervised = SupervisedParts(run, supervisor, asked)
@@ -75,7 +76,8 @@ def test_a_part_that_hangs_is_ended_and_started_again(
         supervisor.close(limit_s=1.0)
     assert (
         said.lines[0]
-        == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is 60 s"
+        == "buffer is ended, and started again: buffer: its loop last turned 61 s ago, the limit is"
+        " 60 s"
     )
     assert lives.pop("buffer") >= 1 and set(lives.values()) == {0}
 

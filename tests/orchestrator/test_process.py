@@ -231,11 +231,9 @@ def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: 
             "orchestrator": {"max_wall_s": 0.2},
         }
     )
-    log, stop, over = (
-        MemoryLog(dict.fromkeys(topology.ORCHESTRATOR.consumes, 1)),
-        threading.Event(),
-        threading.Event(),
-    )
+    log = MemoryLog(dict.fromkeys(topology.ORCHESTRATOR.consumes, 1))
+    stop = threading.Event()
+    over = threading.Event()
     clock = itertools.count(1e9, -3_600.0)
     monkeypatch.setattr(time, "time", lambda: next(clock))
 
@@ -246,7 +244,8 @@ def test_time_is_up_although_the_clock_is_set_back(tmp_path: Path, monkeypatch: 
             )
             log.append([to_message(Output("servers", "inference-0", server))], marker=False)
 
-    beating, ended = threading.Thread(target=beat), threading.Timer(patience(20), stop.set)
+    beating = threading.Thread(target=beat)
+    ended = threading.Timer(patience(20), stop.set)
     beating.start()
     ended.start()
     try:

@@ -32,7 +32,9 @@ from tests.support.data_path import RUN, TOPICS, announce, parts, play, publish,
 
 REFUSED = {
     "model.path": "every version is trained from that model; begin a new run, or fork this one",
-    "model.tiny.layers": "the model is made at the run's beginning; begin a new run, or fork this one",
+    "model.tiny.layers": (
+        "the model is made at the run's beginning; begin a new run, or fork this one"
+    ),
     "model.tiny.hidden": "the model is made at the run's beginning",
     "model.tiny.head_dim": "the model is made at the run's beginning",
     "model.tiny.alphabet": "the model is made at the run's beginning",
@@ -151,7 +153,9 @@ ENV_OTHERS = {
     "top_p": "refused unless it is 1: tests/config",
     "top_k": "refused unless it is off: tests/config",
     "tool_syntax": "of verifiers' envs: tests/envs/test_verifiers.py",
-    "pass_rate": "of envs with a finite set, whose visits are read: tests/envs/test_difficulty_filter.py",
+    "pass_rate": (
+        "of envs with a finite set, whose visits are read: tests/envs/test_difficulty_filter.py"
+    ),
 }
 # By processes without a state of their own, which fold nothing and are told nothing of the earlier
 # value: changing it is starting the process with it.

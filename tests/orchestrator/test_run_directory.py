@@ -91,7 +91,10 @@ def test_a_run_is_found_by_an_env_of_it(
     assert with_env("verifiers:quiz") == with_env("quiz") == "s"
     with pytest.raises(
         ConfigError,
-        match="copy: r, s in runs/ has an env of that name or kind; name the run: streamrl env RUN copy",
+        match=(
+            "copy: r, s in runs/ has an env of that name or kind; name the run: streamrl env RUN"
+            " copy"
+        ),
     ):
         with_env("copy")
 

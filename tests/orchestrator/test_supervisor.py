@@ -18,11 +18,17 @@ PYTHON = [sys.executable, "-c"]
 SLEEP = [*PYTHON, "import time; print('up', flush=True); time.sleep(600)"]
 DEAF = [
     *PYTHON,
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
+    (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up',"
+        " flush=True); time.sleep(600)"
+    ),
 ]
 PARENT = [
     *PYTHON,
-    f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}); print('up', flush=True); time.sleep(600)",
+    (
+        f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}); print('up', flush=True);"
+        " time.sleep(600)"
+    ),
 ]
 
 

@@ -9,7 +9,8 @@ from tests.orchestrator.script import batch
 
 
 def test_the_batches_that_a_verdict_needs_are_found_from_the_end():
-    log, target = MemoryLog({"batches": 1}), Target(env="copy", reward=1.0, batches=2)
+    log = MemoryLog({"batches": 1})
+    target = Target(env="copy", reward=1.0, batches=2)
     for number in range(40):
         log.append(
             [

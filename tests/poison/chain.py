@@ -109,7 +109,8 @@ def given(run: RunFile, poison: Sequence[Message], compressed: bool) -> Outcome:
 
     `compressed`: a message on its way was small enough for a broker, and is not cut in chunks.
     """
-    log, parts = log_for(run), (buffer.part(run), batcher.part(run))
+    log = log_for(run)
+    parts = (buffer.part(run), batcher.part(run))
     log.append([announcement(0)], marker=False)
     for part in parts:
         take_all(log, part, 0.0)

@@ -108,7 +108,8 @@ def long_rollout(tokens: int, number: int) -> Rollout:
 def empty_lists() -> list[Message]:
     """8 MB of metadata: as many lists with nothing in them."""
     (message,) = changed(lambda fields: fields.update(metadata={"x": 7}))
-    value, count = message.value or b"", 8 * MIB - 1000
+    value = message.value or b""
+    count = 8 * MIB - 1000
     assert value.count(b"\xa1x\x07") == 1
     return [
         message._replace(

@@ -27,7 +27,8 @@ def test_more_than_the_share_of_a_window_trips_and_only_that_topic():
     assert limit.count(["a"] * 6 + ["b"] * 20, letters("a", 6), 100.0) == []  # no whole window yet
     (sentence,) = limit.count(["a"] * 4, letters("a", 0), 101.0)  # 6 of 10
     assert sentence.startswith(
-        "a sends invalid records and is not read for 30 s: 6 of its last 10 records could not be used, more than 50%, the last because: broken"
+        "a sends invalid records and is not read for 30 s: 6 of its last 10 records could not be"
+        " used, more than 50%, the last because: broken"
     )
     assert (
         limit.paused_topics(101.0) == limit.paused_topics(130.9) == {"a"}
@@ -81,7 +82,9 @@ def test_the_loop_leaves_the_topic_alone_reads_the_others_and_comes_back(
     monkeypatch.setattr(
         processor, "CircuitBreaker", lambda max_frac: CircuitBreaker(max_frac, window_records=10)
     )
-    log, stop, now = MemoryLog(TOPICS), threading.Event(), [1000.0]
+    log = MemoryLog(TOPICS)
+    stop = threading.Event()
+    now = [1000.0]
     source = log.producer()
     me = replace(part(), max_invalid_frac=0.5)
     thread = threading.Thread(target=run_processor, args=(log, me, stop, lambda: now[0]))

@@ -135,7 +135,10 @@ def check(
     """Kill each part at the points chosen, all others undisturbed. Returns how often somebody was
     killed.
     """
-    undisturbed, schedules, expected, killed = log_of(messages), list[Schedule](), list[bytes](), 0
+    undisturbed = log_of(messages)
+    schedules = list[Schedule]()
+    expected = list[bytes]()
+    killed = 0
     operations: list[int] = []
     for part in parts:
         schedules.append(schedule_of(undisturbed, part, sizes, order))
@@ -246,7 +249,8 @@ def test_a_part_that_keeps_something_beside_its_state_is_found():
         state, made = real.step(*arguments)
         return state, made[next(beside) % 3 :]
 
-    real, beside = real_parts(17)[0], itertools.count()
+    real = real_parts(17)[0]
+    beside = itertools.count()
     with pytest.raises((AssertionError, StreamrlError), match=r"killed at|outputs that differ"):
         check(
             busy(),

@@ -102,7 +102,8 @@ def test_a_second_process_fences_the_first_which_says_so_and_ends_with_a_code_of
     assert first.process.wait(patience(LIMIT_S)) == Fenced.exit_code == 76
     assert (
         first.said().splitlines()[-1]
-        == "streamrl: buffer: another process with this identity has taken over; stop one of the two"
+        == "streamrl: buffer: another process with this identity has taken over; stop one of"
+        " the two"
     )
     until(lambda: len(groups(log)) == 6, otherwise=second.said)
     assert sorted(groups(log)) == [f"copy-{number}" for number in range(6)]
@@ -121,10 +122,8 @@ def test_another_client_sees_how_far_a_part_has_read_and_how_much_is_left(
     send_groups(log, "copy", range(4), 0)
     until(lambda: len(groups(log)) == 4, otherwise=buffer.said)
     admin = KafkaAdminClient(bootstrap_servers=broker)
-    rollouts, versions = (
-        Where(f"{run.run}.rollouts.copy", 0),
-        Where(f"{run.run}.policy-versions", 0),
-    )
+    rollouts = Where(f"{run.run}.rollouts.copy", 0)
+    versions = Where(f"{run.run}.policy-versions", 0)
 
     def lags() -> dict[Where, int]:
         committed = admin.list_group_offsets(f"{run.run}.buffer")[f"{run.run}.buffer"]
@@ -154,7 +153,10 @@ def test_a_part_does_not_start_on_a_memory_that_is_not_decided(
     producer.flush()
     with pytest.raises(
         BrokerError,
-        match=rf"{run.run}.journal.buffer\[0\]@0 is neither committed nor aborted after 0 s.*find-hanging",
+        match=(
+            rf"{run.run}.journal.buffer\[0\]@0 is neither committed nor aborted after 0"
+            r" s.*find-hanging"
+        ),
     ):
         log._wait_until_settled("journal.buffer", limit_s=0.3)
     aborted = threading.Timer(0.5, producer.abort_transaction)

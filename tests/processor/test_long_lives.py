@@ -135,7 +135,10 @@ def test_a_part_that_was_told_to_stop_starts_again_when_retention_has_deleted_al
     expire_everything(log)
     with pytest.raises(
         InputGone,
-        match=r"buffer: retention has deleted .* rollouts.add\[0\] below offset 6.*topics.on_removed=expire",
+        match=(
+            r"buffer: retention has deleted .* rollouts.add\[0\] below offset"
+            r" 6.*topics.on_removed=expire"
+        ),
     ):
         processor.run_processor(log, part, threading.Event())
     live(log, half, until=lambda: len(found(log, "fates", "fate")) == 4)
@@ -163,13 +166,16 @@ def test_a_part_that_was_killed_before_is_told_which_way_is_left():
     expire_everything(log)
     with pytest.raises(
         InputGone,
-        match=r"buffer: .*after its last snapshot: rollouts.add\[0\] from offset 0, .*streamrl fork",
+        match=(
+            r"buffer: .*after its last snapshot: rollouts.add\[0\] from offset 0, .*streamrl fork"
+        ),
     ):
         processor.run_processor(log, part, threading.Event())
 
 
 def test_a_snapshot_that_no_entry_names_yet_is_used_where_what_lies_before_it_is_deleted():
-    log, part = chain()[0], replace(buffer.part(RUN), snapshot_events=13)
+    log = chain()[0]
+    part = replace(buffer.part(RUN), snapshot_events=13)
     killed_in_pieces(log, part)  # its only snapshot is that of its last turn
     (snapshot,) = journal(log, "buffer", Snapshot)
     assert journal(log, "buffer", JournalEntry)[-1].snapshot_offset == -1
@@ -227,7 +233,8 @@ def test_a_topic_of_which_all_is_taken_and_deleted_is_no_loss():
     """A transaction's marker lies behind the last record: the position of the last entry is before
     it, and so before what retention has left.
     """
-    log, part = MemoryLog({**TOPICS, "dead-letters.policy-versions": 1}), buffer.part(RUN)
+    log = MemoryLog({**TOPICS, "dead-letters.policy-versions": 1})
+    part = buffer.part(RUN)
     log.writer("source").commit(
         [to_message(Output("rollouts.copy", "g", rollout("copy", "g", i, 0))) for i in range(2)]
     )
@@ -373,10 +380,8 @@ def test_on_a_broker_a_run_goes_on_without_what_was_deleted_and_with_other_envs(
 
 
 def test_a_fork_finds_the_batch_where_the_beginning_is_deleted():
-    log, part = (
-        MemoryLog({**TOPICS, "dead-letters.policy-versions": 1}),
-        replace(batcher.part(RUN), snapshot_events=10),
-    )
+    log = MemoryLog({**TOPICS, "dead-letters.policy-versions": 1})
+    part = replace(batcher.part(RUN), snapshot_events=10)
     for version in range(6):
         announce(log, version)
         for env in BOTH:
@@ -400,6 +405,9 @@ def test_a_fork_finds_the_batch_where_the_beginning_is_deleted():
     )
     with pytest.raises(
         InputGone,
-        match=r"what batch 0 of run small was made of; the first that is there is \d+: fork without --rollouts",
+        match=(
+            r"what batch 0 of run small was made of; the first that is there is \d+: fork without"
+            r" --rollouts"
+        ),
     ):
         batcher_cut(log, RUN, 0)

@@ -41,7 +41,10 @@ def test_counts_and_last_causes_are_told_every_ten_seconds():
         [fate(count=2), fate(cause="it took\nlonger")], [letter(), letter("groups.add", "nested")]
     )
     assert notices.due(100.0) == [
-        "even: 3 failed (last: it took\\nlonger), 1 put aside (last: the record is empty): `streamrl dead-letters list RUN`",
+        (
+            "even: 3 failed (last: it took\\nlonger), 1 put aside (last: the record is empty):"
+            " `streamrl dead-letters list RUN`"
+        ),
         "groups.add: 1 put aside (last: nested): `streamrl dead-letters list RUN`",
     ]
     notices.count([fate()], [])
@@ -63,7 +66,8 @@ def test_failures_are_found_among_outputs():
 
 
 def test_the_log_of_a_part_tells_it(caplog: pytest.LogCaptureFixture):
-    log, stop = MemoryLog(TOPICS), threading.Event()
+    log = MemoryLog(TOPICS)
+    stop = threading.Event()
     log.append(
         [
             to_message(

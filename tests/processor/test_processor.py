@@ -164,7 +164,9 @@ def test_a_turn_takes_what_lies_ready_a_piece_at_a_time(lying: int, taken: int):
     source = log.producer()
     for i in range(lying):
         source.send(number("a", i))
-    reader, folded, ahead = log.reader({("a", 0): 0}), 0, list[int]()
+    reader = log.reader({("a", 0): 0})
+    folded = 0
+    ahead = list[int]()
     for message in drain_available(reader, reader.poll(FETCH_RECORDS, 0)):
         ahead.append(reader.position("a", 0) - message.offset)  # fetched, and not folded in yet
         folded += 1
@@ -203,7 +205,8 @@ def test_killed_at_any_point_it_ends_where_an_undisturbed_one_does(
 def test_metrics_of_a_transaction_after_which_it_was_killed_come_from_the_next_life(
     snapshot_events: int,
 ):
-    log, me = filled(12), part(snapshot_events=snapshot_events)
+    log = filled(12)
+    me = part(snapshot_events=snapshot_events)
     with pytest.raises(Killed):
         # behind the second commit; the turns of this life publish no metrics at all
         live(log, [6], die_at=3, each=me)
@@ -229,7 +232,8 @@ def test_a_restart_reads_the_window_and_not_the_past():
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
     """One that lacks a part is passed over, and the one before it is used."""
-    log, me = filled(), part(snapshot_events=6)
+    log = filled()
+    me = part(snapshot_events=6)
     fold = live(log, [2], each=me)
     whole = to_snapshot(fold, fold.offsets)
     parts = [
@@ -313,7 +317,8 @@ def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
 
 
 def test_run_follows_its_inputs_until_it_is_told_to_stop():
-    log, stop = filled(2), threading.Event()
+    log = filled(2)
+    stop = threading.Event()
     thread = threading.Thread(target=run_processor, args=(log, part(), stop))
     thread.start()
     log.writer("source").commit([number("a", 40), number("b", 2)])

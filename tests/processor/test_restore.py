@@ -33,7 +33,8 @@ RUN = run_file.parse(
         "model": {"max_seq_len": 10},
     }
 )
-SNAPSHOT_EVENTS, TURN_EVENTS = 500, 64
+SNAPSHOT_EVENTS = 500
+TURN_EVENTS = 64
 
 
 def sent(record: Any) -> Message:
@@ -55,7 +56,8 @@ def live(
 ) -> tuple[MemoryLog, ProcessorState[Any, Any]]:
     """The part after it has taken these messages, in their order."""
     log = MemoryLog(TOPICS)
-    writer, fold = log.writer(part.name), ProcessorState(part.initial())
+    writer = log.writer(part.name)
+    fold = ProcessorState(part.initial())
     for start in range(0, len(messages), TURN_EVENTS):
         piece = messages[start : start + TURN_EVENTS]
         taken = [

@@ -93,6 +93,7 @@ def test_a_process_whose_marks_nobody_answers_says_so_goes_on_and_leaves_when_it
             part.kill()
     warning, answer = said[-2:]
     assert warning.startswith(
-        f"asking: its offsets are not shown to lag tools for now: no Kafka broker answers at {kafka.address}"
+        "asking: its offsets are not shown to lag tools for now: no Kafka broker answers at"
+        f" {kafka.address}"
     ), said
     assert answer == f"False {MAX_UNANSWERED}\n", said

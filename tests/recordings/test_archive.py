@@ -186,7 +186,8 @@ def settled(log: KafkaLog) -> None:
 
 
 def imported(files: FileLog, broker: str, name: str) -> tuple[RunFile, KafkaLog]:
-    run, kafka = run_of(files, name), {"bootstrap.servers": broker}
+    run = run_of(files, name)
+    kafka = {"bootstrap.servers": broker}
     restore(files, run, kafka)
     return run, KafkaLog(kafka, name)
 
@@ -220,7 +221,9 @@ def test_aborted_transactions_retention_and_several_partitions(
     def record(topic: str, value: int, partition: int = 0) -> Message:
         return Message(topic, b"k%d" % value, b"%d" % value, partition=partition, timestamp_s=value)
 
-    plain, writer, rewriter = log.producer(), log.writer("a"), OffsetPreservingWriter(log)
+    plain = log.producer()
+    writer = log.writer("a")
+    rewriter = OffsetPreservingWriter(log)
     for i in range(8):
         plain.send(record("rollouts.copy", i, 1))
     plain.flush()

@@ -126,7 +126,8 @@ def test_rollouts_that_retention_has_deleted_are_gone_and_neither_astray_nor_los
     recording: MemoryLog,
 ):
     kept = retained(recording, {("rollouts.copy", 0): 4})
-    before, after = account(recording), account(kept)
+    before = account(recording)
+    after = account(kept)
     deleted = sum(message is not None for message in recording._partitions["rollouts.copy", 0][:4])
     assert after.balanced and after.problems == []
     assert (after.published, after.gone) == (before.published - deleted, deleted)

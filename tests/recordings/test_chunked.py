@@ -43,10 +43,8 @@ def test_it_replays_and_balances_and_restores(recording: MemoryLog):
     assert replays(recording)[1] >= 4 and account(recording).balanced
     for part in parts():
         fold, _ = restore(recording, part)
-        writer, copy = (
-            recording.writer(part.name),
-            ProcessorState(fold.state, part.config, fold.sequence, dict(fold.offsets)),
-        )
+        writer = recording.writer(part.name)
+        copy = ProcessorState(fold.state, part.config, fold.sequence, dict(fold.offsets))
         # a snapshot now, which holds chunked records by their offsets
         copy.events_since_snapshot = part.snapshot_events
         process_batch(part, copy, [], 1.0, writer.commit)
@@ -77,7 +75,8 @@ def test_a_run_whose_batches_are_in_parts_replays_and_balances(
 ):
     """As the batcher wrote them under rules 1, which its journal names."""
     monkeypatch.setattr(batch_builder, "split_batch", partial(split_batch, limit_bytes=300))
-    today, log = batcher.part, MemoryLog(TOPICS)
+    today = batcher.part
+    log = MemoryLog(TOPICS)
     with monkeypatch.context() as earlier:
         earlier.setattr(
             batcher,

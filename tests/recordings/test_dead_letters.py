@@ -92,14 +92,18 @@ def test_causes_of_one_kind():
         == "rollout …: a reward is not finite"
     )
     assert cause_pattern("temperature 1.5 of 3") == "temperature … of …"
-    fixed = "rollout: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1: it isn't the policy's"
+    fixed = (
+        "rollout: array with a dtype of '<f8', not of <u2, <u4, <i4, <i8, <f4, |u1: it isn't the"
+        " policy's"
+    )
     assert cause_pattern(fixed) == fixed.replace("'<f8'", "…")
 
 
 def test_causes_in_the_words_of_other_languages():
-    assert readable_cause(
-        "rollout: Expected `numpy.ndarray`, got `array` - at `$.turns[...].tokens`"
-    ) == ("rollout: expected an array (extension type 1), got array, at turns[...].tokens")
+    assert (
+        readable_cause("rollout: Expected `numpy.ndarray`, got `array` - at `$.turns[...].tokens`")
+        == "rollout: expected an array (extension type 1), got array, at turns[...].tokens"
+    )
     assert (
         readable_cause("rollout: Object missing required field `producer`")
         == "rollout: the field producer is missing"
@@ -198,10 +202,8 @@ def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
         "exception.message": b"too early",
     }
     headers = (*message.headers, *((PREFIX + name, value) for name, value in errors.items()))
-    before, known = (
-        end_offset(recording, "policy-versions", 0),
-        sum(row.letters for row in summarize_causes(recording).values()),
-    )
+    before = end_offset(recording, "policy-versions", 0)
+    known = sum(row.letters for row in summarize_causes(recording).values())
     send(recording, message._replace(topic="dead-letters.rollouts.copy", headers=headers))
     assert sum(row.letters for row in summarize_causes(recording).values()) == known
     assert retry(recording, ["rollouts.copy"], lambda letter: "too early" in letter.cause) == {}
@@ -229,7 +231,8 @@ def test_a_retry_that_dies_half_way_is_finished_by_the_next(
         """Dies in its second transaction."""
 
         def __init__(self) -> None:
-            self.writer, self.left = real("dead-letters"), 1
+            self.writer = real("dead-letters")
+            self.left = 1
 
         def commit(self, messages: list[Message]) -> int:
             self.left -= 1
@@ -239,7 +242,8 @@ def test_a_retry_that_dies_half_way_is_finished_by_the_next(
 
         def close(self) -> None: ...
 
-    real, end = recording.writer, end_offset(recording, "rollouts.copy", 0)
+    real = recording.writer
+    end = end_offset(recording, "rollouts.copy", 0)
     monkeypatch.setattr(dead_letters, "CHUNK_LETTERS", 1)
     monkeypatch.setattr(recording, "writer", lambda identity: Dying())
     with pytest.raises(Dead):

@@ -29,7 +29,9 @@ from streamrl.recordings.show import parts_of
 from streamrl.records import Snapshot
 from tests.support.data_path import announce, running, send_groups, wait_for_batches
 
-GROUPS, BATCHES, VERSIONS = 61, 7, 6
+GROUPS = 61
+BATCHES = 7
+VERSIONS = 6
 FATES = {
     "batched": 112,
     "expired": 4,
@@ -124,7 +126,8 @@ def test_it_is_exported(earlier: FileLog, tmp_path: Path):
 
 
 def test_it_goes_on_on_a_broker(earlier: FileLog, broker: str, run_name: str):
-    run, kafka = run_of(earlier, run_name), {"bootstrap.servers": broker}
+    run = run_of(earlier, run_name)
+    kafka = {"bootstrap.servers": broker}
     restore(earlier, run, kafka)
     log = KafkaLog(kafka, run_name)
     with running(log, run):

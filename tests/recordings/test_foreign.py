@@ -75,7 +75,10 @@ def test_a_journal_cannot_choose_what_is_imported(recording: MemoryLog, module: 
     log = naming(recording, f"{module}:advantage")
     with pytest.raises(
         StreamrlError,
-        match=r"journal\.buffer names 'evil_code:advantage', the run file does not.*Add it to `imports`",
+        match=(
+            r"journal\.buffer names 'evil_code:advantage', the run file does not.*Add it to"
+            r" `imports`"
+        ),
     ):
         replay(log, parts()[0])
     assert module not in sys.modules

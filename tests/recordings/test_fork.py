@@ -112,7 +112,10 @@ TAUGHT = changed(
         "envs.copy.fraction=0",
         "envs.add.fraction=0",
         "batcher.curriculum.kind=stages",
-        "batcher.curriculum.stages=[{fractions: {copy: 0.8}, until: {env: copy, reward: 0.45, batches: 2}}, {fractions: {add: 0.7}}]",
+        (
+            "batcher.curriculum.stages=[{fractions: {copy: 0.8}, until: {env: copy, reward: 0.45,"
+            " batches: 2}}, {fractions: {add: 0.7}}]"
+        ),
     ),
 )
 
@@ -121,7 +124,8 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
     """A run in which rollouts, failures, versions and the two parts come in any order: groups in
     pieces, aged out, late, held, a batcher behind.
     """
-    rng, log = random.Random(seed), MemoryLog(PARTITIONED)
+    rng = random.Random(seed)
+    log = MemoryLog(PARTITIONED)
     parts = [buffer.part(run), batcher.part(run)]
     folds = [
         ProcessorState(
@@ -130,12 +134,12 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
         )
         for part in parts
     ]
-    writers, readers = (
-        [log.writer(part.name) for part in parts],
-        [log.reader(fold.offsets) for fold in folds],
-    )
+    writers = [log.writer(part.name) for part in parts]
+    readers = [log.reader(fold.offsets) for fold in folds]
     announce(log, 0)
-    version, number, waiting = 0, 0, list[Rollout]()
+    version = 0
+    number = 0
+    waiting = list[Rollout]()
     for _ in range(500):
         which = rng.randrange(6)
         if which == 0 and len(batches(log)) > version:
@@ -143,7 +147,8 @@ def wander(seed: int, run: RunFile = SMALL) -> MemoryLog:
             announce(log, version)
         elif which in (1, 2):
             number += 1
-            env, oldest = rng.choice(list(RUN.envs)), max(0, version - rng.randrange(3))
+            env = rng.choice(list(RUN.envs))
+            oldest = max(0, version - rng.randrange(3))
             for i in range(3):
                 how = (
                     {"failure": "x"}
@@ -350,7 +355,10 @@ def test_code_that_no_longer_makes_the_parents_batches_is_found(
     monkeypatch.setattr(BatchBuilder, "batch_is_due", lambda self: self.state.next_batch < 1)
     with pytest.raises(
         StreamrlError,
-        match="^the journal of batcher of run small does not lead to its batch 2: the code has changed since",
+        match=(
+            "^the journal of batcher of run small does not lead to its batch 2: the code has"
+            " changed since"
+        ),
     ):
         fork(parent)
 

@@ -20,7 +20,8 @@ from tests.support.data_path import RUN, TOPICS, announce, parts, running, send_
 from tests.support.waiting import until
 
 # batches, of 20 rollouts; by then the uids that the buffer remembers are as many as they ever are
-SHORT, LONG = 50, 200
+SHORT = 50
+LONG = 200
 
 
 def recorded(directory: Path, batches: int) -> FileLog:

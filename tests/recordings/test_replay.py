@@ -62,7 +62,8 @@ def test_it_can_stop_at_a_batch(recording: MemoryLog):
 
 
 def test_differences_name_field_and_index():
-    one, other = group(name="g"), group(name="g", reward=0.5)
+    one = group(name="g")
+    other = group(name="g", reward=0.5)
     assert list(differences(one, other, "")) == [
         "rewards[0]: recorded 0.0, replayed 0.5",
         "rewards[1]: recorded 0.0, replayed 0.5",

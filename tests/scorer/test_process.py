@@ -86,7 +86,8 @@ class Worker:
     """One at work in a thread."""
 
     def __init__(self, run: RunFile, log: MemoryLog, index: int) -> None:
-        self.stop, self.error = threading.Event(), None
+        self.stop = threading.Event()
+        self.error = None
         self._arguments = (run, log, self.stop, index)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -147,10 +148,8 @@ def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The same batches, with the reference in the learner, and in a pool of two."""
     lives: Made = {}
     for by, workers in (("learner", 0), ("pool", 2)):
-        run, log = (
-            run_of(tmp_path_factory.mktemp(by), tiny, by, every=EVERY),
-            a_log(*map(batch, range(BATCHES))),
-        )
+        run = run_of(tmp_path_factory.mktemp(by), tiny, by, every=EVERY)
+        log = a_log(*map(batch, range(BATCHES)))
         lived(run, log, workers)
         lives[by] = run, log
     return lives
@@ -219,10 +218,8 @@ def test_killed_workers_and_a_killed_learner_lose_nothing(made: Made, tmp_path: 
     Their next lives do the rest, each batch once.
     """
     run, kept = made["pool"]
-    run, log = (
-        run.model_copy(update={"runs_dir": str(tmp_path)}),
-        a_log(batch(0), batch(1), batch(2)),
-    )
+    run = run.model_copy(update={"runs_dir": str(tmp_path)})
+    log = a_log(batch(0), batch(1), batch(2))
     with scoring(run, log, 0) as (zero,), learning(run, log) as life:
         life.until(lambda: trained(log) == 1)
         zero.until(lambda: len(scores(log)) == 2)  # ahead of batch 1, which nobody has scored
@@ -235,7 +232,8 @@ def test_killed_workers_and_a_killed_learner_lose_nothing(made: Made, tmp_path: 
 def test_a_run_goes_on_with_another_number_of_workers(made: Made, tmp_path: Path):
     """What two of them score is scored once more by nobody, and what is there twice is passed over."""
     run, kept = made["pool"]
-    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0), batch(1))
+    run = run.model_copy(update={"runs_dir": str(tmp_path)})
+    log = a_log(batch(0), batch(1))
     with scoring(run, log, 0, 1), learning(run, log) as life:
         life.until(lambda: trained(log) == 2)
     wrong = [msgspec.structs.replace(s, logprobs=s.logprobs - 1) for s in scores(log)]
@@ -259,7 +257,8 @@ def test_the_store_keeps_the_version_that_batches_are_measured_from(made: Made):
 
 def test_scores_of_another_reference_are_trained_on_as_they_are(made: Made, tmp_path: Path):
     run, kept = made["pool"]
-    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
+    run = run.model_copy(update={"runs_dir": str(tmp_path)})
+    log = a_log(batch(0))
     publish(
         log,
         Output(
@@ -274,7 +273,8 @@ def test_scores_of_another_reference_are_trained_on_as_they_are(made: Made, tmp_
 
 def test_scores_of_another_number_of_tokens_cost_the_step(made: Made, tmp_path: Path):
     run, _ = made["pool"]
-    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0))
+    run = run.model_copy(update={"runs_dir": str(tmp_path)})
+    log = a_log(batch(0))
     publish(
         log,
         Output(
@@ -292,7 +292,8 @@ def test_scores_of_another_number_of_tokens_cost_the_step(made: Made, tmp_path: 
 
 def test_another_instance_takes_over(made: Made, tmp_path: Path):
     run, _ = made["pool"]
-    run, log = run.model_copy(update={"runs_dir": str(tmp_path)}), a_log(batch(0), batch(2))
+    run = run.model_copy(update={"runs_dir": str(tmp_path)})
+    log = a_log(batch(0), batch(2))
     worker = Worker(changed(run, ["learner.reference.every=0"]), log, 0)
     worker.until(lambda: len(scores(log)) == 2)
     log.writer("scorer-0")
@@ -338,7 +339,8 @@ def test_a_second_learner_reads_the_runs_scores_or_computes_its_own(made: Made):
 
 def test_a_model_of_its_own_is_the_reference(tiny: Path, tmp_path: Path):
     """The same file under another name: the same scores, marked as those of no version."""
-    run, log = run_of(tmp_path, tiny, "pool", path=str(tiny)), a_log(batch(0))
+    run = run_of(tmp_path, tiny, "pool", path=str(tiny))
+    log = a_log(batch(0))
     with scoring(run, log, 0) as (worker,):
         worker.until(lambda: len(scores(log)) == 1)
     assert scores(log)[0].reference == -1 and run.learner.uses_scorer_pool

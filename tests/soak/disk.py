@@ -19,7 +19,8 @@ class Disk:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._flag = path, path.parent / FULL
+        self._path = path
+        self._flag = path.parent / FULL
         path.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(path)]
         self.own = subprocess.run(command, capture_output=True).returncode == 0

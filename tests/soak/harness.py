@@ -38,8 +38,11 @@ PATIENCE_S = 120.0  # for whatever must come
 SAMPLES = 400  # of each process, over the whole time, at least 0.5 s and at most 5 s apart
 # parts of the time; what ends processes comes in its first third, the memory is looked at after
 # that
-BROKER_AT, DISK_AT = (0.08, 0.16), 0.24
-DISK_FRAC, DISK_S = 0.08, 20.0  # how long the disk is full: the smaller of the two
+BROKER_AT = (0.08, 0.16)
+DISK_AT = 0.24
+# how long the disk is full: the smaller of the two
+DISK_FRAC = 0.08
+DISK_S = 20.0
 CLOCK_AT = (0.5, 0.75)  # an hour forward, and back
 MEMORY_SINCE = 1 / 3
 QUIET_S = 5.0  # without a batch: the run has come to rest
@@ -74,12 +77,10 @@ class Soak:
         self.supervisor = Supervisor(
             run.directory / "logs", {**environment, "PYTHONPATH": str(ROOT)}
         )
-        self.seen, self._wanted, self._next_sample_s, self._sample_s = (
-            Seen(own_disk=self.disk.own),
-            [BROKER],
-            0.0,
-            5.0,
-        )
+        self.seen = Seen(own_disk=self.disk.own)
+        self._wanted = [BROKER]
+        self._next_sample_s = 0.0
+        self._sample_s = 5.0
         self._watched: dict[int, psutil.Process] = {}
 
     def close(self) -> None:
@@ -96,7 +97,8 @@ class Soak:
         for action in decide(self.run.orchestrator, self._wanted, observed, time.monotonic()):
             if isinstance(action, Abort):
                 raise Stuck(
-                    f"{action.name} is not started again: {action.reason}; it said: {self.supervisor.last_line(action.name)}"
+                    f"{action.name} is not started again: {action.reason}; it said:"
+                    f" {self.supervisor.last_line(action.name)}"
                 )
             self.supervisor.start(action.name, self._command(action.name))
         self.seen.ends.update(
@@ -157,7 +159,8 @@ class Soak:
         }.items():
             with contextlib.suppress(psutil.Error):
                 process = self._watched.setdefault(pid, psutil.Process(pid))
-                spent, size = process.cpu_times(), process.memory_info().rss
+                spent = process.cpu_times()
+                size = process.memory_info().rss
                 now_s = time.monotonic() - self.seen.started_s
                 self.seen.samples.append(
                     Sample(now_s, name, pid, size / 2**20, spent.user + spent.system)
@@ -199,7 +202,8 @@ class Soak:
 
     def fill_disk(self, seconds: float) -> None:
         """Full for so long, and at least until the learner has said so."""
-        log, start_s = self.supervisor.log_path("learner"), time.monotonic()
+        log = self.supervisor.log_path("learner")
+        start_s = time.monotonic()
         before = log.stat().st_size
         self.disk.fill()
         try:

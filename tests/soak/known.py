@@ -13,7 +13,9 @@ from streamrl.config.run_file import RunFile, parse
 from tests.chaos.known import GROUP_SIZE, MAX_SEQ_LEN
 from tests.support import rubbish
 
-RUBBISH, SILENT, BURSTY = rubbish.ENV, "silent", ("burst0", "burst1")
+RUBBISH = rubbish.ENV
+SILENT = "silent"
+BURSTY = ("burst0", "burst1")
 ENVS_A_PROCESS = 25
 GROUP_TOKENS = 28  # on average
 ENV_STEP_S = 0.022  # that the learner takes for the group of one env; a batch has one of each

@@ -35,7 +35,8 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
     file = run.directory / "checkpoint.json"
     writer = log.writer(f"learner-{run.learner.name}", "policy-versions")
     announced = announced_hashes(log, run.learner.name)
-    meter, here = Meter(log, f"learner-{run.learner.name}"), load(file)
+    meter = Meter(log, f"learner-{run.learner.name}")
+    here = load(file)
     publish(run, writer, announced, here)
     for batch, offset in follow_batches_until(log, here.offset, stop):
         if batch.number != here.version:
@@ -68,7 +69,8 @@ def publish(run: RunFile, writer: Writer, announced: dict[int, str], here: Check
     if here.version in announced:
         if stored.sha256 != announced[here.version]:
             raise VersionMismatch(
-                f"version {here.version} was announced as {announced[here.version][:12]} and now is {stored.sha256[:12]}"
+                f"version {here.version} was announced as {announced[here.version][:12]} and now is"
+                f" {stored.sha256[:12]}"
             )
         return
     batch = here.version - 1 if here.version else None

@@ -11,7 +11,8 @@ import numpy as np
 
 # growth over the time looked at that is no growth: the larger of the two, the second of what the
 # process has
-LEAST_MIB, SHARE = 6.0, 0.05
+LEAST_MIB = 6.0
+SHARE = 0.05
 AT_MOST = 600  # samples between which slopes are taken
 
 
@@ -52,10 +53,8 @@ def memory(samples: Iterable[Sample], process: str, since_s: float) -> Memory:
     if len(last) < 2:
         raise ValueError(f"{process}: {len(last)} samples since {since_s:.0f} s; it takes two")
     last = last[:: -(-len(last) // AT_MOST)]
-    times_s, sizes = (
-        np.array([sample.time_s for sample in last]),
-        np.array([sample.rss_mib for sample in last]),
-    )
+    times_s = np.array([sample.time_s for sample in last])
+    sizes = np.array([sample.rss_mib for sample in last])
     per_s = slope(times_s, sizes)
     growth = per_s * float(times_s[-1] - times_s[0])
     flat = growth <= max(LEAST_MIB, SHARE * float(np.median(sizes)))

@@ -157,7 +157,8 @@ def living(
     """The parts, each in a thread, until the end of the block; then told to stop. What ended one is
     in the list.
     """
-    stop, errors = threading.Event(), list[BaseException]()
+    stop = threading.Event()
+    errors = list[BaseException]()
 
     def live(part: Processor[Any, Any]) -> None:
         try:
@@ -189,11 +190,9 @@ def watched(part: Processor[Any, Any], states: dict[str, Any]) -> Processor[Any,
 def month(batches: int, envs: int) -> Iterator[Tenth]:
     run = run_of(envs)
     at_the_end = dict[str, Any]()  # the state of each part after its last step
-    log, parts, now = (
-        Retained(topics_of(run)),
-        [watched(part, at_the_end) for part in (buffer.part(run), batcher.part(run))],
-        [0.0],
-    )
+    log = Retained(topics_of(run))
+    parts = [watched(part, at_the_end) for part in (buffer.part(run), batcher.part(run))]
+    now = [0.0]
     first_version = to_message(
         Output(
             "policy-versions",
@@ -202,9 +201,12 @@ def month(batches: int, envs: int) -> Iterator[Tenth]:
         )
     )
     log.append([first_version], marker=False)
-    made, process = 0, psutil.Process()
+    made = 0
+    process = psutil.Process()
     for tenth in range(1, TENTHS + 1):
-        before_bytes, before, began = log.journal_bytes, made, time.process_time()
+        before_bytes = log.journal_bytes
+        before = made
+        began = time.process_time()
         with living(log, parts, lambda: now[0]) as errors:
             while made < batches * tenth // TENTHS:
                 log.append(list(inputs(run, made)), marker=False)
@@ -234,7 +236,9 @@ def month(batches: int, envs: int) -> Iterator[Tenth]:
 
 def grown(tenths: Sequence[Tenth], slower: float = GROWTH) -> list[str]:
     """What was not flat, in words."""
-    second, third, last = tenths[1], tenths[2], tenths[-1]
+    second = tenths[1]
+    third = tenths[2]
+    last = tenths[-1]
     said = list[str]()
     if last.rss_mib - second.rss_mib > GROWTH_MIB:
         said.append(f"memory grew from {second.rss_mib:.0f} to {last.rss_mib:.0f} MiB")
@@ -259,7 +263,8 @@ def grown(tenths: Sequence[Tenth], slower: float = GROWTH) -> list[str]:
 def main(batches: int, envs: int) -> None:
     """A month of a run through the real steps, and what of it grows."""
     logging.getLogger().addHandler(logging.NullHandler())
-    console, tenths = Console(), list[Tenth]()
+    console = Console()
+    tenths = list[Tenth]()
     for tenth in month(batches, envs):
         tenths.append(tenth)
         print(

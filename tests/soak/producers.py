@@ -33,7 +33,9 @@ from tests.support.rubbish import KINDS, bad
 TICK_S = 0.5
 LONGEST_S = 1.5  # that a problem takes
 AT_ONCE = 16  # problems of an env
-BURST_S, EVERY_S = 3.0, 15.0  # a bursty env works for so long, once in so long
+# a bursty env works for so long, once in so long
+BURST_S = 3.0
+EVERY_S = 15.0
 RUBBISH_PER_S = 3.0
 # that one is of a version that comes, in half an hour
 ALWAYS_BAD = sorted(KINDS.keys() - {"too far ahead"})
@@ -117,16 +119,15 @@ def main(run: RunFile, log: Log, stop: threading.Event, process: int) -> None:
     # its transactions are decided in all journals, or in none
     writer = log.writer(f"env-producers-{process}", journal_of(names[0]))
     envs = {name: Env(log, name) for name in names}
-    reader, version = (
-        log.reader(
-            {(topic, 0): beginning_offset(log, topic, 0) for topic in ("demand", "policy-versions")}
-        ),
-        -1,
+    reader = log.reader(
+        {(topic, 0): beginning_offset(log, topic, 0) for topic in ("demand", "policy-versions")}
     )
+    version = -1
     while not stop.wait(TICK_S - time.monotonic() % TICK_S):
         while heard := reader.poll(500, 0):
             version = hear(heard, envs, version)
-        now_s, messages = time.monotonic(), list[Message]()
+        now_s = time.monotonic()
+        messages = list[Message]()
         for env in envs.values():
             if version >= 0 and env.works(now_s):
                 env.launch(now_s)

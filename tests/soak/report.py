@@ -28,7 +28,8 @@ def report(run: RunFile, seen: Seen, steps: list[float], found: Soaked) -> dict[
     during = [
         time_s for time_s in steps if seen.started_s <= time_s <= seen.started_s + seen.seconds
     ]
-    gaps, since_s = pauses(during, seen.incidents), seen.seconds * MEMORY_SINCE
+    gaps = pauses(during, seen.incidents)
+    since_s = seen.seconds * MEMORY_SINCE
     memories = [
         memory(seen.samples, name, since_s)._asdict()
         for name in dict.fromkeys(sample.process for sample in seen.samples)

@@ -12,7 +12,8 @@ from tests.soak.harness import soaked
 from tests.soak.report import report
 from tests.soak.verdict import verdict
 
-SECONDS, ENVS = 12.0, 12
+SECONDS = 12.0
+ENVS = 12
 
 
 def test_a_short_soak_loses_nothing(tmp_path: Path):

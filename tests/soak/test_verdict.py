@@ -44,7 +44,8 @@ WELL = [GOOD, RUBBISH, batched(0), *put_aside(RUBBISH, 1)]
 
 
 def account(messages: list[Message]) -> Soaked:
-    log, found = MemoryLog(TOPICS), Soaked()
+    log = MemoryLog(TOPICS)
+    found = Soaked()
     writer = log.producer()
     for message in messages:
         writer.send(message)

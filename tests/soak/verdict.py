@@ -63,7 +63,8 @@ def verdict(log: Log, run: RunFile) -> Soaked:
     look_at_fates(log, run, found)
     look_at_weights(log, run, found)
     look_at_times(log, found)
-    good, found.rollouts = found.rollouts, found.rollouts + found.rubbish
+    good = found.rollouts
+    found.rollouts = found.rollouts + found.rubbish
     for account in (chaos.look_at_accounts, chaos.look_at_replay):
         try:
             account(log, run, found)
@@ -102,7 +103,8 @@ def look_at_fates(log: Log, run: RunFile, found: Soaked) -> None:
         for partition in range(run.topics.partitions):
             for message in read(log, topology.rollouts(env), partition, 0):
                 place = env, partition, message.offset
-                mine, letters_here = fates.get(place, []), put_aside.pop(place, 0)
+                mine = fates.get(place, [])
+                letters_here = put_aside.pop(place, 0)
                 if is_rubbish(message):
                     found.rubbish += 1
                     found.dead_lettered += letters_here

@@ -15,8 +15,8 @@ TEXT = [
 ] * 5
 SPECIAL = ["<pad>", "<eos>", "<|user|>", "<|assistant|>", "<|tool|>"]
 TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>\n{% endfor"
+    " %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 THINKS = TEMPLATE.replace(
     "message['content']",

@@ -69,7 +69,8 @@ def check() -> None:
         except DockerException as error:
             why = " ".join(str(error).split())
             raise NoDocker(
-                f"{VARIABLE}=container needs Docker, and none answers here ({why}); start it, or leave {VARIABLE} out"
+                f"{VARIABLE}=container needs Docker, and none answers here ({why}); start it, or"
+                f" leave {VARIABLE} out"
             ) from None
 
 
@@ -99,7 +100,8 @@ def container() -> Iterator[str]:
     """docker-compose.yml's Kafka under Docker, on a port of this machine; nothing of it is kept."""
     from testcontainers.core.container import DockerContainer
 
-    kafka, port = service(), random.choice(ports.PORTS)
+    kafka = service()
+    port = random.choice(ports.PORTS)
     environment = {
         **kafka["environment"],
         "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}",
@@ -137,10 +139,8 @@ def settings(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _wait(address: str) -> None:
-    deadline, admin = (
-        time.monotonic() + PULL_AND_START_S,
-        AdminClient({"bootstrap.servers": address, "log_level": 0}),
-    )
+    deadline = time.monotonic() + PULL_AND_START_S
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
     while True:
         try:
             admin.list_topics(timeout=patience(5))

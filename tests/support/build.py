@@ -102,7 +102,8 @@ def group(
     reward: float = 0.0,
 ) -> ScoredGroup:
     """A group of rollouts with `sizes` sampled tokens each, behind a prompt of `prompt` tokens."""
-    n, total = len(sizes), sum(sizes)
+    n = len(sizes)
+    total = sum(sizes)
     return ScoredGroup(
         environment=env,
         group_id=name,

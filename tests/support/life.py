@@ -20,7 +20,8 @@ def live(
     """One life of `main`, stopped as soon as `until` holds. Returns the seconds that stopping took;
     raises what it raised.
     """
-    stop, errors = threading.Event(), list[BaseException]()
+    stop = threading.Event()
+    errors = list[BaseException]()
 
     def target() -> None:
         try:

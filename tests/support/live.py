@@ -35,7 +35,8 @@ from tests.support.waiting import patience
 
 CONTEXT = 256  # tokens
 EOS = 2  # of the tiny tokenizer
-KEY, KEY_VARIABLE = "a-key-for-the-live-servers", "STREAMRL_TEST_LIVE_KEY"
+KEY = "a-key-for-the-live-servers"
+KEY_VARIABLE = "STREAMRL_TEST_LIVE_KEY"
 START_S = 240.0
 
 
@@ -45,7 +46,8 @@ class Live:
     def __init__(self, directory: Path) -> None:
         self.run = run_file(directory)
         self.log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
-        self.store, self.version = Store(self.run.store), -1
+        self.store = Store(self.run.store)
+        self.version = -1
         from streamrl.learner.initial import write_tiny  # JAX: only for those who use a live server
 
         self._origin = write_tiny(directory / "origin", self.run.model.tiny, CONTEXT)
@@ -107,7 +109,8 @@ class Live:
 
     def start(self, index: int) -> str:
         """Start agent `index` in a thread; its name on `servers`."""
-        stop, identity = threading.Event(), f"inference-{index}"
+        stop = threading.Event()
+        identity = f"inference-{index}"
         thread = threading.Thread(target=self._agent, args=(index, identity, stop))
         thread.start()
         self._agents.append((thread, stop))

@@ -38,11 +38,9 @@ def learner_logprobs(
 def rows_of(sequences: Sequence[np.ndarray], temperature: float, context: int) -> RlExample:
     """Up to ROWS sequences, each alone in its row."""
     shape = (ROWS, context)
-    ids, segments, zeros = (
-        np.zeros(shape, np.int32),
-        np.zeros(shape, np.int32),
-        np.zeros(shape, np.float32),
-    )
+    ids = np.zeros(shape, np.int32)
+    segments = np.zeros(shape, np.int32)
+    zeros = np.zeros(shape, np.float32)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
     positions = np.tile(np.arange(context, dtype=np.int32), (ROWS, 1))

@@ -76,12 +76,18 @@ def secure_broker(directory: Path) -> Iterator[Secure]:
         "ssl.key.location": str(certificates / "admin.pem"),
     }
     properties = {
-        "listeners": f"CLIENTS://127.0.0.1:${{port}},INNER://127.0.0.1:{inner},CONTROLLER://127.0.0.1:${{controller_port}}",
-        "advertised.listeners": f"CLIENTS://127.0.0.1:${{port}},INNER://127.0.0.1:{inner},CONTROLLER://127.0.0.1:${{controller_port}}",
+        "listeners": (
+            f"CLIENTS://127.0.0.1:${{port}},INNER://127.0.0.1:{inner},CONTROLLER://127.0.0.1:${{controller_port}}"
+        ),
+        "advertised.listeners": (
+            f"CLIENTS://127.0.0.1:${{port}},INNER://127.0.0.1:{inner},CONTROLLER://127.0.0.1:${{controller_port}}"
+        ),
         "listener.security.protocol.map": "CLIENTS:SASL_SSL,INNER:SSL,CONTROLLER:SSL",
         "inter.broker.listener.name": "INNER",
         "sasl.enabled.mechanisms": MECHANISM,
-        f"listener.name.clients.{MECHANISM.lower()}.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+        f"listener.name.clients.{MECHANISM.lower()}.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(certificates / "broker.pem"),
         "ssl.truststore.type": "PEM",

@@ -31,7 +31,8 @@ def until(
     deadline = time.monotonic() + patience(limit_s)
     while not (found := true()):
         assert time.monotonic() < deadline, (
-            f"not within {patience(limit_s):g} s: {otherwise() if callable(otherwise) else otherwise}"
+            f"not within {patience(limit_s):g} s:"
+            f" {otherwise() if callable(otherwise) else otherwise}"
         )
         time.sleep(every_s)
     return found

@@ -40,7 +40,8 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path):
         directory.mkdir()
         for name in order:
             (directory / name).write_bytes(name.encode())
-    one, two = describe(tmp_path / "one"), describe(tmp_path / "two")
+    one = describe(tmp_path / "one")
+    two = describe(tmp_path / "two")
     assert (
         to_bytes(one) == to_bytes(two)
         and one.sha256 == two.sha256 == hashlib.sha256(to_bytes(one)).hexdigest()
@@ -81,7 +82,8 @@ def test_differences_name_the_file_and_both_hashes():
 
 
 def test_when_one_fails_the_others_have_ended():
-    done, failed = list[int](), threading.Event()
+    done = list[int]()
+    failed = threading.Event()
 
     def work(item: int) -> int:
         if item == 0:

@@ -139,7 +139,8 @@ def test_a_failure_leaves_nothing(root: str):
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path):
-    left, store = tmp_path / ".tmp-v000001-1-ab", Store(f"file://{tmp_path}")
+    left = tmp_path / ".tmp-v000001-1-ab"
+    store = Store(f"file://{tmp_path}")
     left.mkdir()
     (left / "half").write_bytes(b"x")
     stored = write(store, 1)
@@ -158,7 +159,10 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path):
         with (directory / "model.safetensors").open("wb") as full:
             full.write(WEIGHTS["model.safetensors"])
 
-    full = rf"weight store file://{tmp_path}/store is full: v000007 needs about 7002 bytes, \d+ are free; free some"
+    full = (
+        rf"weight store file://{tmp_path}/store is full: v000007 needs about 7002 bytes, \d+ are"
+        r" free; free some"
+    )
     with pytest.raises(WeightError, match=full):
         store.put(7, fill, SIZE)
     assert list((tmp_path / "store").iterdir()) == []
@@ -168,7 +172,10 @@ def test_a_full_remote_store_is_said_and_leaves_nothing():
     store = Store("cramped://bucket/weights")
     with pytest.raises(
         WeightError,
-        match="weight store cramped://bucket/weights is full: v000001 needs about 7002 bytes; free some",
+        match=(
+            "weight store cramped://bucket/weights is full: v000001 needs about 7002 bytes; free"
+            " some"
+        ),
     ):
         write(store, 1)
     assert files_below("cramped://bucket/weights") == []
@@ -178,7 +185,9 @@ def test_a_store_that_cannot_be_written_is_said(tmp_path: Path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(
         WeightError,
-        match="v000001 could not be written to the weight store .*Not a directory; set weights.store",
+        match=(
+            "v000001 could not be written to the weight store .*Not a directory; set weights.store"
+        ),
     ):
         write(Store(f"file://{tmp_path}/file"), 1)
 
@@ -263,16 +272,25 @@ def name_another(name: str) -> Any:
     [
         (
             truncate,
-            "model.safetensors has 6999 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}",
+            (
+                "model.safetensors has 6999 bytes with sha256 [0-9a-f]{64}, announced are 7000"
+                " bytes with sha256 [0-9a-f]{64}"
+            ),
         ),
         (
             alter,
-            "model.safetensors has 7000 bytes with sha256 [0-9a-f]{64}, announced are 7000 bytes with sha256 [0-9a-f]{64}",
+            (
+                "model.safetensors has 7000 bytes with sha256 [0-9a-f]{64}, announced are 7000"
+                " bytes with sha256 [0-9a-f]{64}"
+            ),
         ),
         (remove, "model.safetensors is missing"),
         (
             agree_on_it,
-            "its manifest.json stands for 7002 bytes with sha256 [0-9a-f]{64}, announced are 7002 bytes with sha256 [0-9a-f]{64}",
+            (
+                "its manifest.json stands for 7002 bytes with sha256 [0-9a-f]{64}, announced are"
+                " 7002 bytes with sha256 [0-9a-f]{64}"
+            ),
         ),
         (
             lambda directory: (directory / MANIFEST).unlink(),

@@ -17,22 +17,34 @@ import struct
 import sys
 from collections.abc import Sequence
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
 ALLOW = 0x7FFF0000
 KILL = 0x80000000  # the whole process
 DENY = 0x00050000 | 13  # the call fails with EACCES
 # Classic BPF: load a word; jump if equal, if at least, if any bit is set; return.
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
+LOAD = 0x20
+EQUAL = 0x15
+AT_LEAST = 0x35
+ANY_BIT = 0x45
+RETURN = 0x06
+# offsets in struct seccomp_data
+NUMBER = 0
+ARCHITECTURE = 4
 ARGUMENT = 16  # of the first argument; each has 8 bytes, the low word first
 CAPABILITY_VERSION = 0x20080522
 
 # The system calls of Landlock, since Linux 5.13.
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_CREATE_RULESET = 444
+LANDLOCK_ADD_RULE = 445
+LANDLOCK_RESTRICT_SELF = 446
 LANDLOCK_VERSION = 1  # flag: answer the ABI
 RULE_PATH_BENEATH = 1
-READ_FILE, READ_DIRECTORY = 1 << 2, 1 << 3
+READ_FILE = 1 << 2
+READ_DIRECTORY = 1 << 3
 # All rights that the kernel knows, from each version of the ABI on.
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 NET_RIGHTS = {1: 0, 4: 0b11}  # bind and connect TCP

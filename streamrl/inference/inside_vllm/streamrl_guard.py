@@ -45,7 +45,9 @@ MAX_BODY_BYTES = 16 << 20  # a million tokens as JSON have about 7 MiB
 TEXT_KEYS = {"type", "text", "refusal", "thinking"}
 NOT_TEXT = {"content_parts", "features", "prompt_embeds"}  # of a request
 ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"}
-PAUSE, RESUME, CLOCK = "/streamrl/pause", "/resume", "/streamrl/clock"
+PAUSE = "/streamrl/pause"
+RESUME = "/resume"
+CLOCK = "/streamrl/clock"
 REFUSED = {
     "error": {
         "message": "this server does that for nobody who does not send the right API key",
@@ -61,7 +63,9 @@ class Clock:
 
     def __init__(self, now_s: float) -> None:
         self.spent = {"asked_s": 0.0, "paused_s": 0.0, "idle_s": 0.0}
-        self.asked, self.paused, self._since_s = 0, False, now_s
+        self.asked = 0
+        self.paused = False
+        self._since_s = now_s
 
     def turn(self, now_s: float, asked: int = 0, paused: bool | None = None) -> None:
         """Up to now it was as it was; from now on `asked` more wait for an answer, and it is paused
@@ -70,11 +74,9 @@ class Clock:
         self.spent["paused_s" if self.paused else "asked_s" if self.asked else "idle_s"] += (
             now_s - self._since_s
         )
-        self.asked, self.paused, self._since_s = (
-            self.asked + asked,
-            self.paused if paused is None else paused,
-            now_s,
-        )
+        self.asked = self.asked + asked
+        self.paused = self.paused if paused is None else paused
+        self._since_s = now_s
 
 
 class Guard:
@@ -93,10 +95,8 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        path, sent = (
-            scope["path"],
-            [value for name, value in scope["headers"] if name == b"authorization"],
-        )
+        path = scope["path"]
+        sent = [value for name, value in scope["headers"] if name == b"authorization"]
         if self._may(path, sent):
             agents = _has(sent, self._agent)
             if agents and path == CLOCK:
@@ -163,8 +163,8 @@ def objection(body: bytes, max_samples: int) -> str:
                 return f"{name} is not a whole number"
             if count * (answers or 1) > max_samples:
                 return (
-                    f"{count * (answers or 1)} answers in one request; at most {max_samples} are given"
-                    " (the largest group_size of the run, or inference.max_num_seqs)"
+                    f"{count * (answers or 1)} answers in one request; at most {max_samples} are"
+                    " given (the largest group_size of the run, or inference.max_num_seqs)"
                 )
     return ""
 

@@ -28,12 +28,15 @@ def nap() -> None:
     seconds = float(os.environ.get("STREAMRL_NAP_S") or 0)
     if not seconds:
         return
-    from vllm.distributed.device_communicators import shm_broadcast  # pyright: ignore[reportMissingImports]: vLLM's Python has it
+    from vllm.distributed.device_communicators import (
+        shm_broadcast,
+    )  # pyright: ignore[reportMissingImports]: vLLM's Python has it
 
     if hasattr(shm_broadcast, "sched_yield"):
         shm_broadcast.sched_yield = partial(time.sleep, seconds)
         logger.info("who waits for another process sleeps, %g s at a time", seconds)
     else:
         logger.warning(
-            "this vLLM waits in another way than the one that STREAMRL_NAP_S was made for: it may take a core for nothing"
+            "this vLLM waits in another way than the one that STREAMRL_NAP_S was made for: it may"
+            " take a core for nothing"
         )

@@ -70,7 +70,8 @@ def opened(context: SinkContext, sink: run_file.Sink) -> Sink:
     except Exception as error:
         told = describe_error(error)
         raise ConfigError(
-            f"orchestrator.sinks: {sink.kind} cannot be opened: {told}; change its params, or leave it out"
+            f"orchestrator.sinks: {sink.kind} cannot be opened: {told}; change its params, or leave"
+            " it out"
         ) from None
 
 
@@ -106,7 +107,8 @@ class Sinks:
         self._thread.join(LEAVE_S)
         if self._thread.is_alive():
             logger.warning(
-                "sinks have not taken everything within %.0f s; the next session of the run hands it to them again",
+                "sinks have not taken everything within %.0f s; the next session of the run hands"
+                " it to them again",
                 LEAVE_S,
             )
 

@@ -24,8 +24,13 @@ from streamrl.monitoring.sinks.base import MetricRecord, SinkContext, WrittenPoi
 
 STEP = "step"  # the x axis, as W&B's own step only counts rows
 # Sizes in bytes of W&B's files, which have LevelDB's log format after a header.
-HEADER, BLOCK, HEAD = 7, 32_768, 7
-FULL, FIRST, LAST = 1, 2, 4  # the kinds of a piece of a record
+HEADER = 7
+BLOCK = 32_768
+HEAD = 7
+# the kinds of a piece of a record
+FULL = 1
+FIRST = 2
+LAST = 4
 
 
 class WandB:
@@ -115,7 +120,8 @@ def records(data: bytes) -> Iterator[bytes]:
 
     The format is described in LevelDB's doc/log_format.md.
     """
-    at, whole = HEADER, b""
+    at = HEADER
+    whole = b""
     while at + HEAD <= len(data):
         left = BLOCK - at % BLOCK
         _, size, kind = struct.unpack_from("<IHB", data, at) if left >= HEAD else (0, 0, 0)

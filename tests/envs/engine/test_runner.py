@@ -241,7 +241,8 @@ def test_a_reply_may_be_a_coroutine_and_a_hanging_one_stalls_nobody():
             return super().reply(problem, messages)
 
     # one by one nobody would come through
-    everybody, both = asyncio.Barrier(20), threading.Barrier(2)
+    everybody = asyncio.Barrier(20)
+    both = threading.Barrier(2)
     made = play(Scripted("no", "yes"), Slow(), n=20)
     assert len(made) == 20 and not any(rollout.truncated for rollout in made)
     made = play(Scripted("no", "yes"), Asking(lambda: both.wait() and None), n=20)
@@ -289,9 +290,9 @@ def test_rewards_that_take_too_long_fail_the_rollout():
 def test_a_composed_reward_by_import_path(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "class Brief:\n    def __init__(self, most: int): self.most = most\n"
-        "    def __call__(self, problem, answer, earned): return earned['right'] * (len(answer.text) <= self.most)\n"
-        "def fixed(problem, answer, earned): return 1.0\nnumber = 3\n"
+        "class Brief:\n    def __init__(self, most: int): self.most = most\n    def __call__(self,"
+        " problem, answer, earned): return earned['right'] * (len(answer.text) <= self.most)\ndef"
+        " fixed(problem, answer, earned): return 1.0\nnumber = 3\n"
     )
     composed = make_reward(f"{file}:Brief", {"most": 3}, "envs.x.rewards.brief")
     (made,) = play(Scripted("no", "yes"), rewards={"brief": composed})
@@ -327,7 +328,9 @@ class Slow(SingleTurnEnv):
 
 
 async def test_a_plain_reward_that_is_late_fails_and_the_event_loop_goes_on_meanwhile():
-    runner, ticks = RolloutRunner(Slow(1.0), run_file.Env(env_timeout_s=0.3), None), 0  # type: ignore[arg-type]  # nothing is sampled
+    # type: ignore[arg-type]  # nothing is sampled
+    runner = RolloutRunner(Slow(1.0), run_file.Env(env_timeout_s=0.3), None)
+    ticks = 0
     judging = asyncio.create_task(
         runner.call(runner.env.rewards, Problem([]), Completion("", True), what="its rewards")
     )  # type: ignore[union-attr]

@@ -35,7 +35,8 @@ class Leader(AgentLoopEnv):
         how: Callable[[PolicyClient, dict[str, Any]], Coroutine[Any, Any, None]],
         judged: int | None = None,
     ) -> None:
-        self.how, self.judged = how, judged
+        self.how = how
+        self.judged = judged
 
     def problem(self, index: int) -> Problem:
         return Problem(ASKED)

@@ -50,13 +50,19 @@ def test_output_is_limited():
 
 
 def test_a_result_cannot_be_printed():
-    cheat = "for i in range(2): print('passed', i); print('0' * 32, 'passed', i)\nimport os; os._exit(0)"
+    cheat = (
+        "for i in range(2): print('passed', i); print('0' * 32, 'passed', i)\nimport os;"
+        " os._exit(0)"
+    )
     outcome = run(cheat, "assert False", "assert False")
     assert outcome.passed == [False, False]
 
 
 def test_it_loads_modules_of_python():
-    program = "import ctypes, decimal, json, sqlite3, ssl, unittest, xml.sax, zlib, zoneinfo\ndef f(): return str(zoneinfo.ZoneInfo('UTC'))"
+    program = (
+        "import ctypes, decimal, json, sqlite3, ssl, unittest, xml.sax, zlib, zoneinfo\ndef f():"
+        " return str(zoneinfo.ZoneInfo('UTC'))"
+    )
     assert run(program, "assert f() == 'UTC'") == Outcome("ok", [True], "")
 
 
@@ -81,7 +87,10 @@ def test_plain_data_comes_as_it_is():
 
 def test_a_test_sees_what_a_function_raises_and_nothing_that_is_not_plain():
     program = "def f(x):\n    if x < 0: raise ValueError('negative')\n    return object()"
-    expects = "try: f(-1)\nexcept ValueError as error: assert str(error) == 'negative'\nelse: assert False"
+    expects = (
+        "try: f(-1)\nexcept ValueError as error: assert str(error) == 'negative'\nelse: assert"
+        " False"
+    )
     outcome = run(program, expects, "f(1)", "g(1)", "assert False")
     assert (
         outcome.passed == [True, False, False, False]

@@ -213,7 +213,8 @@ async def test_answers_that_queue_for_a_process_of_math_verify_are_not_late_for_
     """One process, twelve answers at once, and a limit that they keep one by one and not all
     together: nobody fails for the queue.
     """
-    verify, limit_s = MathVerify(processes=1), patience(0.5)
+    verify = MathVerify(processes=1)
+    limit_s = patience(0.5)
 
     async def slow(right: str, said: str) -> bool:
         await asyncio.sleep(limit_s / 5)

@@ -86,7 +86,10 @@ def test_rewards(reward: str, right: str, said: str, earned: dict[str, float], t
         ({"reward": "math-verfy"}, r"no reward 'math-verfy'; did you mean 'math-verify'\?"),
         (
             {"answer": "answer"},
-            r"problems.jsonl:1: no 'answer'; it has prompt, gt_answer, level; lines 2, 3, 4, 5, 6 neither \(10 in all\)",
+            (
+                r"problems.jsonl:1: no 'answer'; it has prompt, gt_answer, level; lines 2, 3, 4, 5,"
+                r" 6 neither \(10 in all\)"
+            ),
         ),
         ({"promt": "q"}, r"dataset takes no 'promt'; did you mean 'prompt'\?"),
     ],
@@ -150,7 +153,8 @@ def test_token_ids_are_the_prompt_and_train_as_such(tmp_path: Path):
         [{"input_token_ids": [1, 9, 4], "prompt": "47=", "gt_answer": "47"}],
         reward="exact",
     )
-    sampler, task = Sampler(), Task("x", 0, "x-0", make_problem(env, 0))
+    sampler = Sampler()
+    task = Task("x", 0, "x-0", make_problem(env, 0))
     rollouts = asyncio.run(RolloutRunner(env, run_file.Env(), sampler).run_group(task, 2))
     assert sampler.asked == [([], [1, 9, 4])]
     for rollout in rollouts:

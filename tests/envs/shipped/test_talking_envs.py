@@ -95,7 +95,10 @@ def test_calls_in_either_syntax():
 
 
 def a_call(expression: str, name: str = "calculator") -> str:
-    return f'<tool_call>{{"name": "{name}", "arguments": {{"expression": "{expression}"}}}}</tool_call>'
+    return (
+        f'<tool_call>{{"name": "{name}", "arguments": {{"expression":'
+        f' "{expression}"}}}}</tool_call>'
+    )
 
 
 def test_the_calculator_with_json_calls():
@@ -301,7 +304,8 @@ def test_its_own_problems_have_right_answers():
         seen.add(start)
         # the last is "at least 0"
         numbers = [int(n) for n in "".join(c if c.isdigit() else " " for c in content).split()][:-1]
-        a, b = (numbers[0], numbers[-1])
+        a = numbers[0]
+        b = numbers[-1]
         assert (
             judged(env, problem, f"def f(x): return {RIGHT[start].format(a=a, b=b)}")["passed"]
             == 1.0
@@ -311,7 +315,8 @@ def test_its_own_problems_have_right_answers():
 
 def test_code_that_never_ends_is_over_in_time_and_does_not_stall_the_others():
     async def both() -> list[RewardBreakdown]:
-        env, problem = Coding(seed=0, timeout_s=1.0), Problem([], ["assert f(1) == 1"])
+        env = Coding(seed=0, timeout_s=1.0)
+        problem = Problem([], ["assert f(1) == 1"])
         return await asyncio.gather(
             *[
                 env.rewards(problem, Completion(text, True))

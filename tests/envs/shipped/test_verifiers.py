@@ -50,11 +50,9 @@ def texts(rollout: Rollout) -> list[tuple[str, str]]:
 
 
 def test_problems_are_the_rows_each_epoch_in_another_order_and_the_same_in_every_process():
-    env, again, other = (
-        guest("single", rows=5),
-        guest("single", rows=5),
-        make_env(KIND, 2, {"rows": 5}, "envs.x"),
-    )
+    env = guest("single", rows=5)
+    again = guest("single", rows=5)
+    other = make_env(KIND, 2, {"rows": 5}, "envs.x")
     found = [env.problem(i).metadata["example_id"] for i in range(15)]
     assert [sorted(found[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
     assert len({tuple(found[i : i + 5]) for i in (0, 5, 10)}) > 1
@@ -135,7 +133,8 @@ class Asked(Scripted):
 
 
 def test_tools_are_called_and_a_call_stays_what_was_said():
-    env, policy = guest("tool"), Asked(f"so {CALL}", "42")
+    env = guest("tool")
+    policy = Asked(f"so {CALL}", "42")
     (made,) = play(env, policy)
     assert texts(made)[1:] == [("assistant", f"so {CALL}"), ("tool", "42"), ("assistant", "42")]
     assert {
@@ -292,7 +291,9 @@ def test_without_the_library_that_is_said_in_a_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "streamrl.envs.shipped.verifiers", None)
     with pytest.raises(
         ConfigError,
-        match=r"^envs.x: verifiers:quiz needs the library verifiers, as streamrl\[envs\] installs it",
+        match=(
+            r"^envs.x: verifiers:quiz needs the library verifiers, as streamrl\[envs\] installs it"
+        ),
     ):
         make_env("verifiers:quiz", 1, {}, "envs.x")
 

@@ -9,7 +9,8 @@ from tests.monitoring.sinks import stories
 
 @given(st.lists(st.integers(0, 30)))
 def test_steps_are_a_set_in_few_stretches(steps: list[int]):
-    mine, plain = StepSet(), set[int]()
+    mine = StepSet()
+    plain = set[int]()
     for step in steps:
         assert mine.add(step) == (step not in plain)
         plain.add(step)
@@ -23,7 +24,8 @@ def test_steps_are_a_set_in_few_stretches(steps: list[int]):
 
 
 def test_a_point_is_new_once():
-    told, had = stories.entries(stories.records(range(4), tries=2)), WrittenPoints()
+    told = stories.entries(stories.records(range(4), tries=2))
+    had = WrittenPoints()
     points = [
         (name, row.step, value) for row in had.new(told) for name, value in row.values.items()
     ]

@@ -135,7 +135,8 @@ def lines(path: Path) -> Iterator[dict[str, object]]:
 def test_jsonl_has_every_record_once(torn: int, tmp_path: Path):
     from streamrl.monitoring.sinks.jsonl import JsonLines
 
-    told, path = stories.entries(stories.records(range(5))), tmp_path / "digits" / "metrics.jsonl"
+    told = stories.entries(stories.records(range(5)))
+    path = tmp_path / "digits" / "metrics.jsonl"
     for life in (told[:7], told, told):
         sink = JsonLines(stories.context(tmp_path))
         stories.tell(sink, life)
@@ -156,7 +157,8 @@ def test_jsonl_has_every_record_once(torn: int, tmp_path: Path):
 def test_jsonl_that_has_no_offsets_is_written_anew(before: str, tmp_path: Path):
     from streamrl.monitoring.sinks.jsonl import JsonLines
 
-    told, path = stories.entries(stories.records(range(2))), tmp_path / "digits" / "metrics.jsonl"
+    told = stories.entries(stories.records(range(2)))
+    path = tmp_path / "digits" / "metrics.jsonl"
     path.parent.mkdir()
     path.write_text(before)
     sink = JsonLines(stories.context(tmp_path))
