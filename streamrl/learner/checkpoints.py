@@ -31,10 +31,10 @@ TEMPORARY = ".tmp-"
 class TrainingPosition(NamedTuple):
     """Where training stands: the version of the policy, and where to read on."""
 
-    version: int  # of the policy that the state is
-    offset: int  # next record of `batches`
-    sha256: str  # of the weights that were announced as this version
-    scores: int = 0  # first record of `scores` that may still be needed
+    version: int  # The version of the policy in this state.
+    offset: int  # The next record of `batches`.
+    sha256: str  # The hash that the version is announced with; empty until it is known.
+    scores: int = 0  # The first record of `scores` that may still be needed.
 
 
 def write_nothing(directory: Path) -> None: ...

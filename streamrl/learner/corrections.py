@@ -24,8 +24,8 @@ from streamrl.learner.losses import MAX_LOG_RATIO, k1, k2, k3
 class TokenCorrection(NamedTuple):
     """What the correction does to each token."""
 
-    weights: jax.Array  # of its loss
-    kept: jax.Array  # 1, or 0 where it is rejected or masked: nothing of the token trains
+    weights: jax.Array  # The weight of its loss.
+    kept: jax.Array  # 1, or 0 if the token is rejected or masked and does not train at all.
 
 
 def correct(

@@ -30,9 +30,9 @@ HEARTBEAT_TIMEOUT_S = 60  # A process that is silent for this long is taken for 
 class ProcessRank(NamedTuple):
     """Which of the learner's processes this one is."""
 
-    coordinator: str  # HOST:PORT where the first one waits for the others
-    processes: int
-    process: int  # from 0
+    coordinator: str  # HOST:PORT where rank zero waits for the others.
+    processes: int  # How many processes the learner has.
+    process: int  # The rank of this one, from 0.
 
 
 def initialize(rank: ProcessRank) -> None:

@@ -32,9 +32,9 @@ class TrainingInput(NamedTuple):
     """The input of one training step, and the offsets to resume from after it."""
 
     batch: Batch
-    offset: int  # next record of `batches`
-    scores: Scores | None = None  # logprobs under the reference, where a pool computes them
-    scores_offset: int = 0  # first record of `scores` that a later step may need
+    offset: int  # The next record of `batches`.
+    scores: Scores | None = None  # Logprobs under the reference, if a pool computes them.
+    scores_offset: int = 0  # The first record of `scores` that a later step may need.
 
 
 def follow(

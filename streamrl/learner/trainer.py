@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class ResumePoint(NamedTuple):
     """A checkpoint to resume from."""
 
-    directory: Path  # of checkpoints
+    directory: Path  # The directory with the checkpoints.
     position: TrainingPosition
 
 
@@ -54,8 +54,8 @@ class ExportResult(NamedTuple):
     """Weights that are in the store, and how long that took."""
 
     stored: WeightRef
-    export_s: float  # from memory to files
-    hash_s: float  # until they stand in the store, with their manifest
+    export_s: float  # Writing the files.
+    hash_s: float  # Hashing them, and moving them into the store with their manifest.
 
 
 class WeightsSnapshot(NamedTuple):
