@@ -28,9 +28,10 @@ def nap() -> None:
     seconds = float(os.environ.get("STREAMRL_NAP_S") or 0)
     if not seconds:
         return
-    from vllm.distributed.device_communicators import (
+    # vLLM's Python has it; the one that pyright looks at has not.
+    from vllm.distributed.device_communicators import (  # pyright: ignore[reportMissingImports]
         shm_broadcast,
-    )  # pyright: ignore[reportMissingImports]: vLLM's Python has it
+    )
 
     if hasattr(shm_broadcast, "sched_yield"):
         shm_broadcast.sched_yield = partial(time.sleep, seconds)
