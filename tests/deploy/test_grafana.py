@@ -73,7 +73,7 @@ def test_every_query_has_data_and_every_alert_is_taken(
         check_rules(server)
         assert {
             series["metric"]["part"] for series in server.query(f'up{{run="{run.run}"}} == 1')
-        } >= {"buffer", "batcher", "orchestrator"}
+        } >= {"buffer-0", "batcher", "orchestrator"}
         assert server.query('streamrl_nothing{run="x"}') == []  # what is not there has no data
         assert all(process.poll() is None for process in processes.values())
 

@@ -144,9 +144,9 @@ def test_a_task_that_draws_from_numpys_generator_poses_the_same_problem_again(
 
 def test_another_process_poses_the_same_problems():
     script = """if True:
-        from streamrl.envs.api import make
+        from streamrl.envs.catalog import make_env
         for kind, params in (("copy-digits", {}), ("add-digits", {}), ("reasoning-gym", {"task": "chain_sum"})):
-            print([make(kind, 1, params, "envs.x").problem(i).messages for i in range(20)])
+            print([make_env(kind, 1, params, "envs.x").problem(i).messages for i in range(20)])
     """
     root = Path(__file__).parents[2]
     said = [
