@@ -166,10 +166,10 @@ def test_a_command_is_shown_as_its_help_says():
         ("SECURITY.md", "README.md", "index.md", "repository/SECURITY.md"),
         ("../README.md", "docs/tutorial.md", "tutorial.md", "index.md"),
         (
-            "../streamrl/config.py",
+            "../streamrl/config/run_file.py",
             "docs/settings.md",
             "settings.md",
-            "repository/streamrl/config.py.md",
+            "repository/streamrl/config/run_file.py.md",
         ),
         ("docs/data.md", "SECURITY.md", "repository/SECURITY.md", "../data.md"),
         ("nowhere.md", "docs/data.md", "data.md", "nowhere.md"),

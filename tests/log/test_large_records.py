@@ -114,7 +114,7 @@ def test_a_snapshot_that_is_larger_than_a_message_is_one_record(log: Log):
     part = replace(parts(RUN)[1], snapshot_events=1)
     writer = log.writer(part.name)
     fold = ProcessorState(part.initial())
-    fold.state.balance = {"x" * 9_000_000: 1.0}
+    fold.state.deficit = {"x" * 9_000_000: 1.0}
     for _ in range(2):  # the second entry names the snapshot that comes with the first
         fold.events_since_snapshot = fold.snapshot_bytes + 1
         process_batch(part, fold, [], 1.0, writer.commit)
