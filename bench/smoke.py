@@ -1,8 +1,8 @@
 """Has the data path become slower? Ours to plain Kafka in one short run, against the ratio that is
 recorded.
 
-python -m bench.smoke            fails when twice in a row below 60 % of it python -m bench.smoke
---record   the ratio as of now: bench/results/smoke.json
+python -m bench.smoke            fails when twice in a row below 60 % of it
+python -m bench.smoke --record   the ratio as of now: bench/results/smoke.json
 """
 
 from __future__ import annotations
