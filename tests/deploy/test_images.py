@@ -24,7 +24,7 @@ from tests.deploy.kubectl import render
 
 RUN = "/etc/streamrl/run.yaml"
 # of streamrl/, where the command is called otherwise
-ROOMS = {"env": "envs", "evaluator": "evaluation"}
+ROOMS = {"env": "envs"}
 # Each command in turn: how it ends, and whether its room was there. The broker's certificate is
 # missing, so that nobody waits for the broker.
 START = """
