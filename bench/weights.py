@@ -34,7 +34,7 @@ from bench.measure import RESULTS, quantile, spread, write
 from bench.memory import fill_page_cache
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
-from streamrl.inference.process import VersionFollower
+from streamrl.inference.version_follower import VersionFollower
 from streamrl.inference.vllm_server import MODEL
 from streamrl.learner.publisher import VersionPublisher
 from streamrl.learner.trainer import open_trainer

@@ -13,7 +13,7 @@ import pytest
 
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError, InferenceError, TopicMissing, WeightError
-from streamrl.inference import process, vllm_host
+from streamrl.inference import load_schedule, process, registration, vllm_host
 from streamrl.inference.engine import Load, Mismatch, Swap
 from streamrl.inference.vllm_host import LoadResult
 from streamrl.log.codec import to_event, to_message
@@ -82,7 +82,7 @@ class Host:
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_host, "VllmHost", Host)
-    monkeypatch.setattr(process, "RETRY_S", 0.2)
+    monkeypatch.setattr(load_schedule, "RETRY_S", 0.2)
     for name, value in {"bad": set[int](), "off": dict[int, float](), "silent": False}.items():
         monkeypatch.setattr(Host, name, value, raising=False)
 
@@ -235,7 +235,7 @@ def test_vllm_that_dies_ends_the_agent(agent: Agent):
 def test_vllm_that_says_nothing_for_too_long_ends_the_agent(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(process, "UNRESPONSIVE_S", 0.2)
+    monkeypatch.setattr(registration, "UNRESPONSIVE_S", 0.2)
     agent.announce(0)
     agent.thread.start()
     agent.until(lambda s: s.state == "ready")

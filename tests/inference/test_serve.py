@@ -12,9 +12,11 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.errors import WeightError
-from streamrl.inference import process
+from streamrl.inference import load_schedule
 from streamrl.inference.engine import Mismatch
-from streamrl.inference.process import Registration, VersionFollower, serve
+from streamrl.inference.process import serve
+from streamrl.inference.registration import Registration
+from streamrl.inference.version_follower import VersionFollower
 from streamrl.inference.vllm_host import LoadResult, VllmHost
 from streamrl.log.memory import MemoryLog
 from streamrl.log.meter import Meter
@@ -53,7 +55,7 @@ class Told:
 def served(
     monkeypatch: pytest.MonkeyPatch, answers: Sequence[float | Exception], *announced: PolicyVersion
 ) -> tuple[Told, list[Server]]:
-    monkeypatch.setattr(process, "RETRY_S", 0.0)
+    monkeypatch.setattr(load_schedule, "RETRY_S", 0.0)
     log = MemoryLog({"policy-versions": 1, "servers": 1, "metrics": 1})
     stop = threading.Event()
     run = run_file.parse({"run": "r", "envs": {"e": {}}, "inference": {"heartbeat_s": 0.01}})

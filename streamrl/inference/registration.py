@@ -1,0 +1,123 @@
+"""What a server says of itself: its record on `servers`, and its metrics."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from streamrl.config import topology
+from streamrl.errors import InferenceError, WeightError
+from streamrl.inference.vllm_host import LoadResult, VllmHost, probe_failure
+from streamrl.log.codec import to_message
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log, Output
+from streamrl.records import Server
+
+logger = logging.getLogger(__name__)
+
+UNRESPONSIVE_S = 30.0  # A vLLM that runs but does not answer for this long is ended.
+
+
+class Registration:
+    """This server's record on `servers`. It is published when it changes and at every heartbeat."""
+
+    def __init__(self, log: Log, server: Server, heartbeat_s: float) -> None:
+        self.server = server
+        self._log = log
+        self._heartbeat_s = heartbeat_s
+        self._writer = log.producer()
+        self._sent_s = 0.0  # monotonic
+        self.update()
+
+    def due(self) -> bool:
+        """Whether the next heartbeat is due."""
+        return time.monotonic() - self._sent_s >= self._heartbeat_s
+
+    def update(self, **changes: Any) -> None:
+        """Publish the record with these fields changed."""
+        self._sent_s = time.monotonic()
+        self.server = msgspec.structs.replace(self.server, heartbeat_s=time.time(), **changes)
+        self._log.mark_ready(self.server.state == "ready")
+        self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, self.server)))
+
+    def skip(self) -> None:
+        """Leave out one heartbeat. Clients avoid a server that failed them until its next record,
+        so a server that does not answer must not send one.
+        """
+        self._sent_s = time.monotonic()
+
+    def remove(self) -> None:
+        """Publish a tombstone: the server has left."""
+        self._writer.send(to_message(Output(topology.SERVERS, self.server.server_id, None)))
+
+    def close(self) -> None:
+        self._writer.flush()
+        self._writer.close()
+
+
+def finish_swap(
+    job: Future[LoadResult], host: VllmHost, entry: Registration, meter: Meter, tolerance: float
+) -> bool:
+    """Publish the outcome of loading a version. `tolerance`: see `probe_failure`.
+
+    Returns False if the version has to be loaded again: the copy was bad, so the server stays on
+    its version, or the probe failed. Raises any other StreamrlError of the load.
+    """
+    try:
+        served = job.result()
+    except WeightError as error:
+        logger.error("staying on version %d: %s", entry.server.version, error)
+        entry.update(error=str(error))
+        return False
+    distance, tokens = served.mismatch
+    failure = probe_failure(served, tolerance)
+    entry.update(
+        url=host.url,
+        version=served.version,
+        state="error" if failure else "ready",
+        error=failure,
+        doubted=bool(failure),
+        mismatch_max_abs=distance,
+        mismatch_tokens=tokens,
+    )
+    meter.publish(served.metrics(), step=served.version)
+    if failure:
+        logger.error(
+            "%s; it is loaded and probed again, and asked meanwhile only if no other server is"
+            " ready",
+            failure,
+        )
+        return False
+    logger.info(
+        "version %d is served; off by %.2g over %d tokens", served.version, distance, tokens
+    )
+    return True
+
+
+def heartbeat(host: VllmHost, entry: Registration, meter: Meter, answered_s: float) -> float:
+    """Publish the load of the server, unless vLLM does not answer.
+
+    `answered_s`: when vLLM last answered (monotonic, s). Returns this time anew. Raises
+    InferenceError if vLLM has not answered for UNRESPONSIVE_S.
+    """
+    try:
+        load = host.load()
+    except InferenceError as error:
+        if time.monotonic() - answered_s > UNRESPONSIVE_S:
+            raise
+        logger.warning("%s", error)
+        entry.skip()
+        return answered_s
+    if load is None:
+        entry.update()
+    else:
+        entry.update(in_flight=load.in_flight)
+        values = {f"inference/{name}": seconds for name, seconds in load.spent.items()}
+        values["inference/in_flight"] = float(load.in_flight)
+        values["inference/generated_tokens"] = float(load.generated_tokens)
+        meter.publish(values)
+    return time.monotonic()
