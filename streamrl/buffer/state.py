@@ -145,6 +145,16 @@ class BufferState(msgspec.Struct):
     left: dict[str, dict[str, OpenGroup]] = {}
 
 
+def full_envs(config: BufferConfig, state: BufferState) -> list[str]:
+    """The envs whose open groups have as many tokens as a window may hold. There are none since
+    version 1 of the rules, as a full window closes its oldest groups instead.
+    """
+    if config.rules_version:
+        return []
+    limit = config.max_window_tokens
+    return sorted(env for env, window in state.windows.items() if window.tokens >= limit)
+
+
 def record_bytes(event: Event) -> int:
     """Bytes of a record that is held: its arrays are views of them."""
     return len(event.value) if event.value is not None else 0

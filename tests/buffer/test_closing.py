@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from streamrl.buffer import process as buffer
-from streamrl.buffer.process import due, paused, report, step
+from streamrl.buffer.process import due, paused, step
+from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferConfig, BufferState
 from streamrl.log.codec import to_event, to_message
 from streamrl.log.memory import MemoryLog
@@ -186,20 +187,6 @@ def test_a_clock_that_is_set_back_makes_no_hour_of_a_minute():
     assert due(of_size(8), state, 400.0)
     state, _ = fold([], of_size(8), state, 400.0)
     assert not due(of_size(8), state, 459.0) and due(of_size(8), state, 460.0)
-
-
-def test_whoever_sends_too_few_is_told_before_its_groups_close():
-    state, _ = fold(
-        [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(4))],
-        of_size(8),
-        time_s=100.0,
-    )
-    assert report(of_size(8), state, 130.0).warnings == ()
-    (warning,) = report(of_size(8), state, 131.0).warnings
-    assert warning.startswith(
-        "1 groups of copy have had no new rollout for 30 s, with 4 of 8 at most; they close after"
-        " 60 s"
-    )
 
 
 def test_two_envs_may_use_the_same_ids():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from streamrl.buffer.process import report, step
+from streamrl.buffer.process import step
+from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
 from streamrl.buffer.validation import partition_of, validate_rollout, validate_strictly
 from streamrl.log.codec import DecodeError, decode, encode

@@ -1,0 +1,46 @@
+"""What the buffer says of its windows: gauges, and warnings to whoever runs the producers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from streamrl.buffer.report import report
+from streamrl.buffer.state import BufferState
+from tests.buffer.test_closing import RULES, fold, of_size
+from tests.buffer.test_process import CONFIG
+from tests.support.build import rollout, rollout_event, version_event
+
+
+def test_an_empty_buffer_has_a_version_and_no_warnings():
+    said = report(RULES, BufferState(version=4), 0.0)
+    assert said.values == {"buffer/version": 4.0} and said.warnings == ()
+
+
+def test_every_window_says_how_full_it_is():
+    state, _ = fold([version_event(0), rollout_event(0, rollout())])
+    assert report(RULES, state, 0.0).values == {
+        "buffer/version": 0.0,
+        "buffer/window_tokens/copy": 5.0,
+    }
+
+
+def test_a_full_window_that_is_not_read_on_is_reported_under_the_earlier_rules():
+    config = replace(CONFIG, max_window_tokens=5)
+    state, _ = fold([version_event(0), rollout_event(0, rollout())], config)
+    assert report(config, state, 0.0).warnings == (
+        "the window of copy is full of open groups, not reading on; raise buffer.max_window_tokens",
+    )
+
+
+def test_whoever_sends_too_few_is_told_before_its_groups_close():
+    state, _ = fold(
+        [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(4))],
+        of_size(8),
+        time_s=100.0,
+    )
+    assert report(of_size(8), state, 130.0).warnings == ()
+    (warning,) = report(of_size(8), state, 131.0).warnings
+    assert warning.startswith(
+        "1 groups of copy have had no new rollout for 30 s, with 4 of 8 at most; they close after"
+        " 60 s"
+    )
