@@ -1,15 +1,14 @@
-"""Who may do what on the broker: each role of a run, as a user of its own, what its parts read and
-write, and nothing else.
+"""Access rules of the broker. Each role of a run has a user, which may read and write what its
+parts read and write, and nothing else.
 
-All of it follows from `config/topology.py`. A user is named `<run>.<role>`: `env-<name>` (each env
-has its own), buffer, batcher, scorer, learner, inference, evaluator, orchestrator. Besides, the
-user `auditor` reads everything (status, audit, replay, export), and `operator` does everything
-within the run, such as `streamrl topics apply` and `streamrl up`. Writing idempotently needs no rule
-of its own: since Kafka 2.8 whoever may write to a topic may do it idempotently.
+The rules follow from `config/topology.py`. A user is named `<run>.<role>`, and each env has a user
+`<run>.env-<name>`. Two more users belong to people: `auditor` reads everything (status, audit,
+replay, export), and `operator` may do everything within the run, which `streamrl topics apply` and
+`streamrl up` need. Idempotent writes need no rule: since Kafka 2.8 the right to write includes them.
 """
 
 # pyright: reportPrivateImportUsage=false
-# confluent_kafka.admin passes its names on without saying so
+# confluent_kafka.admin does not list in __all__ the names that it re-exports.
 
 from __future__ import annotations
 
@@ -37,29 +36,29 @@ from streamrl.log.topics import Topic
 
 CALL_TIMEOUT_S = 10.0
 
-# Of an env's user on each broker: it may be taken over, or written by somebody else, and is to
-# leave room for the others. The byte rates are far above what rollouts need (docs/operations.md,
-# Sizing); the percentage is of one thread of the broker.
+# The quotas of an env's user on each broker. An env may be compromised, or written by somebody
+# else, and must leave capacity for the other users. The rates are in bytes per second and far above
+# what rollouts need (docs/operations.md, Sizing). The percentage is of one thread of the broker.
 QUOTAS = {"producerByteRate": 20_000_000, "consumerByteRate": 20_000_000, "requestPercentage": 50}
 
 
 class User(NamedTuple):
-    """All parts of a role; of a role that has parts for each env, those of one env."""
+    """The user of a role's parts. A role that has parts for each env has a user for each env."""
 
-    name: str  # on the broker: after the run
+    name: str  # the name without the run, which precedes it on the broker
     role: Role
-    identities: tuple[str, ...]  # under which it writes transactions
-    env: str = ""  # the only one that it has to do with
+    identities: tuple[str, ...]  # the transactional ids of its parts
+    env: str = ""  # the env whose topics it uses; empty for those of all envs
 
 
 class Rule(NamedTuple):
-    """A user may do these things with what has that name, or a name that begins so."""
+    """The operations that a user may carry out on one resource, or on all with a prefix."""
 
     resource: Literal["topic", "group", "transactional-id"]
-    name: str  # on the broker: with the run
-    # Kafka's: READ, WRITE, DESCRIBE, ALL; the first two include the third
+    name: str  # the name on the broker, which begins with the run's
+    # Kafka's names: READ, WRITE, DESCRIBE and ALL. READ and WRITE include DESCRIBE.
     operations: tuple[str, ...]
-    prefixed: bool = False
+    prefixed: bool = False  # whether `name` is a prefix
 
     def __str__(self) -> str:
         return (
@@ -69,7 +68,7 @@ class Rule(NamedTuple):
 
 
 def user_name(run: RunFile, name: str) -> str:
-    """The name a user goes by on the broker."""
+    """The name of a user on the broker."""
     return f"{run.run}.{name}"
 
 
@@ -83,27 +82,31 @@ def users(run: RunFile) -> list[User]:
             continue
         for env in run.envs:
             own = tuple(part.identity for part in parts if part.env == env)
-            outside = (topology.outside_identity(env),)  # of an env that the run does not start
+            # An env that the run does not start has no parts.
+            outside = (topology.outside_identity(env),)
             found.append(User(f"{role.name}-{env}", role, own or outside, env))
     return found
 
 
 def rules(run: RunFile) -> dict[str, list[Rule]]:
-    """What each user is to be allowed, by its name."""
-    whole = f"{run.run}."  # a run's name has no dot, so no other run's begins like that
-    reading = [Rule("topic", whole, ("READ",), True), Rule("group", whole, ("DESCRIBE",), True)]
+    """The rules of each user, by the user's name without the run."""
+    prefix = f"{run.run}."  # A run's name has no dot, so no other run's names begin like this.
+    reading = [Rule("topic", prefix, ("READ",), True), Rule("group", prefix, ("DESCRIBE",), True)]
     everything = [
-        Rule(resource, whole, ("ALL",), True) for resource in ("topic", "group", "transactional-id")
+        Rule(resource, prefix, ("ALL",), True)
+        for resource in ("topic", "group", "transactional-id")
     ]
     found = {user.name: list(_rules_of(user, run)) for user in users(run)}
-    # The report that an orchestrator ends with is made of all topics.
+    # An orchestrator reads all topics for the report that it writes at the end.
     found[topology.ORCHESTRATOR.name] += reading
     return {**found, "auditor": reading, "operator": everything}
 
 
 def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
-    """Have the cluster allow all of it, and say what; what was allowed before stays. Raises
-    AccessDenied, and ConfigError where nobody is checked.
+    """Add the rules of the run to the cluster's. Returns them as lines of text.
+
+    Rules that the cluster has already are kept. Raises AccessDenied for a user who may not change
+    rules, and ConfigError for a cluster without an authorizer.
     """
     admin = Admin(settings)
     wanted = [
@@ -113,7 +116,7 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
         for binding in _bindings(user_name(run, name), rule)
     ]
 
-    def order() -> None:
+    def create() -> None:
         for future in admin.create_acls(wanted, request_timeout=CALL_TIMEOUT_S).values():
             try:
                 future.result()
@@ -125,15 +128,16 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
                     ) from None
                 raise
 
-    admin.visible_topics()  # says why where nobody answers
+    admin.visible_topics()  # It raises an error with the reason if the broker cannot be reached.
     try:
-        call_with_retries(order, admin.address)
+        call_with_retries(create, admin.address)
     except AccessDenied:
         raise access_denied(settings, "change access rules") from None
     return in_words(run)
 
 
 def in_words(run: RunFile) -> list[str]:
+    """A line for each rule, with its user."""
     return [
         f"User:{user_name(run, name)}  {rule}"
         for name, allowed in rules(run).items()
@@ -142,29 +146,37 @@ def in_words(run: RunFile) -> list[str]:
 
 
 def manifests(run: RunFile, cluster: str = "streamrl") -> list[dict[str, Any]]:
-    """A KafkaUser for each role, as Strimzi's user operator takes them: it makes up a password,
-    which lies in a Secret of the user's name.
+    """The run's KafkaUsers. Strimzi's user operator makes up a password for each, and keeps it in
+    a Secret of the user's name.
     """
-    return [
-        {
-            "apiVersion": "kafka.strimzi.io/v1",
-            "kind": "KafkaUser",
-            "metadata": {
-                "name": user_name(run, name),
-                "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
-            },
-            "spec": {
-                "authentication": {"type": "scram-sha-512"},
-                "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
-                **({"quotas": dict(QUOTAS)} if name.startswith(f"{topology.ENV.name}-") else {}),
-            },
+    found: list[dict[str, Any]] = []
+    for name, allowed in rules(run).items():
+        spec: dict[str, Any] = {
+            "authentication": {"type": "scram-sha-512"},
+            "authorization": {"type": "simple", "acls": [_acl(rule) for rule in allowed]},
         }
-        for name, allowed in rules(run).items()
-    ]
+        if name.startswith(f"{topology.ENV.name}-"):
+            spec["quotas"] = dict(QUOTAS)
+        metadata = {
+            "name": user_name(run, name),
+            "labels": {"strimzi.io/cluster": cluster, "streamrl/run": run.run},
+        }
+        found.append(
+            {
+                "apiVersion": "kafka.strimzi.io/v1",
+                "kind": "KafkaUser",
+                "metadata": metadata,
+                "spec": spec,
+            }
+        )
+    return found
 
 
 def render(run: RunFile, cluster: str = "streamrl") -> str:
-    """The same for `kubectl apply -f -`. Raises ConfigError, as `topics.check_for_kubernetes`."""
+    """The run's KafkaUsers as YAML for `kubectl apply -f -`.
+
+    Raises the ConfigError of `topics.check_for_kubernetes`.
+    """
     topics.check_for_kubernetes(run)
     return yaml.safe_dump_all(manifests(run, cluster), sort_keys=False, explicit_start=True)
 
@@ -184,28 +196,31 @@ def _acl(rule: Rule) -> dict[str, Any]:
 
 def _rules_of(user: User, run: RunFile) -> Iterator[Rule]:
     role = user.role
-    whole = f"{run.run}."
+    prefix = f"{run.run}."
     for topic in topics.plan(run):
         if _concerns(topic, user, run):
             kind = topic.kind.name
             operations = ("READ",) * role.reads(kind) + ("WRITE",) * (kind in role.produces)
             if operations:
                 yield Rule("topic", topic.name, operations)
-    yield Rule("group", f"{whole}{READER}", ("DESCRIBE",))
-    # A role that others may join has any identity that begins with its name.
+    yield Rule("group", f"{prefix}{READER}", ("DESCRIBE",))
+    # Others may add parts to an open role. Their identities begin with the role's name.
     identities = (f"{role.name}-",) if role.is_open else user.identities
     for identity in identities:
-        yield Rule("transactional-id", f"{whole}{identity}", ("WRITE",), role.is_open)
+        yield Rule("transactional-id", f"{prefix}{identity}", ("WRITE",), role.is_open)
         if role.has_offsets:
-            yield Rule("group", f"{whole}{identity}", ("READ",), role.is_open)
-    if role is topology.SCORER:  # it scores what the lead learner has not dealt with
+            yield Rule("group", f"{prefix}{identity}", ("READ",), role.is_open)
+    # A scorer skips the batches on which the lead learner has trained already.
+    if role is topology.SCORER:
         (lead,) = topology.LEARNER.parts(run)
-        yield Rule("group", f"{whole}{lead.identity}", ("DESCRIBE",))
+        yield Rule("group", f"{prefix}{lead.identity}", ("DESCRIBE",))
 
 
 def _concerns(topic: Topic, user: User, run: RunFile) -> bool:
-    """Of the topics of a kind: an env has its own, a journal belongs to one part, and dead letters
-    are written by whoever reads their source.
+    """Whether a user has to do with this topic, among those of its kind.
+
+    An env uses its own topics, and a part its own journal. Dead letters are written by the readers
+    of the topic that they come from.
     """
     of = topic.name.removeprefix(f"{run.run}.{topic.kind.name}").removeprefix(".")
     match topic.kind.per:

@@ -1,13 +1,13 @@
-"""Topics as code: `topics/*.yaml` are templates, one a kind; a run's topics follow from its run
-file. For kubectl (Strimzi), or for `apply`.
+"""Topics as code: each kind of topic has a template in `topics/*.yaml`, and a run's topics follow
+from these templates and its run file. `render` writes manifests for Strimzi, `apply` calls Kafka.
 
-What a topic carries, by which key, who writes it and who reads it stands in its template, for
-people in comments, for programs in annotations. Parts name topics without the run
-(`rollouts.copy-digits`); on the broker each is `<run>.<topic>`, so two runs never meet.
+A template states the topic's records and key in its annotations, and explains them in its comments.
+Parts name a topic without the run (`rollouts.copy-digits`). On the broker its name is
+`<run>.<topic>`, so two runs never share a topic.
 """
 
 # pyright: reportPrivateImportUsage=false
-# confluent_kafka.admin passes its names on without saying so
+# confluent_kafka.admin does not list in __all__ the names that it re-exports.
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from string import Template
 from typing import Any, Literal, TypeVar
 
 import yaml
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka import TopicPartition as Where
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
@@ -40,17 +39,18 @@ from streamrl.log.kafka_admin import Admin, access_denied, call_with_retries
 
 T = TypeVar("T")
 
-# settings by which a broker deletes records
+# Settings by which a broker deletes records begin with one of these.
 DELETING = ("retention.", "local.retention.", "cleanup.policy")
 CALL_TIMEOUT_S = 10.0
-REQUEST_RECORDS = 4_000  # of a request to make topics
-SETTLE_LIMIT_S = 30.0  # until a new topic has leaders, or a deleted one is gone
+REQUEST_RECORDS = 4_000  # the metadata records that one request to create topics may cause
+SETTLE_LIMIT_S = 30.0  # within which a new topic has leaders, and a deleted one is gone
 
 
-# ---- what there should be ------------------------------------------------------------------------
-# of a StatefulSet's name: a label of its pods, 63 at most, has it and 11 characters more
+# ---- the plan ------------------------------------------------------------------------------------
+# The longest name of a StatefulSet. Its pods have a label of that name and 11 more characters, and
+# Kubernetes allows 63.
 STATEFUL_SET_CHARS = 52
-# a topic outlives its manifest
+# These annotations keep Argo CD and Helm from deleting a topic with its manifest.
 KEPT = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
     "helm.sh/resource-policy": "keep",
@@ -59,11 +59,11 @@ KEPT = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A template of topics/."""
+    """A kind of topic, as its template in topics/ describes it."""
 
     name: str
-    per: Literal["run", "env", "part", "topic"]
-    records: tuple[str, ...]  # schemas it carries, names in records.RECORDS; empty: anything
+    per: Literal["run", "env", "part", "topic"]  # a run has one such topic for each of these
+    records: tuple[str, ...]  # the schemas in it, as records.RECORDS names them; empty for any
     key: str
     has_dead_letters: bool
     text: str
@@ -71,11 +71,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as a run wants it."""
+    """A topic that a run should have."""
 
-    name: str  # on the broker: with the run
+    name: str  # its name on the broker, which begins with the run's
     kind: Kind
-    manifest: Mapping[str, Any]  # the KafkaTopic
+    manifest: Mapping[str, Any]  # Strimzi's KafkaTopic
 
     @property
     def partitions(self) -> int:
@@ -91,33 +91,32 @@ class Topic:
 
 
 def kinds() -> dict[str, Kind]:
-    """The templates, by name."""
-    here = Path(__file__).parents[1]
-    # installed; working tree
-    directory = next(
-        place for place in (here / "topic_templates", here.parent / "topics") if place.is_dir()
-    )
+    """All kinds of topics, by name."""
+    package = Path(__file__).parents[1]
+    directory = package / "topic_templates"
+    if not directory.is_dir():  # It exists only where streamrl is installed as a package.
+        directory = package.parent / "topics"
     return {path.stem: _kind(path) for path in sorted(directory.glob("*.yaml"))}
 
 
 def _kind(path: Path) -> Kind:
     text = path.read_text()
-    notes: dict[str, Any] = {
-        name.removeprefix("streamrl/"): note
-        for name, note in yaml.safe_load(text)["metadata"]["annotations"].items()
+    annotations: dict[str, Any] = {
+        name.removeprefix("streamrl/"): value
+        for name, value in yaml.safe_load(text)["metadata"]["annotations"].items()
     }
     return Kind(
         path.stem,
-        notes["per"],
-        tuple(filter(None, notes["records"].split(","))),
-        notes["key"],
-        notes.get("dead-letters") == "true",
+        annotations["per"],
+        tuple(filter(None, annotations["records"].split(","))),
+        annotations["key"],
+        annotations.get("dead-letters") == "true",
         text,
     )
 
 
 def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
-    """Every topic of a run, by kind. `cluster` is the name of Strimzi's Kafka, for kubectl."""
+    """All topics of a run, sorted by kind. `cluster` is the name of Strimzi's Kafka resource."""
     templates = kinds()
     sources = [
         topic
@@ -133,18 +132,21 @@ def plan(run: RunFile, cluster: str = "streamrl") -> list[Topic]:
 
 
 def _instances(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
-    """Topics of a kind, without the run."""
+    """The names of a kind's topics, without the run."""
     return [f"{kind.name}.{name}" if name else kind.name for name in _names(kind, run, sources)]
 
 
 def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
-    """What the topics of a kind are named after."""
+    """The env, part or topic after which each topic of a kind is named.
+
+    `sources` are the topics whose unusable records are kept as dead letters.
+    """
     match kind.per:
         case "run":
             return [""]
         case "env":
-            filtered = kind.name == topology.VISITS
-            return [name for name, env in run.envs.items() if env.pass_rate or not filtered]
+            needs_pass_rate = kind.name == topology.VISITS
+            return [name for name, env in run.envs.items() if env.pass_rate or not needs_pass_rate]
         case "part":
             roles = [role for role in topology.ROLES if role.has_journal]
             return [part.identity for role in roles for part in role.parts(run)]
@@ -162,49 +164,47 @@ def _topic(kind: Kind, of: str, run: RunFile, cluster: str) -> Topic:
         "readers": ",".join(role.room for role in topology.readers(kind.name)),
         "partitions": wanted.partitions,
         "replicas": wanted.replicas,
-        # one copy may be away, and nothing acknowledged is lost with another
+        # Writes go on while one replica is down, and each acknowledged record is on the others.
         "min_insync_replicas": max(1, wanted.replicas - 1),
         "retention_ms": round(wanted.retention_hours * 3_600_000),
     }
     manifest = yaml.safe_load(Template(kind.text).substitute(values))
-    own = manifest["spec"]["config"]
-    # others are a part's memory, or what the whole run is known by: nothing of them may be deleted
-    bounded = own.get("retention.ms", -1) != -1
-    more = {
-        name: value
-        for name, value in wanted.config.items()
-        if bounded or not name.startswith(DELETING)
-    }
-    manifest["spec"]["config"] = {name: str(value) for name, value in {**own, **more}.items()}
+    config = manifest["spec"]["config"]
+    # A topic without a time of retention is a part's state, or is needed to read the whole run. The
+    # run file must not make the broker delete records from it.
+    may_delete = config.get("retention.ms", -1) != -1
+    for name, value in wanted.config.items():
+        if may_delete or not name.startswith(DELETING):
+            config[name] = value
+    manifest["spec"]["config"] = {name: str(value) for name, value in config.items()}
     return Topic(manifest["metadata"]["name"], kind, manifest)
 
 
 def recorded(run: RunFile, partitions: Mapping[str, int]) -> list[Topic]:
-    """The topics of a recorded run, whose names without the run and numbers of partitions are
-    given, and what else the run file plans.
+    """The topics of a recorded run, and those that its run file plans besides.
 
-    Raises ConfigError for a topic of no kind.
+    `partitions` has the recorded topics without the run's name, and their numbers of partitions.
+    Raises ConfigError for a topic of an unknown kind.
     """
     templates = kinds()
-    made = {topic.name: topic for topic in plan(run)}
+    planned = {topic.name: topic for topic in plan(run)}
     for name, count in partitions.items():
         kind, _, of = name.partition(".")
         if kind not in templates:
             raise ConfigError(
                 f"topic {name} is of no kind that streamrl knows: {', '.join(templates)}"
             )
-        # else: of an env that has been taken out
-        topic = made.get(f"{run.run}.{name}") or _topic(templates[kind], of, run, "streamrl")
-        made[topic.name] = replace(
-            topic,
-            manifest={**topic.manifest, "spec": {**topic.manifest["spec"], "partitions": count}},
-        )
-    return list(made.values())
+        # A topic of an env that the run file no longer has is not planned.
+        topic = planned.get(f"{run.run}.{name}") or _topic(templates[kind], of, run, "streamrl")
+        spec = {**topic.manifest["spec"], "partitions": count}
+        planned[topic.name] = replace(topic, manifest={**topic.manifest, "spec": spec})
+    return list(planned.values())
 
 
 def check_for_kubernetes(run: RunFile) -> None:
-    """Raises ConfigError for an env whose pods Kubernetes would not start. Kafka takes every name
-    that a run file may have.
+    """Raise ConfigError for an env whose name is too long for Kubernetes to start its pods.
+
+    Kafka accepts every name that a run file may have.
     """
     for name in run.envs:
         if len(f"env-{name}") > STATEFUL_SET_CHARS:
@@ -217,28 +217,29 @@ def check_for_kubernetes(run: RunFile) -> None:
 
 
 def render(run: RunFile, cluster: str = "streamrl") -> str:
-    """The run's KafkaTopics for `kubectl apply -f -`. Strimzi deletes a topic with its manifest, so
-    what prunes manifests is told to leave these. Raises ConfigError, as `check_for_kubernetes`.
+    """The run's KafkaTopics as YAML for `kubectl apply -f -`.
+
+    Strimzi deletes a topic when its manifest is deleted, so each manifest has the annotations that
+    keep it. Raises the ConfigError of `check_for_kubernetes`.
     """
     check_for_kubernetes(run)
     manifests = [dict(topic.manifest) for topic in plan(run, cluster)]
     for manifest in manifests:
-        manifest["metadata"] = {
-            **manifest["metadata"],
-            "annotations": {**manifest["metadata"]["annotations"], **KEPT},
-        }
+        metadata = manifest["metadata"]
+        annotations = {**metadata["annotations"], **KEPT}
+        manifest["metadata"] = {**metadata, "annotations": annotations}
     return yaml.safe_dump_all(manifests, sort_keys=False, explicit_start=True)
 
 
-# ---- what there is, and the way there ------------------------------------------------------------
+# ---- the cluster, and how it becomes as planned --------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing in which a cluster differs from the plan."""
+    """One difference between a cluster and the plan."""
 
     topic: Topic
-    what: str  # "create", "partitions", or the name of a setting
+    what: str  # "create", "partitions", "replicas", or the name of a setting
     old: str = ""
     new: str = ""
 
@@ -252,20 +253,19 @@ class Change:
 
 
 def diff(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
-    """What `apply` would do on the cluster that librdkafka's `settings` reach. Raises
-    BrokerUnreachable; changes nothing.
+    """What `apply` would change on the cluster, which is not changed.
 
-    Topics of the run that the plan does not have (of an env that was taken out) stay as they are:
-    they are its past.
+    `settings` are librdkafka's. Topics of the run that the plan does not have are left alone: they
+    belong to an env that was removed, and hold its history. Raises BrokerUnreachable.
     """
     return _diff(_Cluster(settings), plan(run))
 
 
 def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
-    """Make the cluster as planned and return what was changed: nothing, the second time.
+    """Create and change topics as planned. Returns the changes; a second call returns none.
 
-    Raises ConfigError, before anything is changed, when partitions differ on a topic that has data
-    or would become fewer, or replicas differ.
+    Raises ConfigError, and changes nothing, if the number of replicas differs, or if the number of
+    partitions would shrink or would change on a topic that has data.
     """
     cluster = _Cluster(settings)
     changes = _diff(cluster, plan(run))
@@ -281,27 +281,28 @@ def apply(run: RunFile, settings: Mapping[str, Any]) -> list[Change]:
 
 
 def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, int]) -> None:
-    """Make the topics of a recorded run (`recorded`), or none of them where that fails.
+    """Create all topics of a recorded run (see `recorded`), or none of them if that fails.
 
-    Raises ConfigError, and changes nothing, when the cluster has topics of a run of that name.
+    Raises ConfigError, and changes nothing, if the cluster has topics of a run of that name.
     """
     cluster = _Cluster(settings)
     wanted = recorded(run, partitions)
-    if there := sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}.")):
+    existing = sorted(name for name in cluster.partitions() if name.startswith(f"{run.run}."))
+    if existing:
         raise ConfigError(
-            f"{cluster.address} has topics of a run {run.run!r} already ({there[0]}, ...); take"
+            f"{cluster.address} has topics of a run {run.run!r} already ({existing[0]}, ...); take"
             " another name with --as"
         )
     try:
         cluster.create(wanted)
     except BaseException:
-        with contextlib.suppress(StreamrlError):  # the first error says more
+        with contextlib.suppress(StreamrlError):  # The first error says more than this one would.
             cluster.delete([topic.name for topic in wanted])
         raise
 
 
 def delete(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
-    """Delete every topic of the run, with all it holds. Returns their names."""
+    """Delete all topics of the run and their records. Returns the names of the topics."""
     cluster = _Cluster(settings)
     names = [name for name in cluster.partitions() if name.startswith(f"{run.run}.")]
     cluster.delete(names)
@@ -309,15 +310,14 @@ def delete(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _diff(cluster: _Cluster, topics: list[Topic]) -> list[Change]:
-    there = cluster.partitions()
-    missing = [Change(topic, "create") for topic in topics if topic.name not in there]
-    present = [topic for topic in topics if topic.name in there]
+    existing = cluster.partitions()
+    missing = [topic for topic in topics if topic.name not in existing]
+    present = [topic for topic in topics if topic.name in existing]
     configs = cluster.configs(present)
-    return missing + [
-        change
-        for topic in present
-        for change in _differences(topic, *there[topic.name], configs[topic.name])
-    ]
+    changes = [Change(topic, "create") for topic in missing]
+    for topic in present:
+        changes += _differences(topic, *existing[topic.name], configs[topic.name])
+    return changes
 
 
 def _differences(
@@ -333,6 +333,7 @@ def _differences(
 
 
 def _check_allowed(cluster: _Cluster, change: Change) -> None:
+    """Raise ConfigError for a change of partitions or replicas that cannot be made."""
     name = change.topic.name
     if change.what == "replicas":
         what = f"topics.replicas: {change.old} there, {change.new} in the run file"
@@ -352,8 +353,8 @@ def _check_allowed(cluster: _Cluster, change: Change) -> None:
 
 
 class _Cluster:
-    """The few questions and orders for a cluster's administration, each made again while a broker
-    starts or moves.
+    """The calls of Kafka's admin API that are needed here. Each is retried while a broker starts or
+    a leader moves.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -362,19 +363,19 @@ class _Cluster:
         self._admin = Admin(settings)
 
     def partitions(self) -> dict[str, tuple[int, int]]:
-        """(partitions, replicas) of every topic."""
-        return {
-            name: (
-                len(t.partitions),
-                max((len(p.replicas) for p in t.partitions.values()), default=0),
-            )
-            for name, t in self._topics().items()
-        }
+        """The name of every topic, and its numbers of partitions and replicas."""
+        counts: dict[str, tuple[int, int]] = {}
+        for name, topic in self._visible_topics().items():
+            replicas = max((len(p.replicas) for p in topic.partitions.values()), default=0)
+            counts[name] = (len(topic.partitions), replicas)
+        return counts
 
     def configs(self, topics: list[Topic]) -> dict[str, dict[str, str]]:
         """All settings of each topic, by its name."""
+        if not topics:
+            return {}
 
-        def ask() -> dict[str, dict[str, str]]:
+        def describe() -> dict[str, dict[str, str]]:
             futures = self._admin.describe_configs(
                 [ConfigResource(ResourceType.TOPIC, t.name) for t in topics],
                 request_timeout=CALL_TIMEOUT_S,
@@ -384,46 +385,44 @@ class _Cluster:
                 for resource, future in futures.items()
             }
 
-        return self._again(ask) if topics else {}
+        return self._retry(describe)
 
     def has_data(self, name: str, partitions: int) -> bool:
-        """Was ever anything written to it?"""
+        """Whether anything was ever written to the topic."""
 
-        def ask() -> bool:
-            ends: Any = {Where(name, p): OffsetSpec.latest() for p in range(partitions)}
+        def any_offset() -> bool:
+            ends: Any = {TopicPartition(name, p): OffsetSpec.latest() for p in range(partitions)}
             futures = self._admin.list_offsets(ends, request_timeout=CALL_TIMEOUT_S)
             return any(future.result().offset > 0 for future in futures.values())
 
-        return self._again(ask)
+        return self._retry(any_offset)
 
     def create(self, topics: list[Topic]) -> None:
-        """Make them, and wait until each can be written to."""
+        """Create topics, and wait until each can be written to."""
         if not topics:
             return
 
-        def order(some: list[Topic]) -> None:
-            new = [NewTopic(t.name, t.partitions, t.replicas, config=t.config) for t in some]
-            self._carry_out(
+        def request(portion: list[Topic]) -> None:
+            new = [NewTopic(t.name, t.partitions, t.replicas, config=t.config) for t in portion]
+            self._wait_for_all(
                 self._admin.create_topics(new, request_timeout=CALL_TIMEOUT_S),
-                unless=KafkaError.TOPIC_ALREADY_EXISTS,
+                done_already=KafkaError.TOPIC_ALREADY_EXISTS,
             )
 
-        for some in requests(topics):
-            self._again(partial(order, some))
-        self._settle(partial(_have_leaders, topics))
+        for portion in requests(topics):
+            self._retry(partial(request, portion))
+        self._wait_until(partial(_have_leaders, topics))
 
     def grow(self, topics: list[Topic]) -> None:
-        if topics:
-            self._again(
-                lambda: self._carry_out(
-                    self._admin.create_partitions(
-                        [NewPartitions(t.name, t.partitions) for t in topics]
-                    )
-                )
-            )
-            self._settle(partial(_have_leaders, topics))
+        """Add partitions up to the planned number, and wait until each can be written to."""
+        if not topics:
+            return
+        wanted = [NewPartitions(t.name, t.partitions) for t in topics]
+        self._retry(lambda: self._wait_for_all(self._admin.create_partitions(wanted)))
+        self._wait_until(partial(_have_leaders, topics))
 
     def configure(self, changes: list[Change]) -> None:
+        """Set single settings of topics. Settings that are not named keep their values."""
         if not changes:
             return
         entries: dict[str, list[ConfigEntry]] = {}
@@ -435,26 +434,31 @@ class _Cluster:
             ConfigResource(ResourceType.TOPIC, name, incremental_configs=found)
             for name, found in entries.items()
         ]
-        self._again(
-            lambda: self._carry_out(
+        self._retry(
+            lambda: self._wait_for_all(
                 self._admin.incremental_alter_configs(resources, request_timeout=CALL_TIMEOUT_S)
             )
         )
 
     def delete(self, names: list[str]) -> None:
-        def order() -> None:
-            self._carry_out(
+        """Delete topics, and wait until they are gone."""
+        if not names:
+            return
+
+        def request() -> None:
+            self._wait_for_all(
                 self._admin.delete_topics(names, request_timeout=CALL_TIMEOUT_S),
-                unless=KafkaError.UNKNOWN_TOPIC_OR_PART,
+                done_already=KafkaError.UNKNOWN_TOPIC_OR_PART,
             )
 
-        if names:
-            self._again(order)
-            self._settle(lambda there: not set(names) & there.keys())
+        self._retry(request)
+        self._wait_until(lambda existing: not set(names) & existing.keys())
 
-    def _carry_out(self, futures: Mapping[Any, Any], unless: int | None = None) -> None:
-        """Wait for all; what the cluster refuses is a ConfigError with its reason. `unless`: an
-        error that says it is done already.
+    def _wait_for_all(self, futures: Mapping[Any, Any], done_already: int | None = None) -> None:
+        """Wait for all results of a request.
+
+        `done_already` is the error by which the cluster says that there is nothing left to do.
+        Raises ConfigError for a request that the cluster refuses, with its reason.
         """
         for name, future in futures.items():
             try:
@@ -466,15 +470,13 @@ class _Cluster:
                         f"topic {getattr(name, 'name', name)}: {self.address} refuses:"
                         f" {error.str()} (`topics` in the run file)"
                     ) from None
-                if error.code() != unless:
+                if error.code() != done_already:
                     raise
 
-    def _settle(self, done: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Wait until the cluster's view of its topics shows that an order has been carried out
-        everywhere.
-        """
+    def _wait_until(self, done: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Wait until the metadata of the topics shows that a request has taken effect."""
         deadline = time.monotonic() + SETTLE_LIMIT_S
-        while not done(self._topics()):
+        while not done(self._visible_topics()):
             if time.monotonic() > deadline:
                 raise BrokerError(
                     f"{self.address} has accepted changes of topics but not carried them out for"
@@ -482,10 +484,10 @@ class _Cluster:
                 )
             time.sleep(0.05)
 
-    def _topics(self) -> Mapping[str, Any]:
+    def _visible_topics(self) -> Mapping[str, Any]:
         return self._admin.visible_topics(CALL_TIMEOUT_S / 2)
 
-    def _again(self, call: Callable[[], T]) -> T:
+    def _retry(self, call: Callable[[], T]) -> T:
         try:
             return call_with_retries(call, self.address)
         except AccessDenied:
@@ -493,29 +495,33 @@ class _Cluster:
 
 
 def requests(topics: list[Topic]) -> Iterator[list[Topic]]:
-    """The topics, cut into lists that a controller makes in one go: it writes a record for each
-    topic, partition and setting, 10,000 at most.
+    """Split topics into portions that one request can create.
+
+    The controller writes a metadata record for each topic, partition and setting, and at most
+    10,000 of them for one request.
     """
-    some = list[Topic]()
+    portion = list[Topic]()
     records = 0
     for topic in topics:
         wanted = 1 + topic.partitions + len(topic.config)
-        if some and records + wanted > REQUEST_RECORDS:
-            yield some
-            some = []
+        if portion and records + wanted > REQUEST_RECORDS:
+            yield portion
+            portion = []
             records = 0
-        some.append(topic)
+        portion.append(topic)
         records += wanted
-    if some:
-        yield some
+    if portion:
+        yield portion
 
 
-def _have_leaders(wanted: list[Topic], there: Mapping[str, Any]) -> bool:
-    return all(
-        t.name in there
-        and len([p for p in there[t.name].partitions.values() if p.leader >= 0]) == t.partitions
-        for t in wanted
-    )
+def _have_leaders(wanted: list[Topic], existing: Mapping[str, Any]) -> bool:
+    for topic in wanted:
+        if topic.name not in existing:
+            return False
+        partitions = existing[topic.name].partitions.values()
+        if sum(partition.leader >= 0 for partition in partitions) != topic.partitions:
+            return False
+    return True
 
 
 _REFUSED = {
