@@ -45,311 +45,313 @@ MEASURES = (
     MetricSpec(
         "part/ready",
         "1",
-        "1 once the part can do its work: state restored; a server: weights loaded and probed",
+        "1 once state is restored and, of a server, weights are loaded and probed",
     ),
-    MetricSpec("part/since_turn_s", "s", "since the part's loop last turned"),
+    MetricSpec("part/since_turn_s", "s", "time since the part's loop last ran"),
     MetricSpec(
         "part/lag_records/{topic}",
         "records",
-        "of an input not taken yet: offsets to its end, which count the markers of transactions",
+        "unread records of an input, by offsets: transaction markers count",
     ),
+    MetricSpec("part/read_records/{topic}", "records", "records read from an input", "counter"),
     MetricSpec(
-        "part/read_records/{topic}", "records", "taken from an input in this life", "counter"
-    ),
-    MetricSpec(
-        "part/written_records/{topic}", "records", "committed to an output in this life", "counter"
+        "part/written_records/{topic}", "records", "records committed to an output", "counter"
     ),
     MetricSpec(
         "part/dead_letters/{topic}",
         "records",
-        "of an input that could not be used and were put aside, in this life",
+        "records of an input that could not be used",
         "counter",
     ),
-    MetricSpec("part/transactions", "transactions", "committed in this life", "counter"),
-    MetricSpec("part/transactions_s", "s", "that they took together", "counter"),
-    MetricSpec("part/transaction_s", "s", "that the last one took"),
-    MetricSpec("part/transaction_max_s", "s", "that the longest of the last minute took"),
-    MetricSpec("part/since_transaction_s", "s", "since the last one, or since the part began"),
-    # ---- buffer and batcher: the loop (processor/processor.py)
-    MetricSpec("worker/events_per_s", "records/s", "folded"),
-    MetricSpec("worker/turn_s", "s", "one batch of the loop takes, mean"),
-    MetricSpec("worker/busy_frac", "1", "share of time spent in turns"),
+    MetricSpec("part/transactions", "transactions", "transactions committed", "counter"),
+    MetricSpec("part/transactions_s", "s", "time of all transactions together", "counter"),
+    MetricSpec("part/transaction_s", "s", "time of the last transaction"),
+    MetricSpec("part/transaction_max_s", "s", "time of the longest transaction in the last minute"),
     MetricSpec(
-        "worker/invalid_frac/{topic}",
-        "1",
-        "share of the last 1,000 records that could not be used, where there were any",
+        "part/since_transaction_s",
+        "s",
+        "time since the last transaction, or since the part started",
+    ),
+    # ---- buffer and batcher: the loop (processor/processor.py)
+    MetricSpec("worker/events_per_s", "records/s", "records processed"),
+    MetricSpec("worker/turn_s", "s", "time to process one batch of records, mean"),
+    MetricSpec("worker/busy_frac", "1", "share of time spent processing"),
+    MetricSpec(
+        "worker/invalid_frac/{topic}", "1", "share of invalid records among the last 1,000, if any"
     ),
     MetricSpec(
-        "worker/left_alone_s/{topic}",
-        "s",
-        "for which the topic is not read, as it carried mostly invalid records",
+        "worker/left_alone_s/{topic}", "s", "pause of a topic that carried mostly invalid records"
     ),
     # ---- buffer
-    MetricSpec("buffer/version", "version", "newest policy version that it has heard of"),
-    MetricSpec("buffer/window_tokens/{environment}", "tokens", "in open groups: the window"),
+    MetricSpec("buffer/version", "version", "newest policy version known to the buffer"),
+    MetricSpec("buffer/window_tokens/{environment}", "tokens", "tokens in open groups"),
     MetricSpec(
         "replays/{environment}/rollouts_in_buffer",
         "rollouts",
-        "in closed groups that wait for a batch, when one is made",
+        "rollouts in closed groups that wait, when a batch is made",
     ),
     MetricSpec(
         "replays/{environment}/tokens_in_buffer",
         "tokens",
-        "the same; those of open groups are in buffer/window_tokens",
+        "their tokens; those of open groups are in buffer/window_tokens",
     ),
     MetricSpec(
         "replays/{environment}/frac_on_policy",
         "1",
-        "share of the rollouts held that the newest version made",
+        "share of the held rollouts from the newest version",
     ),
     MetricSpec(
         "replays/{environment}/frac_used_in_batch",
         "1",
-        "share of the rollouts held that the batch took",
+        "share of the held rollouts that the batch took",
     ),
     MetricSpec(
-        "replays/{environment}/new_rollouts", "rollouts", "that came in between two versions"
+        "replays/{environment}/new_rollouts",
+        "rollouts",
+        "rollouts that arrived between two versions",
     ),
-    MetricSpec("replays/{environment}/new_tokens", "tokens", "of those, prompts included"),
-    MetricSpec("replays/{environment}/new_generated_tokens", "tokens", "of those, sampled"),
-    MetricSpec("replays/{environment}/new_failed", "rollouts", "that came in without an answer"),
+    MetricSpec("replays/{environment}/new_tokens", "tokens", "their tokens, with prompts"),
+    MetricSpec("replays/{environment}/new_generated_tokens", "tokens", "their sampled tokens"),
+    MetricSpec("replays/{environment}/new_failed", "rollouts", "new rollouts that failed"),
     MetricSpec(
         "replays/{environment}/new_misaligned",
         "rollouts",
-        "that came in with tokens that the policy cannot have seen",
+        "new rollouts with tokens that the policy cannot have seen",
     ),
     MetricSpec(
         "replays/{environment}/suspicious_logprobs",
         "rollouts",
-        "that came in with 8 tokens or more, all of logprob exactly 0",
+        "new rollouts of 8 tokens or more, all of logprob exactly 0",
     ),
     MetricSpec(
-        "replays/{environment}/zero_advantage_groups", "groups", "in which all advantages are 0"
+        "replays/{environment}/zero_advantage_groups", "groups", "groups whose advantages are all 0"
     ),
     MetricSpec(
         "replays/{environment}/frac_truncated", "1", "share of the new rollouts that a limit ended"
     ),
-    MetricSpec("replays/{environment}/reward/mean", "reward", "of the new rollouts"),
-    MetricSpec(
-        "replays/{environment}/reward/std", "reward", "of the new rollouts, standard deviation"
-    ),
+    MetricSpec("replays/{environment}/reward/mean", "reward", "mean reward of the new rollouts"),
+    MetricSpec("replays/{environment}/reward/std", "reward", "its standard deviation"),
     MetricSpec(
         "replays/{environment}/rewards/{reward}/mean",
         "reward",
-        "of the new rollouts, one named reward",
+        "mean of one named reward of the new rollouts",
     ),
-    MetricSpec(
-        "replays/{environment}/rewards/{reward}/std",
-        "reward",
-        "of the new rollouts, one named reward, standard deviation",
-    ),
+    MetricSpec("replays/{environment}/rewards/{reward}/std", "reward", "its standard deviation"),
     # ---- batcher
-    MetricSpec("batcher/version", "version", "newest policy version that it has heard of"),
+    MetricSpec("batcher/version", "version", "newest policy version known to the batcher"),
     MetricSpec("batcher/next_batch", "batch", "number of the batch that is being filled"),
-    MetricSpec("batcher/blocked_s", "s", "for which the next batch has waited for tokens"),
-    MetricSpec("batcher/waited_for_data_s", "s", "that a batch waited while no share was complete"),
+    MetricSpec("batcher/blocked_s", "s", "time that the next batch has waited for tokens"),
+    MetricSpec("batcher/waited_for_data_s", "s", "time that a batch waited with no share complete"),
     MetricSpec(
         "batcher/waited_for_share_s/{environment}",
         "s",
-        "that a batch waited for this share alone; `rest`: for what the fractions leave",
+        "time that a batch waited for this share alone; `rest`: see missing_tokens",
     ),
     MetricSpec(
         "batcher/missing_tokens/{environment}",
         "tokens",
-        "that the next batch is short of; `rest`: what the fractions leave to all envs",
+        "tokens that the next batch lacks; `rest`: what the fractions leave to all envs",
     ),
-    MetricSpec("batcher/held_tokens/{environment}", "tokens", "in groups ready for a batch"),
-    MetricSpec("batcher/tokens_total", "tokens", "of a batch"),
+    MetricSpec("batcher/held_tokens/{environment}", "tokens", "tokens of groups ready for a batch"),
+    MetricSpec("batcher/tokens_total", "tokens", "tokens of a batch"),
     MetricSpec("batcher/rows_filled_frac", "1", "share of a batch's positions that hold a token"),
     MetricSpec("batcher/padding_frac", "1", "share of a batch's positions that hold none"),
     MetricSpec(
         "batcher/imbalance_frac",
         "1",
-        "1 - mean / max of the costs of the processes' rows: the part of a step that they wait for"
-        " the slowest",
+        "1 - mean / max of the costs per process: the part of a step spent waiting for the slowest",
     ),
     MetricSpec("batcher/token_imbalance_frac", "1", "the same in tokens"),
-    MetricSpec("batcher/process_rollouts_min", "rollouts", "of the process that has the fewest"),
+    MetricSpec(
+        "batcher/process_rollouts_min", "rollouts", "sequences of the process that has the fewest"
+    ),
     MetricSpec(
         "batcher/batch_age_mean",
         "versions",
-        "age of a batch's rollouts: batch number less version of the oldest token (staleness)",
+        "staleness: batch number less the version of a rollout's oldest token, mean",
     ),
-    MetricSpec("batcher/batch_age_max", "versions", "the oldest"),
+    MetricSpec("batcher/batch_age_max", "versions", "staleness of the oldest rollout of a batch"),
     MetricSpec(
         "batcher/mixed_versions_frac",
         "1",
-        "share of a batch's rollouts that more than one version sampled",
+        "share of a batch's rollouts that several versions sampled",
     ),
-    MetricSpec("batcher/curriculum_stage", "stage", "that the batch belongs to, counted from 0"),
-    MetricSpec("batches/{environment}/rollouts_used", "rollouts", "in a batch"),
-    MetricSpec("batches/{environment}/tokens_used", "tokens", "in a batch"),
+    MetricSpec("batcher/curriculum_stage", "stage", "stage of the batch, from 0"),
+    MetricSpec("batches/{environment}/rollouts_used", "rollouts", "rollouts in a batch"),
+    MetricSpec("batches/{environment}/tokens_used", "tokens", "tokens in a batch"),
     MetricSpec("batches/{environment}/frac_used", "1", "share of a batch's tokens"),
     MetricSpec("batches/{environment}/frac_wanted", "1", "share that the curriculum wanted"),
-    MetricSpec("batches/{environment}/reward/mean", "reward", "of the rollouts in a batch"),
+    MetricSpec(
+        "batches/{environment}/reward/mean", "reward", "mean reward of the rollouts in a batch"
+    ),
     MetricSpec(
         "batches/{environment}/mixed_versions_frac",
         "1",
-        "share of the env's rollouts in a batch that more than one version sampled",
+        "share of the env's rollouts that several versions sampled",
     ),
     MetricSpec(
-        "batches/{environment}/age/mean", "versions", "age of the env's rollouts in a batch"
+        "batches/{environment}/age/mean",
+        "versions",
+        "mean staleness of the env's rollouts in a batch",
     ),
     # ---- learner
-    MetricSpec("learner/loss", "1", "that is minimised"),
-    MetricSpec("learner/policy_loss", "1", "the part of it without the divergence"),
-    MetricSpec("learner/kl", "nats", "divergence from the reference, a token, by learner.kl"),
-    MetricSpec("learner/grad_norm", "1", "before clipping"),
-    MetricSpec("learner/entropy", "nats", "of the policy, a token"),
+    MetricSpec("learner/loss", "1", "loss that is minimised"),
+    MetricSpec("learner/policy_loss", "1", "loss without the divergence"),
+    MetricSpec("learner/kl", "nats", "divergence from the reference per token, by learner.kl"),
+    MetricSpec("learner/grad_norm", "1", "norm of the gradient before clipping"),
+    MetricSpec("learner/entropy", "nats", "entropy of the policy per token"),
     MetricSpec(
-        "learner/ratio_mean", "1", "probability of a token now over that when it was sampled"
+        "learner/ratio_mean", "1", "probability of a token over that when it was sampled, mean"
     ),
-    MetricSpec("learner/ratio_max", "1", "the largest"),
+    MetricSpec("learner/ratio_max", "1", "the largest such ratio"),
     MetricSpec("learner/clip_fraction", "1", "share of tokens whose ratio is clipped"),
     MetricSpec(
         "learner/mismatch_kl",
         "nats",
-        "divergence of the policy that sampled from the learner's, k3, a token",
+        "divergence of the sampling policy from the learner's per token, k3",
     ),
-    MetricSpec("learner/rejected_frac", "1", "share of tokens that learner.correction keeps out"),
+    MetricSpec("learner/rejected_frac", "1", "share of tokens that learner.correction rejects"),
     MetricSpec(
         "learner/effective_sample_size", "1", "of the importance weights, as a share of the samples"
     ),
     MetricSpec(
         "learner/masked_sequences",
         "sequences",
-        "of the batch that cannot be trained on: an unknown token id, a temperature out of range",
+        "sequences with an unknown token id or a temperature out of range",
     ),
     MetricSpec(
-        "learner/skipped",
-        "1",
-        "1 where nothing was trained on the batch, because its loss or gradient was not finite",
+        "learner/skipped", "1", "1 if the step was skipped because loss or gradient was not finite"
     ),
-    MetricSpec("learner/step_s", "s", "a step of training takes"),
-    MetricSpec("learner/idle_s", "s", "that it waited for the batch"),
+    MetricSpec("learner/step_s", "s", "time of a training step"),
+    MetricSpec("learner/idle_s", "s", "time that the learner waited for the batch"),
     MetricSpec(
         "learner/publish_s",
         "s",
-        "that training stood still for the version; the rest of its stages goes on beside the next"
-        " step",
+        "time that training stood still for the version; the rest runs beside the next step",
     ),
-    MetricSpec("learner/publish_wait_s", "s", "of it, until the version before was announced"),
+    MetricSpec("learner/publish_wait_s", "s", "of that, the wait for the version before"),
+    MetricSpec("learner/export_s", "s", "time to take the weights out of the model and write them"),
+    MetricSpec("learner/hash_s", "s", "time to hash the weights"),
+    MetricSpec("learner/probe_s", "s", "time to compute the probe"),
+    MetricSpec("learner/announce_s", "s", "time to announce the version"),
+    MetricSpec("learner/checkpoint_s", "s", "time to write a checkpoint, where one was due"),
+    MetricSpec("learner/tokens_per_s", "tokens/s", "tokens trained on within a step"),
     MetricSpec(
-        "learner/export_s", "s", "to take the version's weights out of the model and write them"
+        "learner/batch_age_mean", "versions", "batcher/batch_age_mean of the batch just trained on"
     ),
-    MetricSpec("learner/hash_s", "s", "to hash them"),
     MetricSpec(
-        "learner/probe_s", "s", "to compute the version's probe, while its weights are written"
+        "learner/batch_age_max", "versions", "batcher/batch_age_max of the batch just trained on"
     ),
-    MetricSpec("learner/announce_s", "s", "to announce the version"),
-    MetricSpec("learner/checkpoint_s", "s", "to write a checkpoint, where it was due"),
-    MetricSpec("learner/tokens_per_s", "tokens/s", "trained on within a step"),
-    MetricSpec(
-        "learner/batch_age_mean",
-        "versions",
-        "as batcher/batch_age_mean, of the batch just trained on",
-    ),
-    MetricSpec("learner/batch_age_max", "versions", "the oldest"),
     # ---- envs
-    MetricSpec("env/groups_in_flight", "groups", "being sampled"),
-    MetricSpec("env/groups_outstanding", "groups", "launched and not closed yet"),
-    MetricSpec("env/groups_capacity", "groups", "that may be outstanding by now"),
-    MetricSpec("env/rollouts_per_s", "rollouts/s", "published"),
-    MetricSpec("env/failed", "rollouts", "published as failed since the last report"),
-    MetricSpec("env/waiting_for_demand_s", "s", "for which nobody has said what is wanted"),
-    MetricSpec("env/left_out", "problems", "that rest, by their pass rate, in this life"),
-    MetricSpec("env/truncated/{limit}", "rollouts", "ended by that limit since the last report"),
-    MetricSpec("env/forks", "turns", "that began another sequence since the last report"),
-    MetricSpec("env/reward_mean", "reward", "of rollouts published since the last report"),
-    MetricSpec("env/request_s", "s", "a request to a server takes, mean"),
+    MetricSpec("env/groups_in_flight", "groups", "groups that are being sampled"),
+    MetricSpec("env/groups_outstanding", "groups", "groups launched and not closed yet"),
+    MetricSpec("env/groups_capacity", "groups", "groups that may be outstanding now"),
+    MetricSpec("env/rollouts_per_s", "rollouts/s", "rollouts published"),
+    MetricSpec("env/failed", "rollouts", "rollouts published as failed since the last report"),
+    MetricSpec("env/waiting_for_demand_s", "s", "time without a record of demand"),
     MetricSpec(
-        "inference_context/rollouts", "rollouts", "made with an inference context", "counter"
+        "env/left_out", "problems", "problems skipped for their pass rate since the replica started"
     ),
     MetricSpec(
-        "inference_context/misaligned", "rollouts", "whose tokens are not the server's", "counter"
+        "env/truncated/{limit}", "rollouts", "rollouts ended by that limit since the last report"
     ),
-    MetricSpec("inference_context/short", "rollouts", "of very few tokens", "counter"),
+    MetricSpec("env/forks", "turns", "turns that began another sequence since the last report"),
+    MetricSpec(
+        "env/reward_mean", "reward", "mean reward of the rollouts published since the last report"
+    ),
+    MetricSpec("env/request_s", "s", "time of a request to a server, mean"),
+    MetricSpec(
+        "inference_context/rollouts",
+        "rollouts",
+        "rollouts made with an inference context",
+        "counter",
+    ),
+    MetricSpec(
+        "inference_context/misaligned",
+        "rollouts",
+        "rollouts whose tokens are not the server's",
+        "counter",
+    ),
+    MetricSpec("inference_context/short", "rollouts", "rollouts of very few tokens", "counter"),
     MetricSpec(
         "inference_context/unchecked",
         "rollouts",
-        "whose prompt ids were not sent, so that nothing was compared",
+        "rollouts whose prompt ids were not sent, so nothing was compared",
         "counter",
     ),
     MetricSpec(
         "inference_context/suspicious",
         "rollouts",
-        "with logprobs that are all 0, above 0 or far below what is sampled",
+        "rollouts with logprobs that are all 0, above 0 or implausibly low",
         "counter",
     ),
     MetricSpec(
         "inference_context/template_failures",
         "prompts",
-        "that the chat template refused",
+        "prompts that the chat template refused",
         "counter",
     ),
     # ---- inference
-    MetricSpec("inference/in_flight", "sequences", "running or waiting in vLLM"),
-    MetricSpec("inference/generated_tokens", "tokens", "since vLLM started", "counter"),
-    MetricSpec("inference/asked_s", "s", "of vLLM's life in which there was a request", "counter"),
+    MetricSpec("inference/in_flight", "sequences", "sequences running or waiting in vLLM"),
     MetricSpec(
-        "inference/paused_s",
-        "s",
-        "of vLLM's life in which it stood still for new weights",
-        "counter",
+        "inference/generated_tokens", "tokens", "tokens generated since vLLM started", "counter"
     ),
-    MetricSpec("inference/idle_s", "s", "of vLLM's life in which nobody asked anything", "counter"),
+    MetricSpec("inference/asked_s", "s", "time with a request in vLLM", "counter"),
+    MetricSpec("inference/paused_s", "s", "time paused for new weights", "counter"),
+    MetricSpec("inference/idle_s", "s", "time without a request", "counter"),
     MetricSpec(
         "inference/heard_s",
         "s",
-        "from a version's announcement until its weights were fetched, by both machines' clocks",
+        "time from a version's announcement until its weights are here, by both clocks",
     ),
-    MetricSpec("inference/pull_s", "s", "to copy and check a version's weights"),
-    MetricSpec("inference/start_s", "s", "to start vLLM"),
-    MetricSpec("inference/swap_s", "s", "from pause to resume with new weights"),
+    MetricSpec("inference/pull_s", "s", "time to copy and check a version's weights"),
+    MetricSpec("inference/start_s", "s", "time to start vLLM"),
+    MetricSpec("inference/swap_s", "s", "time from pause to resume with new weights"),
     MetricSpec("inference/pause_s", "s", "of that, until vLLM stood still"),
     MetricSpec("inference/reload_s", "s", "of that, to load the weights"),
-    MetricSpec("inference/resume_s", "s", "of that, to go on with the requests"),
+    MetricSpec("inference/resume_s", "s", "of that, to resume the requests"),
     MetricSpec(
         "inference/mismatch_max_abs",
         "nats",
-        "largest difference of a logprob from the learner's, by the last probe",
+        "largest difference of a logprob from the learner's in the last probe",
     ),
-    MetricSpec("inference/mismatch_tokens", "tokens", "compared for it"),
+    MetricSpec("inference/mismatch_tokens", "tokens", "tokens compared in the last probe"),
     # ---- scorer
-    MetricSpec("scorer/idle_s", "s", "that it waited for a batch of its own"),
-    MetricSpec("scorer/score_s", "s", "to score one"),
-    MetricSpec("scorer/tokens_per_s", "tokens/s", "scored"),
+    MetricSpec("scorer/idle_s", "s", "time that the scorer waited for a batch"),
+    MetricSpec("scorer/score_s", "s", "time to score a batch"),
+    MetricSpec("scorer/tokens_per_s", "tokens/s", "tokens scored"),
     MetricSpec(
         "scorer/not_finite_tokens",
         "tokens",
-        "of a batch of which the reference says nothing finite; they are given the policy's"
-        " logprob",
+        "tokens whose reference logprob is not finite; they get the policy's",
     ),
-    MetricSpec("scorer/reference_version", "version", "of the reference; -1: a model of its own"),
+    MetricSpec(
+        "scorer/reference_version", "version", "version of the reference; -1: a model of its own"
+    ),
     # ---- evaluation
     MetricSpec(
-        "evals/behind_versions", "versions", "announced since the one that is being evaluated"
+        "evals/behind_versions", "versions", "versions announced since the one being evaluated"
     ),
     MetricSpec(
         "evals/{evaluation}/pass@{k}", "1", "share of held-out problems solved with k answers"
     ),
-    MetricSpec("evals/{evaluation}/reward", "reward", "of the answers, mean"),
-    MetricSpec("evals/{evaluation}/repeated", "answers", "thrown away and asked again"),
+    MetricSpec("evals/{evaluation}/reward", "reward", "mean reward of the answers"),
+    MetricSpec("evals/{evaluation}/repeated", "answers", "answers thrown away and asked again"),
     # ---- orchestrator: the run as a whole
     MetricSpec(
-        "orchestrator/active_s", "s", "that the run has had a server, over all its sessions"
+        "orchestrator/active_s", "s", "time that the run has had a server, over all its sessions"
     ),
-    MetricSpec("orchestrator/running/{process}", "1", "1 while it runs"),
-    MetricSpec("orchestrator/restarts/{process}", "restarts", "by this orchestrator", "counter"),
+    MetricSpec("orchestrator/running/{process}", "1", "1 while the process runs"),
     MetricSpec(
-        "orchestrator/version", "version", "newest policy version announced: training steps done"
+        "orchestrator/restarts/{process}", "restarts", "restarts by this orchestrator", "counter"
     ),
-    MetricSpec("orchestrator/since_version_s", "s", "since it was announced"),
+    MetricSpec("orchestrator/version", "version", "newest policy version announced"),
+    MetricSpec("orchestrator/since_version_s", "s", "time since that announcement"),
     MetricSpec("orchestrator/batch", "batch", "number of the newest batch"),
     MetricSpec(
         "orchestrator/fates/{environment}/{fate}",
         "rollouts",
-        "that have ended so, since the run began",
+        "rollouts with that fate since the run began",
         "counter",
     ),
     MetricSpec(
@@ -358,9 +360,11 @@ MEASURES = (
     MetricSpec(
         "orchestrator/server_behind/{server}",
         "versions",
-        "that the server is behind the newest announced",
+        "versions between the server and the newest",
     ),
-    MetricSpec("orchestrator/server_silent_s/{server}", "s", "since the server's last heartbeat"),
+    MetricSpec(
+        "orchestrator/server_silent_s/{server}", "s", "time since the server's last heartbeat"
+    ),
 )
 
 
@@ -393,12 +397,10 @@ def series_name(source: str, name: str, lead: str) -> str:
 
 def table() -> str:
     """The metrics in Markdown."""
-    rows = ["| metric | in Prometheus | unit | meaning |", "|---|---|---|---|"]
+    rows = ["| metric | unit | meaning |", "|---|---|---|"]
     for known in MEASURES:
-        labels = f"`{{{', '.join(known.labels)}}}`" if known.labels else ""
-        rows.append(
-            f"| `{known.name}` | `{known.prometheus}`{labels} | {known.unit} | {known.meaning} |"
-        )
+        unit = f"{known.unit}, counter" if known.kind == "counter" else known.unit
+        rows.append(f"| `{known.name}` | {unit} | {known.meaning} |")
     return "\n".join(rows)
 
 
