@@ -35,9 +35,9 @@ OUTSIDE = {
         "dashboard/server.py",
         "monitoring/http.py",
     ],
-    "starlette": ["dashboard/server.py"],
+    "starlette": ["dashboard/server.py", "gateway/*"],
     "sse_starlette": ["dashboard/server.py"],
-    "uvicorn": ["dashboard/server.py"],
+    "uvicorn": ["dashboard/server.py", "gateway/*"],
     "playwright": [],  # tests only
     "http": ["monitoring/http.py"],
     "prometheus_client": ["monitoring/http.py"],
@@ -75,7 +75,7 @@ HEAVY = (
 FLOORS = (
     ("records", "errors"),
     ("config", "log", "processor", "local_kafka", "monitoring"),
-    ("weights", "inference", "envs", "buffer", "batcher", "learner", "scorer", "evaluator"),
+    ("weights", "inference", "sessions", "envs", "gateway", "assembler", "buffer", "batcher", "learner", "scorer", "evaluator"),
     ("orchestrator", "recordings", "dashboard", "cli"),
 )
 # These rooms run without JAX and torch, as the files above the rooms do.

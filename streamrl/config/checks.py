@@ -64,6 +64,11 @@ def _env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}.tool_syntax is for envs of kind verifiers:...; others read what the"
                 " policy says themselves"
             )
+        if env.sessions and env.replicas:
+            yield (
+                f"envs.{name}: agents make its rollouts (sessions), so no process may pose its"
+                " problems; set replicas: 0"
+            )
         if env.pass_rate and env.pass_rate.low > env.pass_rate.high:
             yield (
                 f"envs.{name}.pass_rate: low {env.pass_rate.low} is above high {env.pass_rate.high}"
@@ -349,6 +354,13 @@ def _secret_problems(run: RunFile) -> Iterator[str]:
         yield (
             f"inference.host {run.inference.host} can be reached from other machines: set"
             " inference.api_key"
+        )
+
+
+    if not is_loopback(run.gateway.host) and not run.gateway.api_key:
+        yield (
+            f"gateway.host {run.gateway.host} can be reached from other machines: set"
+            " gateway.api_key"
         )
 
 

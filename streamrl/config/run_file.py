@@ -97,6 +97,18 @@ class EnvBuffer(Section):
     group_wait_s: float | None = Field(default=None, gt=0)  # Replaces buffer.group_wait_s.
 
 
+class Sessions(Section):
+    """Agents work on this env's problems through the gateway; each session becomes a rollout."""
+
+    # Names of the rewards that a rollout waits for. Empty: it waits for one, whatever its name.
+    rewards: list[str] = []
+    # A session without a call for so long is ended. It fails unless its rewards are there.
+    idle_s: float = Field(default=3_600.0, gt=0)
+    # A session that has ended fails if its rewards are not there after so long.
+    reward_wait_s: float = Field(default=3_600.0, gt=0)
+    max_open: int = Field(default=1_024, ge=1)  # Limit of sessions that have not ended.
+
+
 class Env(Section):
     """An environment of the run: its problems, its sampling and its share of a batch."""
 
@@ -141,6 +153,8 @@ class Env(Section):
     attempts: int = Field(default=3, ge=1)
     # Rules of the buffer for this env. What is not given is as in `buffer`.
     buffer: EnvBuffer = EnvBuffer()
+    # Agents that sample through the gateway. It takes `replicas: 0`. Empty: there are none.
+    sessions: Sessions | None = None
 
 
 class Buffer(Section):
@@ -411,6 +425,20 @@ class Scorer(Section):
     replicas: int = Field(default=2, ge=1)
 
 
+class Gateway(Section):
+    """The servers through which agents sample: `streamrl gateway`."""
+
+    replicas: int = Field(default=1, ge=1)  # Number of processes.
+    host: str = "127.0.0.1"  # Address that replicas listen on.
+    # Port of replica 0; the others have the next ones. 0: any free port, which their logs say.
+    port: int = Field(default=8700, ge=0, le=65535)
+    # Opens sessions, and signs their keys: env:NAME, the variable that has it. It is needed where
+    # `host` is not loopback.
+    api_key: str = ""
+    max_body_mb: float = Field(default=8.0, gt=0)  # Limit of a request, in megabytes.
+    max_calls: int = Field(default=1_024, ge=1)  # Limit of the calls of a session.
+
+
 class Weights(Section):
     """Where policy versions are kept, and how many."""
 
@@ -633,6 +661,7 @@ class RunFile(Section):
     scorer: Scorer = Scorer()
     weights: Weights = Weights()
     inference: Inference = Inference()
+    gateway: Gateway = Gateway()
     eval: Eval = Eval()
     orchestrator: Orchestrator = Orchestrator()
     metrics: Metrics = Metrics()
@@ -661,6 +690,11 @@ class RunFile(Section):
     def buffer_of(self, env: str) -> Buffer:
         """The rules of the buffer for an env: its own, and for the rest those of all."""
         return self.buffer.model_copy(update=self.envs[env].buffer.model_dump(exclude_none=True))
+
+    @property
+    def session_envs(self) -> tuple[str, ...]:
+        """The envs whose rollouts agents make through the gateway."""
+        return tuple(name for name, env in self.envs.items() if env.sessions)
 
     @property
     def imported(self) -> frozenset[str]:

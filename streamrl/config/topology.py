@@ -1,5 +1,7 @@
 """The topology of a run on one page: its topics, its roles, and the parts that each role has.
 
+    agent ── gateway ── turns, rewards ──▶ assembler ── rollouts ──▶ buffer
+
     env ── rollouts ──▶ buffer ── groups ──▶ batcher ── batches ──▶ learner
      ▲ ▲                                        │      │  scorer ── scores ──▶ │
      │ └───────────────── demand ───────────────┘      └──▶                    │
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 # ---- topics --------------------------------------------------------------------------------------
 # Kinds of topics, each with its template in topics/. Their names here are without the run.
 
+TURNS = "turns"  # turns.<env>: sessions and their model calls
+REWARDS = "rewards"  # rewards.<env>
 ROLLOUTS = "rollouts"  # rollouts.<env>
 GROUPS = "groups"  # groups.<env>
 BATCHES = "batches"
@@ -38,10 +42,18 @@ METRICS = "metrics"
 EVALS = "evals"
 DEAD_LETTERS = "dead-letters"  # dead-letters.<topic>
 
-PARTITIONED = (ROLLOUTS, GROUPS)
+PARTITIONED = (TURNS, REWARDS, ROLLOUTS, GROUPS)
 """Kinds whose topics have `topics.partitions` partitions. All others are an order, or are read as a
 whole, and have one partition by design.
 """
+
+
+def turns(env: str) -> str:
+    return f"{TURNS}.{env}"
+
+
+def rewards(env: str) -> str:
+    return f"{REWARDS}.{env}"
 
 
 def rollouts(env: str) -> str:
@@ -111,6 +123,10 @@ def scorer_part(index: int) -> str:
 def inference_part(pool: str, index: int) -> str:
     """The name of server `index` of a pool, which is also its id on `servers`."""
     return f"inference-{index}" if pool == GENERATION else f"inference-{pool}-{index}"
+
+
+def gateway_part(index: int) -> str:
+    return f"gateway-{index}"
 
 
 def learner_identity(name: str) -> str:
@@ -191,6 +207,11 @@ def scorer_parts(run: RunFile) -> tuple[Part, ...]:
     return tuple(Part("scorer", name, name, ("--index", str(i))) for i, name in enumerate(names))
 
 
+def gateway_parts(run: RunFile) -> tuple[Part, ...]:
+    names = [gateway_part(i) for i in range(run.gateway.replicas)]
+    return tuple(Part("gateway", name, name, ("--index", str(i))) for i, name in enumerate(names))
+
+
 def learner_parts(run: RunFile) -> tuple[Part, ...]:
     return (Part("learner", "learner", learner_identity(run.learner.name)),)
 
@@ -220,6 +241,25 @@ ENV = Role(
     parts=env_parts,
     index="Which of the env's replicas this is.",
     is_per_env=True,
+)
+GATEWAY = Role(
+    name="gateway",
+    room="gateway",
+    consumes=(TURNS, SERVERS),
+    produces=(TURNS, REWARDS, METRICS),
+    parts=gateway_parts,
+    is_needed=lambda run: bool(run.session_envs),
+    index="Which of gateway.replicas this is; one more may join.",
+    is_transactional=False,
+)
+ASSEMBLER = Role(
+    name="assembler",
+    room="assembler",
+    consumes=(TURNS, REWARDS),
+    produces=(ROLLOUTS, DEAD_LETTERS, METRICS, JOURNAL),
+    parts=one_part("assembler"),
+    is_needed=lambda run: bool(run.session_envs),
+    has_offsets=True,
 )
 BUFFER = Role(
     name="buffer",
@@ -288,9 +328,9 @@ ORCHESTRATOR = Role(
     is_transactional=False,
 )
 
-ROLES = (ENV, BUFFER, BATCHER, SCORER, LEARNER, INFERENCE, EVALUATOR, ORCHESTRATOR)
+ROLES = (ENV, GATEWAY, ASSEMBLER, BUFFER, BATCHER, SCORER, LEARNER, INFERENCE, EVALUATOR, ORCHESTRATOR)
 """In the order of the loop, then those that watch it."""
-STARTED = (LEARNER, SCORER, INFERENCE, BUFFER, BATCHER, ENV, EVALUATOR)
+STARTED = (LEARNER, SCORER, INFERENCE, BUFFER, BATCHER, ASSEMBLER, GATEWAY, ENV, EVALUATOR)
 """In the order in which their parts are started: the learner first, as everybody waits for policy
 version 0.
 """

@@ -145,10 +145,13 @@ def _names(kind: Kind, run: RunFile, sources: list[str]) -> list[str]:
         case "run":
             return [""]
         case "env":
-            needs_pass_rate = kind.name == topology.VISITS
-            return [name for name, env in run.envs.items() if env.pass_rate or not needs_pass_rate]
+            if kind.name == topology.VISITS:
+                return [name for name, env in run.envs.items() if env.pass_rate]
+            if kind.name in (topology.TURNS, topology.REWARDS):
+                return list(run.session_envs)
+            return list(run.envs)
         case "part":
-            roles = [role for role in topology.ROLES if role.has_journal]
+            roles = [r for r in topology.ROLES if r.has_journal and r.is_needed(run)]
             return [part.identity for role in roles for part in role.parts(run)]
         case "topic":
             return sources

@@ -1,0 +1,1 @@
+"""Makes rollouts of sessions and their rewards."""

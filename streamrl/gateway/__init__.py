@@ -1,0 +1,1 @@
+"""The servers through which agents sample. Every model call becomes a record."""
