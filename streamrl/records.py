@@ -289,9 +289,11 @@ class ModelCall(Record, frozen=True, kw_only=True):
     tokens: Array  # (n,) unsigned: sampled
     logprobs: Array  # (n,) float32: of the distribution sampled from
     entropies: Array | None = None  # (n,) float32, nats; where the server reports them
-    text: str = ""  # of the answer
-    # The calls of tools in it, as OpenAI chat tool calls. They are what the agent was told.
+    text: str = ""  # of the answer, as the policy wrote it
+    # What the agent was told of the answer: the calls of tools in it, as OpenAI chat tool calls,
+    # and the text without them. None: all of the text.
     tool_calls: list[dict[str, Any]] = []
+    content: str | None = None
     inference_metadata: InferenceMetadata
     time_s: float = 0.0  # when it ended
 
@@ -303,7 +305,9 @@ class ModelCall(Record, frozen=True, kw_only=True):
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype.kind != "u":
                 found = f"{array.dtype}{list(array.shape)}"
-                raise ValueError(f"{what}: {name} must be one-dimensional and unsigned, not {found}")
+                raise ValueError(
+                    f"{what}: {name} must be one-dimensional and unsigned, not {found}"
+                )
         check_floats(f"{what}: logprobs", self.logprobs, len(self.tokens))
         if self.entropies is not None:
             check_floats(f"{what}: entropies", self.entropies, len(self.tokens))

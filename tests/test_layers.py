@@ -75,7 +75,19 @@ HEAVY = (
 FLOORS = (
     ("records", "errors"),
     ("config", "log", "processor", "local_kafka", "monitoring"),
-    ("weights", "inference", "sessions", "envs", "gateway", "assembler", "buffer", "batcher", "learner", "scorer", "evaluator"),
+    (
+        "weights",
+        "inference",
+        "sessions",
+        "envs",
+        "gateway",
+        "assembler",
+        "buffer",
+        "batcher",
+        "learner",
+        "scorer",
+        "evaluator",
+    ),
     ("orchestrator", "recordings", "dashboard", "cli"),
 )
 # These rooms run without JAX and torch, as the files above the rooms do.

@@ -356,7 +356,6 @@ def _secret_problems(run: RunFile) -> Iterator[str]:
             " inference.api_key"
         )
 
-
     if not is_loopback(run.gateway.host) and not run.gateway.api_key:
         yield (
             f"gateway.host {run.gateway.host} can be reached from other machines: set"

@@ -328,7 +328,18 @@ ORCHESTRATOR = Role(
     is_transactional=False,
 )
 
-ROLES = (ENV, GATEWAY, ASSEMBLER, BUFFER, BATCHER, SCORER, LEARNER, INFERENCE, EVALUATOR, ORCHESTRATOR)
+ROLES = (
+    ENV,
+    GATEWAY,
+    ASSEMBLER,
+    BUFFER,
+    BATCHER,
+    SCORER,
+    LEARNER,
+    INFERENCE,
+    EVALUATOR,
+    ORCHESTRATOR,
+)
 """In the order of the loop, then those that watch it."""
 STARTED = (LEARNER, SCORER, INFERENCE, BUFFER, BATCHER, ASSEMBLER, GATEWAY, ENV, EVALUATOR)
 """In the order in which their parts are started: the learner first, as everybody waits for policy

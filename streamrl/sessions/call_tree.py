@@ -1,0 +1,175 @@
+"""The model calls of a session as a tree, and the sequences that it is trained as.
+
+Each call goes on from the conversation of an earlier call, or begins one. The gateway looks up
+where a new call goes on (`CallTree`). The assembler makes the fewest training sequences of all
+calls (`sequences`), in which each sampled token stands once as a sampled one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from streamrl.records import ModelCall
+from streamrl.sessions import messages
+from streamrl.sessions.messages import EMPTY, Message
+
+
+class Place(NamedTuple):
+    """Where a request stands in the tree."""
+
+    continues: str  # the call whose conversation it goes on from; empty: it begins one
+    new_messages: list[Message]  # those after that call's answer
+
+
+class InvalidCall(ValueError):
+    """A call that does not fit the calls before it; the message says why."""
+
+
+class CallTree:
+    """The calls of one session in the order of the log, and where a new request goes on."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, ModelCall] = {}
+        self._answers: dict[tuple[str, int], str] = {}  # request and choice -> call
+        self._conversations: dict[bytes, str] = {}  # digest of a conversation -> call that ends it
+        self._digests: dict[str, bytes] = {}  # call -> digest of its conversation
+        self._contexts: dict[bytes, str] = {}  # digest of all tokens up to an answer -> call
+        self._context_lengths: dict[str, int] = {}  # call -> number of these tokens
+
+    def add(self, call: ModelCall) -> bool:
+        """Add the next call of the log. False: its request already has this answer, or another, so
+        the call does not count.
+
+        Raises InvalidCall where it goes on from a call that is not there.
+        """
+        if call.call in self.calls or (call.request, call.choice) in self._answers:
+            return False
+        if call.continues and call.continues not in self.calls:
+            raise InvalidCall(
+                f"call {call.call!r} continues {call.continues!r}, which is no call before it"
+            )
+        self.calls[call.call] = call
+        if call.request:
+            self._answers[call.request, call.choice] = call.call
+        before = self._digests[call.continues] if call.continues else EMPTY
+        asked = messages.digest(before, call.messages)
+        said = messages.digest(asked, [answer_message(call)])
+        self._digests[call.call] = said
+        self._conversations.setdefault(said, call.call)
+        tokens = self.context(call.call)
+        self._contexts.setdefault(xxhash.xxh3_128_digest(tokens.tobytes()), call.call)
+        self._context_lengths[call.call] = len(tokens)
+        return True
+
+    def answers(self, request: str) -> list[ModelCall]:
+        """The answers that a request has had, by their numbers."""
+        numbers = sorted(choice for name, choice in self._answers if name == request)
+        return [self.calls[self._answers[request, number]] for number in numbers]
+
+    def place(self, conversation: Sequence[Message]) -> Place:
+        """Where a request with these canonical messages goes on: at the call with the longest
+        conversation that the request begins with.
+        """
+        found = Place("", list(conversation))
+        before = EMPTY
+        for index, message in enumerate(conversation):
+            before = messages.digest(before, [message])
+            call = self._conversations.get(before)
+            if call is not None and index + 1 < len(conversation):
+                found = Place(call, list(conversation[index + 1 :]))
+        return found
+
+    def place_of_tokens(self, prompt: np.ndarray) -> str:
+        """The call with the most tokens that this prompt begins with; empty if there is none.
+
+        `prompt`: (p,) ids of any integer type.
+        """
+        found = ""
+        longest = 0
+        ids = prompt.astype(np.uint32)
+        for length in sorted(set(self._context_lengths.values())):
+            if longest < length < len(ids):
+                call = self._contexts.get(xxhash.xxh3_128_digest(ids[:length].tobytes()))
+                if call is not None:
+                    found = call
+                    longest = length
+        return found
+
+    def context(self, call: str) -> np.ndarray:
+        """All tokens up to the end of the call's answer: (n,) uint32."""
+        return context(self.calls, call)
+
+    def conversation(self, call: str) -> list[Message]:
+        """All messages up to the call's answer. Answers are as the policy wrote them, so that a
+        chat template writes them again as they were sampled.
+        """
+        found = list[list[Message]]()
+        while call:
+            at = self.calls[call]
+            found.append([*at.messages, {"role": "assistant", "content": at.text}])
+            call = at.continues
+        return [message for part in reversed(found) for message in part]
+
+    def cause_of_fork(self, conversation: Sequence[Message]) -> str:
+        """Why a request with these canonical messages, which goes on from no call, begins a
+        conversation of its own, where there have been others.
+        """
+        firsts = [call for call in self.calls.values() if not call.continues]
+        if not firsts or any(call.messages == list(conversation) for call in firsts):
+            return ""  # it is the first, or asked once more
+        if all(call.messages[:1] != list(conversation[:1]) for call in firsts):
+            return "sub-agent"
+        longest = max(self._length(call) for call in self.calls)
+        return "compaction" if len(conversation) < longest else "edit"
+
+    def _length(self, call: str) -> int:
+        """The number of messages up to the call's answer."""
+        count = 0
+        while call:
+            count += len(self.calls[call].messages) + 1
+            call = self.calls[call].continues
+        return count
+
+
+def answer_message(call: ModelCall) -> Message:
+    """The answer as the agent was told it, in canonical form."""
+    content = call.text if call.content is None else call.content
+    message: Message = {"role": "assistant", "content": content}
+    if call.tool_calls:
+        message["tool_calls"] = [messages.canonical_call(tool) for tool in call.tool_calls]
+    return message
+
+
+def context(calls: Mapping[str, ModelCall], call: str) -> np.ndarray:
+    """All tokens up to the end of a call's answer: (n,) uint32."""
+    pieces = list[np.ndarray]()
+    while call:
+        at = calls[call]
+        pieces += [at.tokens, at.prompt]
+        call = "" if at.fork else at.continues
+    return np.concatenate(pieces[::-1]).astype(np.uint32)
+
+
+def sequences(calls: Iterable[ModelCall]) -> list[list[ModelCall]]:
+    """The calls of a session as the fewest sequences such that the tokens of each call go on from
+    those of the call before it in its sequence.
+
+    The first sequence begins with the first call. Of several calls that go on from the same tokens
+    the first stays in its sequence. Each other begins a sequence, whose prompt is all tokens
+    before it. So each call is in one sequence, and there are as many sequences as calls that no
+    other goes on from.
+    """
+    found = list[list[ModelCall]]()
+    ends = dict[str, int]()  # the call that a sequence ends with -> the sequence
+    for call in calls:
+        number = None if call.fork else ends.pop(call.continues, None)
+        if number is None:
+            number = len(found)
+            found.append([])
+        found[number].append(call)
+        ends[call.call] = number
+    return found
