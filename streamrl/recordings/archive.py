@@ -1,8 +1,9 @@
-"""A run to files and back: every topic with keys, headers, timestamps, tombstones and offsets.
+"""Exports a run to files and imports it again: every topic with its keys, headers, timestamps,
+tombstones and offsets.
 
-Offsets are part of a run: journals say by them what a part has read, fates which rollout they
-belong to. So the way back gives every record its old one (`log/offsets.py`), and journals replay
-as they are.
+Offsets are part of a run. A journal states by offsets what a part has read, and a fate which
+rollout it belongs to. So an import gives every record its old offset (`log/offsets.py`), and
+journals can be replayed as they are.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from streamrl.processor.journal import last_record
 from streamrl.recordings.progress import OnProgress, no_progress
 from streamrl.records import RunConfig
 
-AT_ONCE = 16  # partitions written side by side: one transaction serves them all
-EVERY = 1_000  # records between two reports
+AT_ONCE = 16  # the partitions that are written side by side, in one transaction
+EVERY = 1_000  # records between two reports of progress
 
 
 # ---- to files ------------------------------------------------------------------------------------
 
 
 def export(log: Log, run: RunFile, directory: Path, progress: OnProgress = no_progress) -> FileLog:
-    """Write all topics of a run to `directory`, which appears when it is complete. Raises
-    ExportError when there is something already.
+    """Write all topics of a run to `directory`, which appears only when it is complete.
+
+    Raises ExportError if `directory` exists and is not an empty directory.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ExportError(
@@ -62,10 +64,9 @@ def export(log: Log, run: RunFile, directory: Path, progress: OnProgress = no_pr
     part.mkdir(parents=True)
     try:
         for where, (start, end) in sorted(bounds.items()):
-            messages = counted(
-                read(log, *where, start, end, whole=False), before - start, total, progress
-            )
-            written[where[0]].append(write_partition(part, where, start, end, messages))
+            messages = read(log, *where, start, end, whole=False)
+            reported = _with_progress(messages, before - start, total, progress)
+            written[where[0]].append(write_partition(part, where, start, end, reported))
             before += end - start
         write_manifest(part, ExportManifest(run.run, shareable(as_recorded(log, run)), written))
         part.replace(directory)
@@ -76,22 +77,24 @@ def export(log: Log, run: RunFile, directory: Path, progress: OnProgress = no_pr
 
 
 def ends(log: Log) -> dict[TopicPartition, int]:
-    """Where each partition ends. Of a run that goes on, what was written first is looked at last:
-    journals, then what came of them, then rollouts; so whatever a record of the export refers to is
-    in it.
+    """The end offset of each partition.
+
+    The run may go on meanwhile. So journals are asked first, then their outputs, then rollouts:
+    whatever an exported record refers to is older than it, and is exported too.
     """
-    order = sorted(
-        log.topics().items(),
-        key=lambda item: (
-            item[0].startswith("rollouts."),
-            not item[0].startswith("journal."),
-            item[0],
-        ),
-    )
-    return {(topic, p): end_offset(log, topic, p) for topic, count in order for p in range(count)}
+
+    def order(topic: str) -> tuple[bool, bool, str]:
+        return topic.startswith("rollouts."), not topic.startswith("journal."), topic
+
+    counts = log.topics()
+    return {
+        (topic, partition): end_offset(log, topic, partition)
+        for topic in sorted(counts, key=order)
+        for partition in range(counts[topic])
+    }
 
 
-def counted(
+def _with_progress(
     messages: Iterator[Message], before: int, total: int, progress: OnProgress
 ) -> Iterator[Message]:
     for index, message in enumerate(messages):
@@ -101,109 +104,106 @@ def counted(
 
 
 def as_recorded(log: Log, run: RunFile) -> RunFile:
-    """The run file last recorded in the run itself; `run` where there is none that can be read."""
+    """The run file that the run itself has recorded last, or `run` if it has none that this version
+    of streamrl can read.
+    """
     if topology.CONFIG not in log.topics():
         return run
     last = last_record(log, topology.CONFIG, RunConfig)
+    if last is None:
+        return run
     try:
-        if last is None:
-            return run
-        # it was recorded without what secrets stood there
+        # The settings of the cluster are recorded without their secrets, so they are of no use.
         return recorded({**msgspec.json.decode(last.text), "kafka": {}}, "config")
-    except (ConfigError, msgspec.DecodeError):  # written by another version of streamrl
+    except (ConfigError, msgspec.DecodeError):  # Another version of streamrl has written it.
         return run
 
 
 def shareable(run: RunFile) -> dict[str, object]:
-    """The run file without what belongs to one machine or cluster."""
+    """The run file without the settings that belong to one machine or cluster."""
     return run.model_copy(update={"kafka": {}, "runs_dir": "runs"}).model_dump(mode="json")
 
 
-# ---- and back ------------------------------------------------------------------------------------
+# ---- from files ----------------------------------------------------------------------------------
 
 
 def run_of(files: FileLog, name: str = "", runs_dir: str = "runs") -> RunFile:
-    """The run file of an export; `name`: of the run that is to be made of it, whose old records no
-    retention shall delete.
+    """The run file of an export.
 
-    An export may be anybody's. What its run file says of a machine is left out, and so is code that
-    a run of that name in `runs_dir` does not name.
+    With `name`, it is the run file for an import as run `name`, from which retention deletes
+    nothing. Anybody may have written the export, so settings that would act on this machine are
+    left out. Code is left out too, unless a run of the same name in `runs_dir` imports it already.
     """
     own = Path(runs_dir) / files.manifest.run / "run.yaml"
-    named = (
-        load(own).imported
-        if NAME.fullmatch(files.manifest.run) and own.is_file()
-        else frozenset[str]()
-    )
-    run = recorded(
-        {**_foreign(files.manifest.run_file, named), "imports": sorted(named)}, str(files.directory)
-    )
+    trusted = frozenset[str]()
+    if NAME.fullmatch(files.manifest.run) and own.is_file():
+        trusted = load(own).imported
+    settings = _without_local_settings(files.manifest.run_file, trusted)
+    run = recorded({**settings, "imports": sorted(trusted)}, str(files.directory))
     if not name:
         return run
     kept = {**run.topics.model_dump(), "config": {**run.topics.config, "retention.ms": "-1"}}
     return recorded({**run.model_dump(), "run": name, "topics": kept}, str(files.directory))
 
 
-def _foreign(run_file: dict[str, Any], named: frozenset[str]) -> dict[str, Any]:
-    """A run file that somebody else wrote, without what would act here: its cluster, directories,
-    programs, sinks, variables and code not `named`.
+def _without_local_settings(run_file: dict[str, Any], trusted: frozenset[str]) -> dict[str, Any]:
+    """The settings of somebody else's run file that do not act on this machine.
+
+    Its cluster, directories, programs, sinks, environment variables and code are left out, except
+    for imports that are `trusted`.
     """
     sections = {
         name: inner
         for name, inner in run_file.items()
         if name not in ("kafka", "runs_dir", "imports", "metrics")
     }
-    for section, local in {
+    local = {
         "inference": ("python", "extra_args", "host", "port", "api_key"),
         "orchestrator": ("sinks",),
-    }.items():
-        if isinstance(there := sections.get(section), dict):
-            sections[section] = {name: inner for name, inner in there.items() if name not in local}
+    }
+    # A correction belongs to the loss, so it goes with a loss that is left out.
     learner = sections.get("learner")
-    if (
-        isinstance(learner, dict)
-        and is_import(learner.get("loss"))
-        and learner["loss"] not in named
-    ):
-        # which belongs to its loss
-        sections["learner"] = {
-            name: inner for name, inner in learner.items() if name != "correction"
-        }
-    return _without_code(sections, named)
+    if isinstance(learner, dict):
+        loss = learner.get("loss")
+        if is_import(loss) and loss not in trusted:
+            local["learner"] = ("correction",)
+    for name, left_out in local.items():
+        section = sections.get(name)
+        if isinstance(section, dict):
+            sections[name] = {key: value for key, value in section.items() if key not in left_out}
+    return _without_code(sections, trusted)
 
 
-def _without_code(value: Any, named: frozenset[str]) -> Any:
-    """The same settings, but those that name a variable or code of others; a section that is
-    nothing without it goes as a whole.
+def _without_code(value: Any, trusted: frozenset[str]) -> Any:
+    """The settings that name neither an environment variable nor code that is not `trusted`.
+
+    A reward whose kind is such code is left out as a whole.
     """
 
     def acts(inner: Any) -> bool:
-        return is_reference(inner) or (is_import(inner) and inner not in named)
+        return is_reference(inner) or (is_import(inner) and inner not in trusted)
+
+    def is_code_reward(inner: Any) -> bool:
+        return isinstance(inner, dict) and set(inner) == {"kind", "params"} and acts(inner["kind"])
 
     if isinstance(value, dict):
-        rewards = [
-            name
-            for name, inner in value.items()
-            if isinstance(inner, dict) and set(inner) == {"kind", "params"} and acts(inner["kind"])
-        ]
         return {
-            name: _without_code(inner, named)
+            name: _without_code(inner, trusted)
             for name, inner in value.items()
-            if not acts(inner) and name not in rewards
+            if not acts(inner) and not is_code_reward(inner)
         }
     if isinstance(value, list):
-        return [_without_code(inner, named) for inner in value if not acts(inner)]
+        return [_without_code(inner, trusted) for inner in value if not acts(inner)]
     return value
 
 
 def restore(
     files: FileLog, run: RunFile, kafka: dict[str, object], progress: OnProgress = no_progress
 ) -> None:
-    """Make the topics of `run` on a Kafka and write what the files hold, each record at its old
-    offset; or raise and leave nothing.
+    """Create the topics of `run` and write the exported records, each at its old offset.
 
-    Raises ConfigError when the run has topics there, BrokerError where a record cannot have its
-    offset again.
+    If that fails, the topics are deleted again. Raises ConfigError if the cluster has topics of the
+    run already, and BrokerError if a record cannot get its old offset.
     """
     topics.create(run, kafka, files.topics())
     try:
@@ -216,34 +216,37 @@ def restore(
 
 
 def rewrite(files: FileLog, log: KafkaLog, progress: OnProgress) -> None:
-    """Fill the partitions side by side, a step of each at a time."""
-    waiting = iter([(topic, p) for topic, count in files.topics().items() for p in range(count)])
-    total = sum(
-        end_offset(files, topic, p) for topic, count in files.topics().items() for p in range(count)
-    )
+    """Write the records of all partitions, up to `AT_ONCE` partitions side by side."""
+    partitions = list(_partitions(files))
+    total = sum(end_offset(files, *where) for where in partitions)
+    waiting = iter(partitions)
     done = 0
     active: list[Iterator[WriteOp]] = []
     writer = OffsetPreservingWriter(log)
     while True:
         active += (plan(files, where) for where in islice(waiting, AT_ONCE - len(active)))
-        turn = [(op, partition) for partition in active if (op := next(partition, None))]
-        active = [partition for _, partition in turn]
-        if not turn:
+        operations: list[WriteOp] = []
+        unfinished: list[Iterator[WriteOp]] = []
+        for partition in active:
+            operation = next(partition, None)
+            if operation is not None:
+                operations.append(operation)
+                unfinished.append(partition)
+        active = unfinished
+        if not operations:
             break
-        writer.write([op for op, _ in turn])
-        done += sum(len(op.messages) + op.gap for op, _ in turn)
+        writer.write(operations)
+        done += sum(len(operation.messages) + operation.gap for operation in operations)
         progress(done, total)
     writer.wait()
-    log.delete_before(
-        {
-            (topic, p): beginning_offset(files, topic, p)
-            for topic, count in files.topics().items()
-            for p in range(count)
-        }
-    )
+    log.delete_before({where: beginning_offset(files, *where) for where in partitions})
 
 
 def plan(files: FileLog, where: TopicPartition) -> Iterator[WriteOp]:
+    """The operations that write one partition.
+
+    Raises BrokerError for a partition whose records cannot get their old offsets.
+    """
     start = beginning_offset(files, *where)
     end = end_offset(files, *where)
     if start > MAX_GAP_OFFSETS:
@@ -258,15 +261,23 @@ def plan(files: FileLog, where: TopicPartition) -> Iterator[WriteOp]:
 
 
 def check(files: FileLog, log: Log) -> None:
-    """Do all partitions begin and end where they did? That each record got its offset was checked
-    when it was written.
+    """Raise BrokerError if a partition does not begin and end at its old offsets.
+
+    The writer has checked the offset of each record already.
     """
+    for topic, partition in _partitions(files):
+        start = beginning_offset(log, topic, partition)
+        end = end_offset(log, topic, partition)
+        old_start = beginning_offset(files, topic, partition)
+        old_end = end_offset(files, topic, partition)
+        if (start, end) != (old_start, old_end):
+            raise BrokerError(
+                f"{topic}[{partition}] goes from {start} to {end} after the import, not from"
+                f" {old_start} to {old_end}"
+            )
+
+
+def _partitions(files: FileLog) -> Iterator[TopicPartition]:
     for topic, count in files.topics().items():
-        for p in range(count):
-            there = (beginning_offset(log, topic, p), end_offset(log, topic, p))
-            wanted = (beginning_offset(files, topic, p), end_offset(files, topic, p))
-            if there != wanted:
-                raise BrokerError(
-                    f"{topic}[{p}] goes from {there[0]} to {there[1]} after the import, not from"
-                    f" {wanted[0]} to {wanted[1]}"
-                )
+        for partition in range(count):
+            yield topic, partition
