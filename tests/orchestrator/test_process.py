@@ -21,11 +21,10 @@ from streamrl.config.run_file import parse
 from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
-from streamrl.monitoring.sinks import tensorboard
 from streamrl.orchestrator import process
 from streamrl.orchestrator.supervisor import last_line
 from streamrl.records import Server
-from tests.monitoring.sinks import stories
+from tests.monitoring.sinks.readers import tensorboard_points
 from tests.orchestrator.processes import MARK, left_after, marked
 from tests.orchestrator.test_parts import Said
 from tests.support.waiting import patience, until
@@ -119,13 +118,15 @@ def test_a_run_from_its_start_to_its_second_life(run_file: Path, mark: str):
 
 
 def check_curves(home: Path) -> tuple[list[int], dict[str, dict[int, float]]]:
-    """Every record of the topic is there once, and every step of a curve: the actor that is the
-    loop plays the same steps in its second life.
+    """Every record of the topic is there once, and no step of a curve is missing. The actor that is
+    the loop plays the same steps in its second life.
     """
     lines = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
     offsets = [line["offset"] for line in lines]
     assert offsets == sorted(set(offsets))
-    curves = stories.only_once(list(tensorboard.points(home / "tensorboard")))
+    curves: dict[str, dict[int, float]] = {}
+    for name, step, value in tensorboard_points(home / "tensorboard"):
+        curves.setdefault(name, {})[step] = value
     reward = curves["batches/copy-digits/reward/mean"]
     assert list(reward) == list(range(len(reward))) and len(reward) > 30
     assert {

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from streamrl.monitoring.sinks.base import MetricRecord, SinkContext, WrittenPoints
+from streamrl.monitoring.sinks.base import MetricRecord, SinkContext
 
 AT_ONCE = 1_000  # the metrics that an MLflow server takes in one request
 TAG = "streamrl.run"  # the tag by which a resumed run is found again
 
 
 class MLflow:
-    """Asks the server for the points of a curve before it first writes to that curve."""
+    """Goes on with the MLflow run of the earlier sessions."""
 
     def __init__(
         self, context: SinkContext, experiment: str = "streamrl", tracking_uri: str = ""
@@ -35,23 +35,12 @@ class MLflow:
         )
         if runs:
             self._client.update_run(self._run, status="RUNNING")
-        self._had, self._asked = WrittenPoints(), dict[str, None]()
 
     def write(self, records: Sequence[MetricRecord]) -> None:
-        for name in {
-            name: None
-            for record in records
-            for row in record.rows
-            for name in row.values
-            if name not in self._asked
-        }:
-            self._asked[name] = None
-            for point in self._client.get_metric_history(self._run, name_of(name)):
-                self._had.add(name, point.step)
-        rows = self._had.new(records)
         metrics = [
             Metric(name_of(name), value, int(row.time_s * 1000), row.step)
-            for row in rows
+            for record in records
+            for row in record.rows
             for name, value in row.values.items()
         ]
         for start in range(0, len(metrics), AT_ONCE):

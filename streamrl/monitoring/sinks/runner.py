@@ -1,6 +1,11 @@
-"""Runs the sinks of a run in a thread of their own.
+"""Runs the sinks of a run in a thread of their own, and notes how far each has come.
 
 A server that does not answer must not keep the orchestrator from its parts.
+
+Every record is written at least once. A sink may keep in memory for a while what it is given, so
+an offset is noted only when it is NOTE_AFTER_S old, or when the sink is closed. The next session
+goes on behind it. Notes are kept by the settings of a sink, so a sink that is to write to another
+place is given everything.
 """
 
 from __future__ import annotations
@@ -10,7 +15,12 @@ import importlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from streamrl.config import run_file, topology
 from streamrl.config.plugins import import_path
@@ -32,8 +42,22 @@ SHIPPED = {
 # Sink -> the package it needs. The extra of streamrl that brings it has the sink's name.
 NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 LEAVE_S = 30.0  # the time that sinks have at the end to write what they were given
+NOTES = "sinks.json"  # the last offset that each sink has written, in the run's directory
+NOTE_AFTER_S = 60.0
 
-Named = tuple[str, Sink]
+
+@dataclass
+class OpenSink:
+    """A sink at work. The offsets are those of records of the topic `metrics`."""
+
+    settings: run_file.Sink
+    sink: Sink
+    given: int  # the last record that it was given
+    settled: int  # the last record that it was given when notes were last made
+
+    @property
+    def key(self) -> str:
+        return self.settings.model_dump_json()
 
 
 @contextlib.contextmanager
@@ -42,14 +66,25 @@ def running(context: SinkContext) -> Iterator[Sinks]:
 
     Raises ConfigError for a sink that cannot be opened.
     """
-    sinks = Sinks(
-        [(sink.kind, opened(context, sink)) for sink in context.run.orchestrator.sinks],
-        topology.learner_identity(context.run.learner.name),
-    )
+    path = context.run.directory / NOTES
+    notes = read_notes(path)
+    found: list[OpenSink] = []
+    for settings in context.run.orchestrator.sinks:
+        last = notes.get(settings.model_dump_json(), -1)
+        found.append(OpenSink(settings, opened(context, settings), given=last, settled=last))
+    sinks = Sinks(found, topology.learner_identity(context.run.learner.name), path)
     try:
         yield sinks
     finally:
         sinks.close()
+
+
+def read_notes(path: Path) -> dict[str, int]:
+    """The last offset that each sink has written, by the settings of the sink."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except (FileNotFoundError, msgspec.DecodeError):  # without notes, everything is written again
+        return {}
 
 
 def check(settings: Iterable[run_file.Sink]) -> None:
@@ -91,14 +126,19 @@ class Sinks:
     A sink that fails is logged and gets no more records, and the run goes on.
     """
 
-    def __init__(self, sinks: Sequence[Named], lead: str) -> None:
-        self._sinks, self._curves = list(sinks), Curves(lead)
+    def __init__(self, sinks: Sequence[OpenSink], lead: str, notes: Path) -> None:
+        self._sinks = list(sinks)
+        self._curves = Curves(lead)
+        self._notes = notes
+        self._noted_s = time.monotonic()
         self._queue: queue.SimpleQueue[list[MetricRecord] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="sinks", daemon=True)
         self._thread.start()
 
     def write(self, records: Iterable[tuple[int, Metric]]) -> None:
-        """`records` are pairs of an offset and the record at that offset."""
+        """`records` are pairs of an offset and the record at that offset, from the start of the
+        topic on.
+        """
         if entries := [self._curves.entry(offset, metric) for offset, metric in records]:
             self._queue.put(entries)
 
@@ -114,24 +154,46 @@ class Sinks:
 
     def _work(self) -> None:
         while (entries := self._queue.get()) is not None:
-            self._sinks = [
-                named
-                for named in self._sinks
-                if self._done(named, lambda sink, given=entries: sink.write(given))
-            ]
-        for named in self._sinks:
-            self._done(named, lambda sink: sink.close())
+            self._sinks = [sink for sink in self._sinks if self._write(sink, entries)]
+            if time.monotonic() - self._noted_s >= NOTE_AFTER_S:
+                self._note()
+        self._sinks = [sink for sink in self._sinks if self._call(sink, sink.sink.close)]
+        for sink in self._sinks:
+            sink.settled = sink.given
+        self._note()
 
-    def _done(self, named: Named, call: Callable[[Sink], None]) -> bool:
+    def _write(self, sink: OpenSink, entries: Sequence[MetricRecord]) -> bool:
+        new = [entry for entry in entries if entry.offset > sink.given]
+        if not new:
+            return True
+        sink.given = new[-1].offset
+        return self._call(sink, lambda: sink.sink.write(new))
+
+    def _call(self, sink: OpenSink, function: Callable[[], None]) -> bool:
+        """Call a function of a sink. Returns whether the sink goes on."""
         try:
-            call(named[1])
+            function()
         except Exception as error:
             again = "the next session of the run hands it what it lacks"
             logger.error(
                 "sink %s is left out from now on: %s; %s",
-                named[0],
+                sink.settings.kind,
                 describe_error(error),
                 again,
             )
             return False
         return True
+
+    def _note(self) -> None:
+        """Note the offsets that have settled. The note of a sink that failed stays as it is."""
+        notes = read_notes(self._notes)
+        for sink in self._sinks:
+            notes[sink.key] = sink.settled
+            sink.settled = sink.given
+        part = self._notes.with_suffix(".part")
+        try:
+            part.write_bytes(msgspec.json.encode(notes))
+            part.replace(self._notes)
+        except OSError as error:  # the next session writes more again
+            logger.warning("%s cannot be written: %s", self._notes, describe_error(error))
+        self._noted_s = time.monotonic()

@@ -1,14 +1,12 @@
-"""A run's metrics as its topic holds them, for tests of sinks: told from the start in every life,
-as the orchestrator does.
-"""
+"""A run's metrics as its topic holds them, for tests of sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from streamrl.config import run_file
-from streamrl.config.run_file import RunFile
 from streamrl.monitoring.sinks.base import MetricRecord, Sink, SinkContext
 from streamrl.monitoring.sinks.curve import Curves
 from streamrl.records import Metric
@@ -16,14 +14,22 @@ from streamrl.records import Metric
 LEAD = "learner-lead"
 
 
-def run_in(directory: Path) -> RunFile:
-    return run_file.parse({"run": "digits", "runs_dir": str(directory), "envs": {"copy": {}}})
-
-
 def context(
-    directory: Path, say: Callable[[str], None] = print, since_s: float = 0.0
+    directory: Path,
+    say: Callable[[str], None] = print,
+    since_s: float = 0.0,
+    sinks: Sequence[Any] = (),
 ) -> SinkContext:
-    return SinkContext(run_in(directory), say, since_s)
+    run = run_file.parse(
+        {
+            "run": "digits",
+            "runs_dir": str(directory),
+            "envs": {"copy": {}},
+            "orchestrator": {"sinks": list(sinks)},
+        }
+    )
+    (directory / "digits").mkdir(exist_ok=True)
+    return SinkContext(run, say, since_s)
 
 
 def records(steps: range, tries: int = 1) -> list[Metric]:

@@ -15,9 +15,11 @@ import pytest
 
 from streamrl.config import run_file
 from streamrl.errors import ConfigError
+from streamrl.monitoring.sinks import runner
 from streamrl.monitoring.sinks.base import MetricRecord, SinkContext
 from streamrl.monitoring.sinks.runner import check, running
 from tests.monitoring.sinks import stories
+from tests.support.waiting import until
 
 TAKEN: list[int] = []
 
@@ -40,15 +42,7 @@ class Mine:
 
 
 def made(directory: Path, *sinks: Any) -> SinkContext:
-    run = run_file.parse(
-        {
-            "run": "digits",
-            "runs_dir": str(directory),
-            "envs": {"copy": {}},
-            "orchestrator": {"sinks": list(sinks)},
-        }
-    )
-    return SinkContext(run, print, 0.0)
+    return stories.context(directory, sinks=sinks)
 
 
 def told(context: SinkContext) -> None:
@@ -75,6 +69,52 @@ def test_one_that_fails_is_left_out_and_the_others_go_on(
     )
     [said] = caplog.messages
     assert "Mine is left out from now on: OSError: the disk is full" in said
+
+
+MINE = {"kind": f"{__name__}:Mine"}
+
+
+def given(context: SinkContext, count: int) -> list[int]:
+    """The records that the sink is given in a session that finds `count` records in the topic."""
+    with running(context) as sinks:
+        sinks.write(enumerate(stories.records(range(9))[:count]))
+    return TAKEN[:-1]
+
+
+def test_a_session_goes_on_behind_the_last_one(tmp_path: Path):
+    assert given(made(tmp_path, MINE), 3) == [0, 1, 2]
+    assert given(made(tmp_path, MINE), 5) == [3, 4]
+    assert given(made(tmp_path, MINE), 5) == []
+
+
+def test_another_place_is_given_everything(tmp_path: Path):
+    given(made(tmp_path, MINE), 3)
+    assert given(made(tmp_path, {**MINE, "params": {"fail_at": 99}}), 4) == [0, 1, 2, 3]
+
+
+def test_a_sink_that_failed_is_given_again_what_it_may_lack(tmp_path: Path):
+    failing = {**MINE, "params": {"fail_at": 3}}
+    given(made(tmp_path, failing), 2)
+    for _ in range(2):
+        with running(made(tmp_path, failing)) as sinks:
+            sinks.write(enumerate(stories.records(range(9))[:5]))
+        assert TAKEN == [2]
+
+
+def test_after_a_crash_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What a sink was given since notes were made before may not have been written."""
+    monkeypatch.setattr(runner, "NOTE_AFTER_S", 0.0)
+    context = made(tmp_path, MINE)
+    notes = tmp_path / "digits" / runner.NOTES
+    with running(context) as sinks:
+        for record in list(enumerate(stories.records(range(9))))[:5]:
+            sinks.write([record])
+        until(lambda: list(runner.read_notes(notes).values()) == [3])
+        crashed = notes.read_bytes()
+    notes.write_bytes(crashed)
+    assert given(context, 6) == [4, 5]
+    notes.write_bytes(b"{torn")
+    assert given(context, 6) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

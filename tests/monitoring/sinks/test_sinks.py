@@ -1,75 +1,30 @@
-"""Each sink over several lives of its run: what it wrote is read back, and has every step once. A
-life may end in the middle of anything.
-"""
+"""Each sink over several lives of its run: what it wrote is read back."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from streamrl.monitoring.sinks.base import Sink, SinkContext
+from streamrl.monitoring.sinks.runner import running
 from tests.monitoring.sinks import stories
+from tests.monitoring.sinks.readers import (
+    Points,
+    mlflow_points,
+    tensorboard_points,
+    wandb_points,
+)
 
-Points = list[tuple[str, int, float]]
-
-
-def tensorboard(context: SinkContext) -> Sink:
-    from streamrl.monitoring.sinks.tensorboard import TensorBoard
-
-    return TensorBoard(context)
-
-
-def tensorboard_points(directory: Path) -> Points:
-    from streamrl.monitoring.sinks.tensorboard import points
-
-    return list(points(directory / "digits" / "tensorboard"))
-
-
-def wandb(context: SinkContext) -> Sink:
-    from streamrl.monitoring.sinks.wandb import WandB
-
-    return WandB(context, mode="offline")
-
-
-def wandb_points(directory: Path) -> Points:
-    from streamrl.monitoring.sinks.wandb import rows
-
-    return [
-        (name, int(row["step"]), value)
-        for row in rows(directory / "digits" / "wandb")
-        for name, value in row.items()
-        if name != "step"
-    ]
-
-
-def mlflow(context: SinkContext) -> Sink:
-    from streamrl.monitoring.sinks.mlflow import MLflow
-
-    return MLflow(context, tracking_uri=f"file://{context.run.directory / 'mlflow'}")
-
-
-def mlflow_points(directory: Path) -> Points:
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"file://{directory / 'digits' / 'mlflow'}")
-    experiment = client.get_experiment_by_name("streamrl")
-    assert experiment is not None
-    [run] = client.search_runs([experiment.experiment_id])
-    names = [name.replace(":", "@") for name in run.data.metrics]
-    return [
-        (name, m.step, m.value)
-        for name in names
-        for m in client.get_metric_history(run.info.run_id, name.replace("@", ":"))
-    ]
-
-
-SINKS: dict[str, tuple[Callable[[SinkContext], Sink], Callable[[Path], Points]]] = {
-    "tensorboard": (tensorboard, tensorboard_points),
-    "wandb": (wandb, wandb_points),
-    "mlflow": (mlflow, mlflow_points),
+SINKS: dict[str, tuple[Callable[[Path], dict[str, Any]], Callable[[Path], Points]]] = {
+    "tensorboard": (lambda directory: {}, tensorboard_points),
+    "wandb": (lambda directory: {"mode": "offline"}, wandb_points),
+    "mlflow": (
+        lambda directory: {"tracking_uri": f"file://{directory / 'digits' / 'mlflow'}"},
+        mlflow_points,
+    ),
 }
 
 
@@ -81,47 +36,16 @@ def mlflow_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SINKS)
 def test_a_resumed_run_continues_its_curves(name: str, tmp_path: Path):
-    opened, read = SINKS[name]
+    params, read = SINKS[name]
+    context = stories.context(tmp_path, sinks=({"kind": name, "params": params(tmp_path)},))
     for known in (3, 3, 7):  # steps that there are in each life; in the second nothing happens
-        sink = opened(stories.context(tmp_path))
-        stories.tell(sink, stories.entries(stories.records(range(known), tries=2)))
-        sink.close()
-    found = stories.only_once(read(tmp_path))
+        with running(context) as sinks:
+            sinks.write(enumerate(stories.records(range(known))))
+    found = stories.only_once(read(tmp_path / "digits" / name))
     assert {name: dict(sorted(points.items())) for name, points in found.items()} == {
         name: {step: pytest.approx(value, rel=1e-6) for step, value in points.items()}
         for name, points in stories.curves(range(7)).items()
     }
-
-
-def test_tensorboard_passes_over_what_was_torn_off(tmp_path: Path):
-    told = stories.entries(stories.records(range(4)))
-    sink = tensorboard(stories.context(tmp_path))
-    stories.tell(sink, told[:8])
-    sink.close()
-    [file] = (tmp_path / "digits" / "tensorboard").iterdir()
-    file.write_bytes(file.read_bytes()[:-5])
-    assert 0 < len(tensorboard_points(tmp_path)) < 8
-    sink = tensorboard(stories.context(tmp_path))
-    stories.tell(sink, told)
-    sink.close()
-    assert {
-        name: points.keys()
-        for name, points in stories.only_once(tensorboard_points(tmp_path)).items()
-    } == {name: points.keys() for name, points in stories.curves(range(4)).items()}
-
-
-def test_wandb_passes_over_what_was_torn_off():
-    from streamrl.monitoring.sinks.wandb import BLOCK, HEADER, records
-
-    def piece(kind: int, data: bytes) -> bytes:
-        return b"\0\0\0\0" + len(data).to_bytes(2, "little") + bytes([kind]) + data
-
-    start = b"x" * HEADER + piece(1, b"whole") + piece(2, b"two ") + piece(4, b"pieces")
-    # the rest of a block is empty
-    padded = start + bytes(BLOCK - len(start)) + piece(1, b"behind the block")
-    assert list(records(padded)) == [b"whole", b"two pieces", b"behind the block"]
-    assert list(records(padded[:-1])) == [b"whole", b"two pieces"]
-    assert list(records(b"")) == []
 
 
 # ---- lines ---------------------------------------------------------------------------------------
