@@ -1,7 +1,7 @@
 """Evaluator: policy versions in, the share of held-out problems that each solves out. Every n-th
 version of the lead learner is evaluated, in order.
 
-An evaluation that is interrupted is repeated from the beginning.
+An evaluation that is interrupted is repeated from its beginning.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from streamrl.config import topology
@@ -30,11 +31,15 @@ logger = logging.getLogger(__name__)
 PART = "evaluator"
 POLL_S = 0.1
 REPORT_S = 2.0
-SHOWN = 5  # versions in one line of the log
+MAX_SHOWN = 5  # A line of the log names at most this many versions.
 
 
 def main(run: RunFile, log: Log, stop: threading.Event) -> None:
-    """Evaluate until `stop` is set. Raises InferenceError if vLLM cannot be started or dies."""
+    """Evaluate until `stop` is set.
+
+    Raises ConfigError if the run has no evaluation or if training has posed its problems, and
+    InferenceError if vLLM cannot be started or dies.
+    """
     if not run.eval.interval:
         raise ConfigError(
             "the run file asks for no evaluation: give eval.envs, and eval.every above 0"
@@ -49,10 +54,10 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         with suppress(Stopped):
             runner.prepare(list(run.eval.envs), {})
             _check_unseen(runner, log)
-            asyncio.run(_live(runner, log))
+            asyncio.run(_run_until_stopped(runner, log))
 
 
-async def _live(runner: EvalRunner, log: Log) -> None:
+async def _run_until_stopped(runner: EvalRunner, log: Log) -> None:
     async with runner.open():
         await runner.until_stopped(_follow(runner, log))
 
@@ -80,15 +85,16 @@ async def _follow(runner: EvalRunner, log: Log) -> None:
                 await asyncio.sleep(POLL_S)
                 continue
             stored = dict.fromkeys(await asyncio.to_thread(store.versions))
-            if gone := missed(announced, every, done, stored):
-                shown = f"{', '.join(map(str, gone[:SHOWN]))}{f' and {len(gone) - SHOWN} more' if len(gone) > SHOWN else ''}"
+            deleted = missed(announced, every, done, stored)
+            if deleted:
                 logger.warning(
                     "not evaluated, as the weights are deleted: version %s; raise"
                     " weights.keep_versions or eval.every",
-                    shown,
+                    _shown(deleted),
                 )
-                done |= dict.fromkeys(gone)
-            if (version := due(announced, every, done, stored)) is not None:
+                done |= dict.fromkeys(deleted)
+            version = due(announced, every, done, stored)
+            if version is not None:
                 await _evaluate(runner, announced[version])
                 done[version] = None
     finally:
@@ -96,7 +102,16 @@ async def _follow(runner: EvalRunner, log: Log) -> None:
         reader.close()
 
 
+def _shown(versions: Sequence[int]) -> str:
+    """The first few of the versions, and how many more there are."""
+    named = ", ".join(str(version) for version in versions[:MAX_SHOWN])
+    if len(versions) <= MAX_SHOWN:
+        return named
+    return f"{named} and {len(versions) - MAX_SHOWN} more"
+
+
 async def _evaluate(runner: EvalRunner, version: PolicyVersion) -> None:
+    """Evaluate a version, and log the results."""
     try:
         for found in await runner.evaluate(version):
             shown = ", ".join(
@@ -105,7 +120,8 @@ async def _evaluate(runner: EvalRunner, version: PolicyVersion) -> None:
             logger.info(
                 "version %d, %s: %s in %.1f s", version.version, found.name, shown, found.seconds
             )
-    except WeightError as error:  # deleted just now, or not what was announced
+    except WeightError as error:
+        # The weights have just been deleted, or are not what was announced.
         logger.warning("version %d is not evaluated: %s", version.version, error)
 
 
@@ -120,6 +136,7 @@ async def _report(runner: EvalRunner, announced: dict[int, PolicyVersion]) -> No
 
 
 def _read_announcements(reader: Reader, announced: dict[int, PolicyVersion], learner: str) -> None:
+    """Add to `announced` what has been announced since. The newest lineage of a version counts."""
     for message in reader.poll(512, 0):
         record = to_event(message, ("policy-version",)).record
         if isinstance(record, PolicyVersion) and record.learner == learner:
@@ -129,29 +146,27 @@ def _read_announcements(reader: Reader, announced: dict[int, PolicyVersion], lea
 
 
 def _evaluated_versions(run: RunFile, log: Log) -> dict[int, None]:
-    """Versions for which all evaluations of the run file have been made."""
-    made: dict[int, dict[str, None]] = {}
+    """The versions for which all evaluations of the run file have been made."""
+    names_by_version: dict[int, dict[str, None]] = {}
     for found in read_evaluations(log):
         if found.learner == run.learner.name:
-            made.setdefault(found.version, {})[found.name] = None
-    return {
-        version: None for version, names in made.items() if run.eval.envs.keys() <= names.keys()
-    }
+            names_by_version.setdefault(found.version, {})[found.name] = None
+    wanted = run.eval.envs.keys()
+    return {version: None for version, names in names_by_version.items() if wanted <= names.keys()}
 
 
 def _check_unseen(runner: EvalRunner, log: Log) -> None:
-    """Check that training has posed none of the problems. It never does now, but it may have before
-    the run file had this evaluation. Raises ConfigError.
+    """Check that training has posed none of the problems. It does not pose them as long as the run
+    file has the evaluation, but it may have posed them before. Raises ConfigError.
     """
     for suite in runner.suites:
-        seen = posed_fingerprints(log, suite.environment)
-        for held in suite.problems if seen else ():
-            if problem_fingerprint(held.problem) in seen:
-                ways = (
-                    "choose another seed for it, or leave it to `streamrl eval`, which takes other"
-                    " problems"
-                )
+        posed = posed_fingerprints(log, suite.environment)
+        if not posed:
+            continue
+        for held in suite.problems:
+            if problem_fingerprint(held.problem) in posed:
                 raise ConfigError(
                     f"eval.envs.{suite.name}: problem {held.number} was posed in training before"
-                    f" the run file had this evaluation; {ways}"
+                    " the run file had this evaluation; choose another seed for it, or leave it to"
+                    " `streamrl eval`, which takes other problems"
                 )

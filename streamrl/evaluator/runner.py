@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POOL = "evaluation"
-TRANSACTION_RECORDS = 500  # records of a transaction
+TRANSACTION_RECORDS = 500
 POLL_S = 0.1
 HEARTBEAT_S = 1.0
 TOPIC = topology.EVALS
@@ -53,10 +53,10 @@ class Stopped(Exception):
 
 @dataclass
 class EvalRunner:
-    """One server, and the evaluation suites that each version goes through on it."""
+    """Evaluates versions, one after the other, on all suites and on one server."""
 
     run: RunFile
-    identity: str  # of its writer, its metrics, its copies of the weights
+    identity: str  # names its writer, its metrics and its copies of the weights
     host: VllmHost
     writer: Writer
     meter: Meter
@@ -65,11 +65,11 @@ class EvalRunner:
 
     def __post_init__(self) -> None:
         self.client = Client(POOL, api_key=reveal(self.run.inference.api_key, "inference.api_key"))
-        self.version = -1  # that the server is on
+        self.version = -1  # the version that the server serves; -1: none
 
     def prepare(self, names: Sequence[str], but: dict[str, frozenset[bytes]]) -> None:
-        """Make the suites of these names, without the problems in `but` (by env of the run). Raises
-        ConfigError.
+        """Make the suites of these names. `but`: by env of the run, the fingerprints of the
+        problems that are left out. Raises ConfigError.
         """
         for name in names:
             own = self.run.eval.envs[name]
@@ -78,13 +78,16 @@ class EvalRunner:
             )
 
     async def evaluate(self, version: PolicyVersion) -> list[Evaluation]:
-        """Evaluate a version on all suites. Raises WeightError if its weights are not what was
-        announced, and InferenceError if it cannot be served.
+        """Evaluate a version on all suites, and write the answers and results to `evals`.
+
+        Raises WeightError if its weights are not what was announced, and InferenceError if it
+        cannot be served.
         """
         self.version = -1
         served = await asyncio.to_thread(self.host.load_version, version)
-        if wrong := probe_failure(served, self.run.inference.probe_tolerance):
-            raise InferenceError(wrong)
+        failure = probe_failure(served, self.run.inference.probe_tolerance)
+        if failure:
+            raise InferenceError(failure)
         self.version = version.version
         self.announce_server()
         return [await self._evaluate_suite(suite, version) for suite in self.suites]
@@ -100,8 +103,8 @@ class EvalRunner:
         return found
 
     def announce_server(self) -> None:
-        """Tell the client of the server, as the topic `servers` would. The client then asks it
-        again, even after a failure.
+        """Tell the client of the server, as the topic `servers` does for the run's servers. The
+        client then asks it again, even if it has failed.
         """
         if self.version >= 0:
             record = Server(
@@ -116,7 +119,7 @@ class EvalRunner:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Close the suites and the client at the end."""
+        """A context that closes the suites and the client at its end."""
         try:
             yield
         finally:
@@ -156,13 +159,11 @@ class EvalRunner:
 
 
 def transactions(found: Evaluation, answers: Sequence[ProblemAnswers]) -> Iterator[list[Message]]:
-    """All answers, followed by the evaluation in the last transaction. Answers without an
-    evaluation after them belong to one that was interrupted.
+    """The messages of an evaluation, one transaction at a time: all answers, and then the
+    evaluation itself. Answers without an evaluation after them are from one that was interrupted.
     """
-    rollouts = [
-        to_message(Output(TOPIC, found.name, rollout)) for a in answers for rollout in a.rollouts
-    ]
-    written = [*rollouts, to_message(Output(TOPIC, found.name, found))]
+    rollouts = [rollout for problem in answers for rollout in problem.rollouts]
+    written = [to_message(Output(TOPIC, found.name, record)) for record in (*rollouts, found)]
     for start in range(0, len(written), TRANSACTION_RECORDS):
         yield written[start : start + TRANSACTION_RECORDS]
 
@@ -173,9 +174,7 @@ def read_evaluations(log: Log) -> list[Evaluation]:
 
 
 def posed_fingerprints(log: Log, env: str) -> frozenset[bytes]:
-    """The fingerprints of all problems that the env's rollouts were made of, and which may have
-    been trained on.
-    """
+    """The fingerprints of all problems that the env has posed in training, by its rollouts."""
     found: set[bytes] = set()
     for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
         if rollout.turns:

@@ -1,5 +1,5 @@
-"""`streamrl eval`: policy versions of a live or stopped run on held-out problems, now; and what all
-evaluations of a run have come to.
+"""`streamrl eval`: evaluates policy versions of a live or stopped run now, and shows the results of
+all evaluations of a run.
 """
 
 from __future__ import annotations
@@ -37,57 +37,55 @@ def show_eval(
     stop: threading.Event,
     console: Console,
 ) -> None:
-    """Evaluate and print. Problems that training has posed are passed over, whatever the run file
-    says. Raises ConfigError, InferenceError.
+    """Evaluate versions, and print the results. Problems that training has posed are left out,
+    whatever the run file says. `asked` and `everything`: as for `choose`; `names`: as for
+    `with_evaluations`.
+
+    Raises ConfigError, and InferenceError if a version cannot be served.
     """
     run = with_evaluations(run, names)
     chosen = choose(run, log, asked, everything)
     check(run.inference)
-    named = ", ".join(f"{version.version}" for version in chosen)
-    console.print(
-        f"evaluating version {named} of {run.run}: starting a server, which takes a minute or so",
-        style="dim",
-        highlight=False,
-    )
-    found = evaluate(
-        run,
-        log,
-        chosen,
-        stop,
-        lambda version: console.print(f"version {version} is done", style="dim", highlight=False),
-    )
+
+    def say(text: str) -> None:
+        console.print(text, style="dim", highlight=False)
+
+    named = ", ".join(str(version.version) for version in chosen)
+    say(f"evaluating version {named} of {run.run}: starting a server, which takes a minute or so")
+    found = evaluate(run, log, chosen, stop, lambda version: say(f"version {version} is done"))
     console.print(table(found))
 
 
 def show_recorded(run: RunFile, log: Log, names: Sequence[str], console: Console) -> None:
-    """Print every evaluation there is."""
-    found = [
-        evaluation for evaluation in read_evaluations(log) if not names or evaluation.name in names
-    ]
-    console.print(
-        table(found)
-        if found
-        else f"run {run.run} has no evaluations; make some with `streamrl eval {run.run}`"
-    )
+    """Print the results of all evaluations that have been made, or of those with these names."""
+    found = [made for made in read_evaluations(log) if not names or made.name in names]
+    if found:
+        console.print(table(found))
+    else:
+        console.print(f"run {run.run} has no evaluations; make some with `streamrl eval {run.run}`")
 
 
 def with_evaluations(run: RunFile, names: Sequence[str]) -> RunFile:
-    """The run with these evaluations alone. One that has none in its file gets one of each of its
-    own envs, with the defaults. Raises ConfigError.
+    """The run with the evaluations of these names only, or with all if no name is given. A run
+    without evaluations in its file gets one for each env that has replicas, with the defaults.
+    Raises ConfigError for an unknown name.
     """
     there = run.eval.envs or {name: EvalEnv() for name, env in run.envs.items() if env.replicas}
-    if unknown := [name for name in names if name not in there]:
-        raise ConfigError(
-            f"--env {unknown[0]}: the run has no such evaluation; it has"
-            f" {', '.join(there) or 'none'} (eval.envs in the run file)"
-        )
+    for name in names:
+        if name not in there:
+            raise ConfigError(
+                f"--env {name}: the run has no such evaluation; it has"
+                f" {', '.join(there) or 'none'} (eval.envs in the run file)"
+            )
     envs = {name: own for name, own in there.items() if not names or name in names}
     return run.model_copy(update={"eval": Eval(envs=envs, every=run.eval.every)})
 
 
 def choose(run: RunFile, log: Log, asked: Iterable[int], everything: bool) -> list[PolicyVersion]:
-    """The versions asked for, else the newest, or all whose weights are kept. Raises ConfigError
-    for one that is not announced, or is deleted.
+    """The versions to evaluate: the ones `asked` for, or the newest if none is, or with
+    `everything` all whose weights are kept.
+
+    Raises ConfigError for a version that is not announced, or whose weights are deleted.
     """
     announced = newest_lineages(read_announcements(log, run.learner.name))
     kept = [
@@ -99,13 +97,17 @@ def choose(run: RunFile, log: Log, asked: Iterable[int], everything: bool) -> li
         raise ConfigError(
             f"run {run.run} has no policy version whose weights are kept; has its learner ever run?"
         )
-    wanted = kept if everything else sorted(set(asked)) or kept[-1:]
-    if gone := [version for version in wanted if version not in kept]:
-        why = "its weights are deleted" if gone[0] in announced else "it is not announced"
-        raise ConfigError(
-            f"--version {gone[0]}: {why}; there are {', '.join(map(str, kept))}."
-            " weights.keep_versions keeps more"
-        )
+    if everything:
+        wanted = kept
+    else:
+        wanted = sorted(set(asked)) or kept[-1:]
+    for version in wanted:
+        if version not in kept:
+            why = "its weights are deleted" if version in announced else "it is not announced"
+            raise ConfigError(
+                f"--version {version}: {why}; there are {', '.join(map(str, kept))}."
+                " weights.keep_versions keeps more"
+            )
     return [announced[version] for version in wanted]
 
 
@@ -114,19 +116,22 @@ def evaluate(
     log: Log,
     chosen: Sequence[PolicyVersion],
     stop: threading.Event,
-    said: Callable[[int], None],
+    on_done: Callable[[int], None],
 ) -> list[Evaluation]:
-    """One version after another, on a server that is started for it and ends with it."""
+    """Evaluate the chosen versions one after the other, on one server that ends with this call.
+    `on_done` is called with each version that is complete. What is complete when `stop` is set is
+    returned.
+    """
     found = list[Evaluation]()
 
-    async def work(runner: EvalRunner) -> None:
+    async def evaluate_all(runner: EvalRunner) -> None:
         for version in chosen:
             found.extend(await runner.evaluate(version))
-            said(version.version)
+            on_done(version.version)
 
-    async def live(runner: EvalRunner) -> None:
+    async def run_until_stopped(runner: EvalRunner) -> None:
         async with runner.open():
-            await runner.until_stopped(work(runner))
+            await runner.until_stopped(evaluate_all(runner))
 
     with (
         open_part(log, COMMAND, log.writer(COMMAND, topology.EVALS)) as part,
@@ -138,12 +143,12 @@ def evaluate(
             runner.prepare(
                 list(run.eval.envs), {source: posed_fingerprints(log, source) for source in sources}
             )
-            asyncio.run(live(runner))
+            asyncio.run(run_until_stopped(runner))
     return found
 
 
 def table(found: Iterable[Evaluation]) -> Table:
-    """A row an evaluation and a version, the last one made of each."""
+    """A table with a row for each evaluation and version. Of several results the last one counts."""
     last = {(evaluation.name, evaluation.version): evaluation for evaluation in found}
     ks = sorted({p.k for evaluation in last.values() for p in evaluation.pass_at})
     made = Table(

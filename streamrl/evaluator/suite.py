@@ -27,7 +27,7 @@ from streamrl.evaluator.estimates import mean_of_problems, over_problems
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Evaluation, PassAt, PolicyVersion, Rollout
 
-ROUNDS = 3  # Answers are requested in this many rounds before a problem gets fewer.
+ROUNDS = 3  # Answers that do not count are requested again in at most this many rounds altogether.
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class EvalSuite:
     """An evaluation of the run file, with its problems and its env."""
 
     name: str
-    environment: str  # of the run
-    own: EvalEnv
+    environment: str  # the env of the run that it is drawn from
+    own: EvalEnv  # its settings in the run file
     problems: Sequence[HeldOutProblem]
     runner: RolloutRunner
 
@@ -47,40 +47,43 @@ class EvalSuite:
 class ProblemAnswers(NamedTuple):
     """The answers of a version to one problem."""
 
-    rollouts: list[Rollout]  # all of that version, and judged
-    repeated: int  # answers that were thrown away
+    rollouts: list[Rollout]  # the answers that count, with their rewards
+    repeated: int  # the number of answers that did not count
 
 
 def make_suite(
     run: RunFile, name: str, sampler: Sampler, but: frozenset[bytes] = frozenset()
 ) -> EvalSuite:
-    """Make the suite `name` of the run, without the problems in `but`. Raises ConfigError."""
+    """Make the suite `name` of the run, without the problems whose fingerprints are in `but`.
+    Raises ConfigError.
+    """
     own = run.eval.envs[name]
     source = own.env or name
     env = make_eval_env(run, name)
-    given = run.envs[source].rewards
     rewards = {
         label: make_reward(reward.kind, reward.params, f"envs.{source}.rewards.{label}")
-        for label, reward in given.items()
+        for label, reward in run.envs[source].rewards.items()
     }
     return EvalSuite(
-        name,
-        source,
-        own,
-        select_held_out(run, name, env, but),
-        RolloutRunner(env, sampling(run.envs[source], own), sampler, rewards),
+        name=name,
+        environment=source,
+        own=own,
+        problems=select_held_out(run, name, env, but),
+        runner=RolloutRunner(env, sampling(run.envs[source], own), sampler, rewards),
     )
 
 
 def sampling(env: run_file.Env, own: EvalEnv) -> run_file.Env:
     """The env's settings with the evaluation's own sampling parameters."""
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "max_tokens")
-        if (value := getattr(own, name)) is not None
+    parameters = {
+        "temperature": own.temperature,
+        "top_p": own.top_p,
+        "top_k": own.top_k,
+        "max_tokens": own.max_tokens,
     }
-    # the likeliest token is what is left of the distribution; a temperature of 0 has no logprobs
+    given = {name: value for name, value in parameters.items() if value is not None}
     if own.temperature == 0:
+        # A temperature of 0 has no logprobs. With top_k 1 the likeliest token is sampled as well.
         given |= {"temperature": 1.0, "top_k": 1}
     return env.model_copy(update=given)
 
@@ -88,56 +91,53 @@ def sampling(env: run_file.Env, own: EvalEnv) -> run_file.Env:
 async def sample_answers(
     suite: EvalSuite, version: int, semaphore: AbstractAsyncContextManager[object]
 ) -> list[ProblemAnswers]:
-    """Answers to all problems, in order. `semaphore` is entered for each problem and limits how
-    many are in flight.
+    """The answers to all problems, in the order of the problems. `semaphore` is entered for each
+    problem, and so limits how many problems are in flight.
     """
 
-    async def one(held: HeldOutProblem) -> ProblemAnswers:
+    async def sample(held: HeldOutProblem) -> ProblemAnswers:
         async with semaphore:
             return await sample_problem(suite, held, version)
 
-    return await asyncio.gather(*[one(held) for held in suite.problems])
+    return await asyncio.gather(*[sample(held) for held in suite.problems])
 
 
 async def sample_problem(suite: EvalSuite, held: HeldOutProblem, version: int) -> ProblemAnswers:
     """The wanted number of answers to one problem, or fewer after ROUNDS rounds."""
     task = Task(suite.name, held.number, "evaluator", held.problem)
-    good = list[Rollout]()
+    kept = list[Rollout]()
     repeated = 0
     for _ in range(ROUNDS):
-        missing = suite.own.samples - len(good)
+        missing = suite.own.samples - len(kept)
         if not missing:
             break
         try:
-            found = await suite.runner.run_group(task, missing)
+            answers = await suite.runner.run_group(task, missing)
         except SamplingFailed:
             repeated += missing
             continue
-        kept = [rollout for rollout in found if is_single_version(rollout, version)]
-        good = good + kept
-        repeated = repeated + len(found) - len(kept)
-    return ProblemAnswers(
-        [
-            _with_unique_uid(rollout, suite.name, version, index)
-            for index, rollout in enumerate(good)
-        ],
-        repeated,
-    )
+        counting = [answer for answer in answers if is_single_version(answer, version)]
+        kept += counting
+        repeated += len(answers) - len(counting)
+    rollouts = [
+        _with_unique_uid(answer, suite.name, version, index) for index, answer in enumerate(kept)
+    ]
+    return ProblemAnswers(rollouts, repeated)
 
 
 def is_single_version(rollout: Rollout, version: int) -> bool:
-    """Whether every token of the rollout was sampled by that version."""
-    return (
-        not (rollout.failure or rollout.misaligned)
-        and rollout.policy_version == rollout.newest_policy_version == version
-    )
+    """Whether the rollout is complete, and every token of it was sampled by that version."""
+    if rollout.failure or rollout.misaligned:
+        return False
+    return rollout.policy_version == rollout.newest_policy_version == version
 
 
 def passes(rollout: Rollout, own: EvalEnv) -> bool:
-    """Whether the answer counts as correct."""
-    return reaches(
-        rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward, own.pass_at
-    )
+    """Whether the answer counts as right: its reward, or the one that `own.reward` names, reaches
+    `own.pass_at`.
+    """
+    reward = rollout.rewards.get(own.reward, -np.inf) if own.reward else rollout.reward
+    return reaches(reward, own.pass_at)
 
 
 def to_evaluation(
@@ -147,7 +147,9 @@ def to_evaluation(
     time_s: float,
     seconds: float,
 ) -> Evaluation:
-    """The statistics of the answers."""
+    """The results of a version on a suite. `answers`: of each problem, in order; `time_s`: when the
+    evaluation ended; `seconds`: how long it took.
+    """
     own = suite.own
     settings = suite.runner.settings
     samples = np.array([len(a.rollouts) for a in answers], np.int32)
@@ -200,6 +202,8 @@ def _pass_at(samples: np.ndarray, passed: np.ndarray, k: int) -> PassAt:
 
 
 def _with_unique_uid(rollout: Rollout, name: str, version: int, index: int) -> Rollout:
-    """The rollout under ids that contain the version and that no repeated answer shares."""
+    """The rollout with ids that contain the version, and that no other answer to the problem has.
+    Rounds number their rollouts from 0 again.
+    """
     group = f"{name}-v{version}-{rollout.problem_id}"
     return structs.replace(rollout, group_id=group, rollout_uid=f"{group}-{index}")
