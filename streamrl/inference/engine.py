@@ -1,11 +1,11 @@
 """Control of a running vLLM over HTTP: swap weights in flight, probe, and query version and load.
 
 A swap drops no request and mixes no versions. vLLM pauses (`PAUSE` returns when no step is
-running), loads the weights, takes the new version's name, discards all KV cache of the old weights,
-including that of running requests (`reset_running_requests` puts them back into the queue with
-their tokens), and resumes. Their prefix is then recomputed under the new weights. So a token's
-logprob is that of the policy that its span names, given the whole prefix. No stale cache block is
-left for a client that has not heard of the new version.
+running), loads the weights, and is told the number of the new version. It discards all KV cache of
+the old weights, also that of running requests: `reset_running_requests` puts them back into the
+queue with the tokens that they have. Then vLLM resumes, and computes the prefixes of these requests
+again under the new weights. So the logprob of a token is that of the policy that its version span
+names, given the whole prefix. No cache block of the old weights is left.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from streamrl.errors import InferenceError, one_line
 from streamrl.inference.vllm_server import MODEL
 
 SWAP_TIMEOUT_S = 600.0
-# of inside_vllm/streamrl_guard.py, which cannot be imported: it is vLLM's
+METRICS_TIMEOUT_S = 5.0
+# The same paths stand in inside_vllm/streamrl_guard.py. It runs in vLLM's environment, so this
+# module does not import it.
 PAUSE = "/streamrl/pause"
 CLOCK = "/streamrl/clock"
 
 
 class Swap(NamedTuple):
-    """The durations of a swap, in seconds: until vLLM was paused, for loading the weights, and from
-    pause to resume.
-    """
+    """The durations of a swap."""
 
-    pause_s: float
-    reload_s: float
-    total_s: float
+    pause_s: float  # until vLLM was paused
+    reload_s: float  # for loading the weights
+    total_s: float  # from the request to pause until vLLM was resumed
 
 
 class Load(NamedTuple):
-    in_flight: int  # sequences, running and waiting
-    generated_tokens: int  # since it started
-    # seconds since it started by what they went to (`Clock` of streamrl_guard.py)
-    spent: dict[str, float]
+    """The load of a server. Totals are since its start."""
+
+    in_flight: int  # sequences that are running or waiting
+    generated_tokens: int  # total
+    spent: dict[str, float]  # total seconds by activity (`Clock` of streamrl_guard.py)
 
 
 class Mismatch(NamedTuple):
     """The distance between two sets of logprobs."""
 
-    max_abs: float
-    tokens: int
+    max_abs: float  # the largest absolute difference
+    tokens: int  # the number of tokens that were compared
 
 
 class Engine:
-    """One vLLM by its URL, with the key of its agent. Every method raises InferenceError if vLLM
-    does not answer as it should.
+    """A client for the vLLM at `url`. `key`: the key of its agent. All methods but `healthy` raise
+    InferenceError if vLLM does not answer or answers with an error.
     """
 
     def __init__(self, url: str, key: str = "") -> None:
@@ -65,7 +66,7 @@ class Engine:
 
     def swap(self, directory: Path, version: int) -> Swap:
         """Serve the weights in `directory` as `version`, without dropping a request. After an error
-        the server is unusable, because it may hold half of them.
+        the server is unusable, because it may have loaded a part of the weights.
         """
         start = time.monotonic()
         self._post(PAUSE)
@@ -85,7 +86,7 @@ class Engine:
         return Swap(paused - start, reloaded - paused, time.monotonic() - start)
 
     def set_version(self, version: int) -> None:
-        """Set the version of the loaded weights. Version spans carry it from the next token on."""
+        """Set the version of the loaded weights. Version spans name it from the next token on."""
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def version(self) -> int:
@@ -94,10 +95,10 @@ class Engine:
         return int(name) if str(name).isdecimal() else -1
 
     def probe(self, tokens: np.ndarray) -> np.ndarray:
-        """Logprobs of the given tokens at temperature 1, computed without the prefix cache.
-        `tokens`: (n,) ids, n >= 2.
+        """The logprobs of the given tokens at temperature 1, computed without the prefix cache.
 
-        Returns (n - 1,) float32: the logprob of each of tokens[1:], given the tokens before it.
+        `tokens`: (n,) integer ids, n >= 2. Returns (n - 1,) float32: the logprob of each of
+        tokens[1:], given the tokens before it.
         """
         ids = [int(token) for token in tokens]
         sampling = {
@@ -110,42 +111,39 @@ class Engine:
             "/inference/v1/generate",
             {"model": MODEL, "token_ids": ids, "sampling_params": sampling},
         )
-        entries = answer["prompt_logprobs"][1:]
-        return np.array(
-            [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries, strict=True)],
-            np.float32,
-        )
+        entries = zip(ids[1:], answer["prompt_logprobs"][1:], strict=True)
+        return np.array([entry[str(token)]["logprob"] for token, entry in entries], np.float32)
 
     def load(self) -> Load:
         """The load, from the Prometheus metrics and the guard's clock."""
-        sums = dict.fromkeys(
-            (
-                "vllm:num_requests_running",
-                "vllm:num_requests_waiting",
-                "vllm:generation_tokens_total",
-            ),
-            0.0,
-        )
+        running = "vllm:num_requests_running"
+        waiting = "vllm:num_requests_waiting"
+        generated = "vllm:generation_tokens_total"
+        sums = dict.fromkeys((running, waiting, generated), 0.0)
         for line in self.metrics().decode().splitlines():
             name, brace, _ = line.partition("{")
             if brace and name in sums:
                 sums[name] += float(line.rpartition(" ")[2])
-        running, waiting, generated = map(int, sums.values())
-        return Load(running + waiting, generated, self._get(CLOCK, timeout_s=5.0).json())
+        return Load(
+            in_flight=int(sums[running]) + int(sums[waiting]),
+            generated_tokens=int(sums[generated]),
+            spent=self._get(CLOCK, METRICS_TIMEOUT_S).json(),
+        )
 
     def metrics(self) -> bytes:
-        """vLLM's Prometheus page."""
-        return self._get("/metrics", timeout_s=5.0).content
+        """The Prometheus page of vLLM."""
+        return self._get("/metrics", METRICS_TIMEOUT_S).content
 
     def healthy(self) -> bool:
+        """Whether vLLM answers that it is healthy."""
         try:
-            return self._http.get("/health", timeout=5.0).status_code == 200
+            return self._http.get("/health", timeout=METRICS_TIMEOUT_S).status_code == 200
         except httpx.HTTPError:
             return False
 
     def warm_up(self) -> None:
-        """Render, sample and probe once. The first request of each kind takes seconds, and no env
-        should wait for it.
+        """Render, sample and probe once, because the first request of each kind takes seconds and
+        no env should wait for it.
         """
         message = {
             "model": MODEL,
@@ -178,18 +176,16 @@ class Engine:
         self._http.close()
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self._answer("POST", path, body, None).json()
+        return self._answer("POST", path, body, SWAP_TIMEOUT_S).json()
 
-    def _get(self, path: str, timeout_s: float | None = None) -> httpx.Response:
+    def _get(self, path: str, timeout_s: float = SWAP_TIMEOUT_S) -> httpx.Response:
         return self._answer("GET", path, None, timeout_s)
 
     def _answer(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
     ) -> httpx.Response:
         try:
-            response = self._http.request(
-                method, path, json=body, timeout=timeout_s or SWAP_TIMEOUT_S
-            )
+            response = self._http.request(method, path, json=body, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise InferenceError(
                 f"vLLM at {self.url} does not answer {path} ({type(error).__name__}: {error})"
@@ -203,11 +199,11 @@ class Engine:
 
 
 def mismatch(expected: np.ndarray, measured: np.ndarray) -> Mismatch:
-    """max |expected - measured| over the tokens that both have; a server's context may be shorter
-    than the probe. Both (n,) float32.
+    """max |expected - measured| over the tokens that both have: a server's context may be shorter
+    than the probe. `expected`: (n,) float32; `measured`: (m,) float32.
 
-    Raises ValueError if there is nothing to compare. A value that is not finite counts as
-    infinitely far.
+    The distance of a value that is NaN is infinite. Raises ValueError if there is nothing to
+    compare.
     """
     tokens = min(len(expected), len(measured))
     if tokens == 0:

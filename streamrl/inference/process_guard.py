@@ -23,10 +23,13 @@ POLL_S = 0.1
 
 
 def run_until_owner_dies(command: list[str], grace_s: float) -> int:
-    """Run `command` in its own session until it ends or stdin does. Nothing of the session is left
-    when this returns.
+    """Run `command` in a session of its own until it ends or stdin does. All processes of the
+    session have ended when this returns.
+
+    Returns the exit status of the command, or 128 + n if signal n has ended it.
     """
-    if hasattr(os, "SCHED_OTHER"):  # a server answers at once, however its agent is scheduled
+    if hasattr(os, "SCHED_OTHER"):
+        # The agent runs as SCHED_BATCH (`processor/tuning.py`), but a server must answer at once.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -50,20 +53,22 @@ def _owner_is_gone() -> bool:
 
 
 def _kill_session(leader: subprocess.Popen[bytes], attempts: int = 500) -> None:
-    """Send SIGKILL until the command's process group is empty, because a member may be starting
-    another process.
+    """Send SIGKILL until the command's process group is empty. One signal is not enough, because a
+    member may just be starting another process.
     """
     for _ in range(attempts):
         try:
             os.killpg(leader.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nobody there; on macOS, only zombies
+        except (ProcessLookupError, PermissionError):
+            # The group is empty. On macOS, PermissionError says that only zombies are left.
             return
-        leader.poll()  # a zombie counts as a member
+        leader.poll()  # This removes the leader if it is a zombie, which counts as a member.
         time.sleep(0.01)
 
 
 if __name__ == "__main__":
-    # the owner decides, through the pipe
+    # A signal to the process group of the owner must not end this process: only the end of the pipe
+    # does.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     sys.exit(run_until_owner_dies(sys.argv[2:], float(sys.argv[1])))

