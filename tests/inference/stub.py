@@ -25,7 +25,7 @@ vllm:generation_tokens_total{engine="0"} 77.0
 
 
 class Stub(ThreadingHTTPServer):
-    """`mode`: ok, broken (500), refuse (400), hang, abort (a choice that was cut off), unlabelled
+    """`mode`: ok, broken (500), refuse (400), abort (a choice that was cut off), unlabelled
     (no version), held (no answer before `kill`, and none then: its connections end). `asked`: every
     (path, body).
 
@@ -133,8 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.server.asked.append((self.path, body))
         match self.server.mode:
-            case "hang":
-                time.sleep(2.0)
             case "held":
                 self.server.killed.wait()
                 self.close_connection = True
