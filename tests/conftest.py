@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 # Most of the time of a learner in a test, and of a broker or a server that has just started, goes
 # into compiling what is run a few times only: neither XLA nor Java optimises here, and vLLM does not
-# compile the one function that it still would. The learner of a whole run (tests/loop) is compiled
-# as a user's is.
+# compile the one function that it still would. Without its fusion emitters XLA compiles a training
+# step in a quarter of the time, to the same loss. The learner of a whole run (tests/loop) is
+# compiled as a user's is.
 QUICK_TO_COMPILE = {
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "XLA_FLAGS": (
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        " --xla_cpu_use_fusion_emitters=false"
+    ),
     "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={brokers.CLASSES}",
     "TORCH_COMPILE_DISABLE": "1",
 }

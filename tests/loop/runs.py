@@ -25,11 +25,9 @@ from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import read
 from streamrl.records import Metric, PolicyVersion, Record
+from tests.support.processes import MARK, is_marked
 from tests.support.waiting import patience
 
-# In the environment of everything that a run starts. vLLM is given few variables
-# (`credentials.handed_on`), and those of this prefix are among them.
-MARK = "XDG_STREAMRL_TEST_MARK"
 ROOT = Path(__file__).parents[2]
 STREAMRL = (sys.executable, "-m", "streamrl.cli")
 
@@ -152,12 +150,12 @@ class Live:
         self.sessions |= {
             session
             for process in alive
-            if marked(process, self.mark) and (session := session_of(process)) != os.getsid(0)
+            if is_marked(process, self.mark) and (session := session_of(process)) != os.getsid(0)
         }
         return [
             process
             for process in alive
-            if marked(process, self.mark) or session_of(process) in self.sessions
+            if is_marked(process, self.mark) or session_of(process) in self.sessions
         ]
 
     def report(self) -> dict[str, Any]:
@@ -198,13 +196,6 @@ def session_of(process: psutil.Process) -> int:
         return 0 if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
     except (psutil.NoSuchProcess, ProcessLookupError):
         return 0
-
-
-def marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-        return False
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.orchestrator.supervisor import Supervisor, last_line
-from tests.orchestrator.processes import MARK, left_after, marked
+from tests.support.processes import MARK, left_after, marked
 from tests.support.waiting import until
 
 PYTHON = [sys.executable, "-c"]
@@ -77,7 +77,7 @@ def test_what_a_part_has_started_ends_with_it(supervisor: Supervisor, mark: str)
     until(lambda: len(marked(mark)) == 2)
     os.kill(supervisor.pid("a"), signal.SIGKILL)
     until(lambda: not supervisor.observe()["a"].running)
-    assert left_after(mark, 5.0) == []
+    assert left_after(mark) == []
 
 
 def test_stop_ends_those_that_listen_and_those_that_do_not(supervisor: Supervisor, mark: str):
@@ -89,16 +89,16 @@ def test_stop_ends_those_that_listen_and_those_that_do_not(supervisor: Superviso
     supervisor.stop_all(but=("env-a-0",), limit_s=0.5)
     until(lambda: [process.pid for process in marked(mark)] == [supervisor.pid("env-a-0")])
     supervisor.stop_all(limit_s=0.5)
-    assert left_after(mark, 5.0) == [] and supervisor.observe() == {}
+    assert left_after(mark) == [] and supervisor.observe() == {}
 
 
 def test_what_has_left_its_part_behind_is_found_too(supervisor: Supervisor, mark: str):
     runaway = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
     supervisor.start("a", [*PYTHON, runaway])
     until(lambda: not supervisor.observe()["a"].running)
-    assert len(marked(mark)) == 1
+    until(lambda: len(marked(mark)) == 1)
     supervisor.close()
-    assert left_after(mark, 5.0) == []
+    assert left_after(mark) == []
 
 
 def test_no_part_outlives_a_supervisor_that_is_killed(tmp_path: Path, mark: str):
@@ -113,10 +113,10 @@ time.sleep(600)
 """
     owner = subprocess.Popen([*PYTHON, script], env={**os.environ, MARK: mark})
     until(lambda: all(last_line(tmp_path / f"{name}.log") == "up" for name in ("deaf", "parent")))
-    assert len(marked(mark)) == 5  # with the child of one, and the orphan reaper
+    until(lambda: len(marked(mark)) == 5)  # with the child of one, and the orphan reaper
     owner.kill()
     owner.wait()
-    assert left_after(mark, 5.0) == []
+    assert left_after(mark) == []
 
 
 def test_last_line_of_a_log(tmp_path: Path):
