@@ -177,7 +177,9 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path):
 
 
 def test_sigterm_is_enough(directory: Path):
-    """A broker that nobody's `stop` reaches ends on an ordinary SIGTERM, in time."""
+    """A broker that nobody's `stop` reaches ends on an ordinary SIGTERM, and cleanly."""
     found = broker.start(directory, die_with_parent=False)
+    assert not storage.was_shut_down(directory)
     os.kill(found.process.pid, signal.SIGTERM)
-    found.process.wait(patience(broker.STOP_LIMIT_S / 2))
+    found.process.wait(patience(60))
+    assert storage.was_shut_down(directory)
