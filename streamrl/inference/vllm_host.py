@@ -120,11 +120,11 @@ class VllmHost:
         return self._process.cause() if self._process else ""
 
     def load(self) -> Load | None:
-        """The load of vLLM, or None before it is up. Raises InferenceError if it does not answer."""
+        """The load, or None before vLLM is up. Raises InferenceError if vLLM does not answer."""
         return self._engine.load() if self._engine else None
 
     def vllm_metrics(self) -> bytes:
-        """The Prometheus page of vLLM. Raises InferenceError if vLLM is not up or does not answer."""
+        """vLLM's Prometheus page. Raises InferenceError if it is not up or does not answer."""
         if self._engine is None:
             raise InferenceError("vLLM is not up yet")
         return self._engine.metrics()

@@ -1,17 +1,22 @@
-"""Runs inside vLLM's server, in front of everything, decides who may ask for what, and notes what
-the server's time goes to.
+"""Runs inside vLLM's server as its outermost middleware: decides who may send which request, and
+measures what the server's time goes to.
 
-- Whatever controls the server (pause it, load weights from a path, call a method of its workers, abort others' requests) is for its agent alone,
-  which has made up a key for this one server. vLLM would do it for whoever reaches the port, with or without a key of its own.
-- Sampling, and what goes with it, is for whoever sends the run's API key; for everybody when the run has none. It gives no control.
-- A request to sample is text of a bounded size, for a bounded number of answers (`objection`). How long an answer gets is bounded by vLLM's context.
-- `/health` says yes or no to everybody.
-- `PAUSE` stops vLLM for its agent as soon as no step is under way. (vLLM's own then sleeps for 20 ms, so that clients have what was sampled.)
-- `CLOCK` answers its agent how long somebody has waited for tokens, how long it was paused, and how long nobody asked (`Clock`).
+- Requests that control the server (pause it, load weights from a path, call a method of its
+  workers, abort requests of others) are for its agent only. The agent has made up a key for this
+  one server. vLLM itself would answer whoever reaches the port, with or without a key of its own.
+- Sampling, and what belongs to it, is for whoever sends the run's API key. If the run has none, it
+  is for everybody. The API key gives no control.
+- A request to sample has text of a bounded size, and asks for a bounded number of answers
+  (`objection`). The length of an answer is bounded by vLLM's context.
+- `/health` answers everybody.
+- `PAUSE` pauses vLLM for its agent as soon as no step is running. (vLLM's own request then sleeps
+  for 20 ms, so that clients get what was sampled.)
+- `CLOCK` tells its agent for how long somebody waited for tokens, for how long the server was
+  paused, and for how long nobody asked (`Clock`).
 
-vLLM's Python has no streamrl, so: standard library only, found by PYTHONPATH, hence the long name
-and the directory of its own. The keys are in the environment, where the process list does not show
-them.
+vLLM's Python does not have streamrl. So this module uses the standard library only, and is found by
+PYTHONPATH: that is why it has a long name and a directory of its own. The keys are in the
+environment, because the process list shows arguments to everybody.
 """
 
 from __future__ import annotations
@@ -31,19 +36,21 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN = {"/health"}
 SAMPLING = {
-    *(
-        "/v1/models",
-        "/v1/completions",
-        "/v1/completions/render",
-        "/v1/chat/completions",
-        "/v1/chat/completions/render",
-    ),
-    *("/inference/v1/generate", "/tokenize", "/detokenize", "/metrics"),
+    "/v1/models",
+    "/v1/completions",
+    "/v1/completions/render",
+    "/v1/chat/completions",
+    "/v1/chat/completions/render",
+    "/inference/v1/generate",
+    "/tokenize",
+    "/detokenize",
+    "/metrics",
 }
-MAX_BODY_BYTES = 16 << 20  # a million tokens as JSON have about 7 MiB
-# of a part of a message; with any other key vLLM would fetch a URL, or decode what is no text
+MAX_BODY_BYTES = 16 << 20  # A million tokens as JSON have about 7 MiB.
+# The keys that a part of a message may have. For others vLLM fetches a URL, or decodes images and
+# the like.
 TEXT_KEYS = {"type", "text", "refusal", "thinking"}
-NOT_TEXT = {"content_parts", "features", "prompt_embeds"}  # of a request
+NOT_TEXT = {"content_parts", "features", "prompt_embeds"}  # The keys that a request must not have.
 ANSWERING = {"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"}
 PAUSE = "/streamrl/pause"
 RESUME = "/resume"
@@ -57,25 +64,28 @@ REFUSED = {
 
 
 class Clock:
-    """Where the time of a server goes, in seconds since it was made; the three add up to it. Time
-    is an argument.
-    """
+    """What the time of a server went to, in seconds since it was made. `spent` adds up to them."""
 
     def __init__(self, now_s: float) -> None:
         self.spent = {"asked_s": 0.0, "paused_s": 0.0, "idle_s": 0.0}
-        self.asked = 0
+        self.asked = 0  # the number of requests that wait for an answer
         self.paused = False
         self._since_s = now_s
 
     def turn(self, now_s: float, asked: int = 0, paused: bool | None = None) -> None:
-        """Up to now it was as it was; from now on `asked` more wait for an answer, and it is paused
-        or not.
+        """Count the time up to `now_s`. From then on, `asked` more requests wait for an answer, and
+        the server is paused or not; None: as before.
         """
-        self.spent["paused_s" if self.paused else "asked_s" if self.asked else "idle_s"] += (
-            now_s - self._since_s
-        )
-        self.asked = self.asked + asked
-        self.paused = self.paused if paused is None else paused
+        if self.paused:
+            activity = "paused_s"
+        elif self.asked:
+            activity = "asked_s"
+        else:
+            activity = "idle_s"
+        self.spent[activity] += now_s - self._since_s
+        self.asked += asked
+        if paused is not None:
+            self.paused = paused
         self._since_s = now_s
 
 
@@ -83,11 +93,9 @@ class Guard:
     """ASGI middleware."""
 
     def __init__(self, app: App) -> None:
-        self._app, self._agent, self._sampler = (
-            app,
-            os.environ["STREAMRL_AGENT_KEY"],
-            os.environ.get("STREAMRL_API_KEY", ""),
-        )
+        self._app = app
+        self._agent = os.environ["STREAMRL_AGENT_KEY"]
+        self._sampler = os.environ.get("STREAMRL_API_KEY", "")
         self._max_samples = int(os.environ["STREAMRL_MAX_SAMPLES"])
         self._clock = Clock(time.monotonic())
 
@@ -98,19 +106,20 @@ class Guard:
         path = scope["path"]
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
         if self._may(path, sent):
-            agents = _has(sent, self._agent)
-            if agents and path == CLOCK:
+            from_agent = _has(sent, self._agent)
+            if from_agent and path == CLOCK:
                 self._clock.turn(time.monotonic())
                 await _answer(send, 200, self._clock.spent)
                 return
-            if scope["type"] == "http" and not agents and path not in OPEN:
+            if scope["type"] == "http" and not from_agent and path not in OPEN:
                 body = await _body(receive)
-                if said := objection(body, self._max_samples):
-                    await _answer(send, 400, {"error": {"message": said, "code": 400}})
+                refusal = objection(body, self._max_samples)
+                if refusal:
+                    await _answer(send, 400, {"error": {"message": refusal, "code": 400}})
                     return
                 receive = _again(body, receive)
-            with self._counted(path, agents):
-                if agents and path == PAUSE:
+            with self._counted(path, from_agent):
+                if from_agent and path == PAUSE:
                     await _pause(scope["app"].state.engine_client)
                     await _answer(send, 200, {})
                 else:
@@ -121,9 +130,9 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     @contextmanager
-    def _counted(self, path: str, agents: bool) -> Generator[None]:
-        """An agent's own questions are no work."""
-        asks = path in ANSWERING and not agents
+    def _counted(self, path: str, from_agent: bool) -> Generator[None]:
+        """Count the time of this request. Requests of the agent itself count as no work."""
+        asks = path in ANSWERING and not from_agent
         self._clock.turn(time.monotonic(), asked=asks, paused=True if path == PAUSE else None)
         try:
             yield
@@ -139,7 +148,7 @@ class Guard:
 
 
 def objection(body: bytes, max_samples: int) -> str:
-    """Why a server must not be asked this by an env; empty when nothing speaks against it."""
+    """Why a request to sample is refused; empty if it is not."""
     if len(body) > MAX_BODY_BYTES:
         return f"the request has more than {MAX_BODY_BYTES} bytes"
     if not body:
@@ -150,8 +159,9 @@ def objection(body: bytes, max_samples: int) -> str:
         return "the request is not JSON"
     if not isinstance(asked, dict):
         return "the request is not a JSON object"
-    if named := [name for name in NOT_TEXT if asked.get(name)]:
-        return f"{named[0]}: this server takes text and tokens only"
+    for name in NOT_TEXT:
+        if asked.get(name):
+            return f"{name}: this server takes text and tokens only"
     if not _is_text(asked.get("messages")):
         return "messages: this server takes text only, and fetches nothing"
     count = _prompts(asked.get("prompt"))
@@ -170,14 +180,14 @@ def objection(body: bytes, max_samples: int) -> str:
 
 
 def _prompts(prompt: Any) -> int:
-    """How many prompts it is: one, unless it is a list of texts or of lists of tokens."""
+    """The number of prompts: one, unless `prompt` is a list of texts or of lists of tokens."""
     if isinstance(prompt, list) and any(isinstance(one, (str, list)) for one in prompt):
         return len(prompt)
     return 1
 
 
 def _is_text(messages: Any) -> bool:
-    """Does no message have a part that is fetched from somewhere, or is no text?"""
+    """Whether all parts of all messages are text that is in the request itself."""
     if not isinstance(messages, list):
         return True
     for message in messages:
@@ -191,7 +201,7 @@ def _is_text(messages: Any) -> bool:
 
 
 async def _body(receive: Receive) -> bytes:
-    """The body of a request, or somewhat more than the limit of one that is too large."""
+    """The body of a request. Of a body that is too large, only somewhat more than the limit."""
     body = bytearray()
     while len(body) <= MAX_BODY_BYTES:
         message = await receive()
@@ -202,7 +212,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """What gives the body that has been read once more, and then whatever comes behind it."""
+    """A `receive` that returns the body, which has been read already, and then what follows it."""
     left = [body]
 
     async def received() -> Message:
@@ -214,8 +224,8 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 async def _pause(engine: Any) -> None:
-    """What `pause_generation(mode="keep")` of vLLM's AsyncLLM does before it sleeps: requests stay,
-    and nothing is sampled.
+    """Do what `pause_generation(mode="keep")` of vLLM's AsyncLLM does before it sleeps: requests
+    stay, and nothing is sampled.
     """
     await engine.renderer.clear_mm_cache_async()
     await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)

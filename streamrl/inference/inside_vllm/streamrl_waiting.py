@@ -1,14 +1,13 @@
 """Runs inside every process of vLLM, as a plugin (`vllm.general_plugins`, named in the dist-info
-beside it): who waits for another of them, sleeps.
+beside it): a process that waits for another one sleeps.
 
-vLLM's engine and its worker hand each other messages through shared memory. While one waits it
-looks again and again whether something is there, and gives way to others in between
-(`sched_yield`). Where every process has a core of its own that is the fastest. On a CPU they share
-theirs with the learner, the broker and the envs, and a step of sampling takes two cores: one
-computes, one looks. Then others came to their turn after up to 5 s, and transactions failed for it
-(docs/performance.md, Weights).
+vLLM's engine and its worker send each other messages through shared memory. While a process waits,
+it polls, and yields the core in between (`sched_yield`). This is fastest if every process has a
+core of its own. On a CPU they share the cores with the learner, the broker and the envs, and a step
+of sampling takes two cores: one computes and one polls. Other processes then waited for a core for
+up to 5 s, and transactions failed (docs/performance.md, Weights).
 
-Standard library only, as `streamrl_guard.py`.
+This module uses the standard library only, like `streamrl_guard.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ import os
 import time
 from functools import partial
 
-logger = logging.getLogger("vllm.streamrl_waiting")  # printed as vLLM's own
+logger = logging.getLogger("vllm.streamrl_waiting")  # vLLM prints what its own loggers say.
 
 
 def nap() -> None:
-    """From now on this process sleeps for STREAMRL_NAP_S seconds where it would have given way. Not
-    set, or 0: nothing changes.
+    """Make this process sleep for STREAMRL_NAP_S seconds wherever vLLM would yield the core. If the
+    variable is not set, or 0, nothing changes.
     """
     seconds = float(os.environ.get("STREAMRL_NAP_S") or 0)
     if not seconds:
         return
-    # vLLM's Python has it; the one that pyright looks at has not.
+    # Only vLLM's Python has this module, not the one that pyright looks at.
     from vllm.distributed.device_communicators import (  # pyright: ignore[reportMissingImports]
         shm_broadcast,
     )
