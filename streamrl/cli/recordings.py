@@ -191,14 +191,14 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
     had announced yet. What is refused again is a new letter.
     """
     from streamrl.log.kafka import KafkaLog
-    from streamrl.recordings.show_dead_letters import put_back
+    from streamrl.recordings.show_dead_letters import show_retry
 
     if not (which or cause or everything):
         raise click.UsageError(
             "Say what to put back: a topic, the place of one record, --cause, or --all."
         )
     with connect(load_run(run)) as (settings, kafka):
-        put_back(KafkaLog(kafka, settings.run), which, cause, console())
+        show_retry(KafkaLog(kafka, settings.run), which, cause, console())
 
 
 COMMANDS = (

@@ -1,5 +1,5 @@
-"""What was put aside, to be looked at and put back: reads `dead-letters.<topic>`, changes nothing
-but by `retry`.
+"""Reads the dead letters of a run from `dead-letters.<topic>`. Only `retry` writes: it requeues
+records to the topics that they come from.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from streamrl.log.dead_letters import TOPIC, DeadLetter, parse_dead_letter, requ
 from streamrl.log.protocol import Log, Message
 from streamrl.log.records_of import messages_of
 
-IDENTITY = "dead-letters"  # of the one writer that puts letters back
-CHUNK_LETTERS = 500  # put back in one transaction
-CHUNK_BYTES = 4_000_000
-VALUE_CHARS = 100  # shown of a field
+IDENTITY = "dead-letters"  # the transactional id of `retry`, so that only one runs at a time
+CHUNK_LETTERS = 500  # the letters that one transaction requeues, at most
+CHUNK_BYTES = 4_000_000  # a transaction is complete when its letters have so many bytes
+VALUE_CHARS = 100  # the characters of a field that are shown
 _PLACE = re.compile(r"(.+)\[(\d+)\]@(\d+)")
 _VARIABLE_PART = re.compile(
     r"""(?<!\w)'[^']*'(?!\w)|(?<!\w)"[^"]*"(?!\w)|(?<![\w<])\d+(\.\d+)?(?!\w)"""
@@ -29,30 +29,34 @@ _VARIABLE_PART = re.compile(
 
 @dataclass
 class CauseSummary:
-    """Letters of one topic with causes of one kind."""
+    """The letters of one topic whose causes follow one pattern."""
 
     letters: int
-    retried: int  # of them, put back
+    requeued: int  # the letters of them that were requeued
     first: DeadLetter
     last: DeadLetter
 
 
 def topics(log: Log) -> list[str]:
-    """The topics that have a place for their letters."""
+    """The topics that have a topic for their dead letters."""
     return sorted(topic.removeprefix(TOPIC) for topic in log.topics() if topic.startswith(TOPIC))
 
 
 def messages(log: Log, topic: str) -> Iterator[Message]:
-    """Letters of a topic and notes about them, as far as they go now."""
+    """The letters of a topic and their requeue markers, up to the topic's current end."""
     return messages_of(log, TOPIC + topic)
 
 
 def letters(log: Log, topic: str) -> Iterator[DeadLetter]:
-    return (letter for message in messages(log, topic) if (letter := parse_dead_letter(message)))
+    """The letters of a topic, up to its current end."""
+    for message in messages(log, topic):
+        letter = parse_dead_letter(message)
+        if letter is not None:
+            yield letter
 
 
-def retried(log: Log, topic: str) -> set[tuple[int, int]]:
-    """(partition, offset) of the letters that were put back."""
+def requeued_letters(log: Log, topic: str) -> set[tuple[int, int]]:
+    """The (partition, offset) of each letter that was requeued."""
     found = ((message.partition, requeued_offset(message)) for message in messages(log, topic))
     return {(partition, offset) for partition, offset in found if offset is not None}
 
@@ -65,40 +69,43 @@ _TERMS = {
     r"Object missing required field `(\w+)`": r"the field \1 is missing",
     r" - at `\$\.?([^`]*)`": r", at \1",
 }
-"""How our decoder puts it -> how somebody does who writes another language. Causes in the log stay
-as they are: a replay compares them.
+"""Messages of the Python decoder -> words for a reader who uses another language.
+
+The causes in the log are not changed, because a replay compares them.
 """
 
 
 def readable_cause(cause: str) -> str:
+    """The cause of a letter in words that do not depend on Python."""
     for pattern, words in _TERMS.items():
         cause = re.sub(pattern, words, cause)
     return cause
 
 
 def cause_pattern(cause: str) -> str:
-    """A cause without what differs from record to record: what it quotes, and numbers."""
+    """The cause without its quotations and numbers, which differ from record to record."""
     return _VARIABLE_PART.sub("…", cause)
 
 
 def summarize_causes(log: Log) -> dict[tuple[str, str], CauseSummary]:
-    """(topic, kind of cause) -> its letters, in the order in which they came."""
-    rows: dict[tuple[str, str], CauseSummary] = {}
+    """(topic, pattern of the cause) -> summary, in the order of the first letters."""
+    summaries: dict[tuple[str, str], CauseSummary] = {}
     for topic in topics(log):
-        done = retried(log, topic)
+        done = requeued_letters(log, topic)
         for letter in letters(log, topic):
-            row = rows.setdefault(
-                (topic, cause_pattern(letter.cause)), CauseSummary(0, 0, letter, letter)
-            )
-            row.letters = row.letters + 1
-            row.last = letter
-            row.retried += (letter.message.partition, letter.message.offset) in done
-    return rows
+            key = (topic, cause_pattern(letter.cause))
+            summary = summaries.setdefault(key, CauseSummary(0, 0, letter, letter))
+            summary.letters += 1
+            summary.last = letter
+            if (letter.message.partition, letter.message.offset) in done:
+                summary.requeued += 1
+    return summaries
 
 
 def find(log: Log, place: str) -> DeadLetter:
-    """The letter of the record that lay at `place`, as `rollouts.copy[0]@17`; the first, if two
-    parts put it aside. Raises ConfigError.
+    """The letter of the record that lay at `place`, written as `rollouts.copy[0]@17`.
+
+    It is the first one if two parts have put the record aside. Raises ConfigError if there is none.
     """
     topic, partition, offset = parse_place(place)
     known = topics(log)
@@ -116,6 +123,7 @@ def find(log: Log, place: str) -> DeadLetter:
 
 
 def parse_place(place: str) -> tuple[str, int, int]:
+    """The topic, partition and offset of a place, as `rollouts.copy[0]@17`. Raises ConfigError."""
     match = _PLACE.fullmatch(place)
     if match is None:
         raise ConfigError(
@@ -125,27 +133,26 @@ def parse_place(place: str) -> tuple[str, int, int]:
 
 
 def retry(log: Log, among: list[str], chosen: Callable[[DeadLetter], bool]) -> dict[str, int]:
-    """Put the chosen letters of these topics back to where they came from, each once for ever.
-    Returns how many, by topic.
+    """Requeue the chosen letters of these topics. Returns the number of letters by topic.
 
-    A letter that does not keep all of its record is left alone. A record put back is a new record
-    at a new offset: the fate of the old one stays. The record and the note that it was put back are
-    one transaction, so that a retry that dies half way leaves nothing half done, and the next goes
-    on behind it.
+    A letter is requeued only once, and only if it keeps all of its record. The record gets a new
+    offset, and its fate at the old offset stays. The record and its requeue marker are written in
+    one transaction, so a retry that was interrupted can be run again.
     """
-    # First of all: it fences another retry and ends what that left open. Only now it is known what
-    # was put back.
+    # The writer comes first. It fences another retry and ends its open transaction, so the requeue
+    # markers that are read now are complete.
     writer = log.writer(IDENTITY)
     counts: dict[str, int] = {}
     try:
         for topic in among:
-            done = retried(log, topic)
-            left = (
+            done = requeued_letters(log, topic)
+            wanted = (
                 letter
                 for letter in letters(log, topic)
                 if (letter.message.partition, letter.message.offset) not in done
+                and letter.is_whole
+                and chosen(letter)
             )
-            wanted = (letter for letter in left if letter.is_whole and chosen(letter))
             for chunk in chunks(wanted):
                 writer.commit([message for letter in chunk for message in requeue(letter)])
                 counts[topic] = counts.get(topic, 0) + len(chunk)
@@ -155,9 +162,7 @@ def retry(log: Log, among: list[str], chosen: Callable[[DeadLetter], bool]) -> d
 
 
 def chunks(wanted: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Of bounded size. What is refused again in the meantime is not among them: `read` ends where
-    the topic ended when it began.
-    """
+    """Split letters into chunks for one transaction each."""
     chunk = list[DeadLetter]()
     size = 0
     for letter in wanted:
@@ -172,8 +177,10 @@ def chunks(wanted: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
 
 
 def fields(value: bytes) -> Iterator[tuple[str, str]]:
-    """(field, value) of what should be a MessagePack map, as far as it can be read; the last says
-    where that ends, unless it is well.
+    """The (name, value) of each field of a record, which should be a MessagePack map.
+
+    Bytes that cannot be read end the iteration with a pair that has no name and says where they
+    begin.
     """
     unpacker: Any = msgpack.Unpacker(
         max_buffer_size=max(len(value), 1),
@@ -187,18 +194,13 @@ def fields(value: bytes) -> Iterator[tuple[str, str]]:
             yield str(unpacker.unpack()), _abbreviate(repr(unpacker.unpack()))
         if unpacker.tell() < len(value):
             yield "", f"{len(value) - unpacker.tell()} more bytes behind the map"
-    except Exception as error:  # whatever it finds wrong with bytes that are known to be wrong
-        yield (
-            "",
-            (
-                f"cannot be read from byte {unpacker.tell()} on"
-                f" ({_abbreviate(str(error)) or type(error).__name__})"
-            ),
-        )
+    except Exception as error:  # Broken bytes may raise anything.
+        reason = _abbreviate(str(error)) or type(error).__name__
+        yield "", f"cannot be read from byte {unpacker.tell()} on ({reason})"
 
 
 def array_faults(value: bytes) -> Iterator[str]:
-    """Every array in a record that cannot be read, as `turns[1].tokens: why`."""
+    """A line for each array of a record that cannot be read, as `turns[1].tokens: reason`."""
 
     def unreadable(code: int, data: bytes) -> _Unreadable | None:
         if code != ARRAY:
@@ -213,13 +215,13 @@ def array_faults(value: bytes) -> Iterator[str]:
         record: Any = msgpack.unpackb(
             value, unicode_errors="backslashreplace", strict_map_key=False, ext_hook=unreadable
         )
-    except Exception:  # bytes that are known to be wrong; `fields` says as far as they can be read
+    except Exception:  # Broken bytes may raise anything; `fields` shows how far they can be read.
         return
     yield from _unreadable_at(record, "")
 
 
 class _Unreadable(str):
-    """Stands for an array: why it cannot be read."""
+    """The reason why an array cannot be read, in place of the array."""
 
 
 def _unreadable_at(value: Any, path: str) -> Iterator[str]:
@@ -234,18 +236,16 @@ def _unreadable_at(value: Any, path: str) -> Iterator[str]:
 
 
 def _extension(code: int, data: bytes) -> Any:
-    """Arrays as they are, other extensions by their size."""
+    """Unpack an array. Another extension type is replaced by its size."""
+    if code != ARRAY:
+        return f"extension {code}, {len(data)} bytes"
     try:
-        return (
-            unpack_array(memoryview(data))
-            if code == ARRAY
-            else f"extension {code}, {len(data)} bytes"
-        )
+        return unpack_array(memoryview(data))
     except ValueError as error:
         return f"array that cannot be read: {error}"
 
 
 def _abbreviate(text: str) -> str:
-    return (
-        text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"
-    )
+    if len(text) <= VALUE_CHARS:
+        return text
+    return f"{text[:VALUE_CHARS]}... ({len(text):,} characters)"

@@ -14,28 +14,28 @@ from streamrl.log.dead_letters import PREFIX, DeadLetter, printable
 from streamrl.log.protocol import Log
 from streamrl.recordings import dead_letters
 
-HEX_BYTES = 512  # of a record, shown
+HEX_BYTES = 512  # the bytes of a record that are shown
 
 
 def show_list(log: Log, console: Console) -> None:
-    """Two lines for each topic and kind of cause: how many, where and when; then the cause, which
-    may be long.
+    """Print how many letters there are for each topic and pattern of causes, and where and when the
+    first and the last were put aside. The pattern has lines of its own, as it may be long.
     """
-    rows = dead_letters.summarize_causes(log)
-    if not rows:
+    summaries = dead_letters.summarize_causes(log)
+    if not summaries:
         console.print("nothing was put aside")
         return
-    for (topic, cause), row in rows.items():
-        back = f", {row.retried:,} put back" if row.retried else ""
+    for (topic, cause), summary in summaries.items():
+        back = f", {summary.requeued:,} put back" if summary.requeued else ""
         console.print(
             Text.assemble(
                 (topic, "cyan"),
-                f"  {row.letters:,} letters{back}  first {_when(row.first)}  last"
-                f" {_when(row.last)}",
+                f"  {summary.letters:,} letters{back}  first {_when(summary.first)}  last"
+                f" {_when(summary.last)}",
             )
         )
         console.print(Padding(Text(printable(dead_letters.readable_cause(cause))), (0, 0, 0, 4)))
-    total = sum(row.letters for row in rows.values())
+    total = sum(summary.letters for summary in summaries.values())
     console.print(
         Text(
             f"{total:,} letters; `streamrl dead-letters show RUN TOPIC[PARTITION]@OFFSET` shows one"
@@ -44,18 +44,17 @@ def show_list(log: Log, console: Console) -> None:
 
 
 def show_letter(log: Log, place: str, console: Console) -> None:
-    """One letter: why it was put aside, its headers, its fields as far as they can be read, its
-    bytes.
+    """Print one letter: its cause, its headers, the fields that can be read, and its bytes.
+
+    Raises ConfigError if there is no letter of a record at `place`.
     """
     letter = dead_letters.find(log, place)
     message = letter.message
     value = letter.message.value
-    back = (message.partition, message.offset) in dead_letters.retried(log, letter.topic)
+    requeued = dead_letters.requeued_letters(log, letter.topic)
+    back = ", put back since" if (message.partition, message.offset) in requeued else ""
     console.print(
-        Text.assemble(
-            (str(letter), "bold"),
-            f"  put aside {_time(letter)}{', put back since' if back else ''}",
-        )
+        Text.assemble((str(letter), "bold"), f"  put aside {_time(letter)}{back}"),
     )
     console.print(Text(printable(dead_letters.readable_cause(letter.cause)), style="red"))
     for fault in dead_letters.array_faults(value or b""):
@@ -78,16 +77,16 @@ def show_letter(log: Log, place: str, console: Console) -> None:
         console.print(f"{len(value) - HEX_BYTES:,} more bytes", highlight=False)
 
 
-def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
-    """Put back the letters of a topic, or one by its place, or all; of them, those whose cause
-    contains `cause`.
+def show_retry(log: Log, which: str | None, cause: str, console: Console) -> None:
+    """Requeue the letters whose cause contains `cause`, and print how many there were.
+
+    `which` is a topic, or the place of one record; None stands for all topics. Raises ConfigError
+    for a topic that has no dead letters.
     """
     known = dead_letters.topics(log)
-    place = (
-        dead_letters.parse_place(which)
-        if which is not None and which not in known and "[" in which
-        else None
-    )
+    place: tuple[str, int, int] | None = None
+    if which is not None and which not in known and "[" in which:
+        place = dead_letters.parse_place(which)
     topic = place[0] if place else which
     if topic is not None and topic not in known:
         raise ConfigError(
@@ -100,20 +99,19 @@ def put_back(log: Log, which: str | None, cause: str, console: Console) -> None:
         here = place is None or place == (letter.topic, letter.partition, letter.offset)
         return here and (cause in letter.cause or cause in dead_letters.cause_pattern(letter.cause))
 
-    for name, count in (counts := dead_letters.retry(log, wanted, chosen)).items():
+    counts = dead_letters.retry(log, wanted, chosen)
+    for name, count in counts.items():
         console.print(f"{count:,} records put back to {name}", highlight=False)
     if not counts:
         console.print("nothing to put back: no such letter, or all of them are put back already")
 
 
 def hex_lines(data: bytes) -> Iterator[str]:
-    """Sixteen bytes a line: their place, their values, and as text where they are some."""
+    """A hex dump: lines of an offset, sixteen bytes, and their printable ASCII characters."""
     for start in range(0, len(data), 16):
         piece = data[start : start + 16]
-        yield (
-            f"{start:08x}  {piece.hex(' '):<47} "
-            f" {''.join(chr(b) if 32 <= b < 127 else '.' for b in piece)}"
-        )
+        characters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)
+        yield f"{start:08x}  {piece.hex(' '):<47}  {characters}"
 
 
 def _when(letter: DeadLetter) -> str:

@@ -23,7 +23,7 @@ from streamrl.recordings.dead_letters import (
     retry,
     summarize_causes,
 )
-from streamrl.recordings.show_dead_letters import hex_lines, put_back, show_letter, show_list
+from streamrl.recordings.show_dead_letters import hex_lines, show_letter, show_list, show_retry
 from streamrl.records import PolicyVersion
 from tests.support.build import rollout
 from tests.support.data_path import RUN, TOPICS, announce, parts, play, running, wait_until_heard
@@ -66,7 +66,7 @@ def printed(show: object, *arguments: object) -> str:
 
 def test_they_are_counted_by_topic_and_kind_of_cause(recording: MemoryLog):
     rows = summarize_causes(recording)
-    assert {place: (row.letters, row.retried) for place, row in rows.items()} == {
+    assert {place: (row.letters, row.requeued) for place, row in rows.items()} == {
         ("rollouts.add", "schema header is …, expected rollout"): (1, 0),
         ("rollouts.add", "the record is empty"): (1, 0),
         ("rollouts.copy", next(cause for topic, cause in rows if "malformed" in cause)): (1, 0),
@@ -184,7 +184,7 @@ def test_each_is_put_back_once_for_ever(recording: MemoryLog):
     assert [(m.key, m.value) for m in read(recording, "rollouts.copy", 0, end)] == [
         (m.key, m.value) for m in read(recording, "rollouts.copy", 0, 0, 3)
     ]
-    assert sum(row.retried for row in summarize_causes(recording).values()) == 3
+    assert sum(row.requeued for row in summarize_causes(recording).values()) == 3
 
 
 def test_a_letter_that_names_another_topic_is_none(recording: MemoryLog):
@@ -218,7 +218,7 @@ def test_what_is_refused_again_is_a_new_letter(recording: MemoryLog):
     with running(recording):
         assert reader.poll(1, patience(30))
     row = summarize_causes(recording)["rollouts.add", "the record is empty"]
-    assert (row.letters, row.retried) == (2, 1) and row.last.offset > row.first.offset
+    assert (row.letters, row.requeued) == (2, 1) and row.last.offset > row.first.offset
     assert audit(recording, list(RUN.envs), "lead", parts()).balanced
 
 
@@ -268,14 +268,14 @@ def test_of_two_at_the_same_time_one_is_fenced(recording: MemoryLog):
 
 def test_one_or_those_of_a_cause(recording: MemoryLog):
     assert "1 records put back to rollouts.copy" in printed(
-        put_back, recording, "rollouts.copy[0]@1", ""
+        show_retry, recording, "rollouts.copy[0]@1", ""
     )
-    assert "nothing to put back" in printed(put_back, recording, "rollouts.copy[0]@1", "")
+    assert "nothing to put back" in printed(show_retry, recording, "rollouts.copy[0]@1", "")
     assert "1 records put back to rollouts.add" in printed(
-        put_back, recording, None, "schema header is …"
+        show_retry, recording, None, "schema header is …"
     )
     assert "1 records put back to rollouts.copy" in printed(
-        put_back, recording, None, "further ahead"
+        show_retry, recording, None, "further ahead"
     )
 
 
@@ -289,7 +289,7 @@ def test_one_or_those_of_a_cause(recording: MemoryLog):
 )
 def test_what_does_not_exist_is_said(recording: MemoryLog, which: str, says: str):
     with pytest.raises(ConfigError, match=says):
-        put_back(recording, which, "", Console(file=StringIO()))
+        show_retry(recording, which, "", Console(file=StringIO()))
 
 
 def test_one_is_shown_with_all_that_can_be_read_of_it(recording: MemoryLog):
