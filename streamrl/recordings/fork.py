@@ -1,11 +1,11 @@
-"""`streamrl fork`: a new run that begins with a policy version of another one's, under a changed
-configuration.
+"""`streamrl fork`: makes a run that begins with a policy version of another run, its parent, under
+a changed configuration.
 
-The numbers go on: a fork at version k announces k first and trains batch k first, so ages and
-probes mean what they meant. Its topics begin with the versions up to k, what its envs have posed,
-and, on request, the parent's rollouts. Of these the fork makes its first batch at once, in the
-parent's recorded order and journaled as ever; from there its parts go on as after any restart. The
-parent's topics are only read.
+A fork at version k announces version k first and trains on batch k first, so ages and probes keep
+their meaning. Its topics begin with the versions up to k, the positions of its envs in their
+problems and, on request, the parent's rollouts. From these rollouts the fork makes its first batch
+at once, in the parent's recorded order. The batch is journaled as usual, so the fork's parts start
+as after any restart. The parent's topics are only read.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ T = TypeVar("T")
 
 
 class ForkResult(NamedTuple):
-    """What a fork begins with."""
+    """The records that a fork begins with."""
 
     run: RunFile
     groups: int
     rollouts: int
-    has_batch: bool  # its first
+    has_batch: bool  # whether the rollouts were enough for its first batch
 
 
 def show_fork(
@@ -82,7 +82,7 @@ def show_fork(
     time_s: float,
     console: Console,
 ) -> None:
-    """Make the fork and say what it begins with."""
+    """Make the fork and print what it begins with. For the arguments and errors see `fork`."""
     with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
         made = fork(parent, name, version, overrides, with_rollouts, time_s, progress)
     assert made.run.fork is not None
@@ -110,15 +110,16 @@ def fork(
     time_s: float,
     progress: OnProgress,
 ) -> ForkResult:
-    """Make run `name` of `parent` at `version`: its directory, its broker's data or its topics on
-    the parent's cluster. Leaves nothing when it fails.
+    """Fork `parent` at `version` as run `name`.
 
-    Raises ConfigError for what cannot be forked, ModelError when the version does not come out as
-    announced.
+    This makes the run's directory, and its topics on the parent's cluster or on a local broker.
+    `time_s` is now, in seconds since the epoch. If it fails, it leaves nothing behind. Raises
+    ConfigError for a version or a setting that cannot be forked, InputGone if retention has deleted
+    what is needed, and VersionMismatch if the weights do not come out as announced.
     """
     run = child_run_file(parent, name, overrides)
-    with ExitStack() as held:
-        old = KafkaLog(held.enter_context(connect.connect_or_start(parent)), parent.run)
+    with ExitStack() as stack:
+        old = KafkaLog(stack.enter_context(connect.connect_or_start(parent)), parent.run)
         announced = announced_hashes(old, parent.learner.name)
         if version not in announced:
             raise ConfigError(
@@ -128,21 +129,23 @@ def fork(
         run = run.model_copy(
             update={"fork": Fork(run=parent.run, version=version, sha256=announced[version])}
         )
-        held.enter_context(_new_directory(run))
-        settings = held.enter_context(connect.connect_or_start(run, create=True))
+        stack.enter_context(_new_directory(run))
+        settings = stack.enter_context(connect.connect_or_start(run, create=True))
         topics.create(run, settings, {})
         with _topics_gone_on_failure(run, settings):
             stored = _seed(parent, run, old, version, progress)
             made = copy_topics(
                 old, KafkaLog(settings, run.run), parent, run, stored.uri, with_rollouts, time_s
             )
-            write_run_file(made.run)  # last: without it there is no run
+            # The run file comes last, because a directory without one is no run.
+            write_run_file(made.run)
     return made
 
 
 def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunFile:
-    """The run file of a fork, but for what it begins with. Raises ConfigError for a change that its
-    weights would not bear.
+    """The run file of a fork, without its section `fork`.
+
+    Raises ConfigError for a change that does not fit the parent's weights.
     """
     for override in overrides:
         if override.startswith(("fork", "run=")):
@@ -159,109 +162,102 @@ def child_run_file(parent: RunFile, name: str, overrides: Sequence[str]) -> RunF
 
 
 def _seed(parent: RunFile, run: RunFile, old: Log, version: int, progress: OnProgress) -> WeightRef:
-    # JAX, and only now: it does not like processes to be started beside it
+    # JAX does not support that its process forks, so it is imported after the broker has started.
     from streamrl.learner.recompute import seed_fork
 
     return seed_fork(parent, run, old, version, progress)
 
 
-# ---- what the topics begin with ------------------------------------------------------------------
+# ---- the first records of the topics -------------------------------------------------------------
 
 
 def copy_topics(
     old: Log, new: Log, parent: RunFile, run: RunFile, uri: str, with_rollouts: bool, time_s: float
 ) -> ForkResult:
-    """Fill the topics of a fork. `uri`: where its first version lies; `run.fork` says which one
-    that is. Returns it with the balance completed.
+    """Write the first records of a fork to its topics.
+
+    The fork's first version is `run.fork.version`, and its weights lie at `uri`. The run file that
+    is returned also has the states of the curriculum and of the batcher's balance.
     """
     run = with_curriculum_state(old, parent, run)
     assert run.fork is not None
     writer = new.writer("fork")
-    _copy(writer.commit, announced_before(old, parent, run, uri))
-    _copy(writer.commit, visits(old, parent, run))
+    _copy(writer.commit, inherited_versions(old, parent, run, uri))
+    _copy(writer.commit, inherited_visits(old, parent, run))
     if not with_rollouts:
-        _copy(writer.commit, progress_of(old, parent, run, {}))
+        _copy(writer.commit, env_progress(old, parent, run, {}))
         return ForkResult(run, 0, 0, False)
     version = run.fork.version
-    cut = batcher_cut(old, parent, run.fork.version)
-    # what one share owes another means nothing under other shares
+    cut = batcher_cut(old, parent, version)
+    # The balance between the envs' shares means nothing when the shares have changed.
     if curriculum_settings(run) == curriculum_settings(parent):
         run = run.model_copy(update={"fork": run.fork.model_copy(update={"balance": cut.balance})})
     index = index_groups(old, parent, run)
-    groups = index.inherited(
-        version, max(run.buffer_of(env).max_age for env in run.envs)
-    ) | dict.fromkeys(cut.held)
+    max_age = max(run.buffer_of(env).max_age for env in run.envs)
+    groups = index.inherited(version, max_age) | dict.fromkeys(cut.held)
+    # The groups that the parent's batcher held come first, in the order in which its buffer read
+    # their rollouts.
     recorded_order = list(in_buffer_order(old, parent, dict.fromkeys(cut.held), version))
     first = [message for message in recorded_order if message.topic.startswith(topology.ROLLOUTS)]
     _copy(writer.commit, first)
-    batch = first_batch(new, run, recorded_order, cut, time_s)
-    done = {(message.topic, message.partition, message.offset) for message in first}
-    rest = _copy(
-        writer.commit,
-        (m for m in rollouts(old, run, groups) if (m.topic, m.partition, m.offset) not in done),
+    has_batch = first_batch(new, run, recorded_order, cut, time_s)
+    copied = {(message.topic, message.partition, message.offset) for message in first}
+    others = (
+        message
+        for message in inherited_rollouts(old, run, groups)
+        if (message.topic, message.partition, message.offset) not in copied
     )
-    _copy(
-        writer.commit,
-        progress_of(old, parent, run, Counter(index.producers[group] for group in groups)),
-    )
+    count = len(first) + _copy(writer.commit, others)
+    groups_of_producers = Counter(index.producers[group] for group in groups)
+    _copy(writer.commit, env_progress(old, parent, run, groups_of_producers))
     writer.close()
-    return ForkResult(run, len(groups), len(first) + rest, batch)
+    return ForkResult(run, len(groups), count, has_batch)
 
 
-def announced_before(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:
-    """The parent's versions up to the fork's first, which lies in the fork's own store."""
+def inherited_versions(old: Log, parent: RunFile, run: RunFile, uri: str) -> Iterator[Message]:
+    """The announcements of the parent's versions up to the fork's first one, which lies at `uri`."""
     assert run.fork is not None
+    learner = run.learner.name
     for record in read_announcements(old, parent.learner.name):
         if record.version <= run.fork.version:
             where = uri if record.version == run.fork.version else record.uri
-            yield to_message(
-                Output(
-                    topology.POLICY_VERSIONS,
-                    run.learner.name,
-                    msgspec.structs.replace(record, learner=run.learner.name, uri=where),
-                )
-            )
+            inherited = msgspec.structs.replace(record, learner=learner, uri=where)
+            yield to_message(Output(topology.POLICY_VERSIONS, learner, inherited))
 
 
-def progress_of(
+def env_progress(
     old: Log, parent: RunFile, run: RunFile, groups: Mapping[str, int]
 ) -> Iterator[Message]:
-    """Each env goes on behind the problems that the parent's has posed. `groups`: by producer,
-    those that the fork has already.
+    """The first journal entry of each env replica: it continues after the parent's problems.
+
+    `groups` has the number of groups that the fork inherits, by producer.
     """
-    there = [topic for topic in old.topics() if topic.startswith(f"{topology.JOURNAL}.env-")]
-    posed = {
-        record.producer: record.next_problem
-        for topic in there
-        if (record := last_record(old, topic, EnvProgress))
-    }
+    posed: dict[str, int] = {}  # producer -> its next problem
+    for topic in old.topics():
+        if topic.startswith(f"{topology.JOURNAL}.env-"):
+            last = last_record(old, topic, EnvProgress)
+            if last is not None:
+                posed[last.producer] = last.next_problem
     for name, env in run.envs.items():
-        numbers = (
-            [
-                posed[producer]
-                for i in range(parent.envs[name].replicas)
-                if (producer := topology.producer(name, i)) in posed
-            ]
-            if name in parent.envs
-            else []
-        )
+        parents_next: list[int] = []
+        if name in parent.envs:
+            producers = [topology.producer(name, i) for i in range(parent.envs[name].replicas)]
+            parents_next = [posed[producer] for producer in producers if producer in posed]
         for i in range(env.replicas):
             producer = topology.producer(name, i)
-            first = next_problem(numbers, i, env.replicas)
-            count = groups.get(producer, 0)
             record = EnvProgress(
                 producer=producer,
-                next_problem=first,
-                published_groups=count,
+                next_problem=next_problem(parents_next, i, env.replicas),
+                published_groups=groups.get(producer, 0),
                 replicas=env.replicas,
-                begins=max(numbers, default=0),
+                begins=max(parents_next, default=0),
             )
             yield to_message(Output(topology.journal(topology.env_part(name, i)), producer, record))
 
 
-def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
-    """What the parent's envs knew of their problems by the fork's first version, as far as
-    compaction has left it, where they are still the same.
+def inherited_visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
+    """The visits to problems that versions up to the fork's first one have made, as far as
+    compaction has left them. An env whose kind or params have changed inherits none.
     """
     assert run.fork is not None
     for name, env in run.envs.items():
@@ -280,8 +276,10 @@ def visits(old: Log, parent: RunFile, run: RunFile) -> Iterator[Message]:
 
 
 def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
-    """The parent's batcher when it made batch `version`, by its journal. Raises StreamrlError when
-    that now leads elsewhere.
+    """The parent's batcher when it made batch `version`, from a replay of its journal.
+
+    Raises InputGone if retention has deleted what the batch was made of, and StreamrlError if the
+    replay leads to another batch than the recorded one.
     """
     cut = BatcherCut(version)
     part = replace(batcher.part(parent), step=cut.step)
@@ -298,8 +296,8 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
     tape.close()
     if cut.batch is None:
         cut.remember(fold.state)
-    then = next((batch for batch, _ in read_batches(old) if batch.number == version), None)
-    if (cut.batch and encode(cut.batch)) != (then and encode(then)):
+    recorded = next((batch for batch, _ in read_batches(old) if batch.number == version), None)
+    if (cut.batch and encode(cut.batch)) != (recorded and encode(recorded)):
         wrong = (
             f"the journal of {part.name} of run {parent.run} does not lead to its batch {version}"
         )
@@ -311,26 +309,28 @@ def batcher_cut(old: Log, parent: RunFile, version: int) -> BatcherCut:
 
 
 def index_groups(old: Log, parent: RunFile, run: RunFile) -> GroupIndex:
-    """Every recorded group, and which of them are in batches before the fork's first."""
+    """All recorded groups of the envs that parent and fork share, and those of them that are in
+    batches before the fork's first.
+    """
     assert run.fork is not None
     index = GroupIndex()
     for batch, _ in read_batches(old):
         if batch.number >= run.fork.version:
             break
         index.add_batch(batch)
-    for _, event in _rollouts(old, [env for env in run.envs if env in parent.envs]):
+    for _, event in recorded_rollouts(old, [env for env in run.envs if env in parent.envs]):
         if isinstance(event.record, Rollout):
             index.add_rollout(event.record)
     return index
 
 
-def rollouts(old: Log, run: RunFile, groups: Mapping[GroupKey, None]) -> Iterator[Message]:
-    """The recorded rollouts of these groups, as they lie there."""
-    for message, event in _rollouts(old, run.envs):
-        if (
-            isinstance(event.record, Rollout)
-            and (event.record.environment, event.record.group_id) in groups
-        ):
+def inherited_rollouts(
+    old: Log, run: RunFile, groups: Mapping[GroupKey, None]
+) -> Iterator[Message]:
+    """The recorded rollouts of these groups, in the order of their topics."""
+    for message, event in recorded_rollouts(old, run.envs):
+        record = event.record
+        if isinstance(record, Rollout) and (record.environment, record.group_id) in groups:
             yield message
 
 
@@ -338,23 +338,23 @@ def in_buffer_order(
     old: Log, parent: RunFile, groups: Mapping[GroupKey, None], version: int
 ) -> Iterator[Message]:
     """The rollouts of these groups and the versions up to `version`, in the order in which the
-    parent's buffer took them; its shards are merged by the times of their entries.
+    parent's buffer read them. Its shards are merged by the times of their journal entries.
     """
     newest = -1
-    shards = [taken_by(old, parent, shard, version) for shard in buffer.shards(parent)]
+    shards = [read_by_shard(old, parent, shard, version) for shard in buffer.shards(parent)]
     for _, message, record in heapq.merge(*shards, key=lambda found: found[0]):
         if isinstance(record, PolicyVersion) and record.version > newest:
-            newest = record.version  # each shard has taken it
+            newest = record.version  # Each shard has read the version, and it is yielded once.
             yield message
         elif isinstance(record, Rollout) and (record.environment, record.group_id) in groups:
             yield message
 
 
-def taken_by(
+def read_by_shard(
     old: Log, parent: RunFile, shard: Processor[Any, Any], version: int
 ) -> Iterator[tuple[float, Message, Record]]:
-    """What a shard of the parent's buffer took until it heard of a version above this one: when,
-    the message, and its record.
+    """The messages that a shard of the parent's buffer read before the first version above
+    `version`. Each comes with the time of its journal entry and its record.
     """
     reader = SliceReader(old, shard.schemas_of)
     begin = old.beginning_offsets(shard.partitions(old))
@@ -366,15 +366,16 @@ def taken_by(
         if not is_gone(piece.start, begin.get((piece.topic, piece.partition), 0))
     )
     with closing(reader):
-        for time_s, message in ((t, m) for t, piece in slices for m in reader.read_slice(piece)):
-            record = to_event(message, shard.schemas_of(message.topic)).record
-            if isinstance(record, PolicyVersion):
-                if record.learner != parent.learner.name:
-                    continue
-                if record.version > version:
-                    return
-            if isinstance(record, Record):
-                yield time_s, message, record
+        for time_s, piece in slices:
+            for message in reader.read_slice(piece):
+                record = to_event(message, shard.schemas_of(message.topic)).record
+                if isinstance(record, PolicyVersion):
+                    if record.learner != parent.learner.name:
+                        continue
+                    if record.version > version:
+                        return
+                if isinstance(record, Record):
+                    yield time_s, message, record
 
 
 # ---- the first batch -----------------------------------------------------------------------------
@@ -383,67 +384,71 @@ def taken_by(
 def first_batch(
     new: Log, run: RunFile, order: Sequence[Message], cut: BatcherCut, time_s: float
 ) -> bool:
-    """The first turns of the fork's buffer and batcher: what the parent's batcher held, in the
-    recorded `order`, then the version it had heard.
+    """Do the first work of the fork's buffer and batcher, and write it to their journals.
 
-    Journaled like any other, so restart and replay know nothing of it. Returns whether there is a
-    batch: under other settings it may take more.
+    The buffer reads the rollouts that the parent's batcher held, in the recorded `order`. The
+    batcher reads their groups, and then the version that the parent's batcher had read. Returns
+    whether that makes a batch. Under other settings a batch may need more groups.
     """
-    heard = {
+    versions = {
         record.version: message
         for record, message in records_of(new, topology.POLICY_VERSIONS, PolicyVersion)
     }
-    if not cut.held or cut.version not in heard:
+    if not cut.held or cut.version not in versions:
         return False
+    read = _copies_in_order(new, run, order, versions)
+    for shard in buffer.shards(run):
+        own = [message for message in read if shard.takes(message.topic, message.partition)]
+        _process_as(new, shard, own, {}, time_s)
+    scored = {
+        (record.environment, record.group_id): message
+        for env in run.envs
+        for record, message in records_of(new, topology.groups(env), ScoredGroup)
+    }
+    version = versions[cut.version]
+    groups = [scored[group] for group in cut.held if group in scored]
+    offsets = {(version.topic, version.partition): version.offset}
+    _process_as(new, batcher.part(run), [*groups, version], offsets, time_s)
+    return next(read_batches(new), None) is not None
+
+
+def _copies_in_order(
+    new: Log, run: RunFile, order: Sequence[Message], versions: Mapping[int, Message]
+) -> list[Message]:
+    """The fork's copies of the parent's messages, in the order of `order`.
+
+    `versions` has the announcements in the fork's topic, by version.
+    """
+    # Messages with the same key lie in one partition, so they have kept their order.
     copies: dict[tuple[str, bytes | None], deque[Message]] = {}
     for topic in (topology.rollouts(env) for env in run.envs):
         for _, message in records_of(new, topic, Rollout):
-            # one key, one partition: the order is kept
             copies.setdefault((topic, message.key), deque()).append(message)
-    numbers = iter(sorted(heard))
-    taken = [
-        (
-            heard[next(numbers)]
-            if m.topic == topology.POLICY_VERSIONS
-            else copies[m.topic, m.key].popleft()
-        )
-        for m in order
-    ]
-    for shard in buffer.shards(run):
-        own = [message for message in taken if shard.takes(message.topic, message.partition)]
-        _process_as(new, shard, own, {}, time_s)
-    scored = {
-        (r.environment, r.group_id): m
-        for env in run.envs
-        for r, m in records_of(new, topology.groups(env), ScoredGroup)
-    }
-    version = heard[cut.version]
-    groups = [scored[group] for group in cut.held if group in scored]
-    _process_as(
-        new,
-        batcher.part(run),
-        [*groups, version],
-        {(version.topic, version.partition): version.offset},
-        time_s,
-    )
-    return next(read_batches(new), None) is not None
+    announced = deque(versions[number] for number in sorted(versions))
+    found: list[Message] = []
+    for message in order:
+        is_version = message.topic == topology.POLICY_VERSIONS
+        queue = announced if is_version else copies[message.topic, message.key]
+        found.append(queue.popleft())
+    return found
 
 
 def _process_as(
     log: Log,
     part: Processor[Any, Any],
     messages: Sequence[Message],
-    positions: Mapping[TopicPartition, int],
+    offsets: Mapping[TopicPartition, int],
     time_s: float,
 ) -> None:
-    """Be that part for these messages of its inputs. `positions`: where it begins to read, if not
-    at the start.
+    """Process these messages as the part would, in its first transactions.
+
+    `offsets` has the partitions that the part does not begin to read at their start.
     """
     writer = log.writer(part.name)
     meter = log.producer()
-    fold = ProcessorState(part.initial(), offsets=dict(positions))
-    for some in portions(messages):
-        for metric in process_batch(part, fold, some, time_s, writer.commit).metrics:
+    fold = ProcessorState(part.initial(), offsets=dict(offsets))
+    for portion in portions(messages):
+        for metric in process_batch(part, fold, portion, time_s, writer.commit).metrics:
             meter.send(metric)
     meter.flush()
     meter.close()
@@ -454,26 +459,28 @@ def _process_as(
 
 
 def _copy(commit: Any, messages: Iterable[Message]) -> int:
-    """Write messages as they are, to the partitions of their keys. Returns how many."""
-    number = 0
-    for some in portions(messages):
-        commit([message._replace(partition=-1, offset=-1) for message in some])
-        number += len(some)
-    return number
+    """Write copies of messages to the partitions of their keys. Returns the number of messages."""
+    count = 0
+    for portion in portions(messages):
+        commit([message._replace(partition=-1, offset=-1) for message in portion])
+        count += len(portion)
+    return count
 
 
-def _rollouts(log: Log, envs: Iterable[str]) -> Iterator[tuple[Message, Event]]:
+def recorded_rollouts(log: Log, envs: Iterable[str]) -> Iterator[tuple[Message, Event]]:
+    """All messages in the rollout topics of these envs, each with its event."""
     for env in envs:
         for message in messages_of(log, topology.rollouts(env)):
             yield message, to_event(message, ("rollout",))
 
 
 def curriculum_settings(run: RunFile) -> tuple[dict[str, float], Curriculum]:
+    """The settings that decide the envs' shares of a batch."""
     return {name: env.fraction for name, env in run.envs.items()}, run.batcher.curriculum
 
 
 def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
-    """The fork with its curriculum where the parent's batches before it bring that."""
+    """The fork's run file with the curriculum's state after the parent's batches before the fork."""
     assert run.fork is not None
     rules = batcher.curriculum(run)
     progress = batcher.first_state(parent.fork).progress
@@ -483,21 +490,16 @@ def with_curriculum_state(old: Log, parent: RunFile, run: RunFile) -> RunFile:
         if batch.number >= run.fork.version:
             break
         progress = advance(rules, progress, batch)
-    return run.model_copy(
-        update={
-            "fork": run.fork.model_copy(
-                update={"stage": progress.stage, "rewards": progress.rewards}
-            )
-        }
-    )
+    state = {"stage": progress.stage, "rewards": progress.rewards}
+    return run.model_copy(update={"fork": run.fork.model_copy(update=state)})
 
 
-# ---- nothing half-made ---------------------------------------------------------------------------
+# ---- undone on failure ---------------------------------------------------------------------------
 
 
 @contextmanager
 def _new_directory(run: RunFile) -> Iterator[None]:
-    """The fork's, gone again when the block fails."""
+    """Make the fork's directory, and remove it if the block fails."""
     try:
         run.directory.mkdir(parents=True)
     except FileExistsError:
@@ -513,6 +515,7 @@ def _new_directory(run: RunFile) -> Iterator[None]:
 
 @contextmanager
 def _topics_gone_on_failure(run: RunFile, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Delete the fork's topics if the block fails."""
     try:
         yield
     except BaseException:

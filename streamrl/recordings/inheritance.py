@@ -1,11 +1,10 @@
-"""What a fork at version k has of its parent's rollouts, and in which order: decided from journals
-and batches alone. Pure.
+"""Decides which of its parent's rollouts a fork at version k inherits, and in which order. The
+decision follows from journals and batches alone. Pure.
 
-It has the groups that no batch before k was trained on and that batch k may still take, as far as
-versions up to k sampled them: what later ones sampled belongs to the parent's own history. Among
-them are those that the parent's batcher held when it made batch k. They come first, and all of them
-before the version is heard: the first batch is then chosen from the same groups as the parent's
-was, whatever the new settings make of them.
+A fork inherits the groups that are in no batch before k, that batch k may still take, and that only
+versions up to k have sampled. What later versions sampled belongs to the parent's own history.
+The groups that the parent's batcher held when it made batch k come first, and the version comes
+after them. So the fork chooses its first batch from the groups from which the parent chose its own.
 """
 
 from __future__ import annotations
@@ -28,14 +27,16 @@ GroupKey = tuple[str, str]  # env, group id
 
 @dataclass
 class GroupIndex:
-    """What decides whether a fork inherits a recorded group. It takes some hundred bytes a group."""
+    """The facts about recorded groups that decide whether a fork inherits them. A group takes some
+    hundred bytes.
+    """
 
     producers: dict[GroupKey, str] = field(default_factory=dict[GroupKey, str])
-    # version of the newest token
+    # the policy version of the newest token in the group
     newest: dict[GroupKey, int] = field(default_factory=dict[GroupKey, int])
-    # version of the oldest token, of the rollout where that is newest
+    # the policy version of the freshest rollout; that of a rollout is its oldest token's
     youngest: dict[GroupKey, int] = field(default_factory=dict[GroupKey, int])
-    # in a batch that the fork shares with its parent
+    # the groups in batches that the fork shares with its parent
     trained: dict[GroupKey, None] = field(default_factory=dict[GroupKey, None])
 
     def add_rollout(self, rollout: Rollout) -> None:
@@ -46,18 +47,11 @@ class GroupIndex:
             self.youngest[group] = max(self.youngest.get(group, -1), rollout.policy_version)
 
     def add_batch(self, batch: Batch) -> None:
-        self.trained.update(
-            dict.fromkeys(
-                zip(
-                    (batch.environments[i] for i in batch.group_environments),
-                    batch.group_ids,
-                    strict=True,
-                )
-            )
-        )
+        for env, group_id in zip(batch.group_environments, batch.group_ids, strict=True):
+            self.trained[batch.environments[env], group_id] = None
 
     def inherited(self, version: int, max_age: int) -> dict[GroupKey, None]:
-        """The groups that a fork at `version` has, under its own `max_age`."""
+        """The groups that a fork at `version` inherits, under its own `max_age` in versions."""
         return {
             group: None
             for group, youngest in self.youngest.items()
@@ -69,21 +63,20 @@ class GroupIndex:
 
 @dataclass
 class BatcherCut:
-    """The state of the parent's batcher when it made batch `number`, or its last one before that.
-
-    `step` is folded over the batcher's journal.
+    """The state of the parent's batcher just before it made batch `number`, or its last state if it
+    has not made that batch. `step` finds it while the batcher's journal is replayed.
     """
 
     number: int
     batch: Batch | None = None
-    version: int = -1  # the newest it had heard
+    version: int = -1  # the newest version that the batcher had read
     balance: dict[str, float] = field(default_factory=dict[str, float])
-    held: list[GroupKey] = field(default_factory=list[GroupKey])  # in the order it held them
+    held: list[GroupKey] = field(default_factory=list[GroupKey])  # in the batcher's order
 
     def step(
         self, config: BatcherConfig, state: BatcherState, events: Iterable[Event], time_s: float
     ) -> tuple[BatcherState, list[Output]]:
-        """The batcher's step, one event at a time, up to the one with which it makes the batch."""
+        """The batcher's step, which stops at the event that completes the batch. No outputs."""
         for event in events:
             if self.batch is not None:
                 break
@@ -96,22 +89,19 @@ class BatcherCut:
         return state, []
 
     def remember(self, state: BatcherState) -> None:
-        """Keep the state from before the batch is made, which takes its groups out."""
-        self.version, self.balance = state.version, dict(state.deficit)
-        held = (
-            held.event.record
-            for of_env in state.queues.values()
-            for held in (*of_env.groups, *of_env.ahead)
-        )
-        self.held = [
-            (record.environment, record.group_id)
-            for record in held
-            if isinstance(record, ScoredGroup)
-        ]
+        """Keep what is needed of a state. A batch that is made later removes its groups from it."""
+        self.version = state.version
+        self.balance = dict(state.deficit)
+        self.held = []
+        for queue in state.queues.values():
+            for held in (*queue.groups, *queue.ahead):
+                record = held.event.record
+                if isinstance(record, ScoredGroup):
+                    self.held.append((record.environment, record.group_id))
 
 
 def batch_of(outputs: Iterable[Output]) -> Batch | None:
-    """The batch among these outputs, which may be in parts where the run is an earlier one."""
+    """The batch among these outputs, or None. A batch of an older run may consist of chunks."""
     written = [to_message(output) for output in outputs if output.topic == topology.BATCHES]
     for message in joined(written):
         record = to_event(message, ("batch",)).record
@@ -120,9 +110,11 @@ def batch_of(outputs: Iterable[Output]) -> Batch | None:
     return None
 
 
-def next_problem(replicas_at: Collection[int], replica: int, replicas: int) -> int:
-    """The first problem that replica `replica` of `replicas` is to pose: behind all that the
-    parent's replicas have posed, and its own turn.
+def next_problem(parents_next: Collection[int], replica: int, replicas: int) -> int:
+    """The index of the first problem for replica number `replica` of `replicas`.
+
+    It is the first of this replica's indices that no replica of the parent has posed.
+    `parents_next` has the next index of each of them.
     """
-    behind = max(replicas_at, default=0)
-    return behind + (replica - behind) % replicas
+    first = max(parents_next, default=0)
+    return first + (replica - first) % replicas
