@@ -34,6 +34,7 @@ from streamrl.records import (
     Visit,
     token_dtype,
 )
+from tests.support import sessions
 from tests.support.build import evaluation, floats, group, rollout, tokens
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,6 +55,24 @@ def examples() -> dict[str, Record]:
         ),
         "visit": Visit(
             environment="copy", problem=12, epoch=3, passed=5, rollouts=8, policy_version=4
+        ),
+        "session-start": sessions.start("s", metadata={"task": "add"}, group_id="g", time_s=1.5),
+        "model-call": sessions.call(
+            "a",
+            [1, 2],
+            [3],
+            "b",
+            request="r#0",
+            choice=1,
+            fork="template",
+            content="",
+            tool_calls=[{"id": "c", "type": "function"}],
+            entropies=floats(0.5),
+            time_s=1.5,
+        ),
+        "session-end": sessions.end("s", failure="no disk", truncation="turns", time_s=1.5),
+        "reward": sessions.reward(
+            "s", 0.5, call="a", scorer="judge", scorer_version="2", failure="late", time_s=1.5
         ),
         "scored-group": group(sizes=(1, 2)),
         "batch": batch,

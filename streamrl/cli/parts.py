@@ -32,6 +32,16 @@ def env(run: str, name: str | None, index: int) -> None:
 
 @click.command()
 @run_argument
+@metrics_options
+def assembler(run: str) -> None:
+    """Make rollouts of the sessions of agents and their rewards."""
+    from streamrl.assembler.process import main
+
+    run_part(run, lambda settings: "assembler", main)
+
+
+@click.command()
+@run_argument
 @index_option(topology.BUFFER)
 @metrics_options
 def buffer(run: str, index: int) -> None:
@@ -181,6 +191,7 @@ def completion(shell: str) -> None:
 
 COMMANDS = (
     env,
+    assembler,
     buffer,
     batcher,
     scorer,

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from streamrl.assembler import process as assembler
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config.run_file import RunFile
@@ -24,7 +25,8 @@ COLUMNS = (*KINDS, "in flight", "lost")
 
 def parts_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
     """The parts whose journals are the schedule of a run."""
-    return {part.name: part for part in (*buffer.shards(run), batcher.part(run))}
+    assemblers = [assembler.part(run)] if run.session_envs else []
+    return {part.name: part for part in (*assemblers, *buffer.shards(run), batcher.part(run))}
 
 
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:

@@ -79,6 +79,11 @@ def text_of(content: Any) -> str:
     return "".join(texts)
 
 
+def joined_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """What messages say, as it stands in a turn of a rollout."""
+    return "\n".join(str(message.get("content") or "") for message in messages)
+
+
 def digest(before: bytes, messages: Iterable[Mapping[str, Any]]) -> bytes:
     """The name of a conversation: 16 bytes that follow from the conversation `before`, by its own
     digest, and the canonical messages after it.

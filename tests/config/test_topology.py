@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from streamrl.assembler import process as assembler
 from streamrl.batcher import process as batcher
 from streamrl.buffer import process as buffer
 from streamrl.config import topology
@@ -20,7 +21,7 @@ from streamrl.processor.definition import Processor
 
 PACKAGE = Path(topology.__file__).parents[1]
 KINDS = {name: value for name, value in vars(topology).items() if name.isupper()}
-BUILDERS = {"rollouts", "groups", "visits", "journal"}
+BUILDERS = {"turns", "rewards", "rollouts", "groups", "visits", "journal"}
 # What a room does with a kind of topics by code that all rooms share.
 SHARED = {
     topology.METRICS: "log/meter.py",
@@ -129,12 +130,18 @@ def test_every_room_with_a_process_is_a_role():
 
 
 @pytest.mark.parametrize(
-    ("role", "make"), [(topology.BUFFER, buffer.part), (topology.BATCHER, batcher.part)]
+    ("role", "make"),
+    [
+        (topology.ASSEMBLER, assembler.part),
+        (topology.BUFFER, buffer.part),
+        (topology.BATCHER, batcher.part),
+    ],
 )
 def test_the_inputs_of_a_processor_are_those_of_its_role(
     role: Role, make: Callable[[RunFile], Processor[Any, Any]]
 ):
-    made = make(parse({"run": "r", "envs": {"a": {}, "b": {}}}))
+    envs = {"a": {}, "b": {}, "agents": {"replicas": 0, "sessions": {}}}
+    made = make(parse({"run": "r", "envs": envs}))
     assert {topology.kind_of(topic) for topic in made.inputs} == set(role.consumes)
     assert made.name == role.parts(parse({"run": "r", "envs": {"a": {}}}))[0].identity
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from streamrl.envs.api import RewardBreakdown, RewardResult
+from streamrl.records import Turn
 
 T = TypeVar("T")
 
@@ -96,6 +98,32 @@ def apply_weights(
         turn_rewards=[_weighted_sum(turn, weights) for turn in turns],
         token_rewards=token_rewards,
     )
+
+
+def with_rewards(turns: Sequence[Turn], rewards: WeightedRewards) -> list[Turn]:
+    """The turns, each of the policy's with what it earned. A turn that is the only one of the
+    policy has earned all that the rollout has.
+    """
+    found: list[Turn] = []
+    number = 0  # of the policy's turn
+    is_only_turn = len(rewards.turn_rewards) == 1
+    for turn in turns:
+        if turn.logprobs is None:
+            found.append(turn)
+            continue
+        token_rewards = rewards.token_rewards[number]
+        by_tokens = 0.0 if token_rewards is None else float(token_rewards.sum(dtype="f8"))
+        by_name = rewards.turns[number]
+        reward = rewards.turn_rewards[number] or None
+        if is_only_turn:
+            reward = rewards.reward - by_tokens
+            if token_rewards is None:
+                by_name = rewards.totals
+        found.append(
+            structs.replace(turn, rewards=by_name, token_rewards=token_rewards, reward=reward)
+        )
+        number += 1
+    return found
 
 
 def _weighted_sum(values: Mapping[str, float], weights: Mapping[str, float]) -> float:

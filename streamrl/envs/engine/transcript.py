@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from msgspec import structs
+from typing import NamedTuple
 
 from streamrl.envs.api import (
     AgentLoopEnv,
@@ -17,11 +15,12 @@ from streamrl.envs.api import (
     PolicyTurn,
     Problem,
 )
-from streamrl.envs.engine.rewards import WeightedRewards
+from streamrl.envs.engine.rewards import WeightedRewards, with_rewards
 from streamrl.errors import describe_error
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, Turn
+from streamrl.sessions.messages import joined_text
 
 
 class ProblemError(Exception):
@@ -57,11 +56,6 @@ def make_problem(env: BaseEnv, number: int) -> Problem:
     return problem
 
 
-def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What messages say, as it stands in a turn of a rollout."""
-    return "\n".join(str(message.get("content") or "") for message in messages)
-
-
 @dataclass
 class Transcript:
     """A conversation as it goes on: what was said, by whom, and the exact tokens of it."""
@@ -78,7 +72,7 @@ class Transcript:
         tokens so far, a sequence of its own begins (a fork).
         """
         asked = Turn(
-            message=text_of(prompt),
+            message=joined_text(prompt),
             role=str(prompt[-1]["role"]) if self.turns else "user",
             tokens=sampled.prompt_tokens[sampled.prefix_tokens :],
             fork=bool(self.turns) and not sampled.prefix_tokens,
@@ -146,7 +140,7 @@ def to_rollout(task: Task, index: int, transcript: Transcript, rewards: Weighted
         environment=task.environment,
         problem_id=str(task.number),
         rollout_uid=f"{task.group_id}-{index}",
-        turns=_with_rewards(transcript.turns, rewards),
+        turns=with_rewards(transcript.turns, rewards),
         metadata=metadata,
         group_id=task.group_id,
         producer=task.producer,
@@ -180,29 +174,3 @@ def failed_rollout(task: Task, index: int, cause: str, policy_version: int) -> R
         newest_policy_version=policy_version,
         failure=cause.encode("utf-8", "replace").decode(),
     )
-
-
-def _with_rewards(turns: Sequence[Turn], rewards: WeightedRewards) -> list[Turn]:
-    """The turns, each of the policy's with what it earned. A turn that is the only one of the
-    policy has earned all that the rollout has.
-    """
-    found: list[Turn] = []
-    number = 0  # of the policy's turn
-    is_only_turn = len(rewards.turn_rewards) == 1
-    for turn in turns:
-        if turn.logprobs is None:
-            found.append(turn)
-            continue
-        token_rewards = rewards.token_rewards[number]
-        by_tokens = 0.0 if token_rewards is None else float(token_rewards.sum(dtype="f8"))
-        by_name = rewards.turns[number]
-        reward = rewards.turn_rewards[number] or None
-        if is_only_turn:
-            reward = rewards.reward - by_tokens
-            if token_rewards is None:
-                by_name = rewards.totals
-        found.append(
-            structs.replace(turn, rewards=by_name, token_rewards=token_rewards, reward=reward)
-        )
-        number += 1
-    return found

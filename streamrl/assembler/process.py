@@ -1,0 +1,111 @@
+"""Assembler: model calls and rewards in, rollouts out. Each session of an agent becomes one rollout
+once it has ended and its rewards are there, however late they come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from streamrl.assembler.session_assembler import SessionAssembler, counts, is_check_due
+from streamrl.assembler.state import AssemblerConfig, AssemblerState, SessionRules
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.errors import ConfigError
+from streamrl.log.protocol import Event, Log, Offsets, Output
+from streamrl.processor import processor
+from streamrl.processor.definition import Processor, ProcessorReport, run_settings
+from streamrl.records import ModelCall, Reward, SessionEnd, SessionStart
+
+
+def step(
+    config: AssemblerConfig, state: AssemblerState, events: Iterable[Event], time_s: float
+) -> tuple[AssemblerState, list[Output]]:
+    """Fold the events in, one by one. How a poll was cut does not matter."""
+    assembler = SessionAssembler(config, state, time_s)
+    for event in events:
+        match event.record:
+            case SessionStart() as start:
+                assembler.on_start(event, start)
+            case ModelCall() as call:
+                assembler.on_call(event, call)
+            case SessionEnd() as end:
+                assembler.on_end(event, end)
+            case Reward() as reward:
+                assembler.on_reward(event, reward)
+            case _:
+                pass
+    assembler.check_time_limits()
+    return state, assembler.outputs
+
+
+def reconcile(
+    config: AssemblerConfig, state: AssemblerState, removed: Offsets, time_s: float
+) -> tuple[AssemblerState, list[Output]]:
+    """Bring the state in line with this configuration, and let go of what retention has deleted:
+    everything below the offsets of `removed`.
+    """
+    assembler = SessionAssembler(config, state, time_s)
+    for env in list(state.envs):
+        assembler.expire_removed(env, removed)
+        if env not in config.envs:
+            assembler.remove_env(env)
+    return state, assembler.outputs
+
+
+def report(config: AssemblerConfig, state: AssemblerState, time_s: float) -> ProcessorReport:
+    """How many sessions are open, and how many of them wait for rewards."""
+    values = dict[str, float]()
+    for env, sessions in state.envs.items():
+        open_sessions, waiting = counts(sessions.open)
+        values[f"assembler/open_sessions/{env}"] = float(open_sessions)
+        values[f"assembler/waiting_for_rewards/{env}"] = float(waiting)
+        values[f"assembler/unclaimed_rewards/{env}"] = float(len(sessions.unclaimed))
+    return ProcessorReport(values)
+
+
+def due(config: AssemblerConfig, state: AssemblerState, time_s: float) -> bool:
+    """Is there something open whose limits of time are to be looked at?"""
+    is_empty = not any(s.open or s.unclaimed or s.groups for s in state.envs.values())
+    return not is_empty and is_check_due(state, time_s)
+
+
+def part(run: RunFile) -> Processor[AssemblerConfig, AssemblerState]:
+    """The assembler of all envs of the run that have sessions. Raises ConfigError without any."""
+    if not run.session_envs:
+        raise ConfigError(
+            "no env of the run has sessions, so there is nothing to assemble; give one"
+            " `sessions: {}` and `replicas: 0`"
+        )
+    rules = {env: rules_of(run, env) for env in run.session_envs}
+    turns = ("session-start", "model-call", "session-end")
+    return Processor(
+        name=topology.ASSEMBLER.name,
+        inputs={
+            **{topology.turns(env): turns for env in rules},
+            **{topology.rewards(env): ("reward",) for env in rules},
+        },
+        config=AssemblerConfig(envs=rules),
+        initial=AssemblerState,
+        step=step,
+        report=report,
+        reconcile=reconcile,
+        due=due,
+        **run_settings(run),
+    )
+
+
+def rules_of(run: RunFile, env: str) -> SessionRules:
+    settings = run.envs[env]
+    assert settings.sessions is not None
+    return SessionRules(
+        rewards=tuple(settings.sessions.rewards),
+        reward_weights=dict(settings.reward_weights),
+        idle_s=settings.sessions.idle_s,
+        reward_wait_s=settings.sessions.reward_wait_s,
+        group_size=run.buffer_of(env).group_size,
+    )
+
+
+def main(run: RunFile, log: Log, stop: threading.Event) -> None:
+    processor.run_processor(log, part(run), stop)

@@ -1,0 +1,73 @@
+"""The assembler over a log: killed and started again it makes each rollout once, and a replay gives
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streamrl.assembler import process as assembler
+from streamrl.config import topology
+from streamrl.log import topics
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output
+from streamrl.recordings.replay import replay
+from streamrl.recordings.show import parts_of
+from streamrl.records import Record, Reward, Rollout
+from tests.assembler.test_session_assembler import run_of
+from tests.support.data_path import found, publish
+from tests.support.sessions import ENV, call, end, reward, start
+from tests.support.waiting import patience, until
+
+RUN = run_of()
+ROLLOUTS = topology.rollouts(ENV)
+
+
+@contextmanager
+def running(log: MemoryLog) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=assembler.main, args=(RUN, log, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(patience(20))
+
+
+def send(log: MemoryLog, session: str, *records: Record) -> None:
+    for record in records:
+        topic = topology.rewards(ENV) if isinstance(record, Reward) else topology.turns(ENV)
+        publish(log, Output(topic, session, record))
+
+
+def made(log: MemoryLog, count: int) -> list[Rollout]:
+    def enough() -> list[Rollout] | None:
+        rollouts = [r for r in found(log, ROLLOUTS, "rollout") if isinstance(r, Rollout)]
+        return rollouts if len(rollouts) >= count else None
+
+    return until(enough, 20, f"{count} rollouts") or []
+
+
+def test_a_restart_in_the_middle_of_sessions_loses_and_doubles_nothing():
+    log = MemoryLog({t.name.removeprefix("r."): t.partitions for t in topics.plan(RUN)})
+    names = [f"s{number}" for number in range(6)]
+    with running(log):
+        for name in names:
+            send(log, name, start(name), call("a", [1], [2], session=name))
+        send(log, "s0", reward("s0"), end("s0"))
+        made(log, 1)
+    with running(log):
+        for name in names[1:]:
+            send(log, name, call("b", [3], [4], "a", session=name), end(name))
+        for name in names[1:]:
+            send(log, name, reward(name, 0.5))
+        rollouts = made(log, len(names))
+    assert sorted(each.rollout_uid for each in rollouts) == names
+    assert [len(each.turns) for each in rollouts] == [2, *[4] * 5]
+    (part,) = [p for p in parts_of(RUN).values() if p.name == "assembler"]
+    result, _ = replay(log, part)
+    assert not result.difference
+    assert result.events == 29

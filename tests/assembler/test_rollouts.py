@@ -1,0 +1,131 @@
+"""A session as a rollout, worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from streamrl.assembler.rollouts import to_rollout, to_turns, valid_calls
+from streamrl.buffer.groups import split_sequences
+from streamrl.records import ModelCall, Reward, Rollout, SessionEnd
+from tests.sessions.test_call_tree import sessions
+from tests.support.sessions import call, end, reward, start
+
+CALLS = [
+    call("a", [1, 2], [3], version=4),
+    call("b", [4], [5, 6], "a", version=5),
+    call("c", [7], [8], "a", version=5),
+]
+
+
+def rollout(
+    calls: list[ModelCall],
+    rewards: list[Reward],
+    ended: SessionEnd | None = end("s"),  # noqa: B008  # a record cannot change
+    weights: dict[str, float] | None = None,
+) -> Rollout:
+    return to_rollout(start("s"), "g", calls, rewards, ended, weights or {})
+
+
+def tokens(rollout: Rollout) -> list[tuple[list[int], bool, bool]]:
+    """Of each turn: its tokens, whether they were sampled, whether a sequence begins there."""
+    return [
+        ([] if turn.tokens is None else turn.tokens.tolist(), turn.logprobs is not None, turn.fork)
+        for turn in rollout.turns
+    ]
+
+
+def test_a_branch_repeats_the_tokens_before_it_and_samples_none_of_them_again():
+    made = rollout(CALLS, [reward("s", 0.5)])
+    assert tokens(made) == [
+        ([1, 2], False, False),
+        ([3], True, False),
+        ([4], False, False),
+        ([5, 6], True, False),
+        ([1, 2, 3, 7], False, True),
+        ([8], True, False),
+    ]
+    assert (made.rollout_uid, made.group_id, made.reward) == ("s", "g", 0.5)
+    assert (made.policy_version, made.newest_policy_version) == (4, 5)
+    assert not made.truncated
+
+
+@given(sessions())
+def test_each_sampled_token_is_in_one_loss_mask(calls: list[ModelCall]):
+    sampled = [turn.tokens for turn in to_turns(calls) if turn.logprobs is not None]
+    assert sum(0 if t is None else len(t) for t in sampled) == sum(len(c.tokens) for c in calls)
+    made = rollout(calls, [reward("s")])
+    assert not made.failure
+    assert len(split_sequences(made)) == sum(
+        call.call not in {each.continues for each in calls if not each.fork} for call in calls
+    )
+
+
+def test_rewards_are_weighted_and_those_of_a_call_belong_to_its_turn():
+    given_rewards = [
+        reward("s", 1.0, "answer"),
+        reward("s", 0.5, "call", call="c"),
+        reward("s", 0.25, "answer"),  # the last one counts
+    ]
+    made = rollout(CALLS, given_rewards, weights={"answer": 2.0})
+    assert made.rewards == {"answer": 0.25, "call": 0.5}
+    assert made.reward == 1.0
+    assert [turn.reward for turn in made.turns if turn.logprobs is not None] == [None, None, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("calls", "rewards", "ended", "why"),
+    [
+        ([], [reward("s")], end("s"), "ended before the policy was asked"),
+        (CALLS, [reward("s")], end("s", failure="the sandbox is gone"), "the sandbox is gone"),
+        (CALLS, [reward("s", failure="HTTP 500")], end("s"), "reward 'reward': HTTP 500"),
+        (CALLS, [reward("s", call="x")], end("s"), "is of call 'x', which is not there"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_a_failed_rollout(
+    calls: list[ModelCall], rewards: list[Reward], ended: SessionEnd, why: str
+):
+    made = rollout(calls, rewards, ended)
+    assert why in made.failure
+    assert not made.turns
+    assert made.policy_version == (4 if calls else 0)
+
+
+def test_a_session_that_nobody_ended_is_truncated():
+    made = rollout(CALLS, [reward("s")], None)
+    assert made.truncated
+    assert made.metadata == {"truncation": "time"}
+
+
+def test_forks_are_counted_by_their_cause():
+    again = call("d", [1, 9], [9], "b", fork="template")
+    made = rollout([*CALLS, again], [reward("s")])
+    assert made.metadata == {"forks": {"template": 1}}
+    assert tokens(made)[-2:] == [([1, 9], False, True), ([9], True, False)]
+
+
+def test_calls_of_different_temperatures_are_not_trained_on():
+    made = rollout([CALLS[0], call("b", [4], [5], "a", temperature=0.5)], [reward("s")])
+    assert "temperatures [0.5, 1.0]" in made.misaligned
+
+
+def test_a_request_counts_once_and_so_does_what_goes_on_from_nothing():
+    calls = [
+        call("a", [1], [2], request="r"),
+        call("b", [1], [3], request="r"),
+        call("c", [4], [5], "b"),
+        call("d", [4], [5], "a"),
+    ]
+    assert [each.call for each in valid_calls(calls)] == ["a", "d"]
+
+
+def test_a_vocabulary_of_more_than_65536_tokens():
+    large = call("a", [1], [2])
+    wide = ModelCall(
+        **{
+            **{name: getattr(large, name) for name in large.__struct_fields__},
+            "tokens": np.array([70_000], np.uint32),
+        }
+    )
+    assert tokens(rollout([wide], [reward("s")]))[-1] == ([70_000], True, False)
