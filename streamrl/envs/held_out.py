@@ -18,9 +18,10 @@ import xxhash
 from streamrl.config.run_file import RunFile
 from streamrl.envs.api import BaseEnv, Problem
 from streamrl.envs.catalog import make_env
-from streamrl.envs.engine.transcript import ProblemError, make_problem, text_of
+from streamrl.envs.engine.transcript import ProblemError, make_problem
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
+from streamrl.sessions.messages import joined_text
 
 # How many numbers are tried for each problem that is wanted. An env that poses nothing new for so
 # long is taken to have no more problems.
@@ -48,7 +49,7 @@ def problem_fingerprint(problem: Problem) -> bytes:
     """The fingerprint of a problem: of its token ids if it has them, otherwise of its messages."""
     if len(problem.tokens):
         return tokens_fingerprint(problem.tokens)
-    return text_fingerprint(text_of(problem.messages))
+    return text_fingerprint(joined_text(problem.messages))
 
 
 def possible_fingerprints(first_turn: Turn) -> list[bytes]:
