@@ -1,8 +1,8 @@
-"""`streamrl export-model`: a policy version of a run as a directory that plain transformers and
-plain vLLM load.
+"""`streamrl export-model`: writes a policy version of a run as a model directory that Transformers
+and vLLM load.
 
-What the store still has is copied and verified; what it has no more is computed again from the
-recorded batches, and comes out as announced.
+The weights are copied from the weight store and verified. If the store no longer has them, they are
+computed again from the recorded batches, and must have the announced hash.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from streamrl.weights.store import pull
 
 
 class Model(NamedTuple):
-    """What was written."""
+    """A model that was written to a directory."""
 
     version: int
-    sha256: str  # as announced
+    sha256: str  # the announced hash
     size_bytes: int
-    from_store: bool  # False: computed again
+    from_store: bool  # False if the weights were computed again
 
 
 def show_export_model(
     run: RunFile, log: Log, version: int | None, directory: Path, console: Console
 ) -> None:
-    """Write it and say what it is."""
+    """Write the model and print what it is. For the arguments and errors see `export_model`."""
     with progress_bar(f"computing version {version}", Console(stderr=True)) as progress:
         made = export_model(run, log, version, directory, progress)
     how = "from the store" if made.from_store else "computed again from the recorded batches"
@@ -51,11 +51,11 @@ def show_export_model(
 def export_model(
     run: RunFile, log: Log, version: int | None, directory: Path, progress: OnProgress = no_progress
 ) -> Model:
-    """Write the lead's `version` (None: the newest) to `directory`, which appears when it is
-    complete.
+    """Write `version` of the lead learner to `directory`, which appears only when it is complete.
 
-    Raises ExportError when there is something already, ConfigError for a version that is not
-    announced, ModelError when it does not come out again.
+    None stands for the newest version. Raises ExportError if `directory` exists and is not an empty
+    directory, ConfigError for a version that is not announced, InputGone if retention has deleted
+    what is needed, and VersionMismatch if the weights do not come out as announced.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ExportError(
@@ -72,13 +72,13 @@ def export_model(
             f" {run.run}; the newest is {newest}"
         )
     temporary = directory.absolute().with_name(f".{directory.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that died here
+    shutil.rmtree(temporary, ignore_errors=True)  # An export that was killed may have left it.
     try:
         try:
             pull(wanted, run.store, temporary)
             (temporary / MANIFEST).unlink()
             from_store = True
-        except WeightError:  # no longer there, or not what was announced
+        except WeightError:  # The store no longer has the weights, or they are damaged.
             _compute(run, log, wanted.version, temporary, progress)
             from_store = False
         if directory.exists():
@@ -90,7 +90,8 @@ def export_model(
 
 
 def _compute(run: RunFile, log: Log, version: int, directory: Path, progress: OnProgress) -> None:
-    from streamrl.learner.recompute import recompute_version  # JAX, and only now
+    # This imports JAX, which most exports do not need.
+    from streamrl.learner.recompute import recompute_version
 
     with recompute_version(run, log, version, progress) as policy:
         policy.snapshot().save(directory)

@@ -1,4 +1,4 @@
-"""Folds the journal of a part again and compares every output with the recorded one, bit for bit."""
+"""Replays the journal of a part and compares every output with the recorded one, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,62 +22,64 @@ from streamrl.records import JournalEntry, Record
 
 C = TypeVar("C")
 S = TypeVar("S")
-# topics that one part writes and nothing is deleted from: compared message by message, others by
-# the entry's digest
+# The kinds of topics whose outputs are compared message by message. Only one part writes to such a
+# topic. The outputs to other topics are compared by the digest of their journal entry.
 COMPARED = (topology.GROUPS, topology.BATCHES)
 
-LOOK_AHEAD = 1_000  # records of somebody else among a part's own
+LOOK_AHEAD = 1_000  # the records of other writers that may lie between two of a part's own
 
 
 @dataclass
 class ReplayResult:
-    """The number of identical outputs by kind of topic, and the first difference."""
+    """What a replay has compared, up to the first difference."""
 
     entries: int = 0
     events: int = 0
     strays: int = 0  # records among the outputs that the part did not write
-    begins_at: int = 0  # the first entry: not 0 where retention has deleted inputs of those before
-    identical: dict[str, int] = field(default_factory=dict[str, int])
-    difference: str = ""
+    begins_at: int = 0  # the first entry; above 0 if retention has deleted inputs of earlier ones
+    identical: dict[str, int] = field(default_factory=dict[str, int])  # kind of topic -> outputs
+    difference: str = ""  # the first difference, in words
 
 
 @dataclass
 class RecordedOutputs:
-    """The recorded outputs of a part, taken in the order in which they were written."""
+    """The recorded outputs of a part, in the order in which they were written."""
 
     log: Log
-    from_the_start: bool = True  # False: the first outputs to be compared have others before them
-    strays: int = 0  # records that were passed over: no entry of the part's journal wrote them
+    from_the_start: bool = True  # False if entries before the first replayed one wrote outputs
+    strays: int = 0  # records that were skipped, because no entry of the part's journal wrote them
+    # topic -> for each partition, its unread messages and those that were read ahead
     _ahead: dict[str, list[tuple[Iterator[Message], deque[Message]]]] = field(
         default_factory=dict[Any, Any]
     )
 
     def has_all_of(self, topic: str) -> bool:
-        """Are all outputs there that were written to the topic? Otherwise they are compared by the
-        digests of their entries only.
+        """Whether the topic still has all outputs, from the first entry on.
+
+        Otherwise the outputs can be compared only by the digests of their entries.
         """
         return self.from_the_start and not any(
             beginning_offset(self.log, topic, p) for p in range(self.log.topics()[topic])
         )
 
     def next(self, message: Message) -> Message | None:
-        """The next recorded message of the same topic and key; None when there is none.
+        """The next recorded message with this message's topic and key, or None.
 
-        Those before it in its partition were written by somebody else: a part writes in the order
-        of its entries.
+        A part writes in the order of its journal entries. So messages before it in its partition
+        were written by somebody else, and are counted as strays.
         """
         if message.topic not in self._ahead:
             partitions = range(self.log.topics()[message.topic])
             self._ahead[message.topic] = [
                 (read(self.log, message.topic, p), deque()) for p in partitions
             ]
-        for place in range(LOOK_AHEAD):
-            for iterator, ahead in self._ahead[message.topic]:
-                if len(ahead) <= place:
-                    ahead.extend(islice(iterator, 1))
-                if len(ahead) > place and ahead[place].key == message.key:
-                    self.strays += place
-                    for _ in range(place):
+        for skipped in range(LOOK_AHEAD):
+            for unread, ahead in self._ahead[message.topic]:
+                if len(ahead) <= skipped:
+                    ahead.extend(islice(unread, 1))
+                if len(ahead) > skipped and ahead[skipped].key == message.key:
+                    self.strays += skipped
+                    for _ in range(skipped):
                         ahead.popleft()
                     return ahead.popleft()
         return None
@@ -89,26 +91,28 @@ def replay(
     stop_at: Callable[[ProcessorState[C, S]], bool] = lambda fold: False,
     progress: OnProgress = no_progress,
 ) -> tuple[ReplayResult, ProcessorState[C, S]]:
-    """Fold the part's journal from its first entry, or from the first snapshot whose inputs are
-    still there, and compare.
+    """Replay the part's journal from its first entry, and compare its outputs.
 
-    Ends at the first difference, or when `stop_at` says so.
+    If retention has deleted inputs, the replay begins at the first snapshot whose later inputs are
+    all there. It ends at the first difference, or when `stop_at` returns True. Returns the result
+    and the state that was reached.
     """
-    end = end_offset(log, *topology.sole_partition(topology.journal(part.name)))
-    fold, start, tape = restore_earliest(log, part)
+    journal = topology.journal(part.name)
+    end = end_offset(log, *topology.sole_partition(journal))
+    fold, start, reader = restore_earliest(log, part)
     result = ReplayResult(begins_at=fold.sequence + 1)
     recorded = RecordedOutputs(log, from_the_start=fold.sequence < 0)
-    for offset, entry in entries(log, topology.journal(part.name), start):
+    for offset, entry in entries(log, journal, start):
         progress(offset, end)
         if not isinstance(entry, JournalEntry) or entry.sequence <= fold.sequence:
             continue
-        outputs = replay_entry(part, fold, entry, tape)
-        result.entries = result.entries + 1
-        result.events = tape.records_read
+        outputs = replay_entry(part, fold, entry, reader)
+        result.entries += 1
+        result.events = reader.records_read
         result.difference = compare(part.name, entry, outputs, recorded, result.identical)
         if result.difference or stop_at(fold):
             break
-    tape.close()
+    reader.close()
     result.strays = recorded.strays
     return result, fold
 
@@ -120,27 +124,27 @@ def compare(
     recorded: RecordedOutputs,
     identical: dict[str, int],
 ) -> str:
-    """The first difference between an entry's outputs now and then, in a line; empty when there is
-    none.
+    """The first difference between the outputs of a journal entry and the recorded ones, in a line.
+    It is empty if there is none.
+
+    Adds the number of identical outputs to `identical`, by kind of topic.
     """
-    for output in joined(outputs):  # batches of an earlier run are made in parts
+    for output in joined(outputs):  # A batch of an older run consists of chunks.
         kind = output.topic.partition(".")[0]
         if kind not in COMPARED:
             continue
-        if not recorded.has_all_of(output.topic):
-            identical[kind] = identical.get(kind, 0) + 1  # if the digest is the same
-            continue
-        then = recorded.next(output)
-        if then is None:
-            key = (output.key or b"").decode()
-            return (
-                f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key"
-                f" {key!r} that was not recorded there"
-            )
-        if then.value != output.value:
-            return (
-                f"{output.topic}[{then.partition}]@{then.offset}: {first_difference(then, output)}"
-            )
+        if recorded.has_all_of(output.topic):
+            then = recorded.next(output)
+            if then is None:
+                key = (output.key or b"").decode()
+                return (
+                    f"{output.topic}: entry {entry.sequence} of {name} now gives a record with key"
+                    f" {key!r} that was not recorded there"
+                )
+            if then.value != output.value:
+                place = f"{output.topic}[{then.partition}]@{then.offset}"
+                return f"{place}: {first_difference(then, output)}"
+        # An output that is not recorded any more is compared by the digest below.
         identical[kind] = identical.get(kind, 0) + 1
     if digest(outputs) != entry.digest:
         return (
@@ -151,11 +155,10 @@ def compare(
 
 
 def first_difference(recorded: Message, replayed: Message) -> str:
-    """Field and index where two messages of a record differ."""
+    """The first place where the records of two messages differ, in words."""
     try:
-        then, now = (
-            decode(dict(m.headers)["schema"], m.value or b"") for m in (recorded, replayed)
-        )
+        then = decode(dict(recorded.headers)["schema"], recorded.value or b"")
+        now = decode(dict(replayed.headers)["schema"], replayed.value or b"")
     except (DecodeError, KeyError) as error:
         return f"cannot be read ({error})"
     if type(then) is not type(now):
@@ -164,14 +167,14 @@ def first_difference(recorded: Message, replayed: Message) -> str:
 
 
 def differences(then: Any, now: Any, path: str) -> Iterator[str]:
-    """Every place where two values differ, as `field[index]: recorded x, replayed y`; floats by
-    their bits.
+    """All places where two values differ, each as `field[index]: recorded x, replayed y`.
+
+    Array elements are compared by their bits. `path` is the place of the values themselves.
     """
     if isinstance(then, Record) and type(then) is type(now):
         for name in then.__struct_fields__:
-            yield from differences(
-                getattr(then, name), getattr(now, name), f"{path}.{name}" if path else name
-            )
+            inner = f"{path}.{name}" if path else name
+            yield from differences(getattr(then, name), getattr(now, name), inner)
     elif isinstance(then, np.ndarray) and isinstance(now, np.ndarray):
         if (then.dtype, then.shape) != (now.dtype, now.shape):
             yield (

@@ -1,5 +1,5 @@
-"""`streamrl replay --weights`: the learner again, over the recorded batches, every version compared
-with its announcement by hash.
+"""`streamrl replay --weights`: trains again on the recorded batches, and compares the hash of every
+version with the announced one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamrl.recordings.progress import OnProgress, no_progress, progress_bar
 
 
 class RecomputedVersion(Protocol):
-    """A version that came out, and what its weights would be announced as."""
+    """A version that was trained again, and the hash of its weights."""
 
     @property
     def version(self) -> int: ...
@@ -29,9 +29,11 @@ class RecomputedVersion(Protocol):
 
 @dataclass
 class WeightComparison:
+    """The number of versions that came out as announced, up to the first difference."""
+
     identical: int = 0
-    earlier: int = 0  # of them: to a lineage that has been replaced since
-    difference: str = ""  # the first
+    earlier: int = 0  # those of them that are identical to a lineage that was replaced later
+    difference: str = ""  # the first difference, in words
 
 
 def compare_versions(
@@ -40,25 +42,27 @@ def compare_versions(
     progress: OnProgress = no_progress,
     replaced: Mapping[int, Collection[str]] | None = None,
 ) -> WeightComparison:
-    """`announced`: the newest lineage of each version; `replaced`: those before it, which a version
-    may come out as, too.
+    """Compare versions that were computed again with the announced ones, by hash.
 
-    Ends at the first difference, and at the first version that nobody has announced yet. A version
-    that is never reached is a difference too.
+    `announced` has the hash of the newest lineage of each version. `replaced` has the hashes of all
+    its lineages, which are right too. The comparison ends at the first difference, or at the first
+    version that is not announced. An announced version that is not reached is a difference.
     """
     result = WeightComparison()
     last = max(announced, default=-1)
-    first = reached = -1
+    first = -1
+    reached = -1
     for now in computed:
         then = announced.get(now.version)
         if then is None:
             break
-        if then != now.sha256 and now.sha256 in (replaced or {}).get(now.version, ()):
+        if then != now.sha256:
+            if now.sha256 not in (replaced or {}).get(now.version, ()):
+                result.difference = f"version {now.version}: announced as {then}, now {now.sha256}"
+                return result
             result.earlier += 1
-        elif then != now.sha256:
-            result.difference = f"version {now.version}: announced as {then}, now {now.sha256}"
-            return result
-        first = now.version if first < 0 else first
+        if first < 0:
+            first = now.version
         reached = now.version
         result.identical += 1
         progress(reached - first, last - first)
@@ -73,10 +77,12 @@ def compare_versions(
 
 
 def show_weights(run: RunFile, log: Log, first: int | None, console: Console) -> int:
-    """Train again and say whether every version came out the same. Returns the exit code: 1 at the
-    first difference.
+    """Train again and print whether every version came out the same.
+
+    Training begins with the checkpoint of version `first`, or with the run's first version. Returns
+    the exit code, which is 1 if there is a difference.
     """
-    from streamrl.learner.recompute import retrain_all  # JAX
+    from streamrl.learner.recompute import retrain_all  # This imports JAX, which takes seconds.
 
     with progress_bar("replay weights", Console(stderr=True)) as progress:
         announced = announced_hashes(log, run.learner.name)
@@ -84,15 +90,12 @@ def show_weights(run: RunFile, log: Log, first: int | None, console: Console) ->
         for record in read_announcements(log, run.learner.name):
             replaced.setdefault(record.version, set()).add(record.sha256)
         result = compare_versions(announced, retrain_all(run, log, first), progress, replaced)
-    again = (
-        f", {result.earlier:,} of them to a lineage that has been computed differently since"
-        if result.earlier
-        else ""
-    )
-    console.print(
-        f"learner {run.learner.name}: {result.identical:,} versions identical{again}",
-        highlight=False,
-    )
+    said = f"learner {run.learner.name}: {result.identical:,} versions identical"
+    if result.earlier:
+        said += (
+            f", {result.earlier:,} of them to a lineage that has been computed differently since"
+        )
+    console.print(said, highlight=False)
     if result.difference:
         console.print(
             quoted("first difference", "bold red") + quoted(f" {result.difference}"), soft_wrap=True

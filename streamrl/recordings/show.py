@@ -1,4 +1,4 @@
-"""What `streamrl audit`, `replay`, `export` and `import` print. Progress goes to stderr."""
+"""Prints the results of `streamrl audit` and `streamrl replay`. Progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from rich.table import Table
 
 from streamrl.assembler import process as assembler
 from streamrl.batcher import process as batcher
+from streamrl.batcher.state import BatcherState
 from streamrl.buffer import process as buffer
 from streamrl.config.run_file import RunFile
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Log
 from streamrl.monitoring.display import quoted
-from streamrl.processor.definition import Processor
+from streamrl.processor.definition import Processor, ProcessorState
 from streamrl.recordings.audit import KINDS, Audit, audit
 from streamrl.recordings.progress import progress_bar
 from streamrl.recordings.replay import ReplayResult, replay
@@ -24,25 +25,42 @@ COLUMNS = (*KINDS, "in flight", "lost")
 
 
 def parts_of(run: RunFile) -> dict[str, Processor[Any, Any]]:
-    """The parts whose journals are the schedule of a run."""
+    """The parts whose outputs can be computed again from their journals, by name."""
     assemblers = [assembler.part(run)] if run.session_envs else []
     return {part.name: part for part in (*assemblers, *buffer.shards(run), batcher.part(run))}
 
 
 def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> int:
-    """Print the account_table of a run. Returns the exit code: 1 when it does not balance."""
+    """Print the account of a run. Returns the exit code, which is 1 if it does not balance."""
     with progress_bar("audit", Console(stderr=True)) as progress:
-        result = audit(
-            log, list(run.envs), run.learner.name, list(parts_of(run).values()), progress
-        )
+        parts = list(parts_of(run).values())
+        result = audit(log, list(run.envs), run.learner.name, parts, progress)
     console.print(account_table(result, by_version))
     if by_version:
         console.print(provenance_table(result))
-    batched = result.total("batched")
-    published = result.published
+    _print_training(result, console)
+    sums = " + ".join(f"{result.total(name):,} {name}" for name in COLUMNS if result.total(name))
+    console.print(
+        f"published {result.published:,} = {sums or 0}: "
+        + ("balanced" if result.balanced else "[bold red]does not balance[/]")
+    )
+    if result.gone:
+        console.print(
+            f"{result.gone:,} more are gone by retention, which has deleted them or their fates"
+        )
+    for problem in result.problems:
+        console.print(quoted(f"  {problem}", "red"))
+    unlisted = result.lost + result.repeated + result.dangling - len(result.problems)
+    if unlisted > 0:
+        console.print(f"  and {unlisted:,} more", style="red")
+    return 0 if result.balanced else 1
+
+
+def _print_training(result: Audit, console: Console) -> None:
+    """Print how many rollouts were trained on, at which age, and how many were wasted."""
     ages = ", ".join(f"{age}: {count:,}" for age, count in sorted(result.ages.items()))
     console.print(
-        f"{result.trained:,} of {batched:,} batched rollouts are trained on, in"
+        f"{result.trained:,} of {result.total('batched'):,} batched rollouts are trained on, in"
         f" {len(result.trained_on)} versions; age at training {ages or '-'}"
     )
     if result.lineages:
@@ -55,51 +73,31 @@ def show_audit(run: RunFile, log: Log, by_version: bool, console: Console) -> in
             f"{result.skipped:,} versions have the weights of the one before: nothing could be"
             " trained on their batch"
         )
-    console.print(f"wasted (expired): {result.total('expired') / max(published, 1):.1%}")
-    sums = " + ".join(f"{result.total(name):,} {name}" for name in COLUMNS if result.total(name))
-    console.print(
-        f"published {published:,} = {sums or 0}: "
-        + ("balanced" if result.balanced else "[bold red]does not balance[/]")
-    )
-    if result.gone:
-        console.print(
-            f"{result.gone:,} more are gone by retention, which has deleted them or their fates"
-        )
-    for problem in result.problems:
-        console.print(quoted(f"  {problem}", "red"))
-    if (more := result.lost + result.repeated + result.dangling - len(result.problems)) > 0:
-        console.print(f"  and {more:,} more", style="red")
-    return 0 if result.balanced else 1
+    console.print(f"wasted (expired): {result.total('expired') / max(result.published, 1):.1%}")
 
 
 def account_table(result: Audit, by_version: bool) -> Table:
-    """Rows by env, or by env and policy version; fates that nowhere occur are left out."""
-    rows: dict[tuple[str, str], Counter[str]] = {}
+    """The number of rollouts by fate, with a row for each env, or for each env and policy version.
+
+    A fate that no rollout has gets no column.
+    """
+    rows: dict[tuple[str, ...], Counter[str]] = {}
     for (env, version), counts in sorted(result.counts.items()):
-        rows.setdefault((env, str(version) if by_version else ""), Counter()).update(counts)
-    progress_bar = [name for name in COLUMNS if result.total(name)]
-    table = Table(
-        "env",
-        *(["version"] if by_version else []),
-        "published",
-        *progress_bar,
-        box=None,
-        header_style="bold",
-    )
+        key = (env, str(version)) if by_version else (env,)
+        rows.setdefault(key, Counter()).update(counts)
+    labels = ("env", "version") if by_version else ("env",)
+    fates = [name for name in COLUMNS if result.total(name)]
+    table = Table(*labels, "published", *fates, box=None, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
-    for (env, version), counts in rows.items():
-        table.add_row(
-            quoted(env),
-            *([version] if by_version else []),
-            f"{counts.total():,}",
-            *(f"{counts[name]:,}" for name in progress_bar),
-        )
+    for key, counts in rows.items():
+        numbers = (counts.total(), *(counts[name] for name in fates))
+        table.add_row(*map(quoted, key), *(f"{number:,}" for number in numbers))
     return table
 
 
 def provenance_table(result: Audit) -> Table:
-    """A row for each batch: which versions sampled its rollouts, and which one was trained on it."""
+    """For each batch, the versions that sampled its rollouts and the version trained on it."""
     trained = {batch: version for version, batch in result.trained_on.items()}
     table = Table(
         "batch", "rollouts", "sampled by version", "gave version", box=None, header_style="bold"
@@ -113,8 +111,10 @@ def provenance_table(result: Audit) -> Table:
 def show_replay(
     run: RunFile, log: Log, only: str | None, step: int | None, console: Console
 ) -> int:
-    """Fold the journals again and say whether everything came out the same. Returns the exit code:
-    1 at the first difference.
+    """Replay the journals and print whether everything came out the same.
+
+    `only` names one part. A replay ends at training step `step`, if it is given, and then prints the
+    parts' states. Returns the exit code, which is 1 if there is a difference.
     """
     parts = parts_of(run)
     if only is not None and only not in parts:
@@ -122,32 +122,20 @@ def show_replay(
             f"--part {only}: there is no such part; {' and '.join(parts)} have journals"
         )
     identical: Counter[str] = Counter()
+
+    def is_reached(fold: ProcessorState[Any, Any]) -> bool:
+        if step is None:
+            return False
+        if isinstance(fold.state, BatcherState):
+            return fold.state.next_batch > step
+        return fold.state.version >= step
+
     for name in [only] if only else list(parts):
-        stop = (
-            (lambda fold: fold.state.next_batch > step)
-            if step is not None and name == "batcher"
-            else (lambda fold: step is not None and fold.state.version >= step)
-        )
-        result: ReplayResult
         with progress_bar(f"replay {name}", Console(stderr=True)) as progress:
-            result, fold = replay(log, parts[name], stop, progress)
+            result, fold = replay(log, parts[name], is_reached, progress)
         identical.update(result.identical)
-        since = (
-            f" from entry {result.begins_at:,} on, as retention has deleted what came before"
-            if result.begins_at
-            else ""
-        )
-        console.print(
-            f"{name}: {result.entries:,} journal entries, {result.events:,} records{since}",
-            highlight=False,
-        )
-        if result.strays:
-            console.print(
-                f"{result.strays:,} records lie among its outputs that {name} did not write",
-                highlight=False,
-            )
+        _print_replay(name, result, console)
         if result.difference:
-            console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"))
             return 1
         if step is not None:
             console.print(f"[bold]{name} at step {step}[/]")
@@ -157,3 +145,17 @@ def show_replay(
         highlight=False,
     )
     return 0
+
+
+def _print_replay(name: str, result: ReplayResult, console: Console) -> None:
+    said = f"{name}: {result.entries:,} journal entries, {result.events:,} records"
+    if result.begins_at:
+        said += f" from entry {result.begins_at:,} on, as retention has deleted what came before"
+    console.print(said, highlight=False)
+    if result.strays:
+        console.print(
+            f"{result.strays:,} records lie among its outputs that {name} did not write",
+            highlight=False,
+        )
+    if result.difference:
+        console.print(quoted("first difference", "bold red") + quoted(f" {result.difference}"))

@@ -1,4 +1,4 @@
-"""What `streamrl export` and `streamrl import` print, and the directory that an import gets."""
+"""Carries out `streamrl export` and `streamrl import`, and prints what they wrote."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from streamrl.recordings.progress import progress_bar
 
 
 def show_export(run: RunFile, log: Log, directory: Path, console: Console) -> None:
+    """Export a run to `directory` and print how much it is. Raises ExportError."""
     with progress_bar("export", Console(stderr=True)) as progress:
         files = export(log, run, directory, progress)
     console.print(f"{in_words(files)} in {directory}", highlight=False, soft_wrap=True)
 
 
 def show_import(directory: Path, name: str, console: Console) -> None:
-    """Make a run of an export: its directory in runs/, its topics on the cluster of STREAMRL_KAFKA
-    or a local broker of its own.
+    """Import an export as run `name`, or under its own name if `name` is empty.
+
+    The run gets a directory in runs/. Its topics lie on the cluster of STREAMRL_KAFKA, or on a local
+    broker of its own. Raises ConfigError if there is a run of that name.
     """
     files = FileLog(directory)
     run = run_of(files, name or files.manifest.run)
     if not cluster_settings(run):
-        # a local broker is alone
+        # A cluster that consists of one local broker can keep only one replica.
         run = run.model_copy(update={"topics": run.topics.model_copy(update={"replicas": 1})})
     file = run.directory / RUN_FILE
     if file.exists():
@@ -41,7 +44,7 @@ def show_import(directory: Path, name: str, console: Console) -> None:
             with connect_or_start(run, create=True) as kafka:
                 restore(files, run, kafka, progress)
         except BaseException:
-            file.unlink()  # the name is free again
+            file.unlink()  # Without a run file the name is free again.
             raise
     console.print(
         f"run {run.run}: {in_words(files)}, every record at its old offset",
@@ -51,8 +54,7 @@ def show_import(directory: Path, name: str, console: Console) -> None:
 
 
 def in_words(files: FileLog) -> str:
-    partitions = [p for there in files.manifest.topics.values() for p in there]
-    return (
-        f"{len(files.topics())} topics, {sum(p.count for p in partitions):,} records,"
-        f" {files.size_bytes / 1e6:,.1f} MB"
-    )
+    """The numbers of topics, records and bytes of an export."""
+    topics = files.manifest.topics.values()
+    records = sum(partition.count for partitions in topics for partition in partitions)
+    return f"{len(topics)} topics, {records:,} records, {files.size_bytes / 1e6:,.1f} MB"
