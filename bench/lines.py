@@ -339,7 +339,13 @@ class Place:
         self, stations: dict[str, list[str]], first: str, counted: Sequence[str], directory: Path
     ) -> Line:
         line = Line(
-            stations, first, counted, self.environment, directory, self.kafka.process, self._alone
+            stations=stations,
+            first=first,
+            counted=counted,
+            environment=self.environment,
+            directory=directory,
+            kafka=self.kafka.process,
+            alone=self._alone,
         )
         self._stack.callback(line.stop)
         line.wait()

@@ -101,16 +101,16 @@ def _env(context: PartContext, env: str) -> Node:
     )
     parts = [context.alive(name) for name in names or [outside_name(env)]]
     return Node(
-        f"env:{env}",
-        "env",
-        env,
-        parts,
-        rate,
-        "rollouts/s",
-        None,
-        None,
-        facts,
-        context.run.envs[env].pool,
+        id=f"env:{env}",
+        role="env",
+        title=env,
+        parts=parts,
+        rate=rate,
+        rate_unit="rollouts/s",
+        version=None,
+        lag=None,
+        facts=facts,
+        pool=context.run.envs[env].pool,
     )
 
 
@@ -141,15 +141,15 @@ def _processor(context: PartContext, role: Role, facts: Sequence[Stat]) -> Node:
     heard = [context.seen.gauges.get(name, {}).get(f"{role.name}/version") for name in names]
     lags = [lag for name in names if (lag := context.parts[name].lag) is not None]
     return Node(
-        role.name,
-        role.name,
-        role.name,
-        [context.alive(name) for name in names],
-        _sum([context.gauge(name, "worker/events_per_s") for name in names]),
-        "records/s",
-        min((int(version.value) for version in heard if version is not None), default=None),
-        sum(lags) if lags else None,
-        facts,
+        id=role.name,
+        role=role.name,
+        title=role.name,
+        parts=[context.alive(name) for name in names],
+        rate=_sum([context.gauge(name, "worker/events_per_s") for name in names]),
+        rate_unit="records/s",
+        version=min((int(version.value) for version in heard if version is not None), default=None),
+        lag=sum(lags) if lags else None,
+        facts=facts,
     )
 
 
@@ -158,15 +158,15 @@ def _scorer(context: PartContext) -> list[Node]:
     lags = [lag for name in names if (lag := context.parts[name].lag) is not None]
     return [
         Node(
-            "scorer",
-            "scorer",
-            "scorers",
-            [context.alive(name) for name in names],
-            None,
-            "",
-            None,
-            min(lags, default=None),
-            [],
+            id="scorer",
+            role="scorer",
+            title="scorers",
+            parts=[context.alive(name) for name in names],
+            rate=None,
+            rate_unit="",
+            version=None,
+            lag=min(lags, default=None),
+            facts=[],
         )
     ]
 
@@ -185,15 +185,15 @@ def _learner(context: PartContext) -> list[Node]:
     rate = context.gauge(source, "learner/tokens_per_s", SILENT_S)
     return [
         Node(
-            "learner",
-            "learner",
-            "learner",
-            [context.alive("learner")],
-            rate,
-            "tokens/s",
-            version,
-            context.parts["learner"].lag,
-            facts,
+            id="learner",
+            role="learner",
+            title="learner",
+            parts=[context.alive("learner")],
+            rate=rate,
+            rate_unit="tokens/s",
+            version=version,
+            lag=context.parts["learner"].lag,
+            facts=facts,
         )
     ]
 
@@ -217,11 +217,11 @@ def _pool(context: PartContext, pool: str) -> Node:
             restarts = context.parts[name].restarts if name in context.parts else 0
             parts.append(
                 ProcessStatus(
-                    name,
-                    state,
-                    restarts,
-                    server.version if server.version >= 0 else None,
-                    server.error,
+                    name=name,
+                    state=state,
+                    restarts=restarts,
+                    version=server.version if server.version >= 0 else None,
+                    note=server.error,
                 )
             )
     ready = [server for server in there.values() if context.time_s - server.heartbeat_s <= SILENT_S]
@@ -243,16 +243,16 @@ def _pool(context: PartContext, pool: str) -> Node:
     versions = [server.version for server in there.values() if server.version >= 0]
     title = "inference" if len(context.run.inference.sizes) == 1 else f"inference · {pool}"
     return Node(
-        f"inference:{pool}",
-        "inference",
-        title,
-        parts,
-        None,
-        "",
-        min(versions, default=None),
-        None,
-        facts,
-        pool,
+        id=f"inference:{pool}",
+        role="inference",
+        title=title,
+        parts=parts,
+        rate=None,
+        rate_unit="",
+        version=min(versions, default=None),
+        lag=None,
+        facts=facts,
+        pool=pool,
     )
 
 
@@ -265,15 +265,15 @@ def _evaluator(context: PartContext) -> list[Node]:
     newest = max((made.version for made in context.seen.evals.values()), default=None)
     return [
         Node(
-            "evaluator",
-            "evaluator",
-            "evaluator",
-            [context.alive("evaluator")],
-            None,
-            "",
-            newest,
-            None,
-            facts,
+            id="evaluator",
+            role="evaluator",
+            title="evaluator",
+            parts=[context.alive("evaluator")],
+            rate=None,
+            rate_unit="",
+            version=newest,
+            lag=None,
+            facts=facts,
         )
     ]
 

@@ -62,7 +62,13 @@ def make_env(
             f"{where}: {kind} needs the library verifiers, as streamrl[envs] installs it "
             f"({describe_error(error)})"
         ) from error
-    return Verifiers(kind.removeprefix(VERIFIERS), seed, params, where, tool_syntax)
+    return Verifiers(
+        module=kind.removeprefix(VERIFIERS),
+        seed=seed,
+        params=params,
+        where=where,
+        tool_syntax=tool_syntax,
+    )
 
 
 def make_reward(kind: str, params: Mapping[str, Any], where: str) -> RewardFunction:

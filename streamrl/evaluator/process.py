@@ -50,7 +50,9 @@ def main(run: RunFile, log: Log, stop: threading.Event) -> None:
         open_host(run, PART, sum(run.inference.sizes.values()), stop) as host,
     ):
         log.register_metrics_page(VLLM, host.vllm_metrics)
-        runner = EvalRunner(run, PART, host, part.writer, part.meter, stop)
+        runner = EvalRunner(
+            run=run, identity=PART, host=host, writer=part.writer, meter=part.meter, stop=stop
+        )
         with suppress(Stopped):
             runner.prepare(list(run.eval.envs), {})
             _check_unseen(runner, log)

@@ -137,7 +137,9 @@ def evaluate(
         open_part(log, COMMAND, log.writer(COMMAND, topology.EVALS)) as part,
         open_host(run, COMMAND, sum(run.inference.sizes.values()) + 1, stop) as host,
     ):
-        runner = EvalRunner(run, COMMAND, host, part.writer, part.meter, stop)
+        runner = EvalRunner(
+            run=run, identity=COMMAND, host=host, writer=part.writer, meter=part.meter, stop=stop
+        )
         sources = {own.env or name for name, own in run.eval.envs.items()}
         with suppress(Stopped):
             runner.prepare(

@@ -146,7 +146,9 @@ def start(
     line = command(settings, installation, model, host, port, index)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     variables = environment(settings, installation, keys, max_samples=max_samples)
-    process = Process(line, variables, log_path, url, keys.agent)
+    process = Process(
+        command=line, environment=variables, log_path=log_path, url=url, key=keys.agent
+    )
     logger.info(
         "starting vLLM on %s (%s), log in %s",
         process.url,

@@ -81,11 +81,11 @@ class Objective(NamedTuple):
 
         old = kept(known if c.correction.old_policy == "decoupled" else policy)
         tokens = Tokens(
-            kept(predicted.logprobs),
-            old,
-            jnp.asarray(example.advantages),
-            corrected.kept,
-            segment_ids,
+            current=kept(predicted.logprobs),
+            old=old,
+            advantages=jnp.asarray(example.advantages),
+            mask=corrected.kept,
+            segment_ids=segment_ids,
         )
         weights = kept(weights)
         sums = dict[str, jax.Array]()

@@ -124,7 +124,13 @@ def open_trainer(run: RunFile, start: ResumePoint | None = None) -> Generator[Po
     updater = Updater(run.learner, run.batcher.rows)
     with updater.training():
         state = updater.initial_state(model.load(directory, run.model.max_seq_len))
-        policy = PolicyTrainer(run, directory, updater, state, TrainingPosition(0, 0, ""))
+        policy = PolicyTrainer(
+            run=run,
+            initial_model_dir=directory,
+            updater=updater,
+            state=state,
+            position=TrainingPosition(0, 0, ""),
+        )
         if start := start or fork_checkpoint(run):
             policy.load(start)
         policy.load_reference(start)
@@ -246,11 +252,11 @@ class PolicyTrainer:
     def snapshot(self) -> WeightsSnapshot:
         """A copy of the current weights. All processes of a learner call this together."""
         return WeightsSnapshot(
-            self.position,
-            self.initial_model_dir,
-            export.state_dict(self.state.model),
-            self.vocab_size,
-            self.skipped,
+            position=self.position,
+            initial_model_dir=self.initial_model_dir,
+            tensors=export.state_dict(self.state.model),
+            vocab_size=self.vocab_size,
+            skipped=self.skipped,
         )
 
     def sha256(self) -> str:

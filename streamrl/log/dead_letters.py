@@ -155,7 +155,7 @@ def parse_dead_letter(message: Message) -> DeadLetter | None:
     # whoever requeues them.
     if message.topic != TOPIC + topic:
         return None
-    return DeadLetter(topic, partition, offset, cause, message)
+    return DeadLetter(topic=topic, partition=partition, offset=offset, cause=cause, message=message)
 
 
 def requeue(letter: DeadLetter) -> list[Message]:
@@ -166,7 +166,9 @@ def requeue(letter: DeadLetter) -> list[Message]:
     own_headers = tuple(header for header in kept.headers if not header[0].startswith(PREFIX))
     record = Message(letter.topic, kept.key, kept.value, own_headers)
     marker_headers = ((REQUEUED, str(kept.offset).encode()),)
-    marker = Message(kept.topic, kept.key, None, marker_headers, kept.partition)
+    marker = Message(
+        topic=kept.topic, key=kept.key, value=None, headers=marker_headers, partition=kept.partition
+    )
     return [record, marker]
 
 

@@ -135,7 +135,14 @@ def _write_file(
             count += len(group)
             last = group[-1].offset
             group = next(groups, [])
-    return ExportedFile(name, first, last, count, path.stat().st_size, sha256_of(path))
+    return ExportedFile(
+        name=name,
+        first=first,
+        last=last,
+        count=count,
+        size_bytes=path.stat().st_size,
+        sha256=sha256_of(path),
+    )
 
 
 def sha256_of(path: Path) -> str:

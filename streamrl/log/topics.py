@@ -106,12 +106,12 @@ def _kind(path: Path) -> Kind:
         for name, value in yaml.safe_load(text)["metadata"]["annotations"].items()
     }
     return Kind(
-        path.stem,
-        annotations["per"],
-        tuple(filter(None, annotations["records"].split(","))),
-        annotations["key"],
-        annotations.get("dead-letters") == "true",
-        text,
+        name=path.stem,
+        per=annotations["per"],
+        records=tuple(filter(None, annotations["records"].split(","))),
+        key=annotations["key"],
+        has_dead_letters=annotations.get("dead-letters") == "true",
+        text=text,
     )
 
 

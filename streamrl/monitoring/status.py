@@ -128,7 +128,9 @@ def _outside(seen: RunView, env: str, time_s: float) -> PartStatus:
     """An env that somebody else runs, by the rollouts that the buffer has read of it."""
     arrivals = seen.arrivals.get(env)
     ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
-    return PartStatus(outside_name(env), _state(ago), ago, 0, None)
+    return PartStatus(
+        name=outside_name(env), state=_state(ago), heard_s_ago=ago, restarts=0, lag=None
+    )
 
 
 def _state(heard_s_ago: float | None) -> str:
@@ -158,7 +160,11 @@ def _status(seen: RunView, part: Part, lags: Mapping[str, int | None], time_s: f
         state = _state(ago)
     restarts = kept.get(f"orchestrator/restarts/{name}")
     return PartStatus(
-        name, state, ago, int(restarts.value) if restarts else 0, lags.get(part.identity)
+        name=name,
+        state=state,
+        heard_s_ago=ago,
+        restarts=int(restarts.value) if restarts else 0,
+        lag=lags.get(part.identity),
     )
 
 

@@ -74,12 +74,28 @@ class SupervisedParts:
             if part.running:
                 since_s = self._supervisor.started_s(name)
                 said = self.last_line(name, NEWS_S)
-                lines.append(PartLine(name, "running", time_s - since_s, len(part.ends), said))
+                lines.append(
+                    PartLine(
+                        name=name,
+                        state="running",
+                        for_s=time_s - since_s,
+                        restarts=len(part.ends),
+                        note=said,
+                    )
+                )
             else:
                 since_s = part.ends[-1].time_s
                 said = self.last_line(name)
                 restarts = len(part.ends) - 1
-                lines.append(PartLine(name, "back-off", time_s - since_s, restarts, said))
+                lines.append(
+                    PartLine(
+                        name=name,
+                        state="back-off",
+                        for_s=time_s - since_s,
+                        restarts=restarts,
+                        note=said,
+                    )
+                )
         return lines
 
     def last_line(self, name: str, within_s: float = math.inf) -> str:

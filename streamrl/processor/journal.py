@@ -119,7 +119,9 @@ class SliceReader:
         existing: dict[TopicPartition, list[int]] = {tp: [] for tp in sorted(begin)}
         for topic, partition, offset in references:
             if offset < begin[topic, partition]:
-                found[topic, partition, offset] = Event(topic, partition, offset, "", None)
+                found[topic, partition, offset] = Event(
+                    topic=topic, partition=partition, offset=offset, key="", record=None
+                )
             else:
                 existing[topic, partition].append(offset)
         for tp, wanted in existing.items():

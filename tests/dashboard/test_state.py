@@ -160,8 +160,24 @@ def test_what_nobody_can_read_is_passed_over():
     state = folded(
         [
             *messages(),
-            Message("metrics", b"x", b"\xc1", (("schema", b"metric/1"),), 0, 99, 41.0),
-            Message("elsewhere", b"", b"", (), 0, 0, 41.0),
+            Message(
+                topic="metrics",
+                key=b"x",
+                value=b"\xc1",
+                headers=(("schema", b"metric/1"),),
+                partition=0,
+                offset=99,
+                timestamp_s=41.0,
+            ),
+            Message(
+                topic="elsewhere",
+                key=b"",
+                value=b"",
+                headers=(),
+                partition=0,
+                offset=0,
+                timestamp_s=41.0,
+            ),
         ]
     )
     assert published(state, "rollouts") == 8
@@ -221,7 +237,17 @@ def long_run(count: int) -> list[Message]:
             PolicyVersion(learner="lead", version=k, uri="", size_bytes=0, sha256=""),
         )
         made.add(k + 0.1, "rollouts.copy", "g", rollout("copy", "g", k, version=k))
-        made.put(Message("batches", str(k).encode(), b"", (), 0, 0, k + 0.2))
+        made.put(
+            Message(
+                topic="batches",
+                key=str(k).encode(),
+                value=b"",
+                headers=(),
+                partition=0,
+                offset=0,
+                timestamp_s=k + 0.2,
+            )
+        )
         made.add(k + 0.3, "fates", "copy", fate("batched", [k], k, k))
         made.add(k + 0.4, "journal.buffer", "buffer", entry("rollouts.copy", k, k + 1))
         values = {"batches/copy/reward/mean": k / count, "batcher/batch_age_mean": 0.0}

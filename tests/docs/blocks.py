@@ -80,13 +80,13 @@ def blocks(page: str) -> list[Block]:
             line = token.map[0] + 1 if token.map else 0
             found.append(
                 Block(
-                    page,
-                    line,
-                    language,
-                    token.content,
-                    said.get("needs", ""),
-                    said.get("file", ""),
-                    int(said.get("exit", 0)),
+                    page=page,
+                    line=line,
+                    language=language,
+                    text=token.content,
+                    needs=said.get("needs", ""),
+                    file=said.get("file", ""),
+                    exit=int(said.get("exit", 0)),
                 )
             )
             said = {}

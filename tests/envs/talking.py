@@ -76,18 +76,18 @@ class Scripted:
         spans = [VersionSpan(version=turn + 2, start=0, end=len(tokens))]
         logprobs = np.full(len(tokens), -0.5, np.float32)
         sampled = Sampled(
-            "s",
-            np.array(prompt, np.uint16),
-            np.array(tokens, np.uint16),
-            logprobs,
-            said,
-            reason,
-            spans,
-            0.0,
-            1.0,
-            1.0,
-            -1,
-            9,
-            kept,
+            server_id="s",
+            prompt_tokens=np.array(prompt, np.uint16),
+            tokens=np.array(tokens, np.uint16),
+            logprobs=logprobs,
+            text=said,
+            finish_reason=reason,
+            version_spans=spans,
+            latency_s=0.0,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            max_tokens=9,
+            prefix_tokens=kept,
         )
         return [sampled] * n

@@ -151,7 +151,18 @@ class Solver:
         spans = [VersionSpan(version=0, start=0, end=1)]
         return [
             Sampled(
-                "s", tokens(1), tokens(8), floats(-1), text, "stop", spans, 0.0, 1.0, 1.0, -1, 1
+                server_id="s",
+                prompt_tokens=tokens(1),
+                tokens=tokens(8),
+                logprobs=floats(-1),
+                text=text,
+                finish_reason="stop",
+                version_spans=spans,
+                latency_s=0.0,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                max_tokens=1,
             )
             for _ in range(n)
         ]

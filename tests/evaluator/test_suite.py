@@ -77,18 +77,18 @@ class Policy:
         ]
         said = text if right else "x"
         return Sampled(
-            "s",
-            tokens(1, 8, 11, 15),
-            tokens(8, 11, 2),
-            floats(-1, -1, -1),
-            said,
-            "stop",
-            spans,
-            0.0,
-            env.temperature,
-            env.top_p,
-            env.top_k,
-            3,
+            server_id="s",
+            prompt_tokens=tokens(1, 8, 11, 15),
+            tokens=tokens(8, 11, 2),
+            logprobs=floats(-1, -1, -1),
+            text=said,
+            finish_reason="stop",
+            version_spans=spans,
+            latency_s=0.0,
+            temperature=env.temperature,
+            top_p=env.top_p,
+            top_k=env.top_k,
+            max_tokens=3,
         )
 
 

@@ -21,8 +21,18 @@ def lying(record: Rollout, offset: int = 0) -> Message:
 def test_messages_come_back_as_they_were():
     there = [
         lying(rollout()),
-        Message(TOPIC, None, None, (), 1, 1, 2.0),
-        Message(TOPIC, b"\xff", b"\xc1", (("a", b""),), 1, 2, 0.001),
+        Message(
+            topic=TOPIC, key=None, value=None, headers=(), partition=1, offset=1, timestamp_s=2.0
+        ),
+        Message(
+            topic=TOPIC,
+            key=b"\xff",
+            value=b"\xc1",
+            headers=(("a", b""),),
+            partition=1,
+            offset=2,
+            timestamp_s=0.001,
+        ),
     ]
     assert list(from_arrow((TOPIC, 1), to_arrow(TOPIC, there))) == there
 

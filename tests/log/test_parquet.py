@@ -14,13 +14,13 @@ WHERE = ("fates", 0)
 
 def message(offset: int, value: bytes | None = b"v", key: bytes | None = b"k") -> Message:
     return Message(
-        "fates",
-        key,
-        value,
-        (("schema", b"fate/1"), ("schema", b"\xff")),
-        0,
-        offset,
-        1_700_000_000.123 + offset,
+        topic="fates",
+        key=key,
+        value=value,
+        headers=(("schema", b"fate/1"), ("schema", b"\xff")),
+        partition=0,
+        offset=offset,
+        timestamp_s=1_700_000_000.123 + offset,
     )
 
 

@@ -264,7 +264,21 @@ def test_a_name_that_is_taken_and_topics_of_no_kind(broker: str, run_name: str, 
 def test_an_import_that_fails_leaves_nothing(broker: str, run_name: str, tmp_path: Path):
     (tmp_path / "x").mkdir()
     partition = write_partition(
-        tmp_path / "x", ("fates", 0), 0, 2, [Message("fates", b"k", b"v", (), 0, 1, 1.0)]
+        tmp_path / "x",
+        ("fates", 0),
+        0,
+        2,
+        [
+            Message(
+                topic="fates",
+                key=b"k",
+                value=b"v",
+                headers=(),
+                partition=0,
+                offset=1,
+                timestamp_s=1.0,
+            )
+        ],
     )
     write_manifest(
         tmp_path / "x", ExportManifest("small", archive.shareable(RUN), {"fates": [partition]})

@@ -59,13 +59,13 @@ def memory(samples: Iterable[Sample], process: str, since_s: float) -> Memory:
     growth = per_s * float(times_s[-1] - times_s[0])
     flat = growth <= max(LEAST_MIB, SHARE * float(np.median(sizes)))
     return Memory(
-        process,
-        len({sample.pid for sample in mine}),
-        last[0].rss_mib,
-        last[-1].rss_mib,
-        per_s * 3600,
-        growth,
-        flat,
+        process=process,
+        lives=len({sample.pid for sample in mine}),
+        first_mib=last[0].rss_mib,
+        last_mib=last[-1].rss_mib,
+        slope_mib_per_h=per_s * 3600,
+        growth_mib=growth,
+        flat=flat,
     )
 
 

@@ -45,14 +45,14 @@ def rows_of(sequences: Sequence[np.ndarray], temperature: float, context: int) -
         ids[row, : len(sequence)], segments[row, : len(sequence)] = sequence, 1
     positions = np.tile(np.arange(context, dtype=np.int32), (ROWS, 1))
     return RlExample(
-        ids,
-        zeros,
-        segments,
-        positions,
-        zeros,
-        zeros,
-        zeros,
-        np.full(shape, temperature, np.float32),
+        input_ids=ids,
+        loss_mask=zeros,
+        segment_ids=segments,
+        position_ids=positions,
+        advantages=zeros,
+        policy_logprobs=zeros,
+        reference_logprobs=zeros,
+        temperatures=np.full(shape, temperature, np.float32),
     )
 
 

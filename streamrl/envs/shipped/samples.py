@@ -122,11 +122,11 @@ def sample(line: int, row: Any, columns: Columns, needs_answer: bool) -> Sample:
     if needs_answer and not (isinstance(answer, str | int | float) and str(answer).strip()):
         raise ValueError(f"{columns.answer!r} is {answer!r}, not an answer")
     return Sample(
-        line,
-        messages,
-        tokens,
-        "" if answer is None else str(answer),
-        {name: _plain(row[name], name) for name in columns.keep},
+        line=line,
+        messages=messages,
+        tokens=tokens,
+        answer="" if answer is None else str(answer),
+        kept={name: _plain(row[name], name) for name in columns.keep},
     )
 
 

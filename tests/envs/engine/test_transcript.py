@@ -35,18 +35,18 @@ class Rewarding(SingleTurnEnv):
 def sampled(finish_reason: str = "stop") -> Sampled:
     spans = [VersionSpan(version=3, start=0, end=1), VersionSpan(version=5, start=1, end=3)]
     return Sampled(
-        "inference-0",
-        tokens(1, 8, 11, 15),
-        tokens(8, 11, 2),
-        floats(-0.1, -0.2, -0.3),
-        "47",
-        finish_reason,
-        spans,
-        0.5,
-        0.7,
-        1.0,
-        -1,
-        3,
+        server_id="inference-0",
+        prompt_tokens=tokens(1, 8, 11, 15),
+        tokens=tokens(8, 11, 2),
+        logprobs=floats(-0.1, -0.2, -0.3),
+        text="47",
+        finish_reason=finish_reason,
+        version_spans=spans,
+        latency_s=0.5,
+        temperature=0.7,
+        top_p=1.0,
+        top_k=-1,
+        max_tokens=3,
     )
 
 

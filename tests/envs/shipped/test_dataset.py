@@ -130,18 +130,18 @@ class Sampler:
         spans = [VersionSpan(version=0, start=0, end=3)]
         return [
             Sampled(
-                "s",
-                prompt,
-                tokens(8, 11, 2),
-                floats(-1, -1, -1),
-                "47",
-                "stop",
-                spans,
-                0.0,
-                1.0,
-                1.0,
-                -1,
-                3,
+                server_id="s",
+                prompt_tokens=prompt,
+                tokens=tokens(8, 11, 2),
+                logprobs=floats(-1, -1, -1),
+                text="47",
+                finish_reason="stop",
+                version_spans=spans,
+                latency_s=0.0,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                max_tokens=3,
             )
             for _ in range(n)
         ]
