@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streamrl.assembler import process as assembler
+from streamrl.assembler.state import AssemblerState
 from streamrl.batcher import process as batcher
 from streamrl.batcher.state import BatcherState
 from streamrl.buffer import process as buffer
@@ -113,8 +114,9 @@ def show_replay(
 ) -> int:
     """Replay the journals and print whether everything came out the same.
 
-    `only` names one part. A replay ends at training step `step`, if it is given, and then prints the
-    parts' states. Returns the exit code, which is 1 if there is a difference.
+    `only` names one part. With `step`, the buffer and the batcher are replayed up to that training
+    step, and the parts' states are printed. An assembler knows no steps and is replayed to its end.
+    Returns the exit code, which is 1 if there is a difference.
     """
     parts = parts_of(run)
     if only is not None and only not in parts:
@@ -124,7 +126,7 @@ def show_replay(
     identical: Counter[str] = Counter()
 
     def is_reached(fold: ProcessorState[Any, Any]) -> bool:
-        if step is None:
+        if step is None or isinstance(fold.state, AssemblerState):
             return False
         if isinstance(fold.state, BatcherState):
             return fold.state.next_batch > step
@@ -138,7 +140,8 @@ def show_replay(
         if result.difference:
             return 1
         if step is not None:
-            console.print(f"[bold]{name} at step {step}[/]")
+            at = f"step {step}" if is_reached(fold) else "its end"
+            console.print(f"[bold]{name} at {at}[/]")
             console.print(fold.state)
     console.print(
         f"{identical['groups']:,} groups, {identical['batches']:,} batches identical",

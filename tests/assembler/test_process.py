@@ -7,6 +7,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
+
+from rich.console import Console
 
 from streamrl.assembler import process as assembler
 from streamrl.config import topology
@@ -14,7 +17,7 @@ from streamrl.log import topics
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Output
 from streamrl.recordings.replay import replay
-from streamrl.recordings.show import parts_of
+from streamrl.recordings.show import parts_of, show_replay
 from streamrl.records import Record, Reward, Rollout
 from tests.assembler.test_session_assembler import run_of
 from tests.support.data_path import found, publish
@@ -71,3 +74,5 @@ def test_a_restart_in_the_middle_of_sessions_loses_and_doubles_nothing():
     result, _ = replay(log, part)
     assert not result.difference
     assert result.events == 29
+    # A replay up to a training step has no step at which an assembler would end.
+    assert show_replay(RUN, log, "assembler", 0, Console(file=StringIO())) == 0
