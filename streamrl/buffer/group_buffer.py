@@ -89,8 +89,9 @@ class GroupBuffer:
             newest_version=state.version + rules.ahead,
             vocab_size=state.vocab_size,
         )
+        tokens = rollout.total_tokens
         if not cause and rules.rules_version:
-            cause = validate_strictly(event, rollout, rules.max_seq_len, rules.partitions)
+            cause = validate_strictly(event, rollout, tokens, rules.max_seq_len, rules.partitions)
         if cause:
             self.refuse(env, event, rollout, cause)
             return
@@ -100,7 +101,6 @@ class GroupBuffer:
         window = state.windows.setdefault(env, Window())
         seen = window.seen if rules.rules_version else state.seen
         seen[rollout.rollout_uid] = state.version
-        tokens = rollout.total_tokens
         window.intake.add(rollout, tokens)
         if rollout.misaligned:
             self.outputs += to_dead_letter(event, rollout.misaligned)
@@ -120,7 +120,8 @@ class GroupBuffer:
             group.lost += 1
         else:
             # Nobody asks for the metadata here, and its objects may take 70 times its bytes.
-            msgspec.structs.force_setattr(rollout, "metadata", {})
+            if rollout.metadata:
+                msgspec.structs.force_setattr(rollout, "metadata", {})
             group.members.append(event)
             window.tokens += tokens
             window.bytes += record_bytes(event)

@@ -130,7 +130,9 @@ def spanned(*versions: int) -> list[Turn]:
     ],
 )
 def test_what_is_unsound_about_it(record: Rollout, cause: str):
-    assert validate_strictly(rollout_event(0, record), record, max_seq_len=10).startswith(cause)
+    assert validate_strictly(
+        rollout_event(0, record), record, record.total_tokens, max_seq_len=10
+    ).startswith(cause)
 
 
 def test_what_is_sound():
@@ -156,7 +158,8 @@ def test_what_is_sound():
         rollout(failure="x", producer="p" * 256),
     ]
     assert [
-        validate_strictly(rollout_event(0, record), record, max_seq_len=10) for record in records
+        validate_strictly(rollout_event(0, record), record, record.total_tokens, max_seq_len=10)
+        for record in records
     ] == [""] * len(records)
 
 
@@ -166,7 +169,7 @@ def test_a_turn_may_earn_what_the_rest_of_the_rollout_loses():
     """
     good = Turn(message="", role="assistant", tokens=tokens(3), logprobs=floats(-0.5), reward=3.0)
     record = rollout(reward=0.0, turns=[good, *turns()])
-    assert validate_strictly(rollout_event(0, record), record) == ""
+    assert validate_strictly(rollout_event(0, record), record, record.total_tokens) == ""
 
 
 def test_a_rollout_says_what_it_has_earned():
@@ -181,7 +184,9 @@ def test_a_rollout_says_what_it_has_earned():
         value = msgspec.msgpack.encode(fields)
         again = decode("rollout/1", value)
         assert isinstance(again, Rollout)
-        return validate_strictly(Event("rollouts.copy", 0, 0, "g0", again, value), again)
+        return validate_strictly(
+            Event("rollouts.copy", 0, 0, "g0", again, value), again, again.total_tokens
+        )
 
     bare = rollout(reward=float("0"), rewards={})
     assert why_not(bare) == "" and why_not(bare, "reward").startswith(
@@ -205,8 +210,15 @@ def test_the_partition_is_that_of_the_key():
     }
     record = rollout()
     right = partition_of("g0", 6)
-    assert validate_strictly(rollout_event(0, record, right), record, partitions=6) == ""
-    wrong = validate_strictly(rollout_event(0, record, (right + 1) % 6), record, partitions=6)
+    assert (
+        validate_strictly(
+            rollout_event(0, record, right), record, record.total_tokens, partitions=6
+        )
+        == ""
+    )
+    wrong = validate_strictly(
+        rollout_event(0, record, (right + 1) % 6), record, record.total_tokens, partitions=6
+    )
     assert wrong.startswith(
         f"it lies in partition {(right + 1) % 6}, and murmur2 of its key 'g0' is partition {right}"
     )
