@@ -33,6 +33,7 @@ OUTSIDE = {
         "inference/*",
         "orchestrator/*",
         "dashboard/server.py",
+        "gateway/process.py",
         "monitoring/http.py",
     ],
     "starlette": ["dashboard/server.py", "gateway/*"],

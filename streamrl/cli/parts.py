@@ -32,6 +32,18 @@ def env(run: str, name: str | None, index: int) -> None:
 
 @click.command()
 @run_argument
+@index_option(topology.GATEWAY)
+@metrics_options
+def gateway(run: str, index: int) -> None:
+    """Serve model calls of agents, and record each of them."""
+    from streamrl.config.topology import gateway_part
+    from streamrl.gateway.process import main
+
+    run_part(run, lambda settings: gateway_part(index), main, index)
+
+
+@click.command()
+@run_argument
 @metrics_options
 def assembler(run: str) -> None:
     """Make rollouts of the sessions of agents and their rewards."""
@@ -191,6 +203,7 @@ def completion(shell: str) -> None:
 
 COMMANDS = (
     env,
+    gateway,
     assembler,
     buffer,
     batcher,

@@ -59,10 +59,11 @@ def _env_problems(run: RunFile) -> Iterator[str]:
                 f"envs.{name}: the learner reproduces temperature only; leave top_p at 1 and top_k"
                 " at -1"
             )
-        if env.tool_syntax != "json" and not env.kind.startswith("verifiers:"):
+        reads_tools = env.sessions or env.kind.startswith("verifiers:")
+        if env.tool_syntax != "json" and not reads_tools:
             yield (
-                f"envs.{name}.tool_syntax is for envs of kind verifiers:...; others read what the"
-                " policy says themselves"
+                f"envs.{name}.tool_syntax is for envs of kind verifiers:... and for sessions; others"
+                " read what the policy says themselves"
             )
         if env.sessions and env.replicas:
             yield (

@@ -144,8 +144,8 @@ class Env(Section):
     # Weights of named rewards in the scalar that trains. A reward that is not named here has weight
     # 1.
     reward_weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
-    # How the policy calls tools of verifiers' envs: json (<tool_call>{...}</tool_call>), brackets,
-    # or MODULE:FUNCTION.
+    # How the policy calls tools of verifiers' envs and of agents: json
+    # (<tool_call>{...}</tool_call>), brackets, or, for verifiers' envs, MODULE:FUNCTION.
     tool_syntax: str = "json"
     # Time limit of one request to an inference server.
     timeout_s: float = Field(default=60.0, gt=0)

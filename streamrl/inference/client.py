@@ -45,6 +45,10 @@ class ContextFull(SamplingFailed):
     """The prompt leaves no room for an answer."""
 
 
+class RequestDenied(SamplingFailed):
+    """A server refuses the request as it is, so another one would refuse it too."""
+
+
 class TimedOut(SamplingFailed):
     """None of the servers that were asked answered in time."""
 
@@ -210,7 +214,7 @@ class Client:
         except (TimeoutError, openai.APITimeoutError):
             raise NoAnswer(f"no answer within {env.timeout_s:g} s") from None
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            kind = SamplingFailed
+            kind = RequestDenied
             reason = _reason(error)
             if CONTEXT in reason:
                 kind = ContextFull

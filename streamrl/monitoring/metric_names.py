@@ -291,6 +291,18 @@ MEASURES = (
         "prompts that the chat template refused",
         "counter",
     ),
+    # ---- gateway
+    MetricSpec("gateway/open_sessions", "sessions", "sessions that have not ended"),
+    MetricSpec("gateway/calls_per_s", "calls/s", "answers sampled for agents and recorded"),
+    MetricSpec("gateway/tokens_per_s", "tokens/s", "tokens of these answers"),
+    MetricSpec("gateway/added_s", "s", "mean time of a request beside sampling"),
+    MetricSpec(
+        "gateway/repeated",
+        "requests",
+        "requests answered from the log, or with one in flight",
+        "counter",
+    ),
+    MetricSpec("gateway/refused", "requests", "requests answered with an error", "counter"),
     # ---- inference
     MetricSpec("inference/in_flight", "sequences", "sequences running or waiting in vLLM"),
     MetricSpec(

@@ -1,0 +1,131 @@
+"""Reads the log on one thread, and applies what it reads on the event loop that serves requests.
+
+A record counts as written once the follower has read it: so it is in the log for every replica, and
+nothing that was refused or lost on the way was ever told to an agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from streamrl.errors import BrokerUnreachable
+from streamrl.log.protocol import Log, Message, Reader, TopicPartition
+
+T = TypeVar("T")
+POLL_S = 0.2
+MAX_MESSAGES = 500
+RETRY_INTERVAL_S = 0.5
+
+
+class SharedRun(Generic[T]):
+    """Runs a function in a thread for all who ask. Who asks during a run gets the next one, so each
+    result is from after the question.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._next: asyncio.Future[T] | None = None
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __call__(self) -> T:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await asyncio.shield(self._next)
+
+    async def _work(self) -> None:
+        while self._next is not None:
+            waiting = self._next
+            self._next = None
+            try:
+                result = await asyncio.to_thread(self._function)
+            except Exception as error:
+                waiting.set_exception(error)
+                waiting.exception()  # whoever waited may have left
+            else:
+                waiting.set_result(result)
+
+
+class Follower:
+    """How far the log has been read. `apply` and all methods but `follow` belong to the loop."""
+
+    def __init__(
+        self,
+        log: Log,
+        partitions: Sequence[TopicPartition],
+        apply: Callable[[Sequence[Message]], None],
+    ) -> None:
+        self.positions = dict.fromkeys(partitions, 0)
+        self._apply = apply
+        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._ends = SharedRun(lambda: log.end_offsets(partitions))
+
+    async def catch_up(self) -> None:
+        """Wait until everything is applied that lay in the log when this was called."""
+        while True:
+            try:
+                ends = await self._ends()
+                break
+            except BrokerUnreachable:
+                await asyncio.sleep(RETRY_INTERVAL_S)
+        await self.until(lambda: self.is_at(ends))
+
+    def is_at(self, ends: Mapping[TopicPartition, int]) -> bool:
+        return all(self.positions[tp] >= end for tp, end in ends.items())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what has been applied makes `condition` true."""
+        if condition():
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = condition
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)
+
+    def follow(
+        self,
+        reader: Reader,
+        loop: asyncio.AbstractEventLoop,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Read until `is_over`. What is read is applied before more is read."""
+        while not is_over():
+            messages = reader.poll(1, POLL_S)
+            if messages:
+                messages += reader.poll(MAX_MESSAGES, 0)
+            positions = {tp: reader.position(*tp) for tp in self.positions}
+            if not messages and positions == self.positions:
+                continue
+            applied = Future[None]()
+            try:
+                loop.call_soon_threadsafe(self._advance, messages, positions, applied)
+            except RuntimeError:  # the loop has ended meanwhile
+                return
+            while not is_over():
+                with suppress(TimeoutError):
+                    applied.result(POLL_S)
+                    break
+
+    def _advance(
+        self,
+        messages: Sequence[Message],
+        positions: dict[TopicPartition, int],
+        applied: Future[None],
+    ) -> None:
+        try:
+            self._apply(messages)
+            self.positions = positions
+            for waiter, condition in list(self._waiters.items()):
+                if not waiter.done() and condition():
+                    waiter.set_result(None)
+        except BaseException as error:
+            applied.set_exception(error)
+        else:
+            applied.set_result(None)

@@ -1,0 +1,159 @@
+"""OpenAI's chat completions: a request's body to a `ChatRequest`, an answer to a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamrl.gateway.requests import (
+    MAX_CHOICES,
+    MAX_TOOLS,
+    Answer,
+    Body,
+    ChatRequest,
+    Dialect,
+    Told,
+    canonical_messages,
+    function_tool,
+    integer,
+    objects,
+    openai_error,
+    refuse,
+    refuse_fields,
+    string,
+)
+from streamrl.records import ModelCall
+
+NEUTRAL = {
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "response_format": ({"type": "text"},),
+    "stop": ([], ""),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "top_logprobs": (0,),
+    "web_search_options": (),
+}
+
+
+def parse(body: Body, told: Told) -> ChatRequest:
+    refuse_fields(body, NEUTRAL)
+    string(body, "model")
+    limit = integer(body, "max_tokens", 0)
+    return ChatRequest(
+        messages=canonical_messages(
+            [renamed_role(message) for message in objects(body, "messages")], "messages"
+        ),
+        tools=tools_of(body),
+        reads_tool_calls=body.get("tool_choice") != "none",
+        parallel_tool_calls=body.get("parallel_tool_calls") is not False,
+        n=integer(body, "n", 1, most=MAX_CHOICES),
+        max_tokens=integer(body, "max_completion_tokens", limit),
+    )
+
+
+def renamed_role(message: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI calls a system message the developer's by now, which no chat template knows."""
+    role = message.get("role")
+    return {**message, "role": "system" if role == "developer" else role}
+
+
+def tools_of(body: Body) -> list[dict[str, Any]]:
+    tools = objects(body, "tools")
+    if len(tools) > MAX_TOOLS:
+        raise refuse("tools", f"there are at most {MAX_TOOLS}")
+    found = list[dict[str, Any]]()
+    for tool in tools:
+        function = tool.get("function")
+        if tool.get("type", "function") != "function" or not isinstance(function, dict):
+            raise refuse("tools", "each is of type function")
+        name = function.get("name")
+        found.append(
+            function_tool(name, function.get("description"), function.get("parameters"), "tools")
+        )
+    return found
+
+
+def response(body: Body, answer: Answer) -> dict[str, Any]:
+    first = answer.calls[0]
+    prompt_tokens = len(answer.prompt)
+    found: dict[str, Any] = {
+        "id": f"chatcmpl-{first.call}",
+        "object": "chat.completion",
+        "created": int(first.time_s),
+        "model": string(body, "model", "policy"),
+        "choices": [_choice(body, call) for call in answer.calls],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": answer.sampled_tokens,
+            "total_tokens": prompt_tokens + answer.sampled_tokens,
+        },
+    }
+    if body.get("return_token_ids"):
+        found["prompt_token_ids"] = answer.prompt.tolist()
+    return found
+
+
+def _choice(body: Body, call: ModelCall) -> dict[str, Any]:
+    content = call.text if call.content is None else call.content
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    reason = call.inference_metadata.finish_reason
+    if call.tool_calls:
+        message["content"] = content or None
+        message["tool_calls"] = call.tool_calls
+        reason = "tool_calls"
+    found: dict[str, Any] = {
+        "index": call.choice,
+        "message": message,
+        "logprobs": {"content": logprobs(call)} if body.get("logprobs") else None,
+        "finish_reason": reason,
+        "call": call.call,  # names the choice to /rl/set_reward
+    }
+    if body.get("return_token_ids"):
+        found["token_ids"] = call.tokens.tolist()
+    return found
+
+
+def logprobs(call: ModelCall) -> list[dict[str, Any]]:
+    """The logprob of each sampled token, which is named by its id."""
+    return [
+        {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
+        for token, value in zip(call.tokens.tolist(), call.logprobs.tolist(), strict=True)
+    ]
+
+
+def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The chunks of a stream: of each choice its role, its content and how it ended."""
+    head = {name: whole[name] for name in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+    found = list[tuple[str, Any]]()
+    for choice in whole["choices"]:
+        message = choice["message"]
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if message["content"]:
+            deltas.append({"content": message["content"]})
+        for index, tool_call in enumerate(message.get("tool_calls", [])):
+            deltas.append({"tool_calls": [{"index": index, **tool_call}]})
+        for number, delta in enumerate(deltas):
+            kept = choice["logprobs"] if number == 1 else None
+            part = {"index": choice["index"], "delta": delta, "finish_reason": None}
+            found.append(("", {**head, "choices": [{**part, "logprobs": kept}]}))
+        last = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
+        for name in ("call", "token_ids"):
+            if name in choice:
+                last[name] = choice[name]
+        found.append(("", {**head, "choices": [last]}))
+    options = body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage"):
+        found.append(("", {**head, "choices": [], "usage": whole["usage"]}))
+    return [*found, ("", "[DONE]")]
+
+
+DIALECT = Dialect(parse, response, events, openai_error)

@@ -1,0 +1,136 @@
+"""Gateway: model calls of agents in, answers and records of them out.
+
+A replica has no state but what it has read from the log. It may be killed at any moment, and any
+other replica goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import uvicorn
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.errors import ConfigError, PortTaken, StreamrlError
+from streamrl.gateway.replica import Replica
+from streamrl.gateway.sampling import SYNTAXES
+from streamrl.log.meter import Meter
+from streamrl.log.protocol import Log
+from streamrl.processor.part import open_part
+
+logger = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+STOP_TIMEOUT_S = 5  # calls in flight have so long to end when the replica stops
+
+
+def log_address(url: str) -> None:
+    logger.info("agents call %s", url)
+
+
+def main(
+    run: RunFile,
+    log: Log,
+    stop: threading.Event,
+    index: int = 0,
+    on_listening: Callable[[str], None] = log_address,
+) -> None:
+    """Serve until `stop` is set. A replica beyond those of the run file may join at any time.
+
+    `on_listening` is told the URL once the replica is ready.
+
+    Raises ConfigError where no env of the run has sessions, and PortTaken.
+    """
+    check(run)
+    port = run.gateway.port + index if run.gateway.port else 0
+    with (
+        open_part(log, topology.gateway_part(index), writer=None) as part,
+        closing(log.producer()) as producer,
+        listening(run.gateway.host, port) as listener,
+    ):
+        replica = Replica(run, log, producer)
+        config = uvicorn.Config(
+            replica.app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        )
+        server = uvicorn.Server(config)
+        # In a thread of its own, so that signals stay those of this one.
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
+        thread.start()
+        reporter = Reporter(replica, part.meter)
+
+        def is_over() -> bool:
+            """Calls in flight end, and are read from the log, before the replica does."""
+            server.should_exit = server.should_exit or stop.is_set()
+            reporter.publish()
+            return not thread.is_alive()
+
+        def on_ready() -> None:
+            part.mark_ready()
+            on_listening(url_of(listener))
+
+        try:
+            replica.follow(is_over, on_ready)
+        finally:
+            server.should_exit = True
+            thread.join()
+        if not stop.is_set():
+            raise StreamrlError("the HTTP server of the gateway has ended; its log says why")
+
+
+def check(run: RunFile) -> None:
+    """Raises ConfigError for a run that has nothing for a gateway to do."""
+    if not run.session_envs:
+        raise ConfigError(
+            "no env of the run has sessions, so no agent may call; set envs.<name>.sessions"
+        )
+    for name in run.session_envs:
+        if run.envs[name].tool_syntax not in SYNTAXES:
+            raise ConfigError(
+                f"envs.{name}.tool_syntax is {run.envs[name].tool_syntax!r}; the gateway reads"
+                f" {' and '.join(SYNTAXES)}"
+            )
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ConfigError, PortTaken."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1_024)
+    except socket.gaierror:
+        raise ConfigError(f"gateway.host {host}: there is no such address") from None
+    except OSError as error:
+        raise PortTaken(
+            f"the gateway cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); set"
+            " gateway.port to another one, or to 0 for any that is free"
+        ) from None
+
+
+def url_of(listener: socket.socket) -> str:
+    address = listener.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http://{host}:{address[1]}"
+
+
+class Reporter:
+    """Publishes what a replica measures, once in REPORT_S."""
+
+    def __init__(self, replica: Replica, meter: Meter) -> None:
+        self._replica = replica
+        self._meter = meter
+        self._reported_s = time.monotonic()
+
+    def publish(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_s >= REPORT_S:
+            self._meter.publish(self._replica.metrics(now - self._reported_s))
+            self._reported_s = now

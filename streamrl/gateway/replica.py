@@ -1,0 +1,157 @@
+"""One replica of the gateway: what it has read, and what serves requests from that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import asynccontextmanager, closing
+
+from starlette.applications import Starlette
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.config.secrets import reveal
+from streamrl.gateway.calls import Calls
+from streamrl.gateway.follower import Follower
+from streamrl.gateway.keys import Keys, local_secret
+from streamrl.gateway.recorder import Recorder
+from streamrl.gateway.sampling import Sampler
+from streamrl.gateway.server import Server
+from streamrl.gateway.session_index import SessionIndex
+from streamrl.gateway.sessions_api import SessionsApi
+from streamrl.inference.client import Client
+from streamrl.log.codec import to_event
+from streamrl.log.protocol import Log, Message, NonTransactionalProducer, partitions_of
+from streamrl.records import Record
+from streamrl.records import Server as InferenceServer
+
+logger = logging.getLogger(__name__)
+
+SCHEMAS = ("session-start", "model-call", "session-end", "server")
+WAIT_S = 0.1
+EXPIRE_S = 1.0  # sessions that have been idle for too long are looked for so often
+
+
+class Replica:
+    """Wires the parts of the gateway. `follow` belongs to one thread, all else to the loop that
+    serves `app`.
+    """
+
+    def __init__(self, run: RunFile, log: Log, producer: NonTransactionalProducer) -> None:
+        self._run = run
+        self._log = log
+        self._sessions = partitions_of(log, [topology.turns(env) for env in run.session_envs])
+        servers = partitions_of(log, [topology.SERVERS])
+        self._begins = log.beginning_offsets([*self._sessions, *servers])
+        self._began = log.end_offsets([*self._sessions, *servers])
+        self._index = SessionIndex()
+        self._expired_s = 0.0
+        self._clients = {run.envs[env].pool: make_client(run, env) for env in run.session_envs}
+        self._follower = Follower(log, self._sessions, self._apply)
+        recorder = Recorder(producer, self._follower)
+        sampler = Sampler(run, self._clients)
+        keys = make_keys(run)
+        self._calls = Calls(run, self._index, self._follower, recorder, sampler)
+        api = SessionsApi(run, self._index, self._follower, recorder, keys)
+        self._counted = Counter[str]()
+        self._added_s = 0.0
+        self._loop = Future[asyncio.AbstractEventLoop]()
+        self.app = Server(run, keys, self._calls, api, self._clients).app(self._lifespan)
+
+    def follow(self, is_over: Callable[[], bool], mark_ready: Callable[[], None]) -> None:
+        """Read the log until `is_over`. The replica is ready once it has read what lay there when
+        it began.
+        """
+        while not self._loop.done():
+            if is_over():
+                return
+            wait([self._loop], WAIT_S)
+        loop = self._loop.result()
+        began = {tp: self._began[tp] for tp in self._sessions}
+        is_ready = False
+
+        def is_done() -> bool:
+            nonlocal is_ready
+            if not is_ready and self._follower.is_at(began):
+                is_ready = True
+                mark_ready()
+            return is_over()
+
+        with closing(self._log.reader(self._begins)) as reader:
+            self._follower.follow(reader, loop, is_done)
+
+    def metrics(self, seconds: float) -> dict[str, float]:
+        """What happened since the last time, `seconds` ago, and what is open now."""
+        counts = self._calls.counts.copy()
+        new = counts - self._counted
+        self._counted = counts
+        added_s = self._calls.added_s - self._added_s
+        self._added_s += added_s
+        return {
+            "gateway/open_sessions": len(self._index.sessions),
+            "gateway/calls_per_s": new["calls"] / seconds,
+            "gateway/tokens_per_s": new["tokens"] / seconds,
+            "gateway/added_s": added_s / max(new["requests"], 1),
+            "gateway/repeated": counts["repeated"],
+            "gateway/refused": counts["refused"],
+        }
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._loop.set_result(asyncio.get_running_loop())
+        yield
+        for client in self._clients.values():
+            await client.close()
+
+    def _apply(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if message.topic == topology.SERVERS:
+                self._apply_server(message)
+                continue
+            event = to_event(message, SCHEMAS)
+            if isinstance(event.record, Record):
+                env = topology.subject_of(message.topic)
+                self._index.apply(env, event.record, message.timestamp_s)
+            elif event.record is not None:
+                place = f"{message.topic}[{message.partition}]@{message.offset}"
+                logger.warning("%s is not read: %s", place, event.record.cause)
+        self._expire()
+
+    def _apply_server(self, message: Message) -> None:
+        event = to_event(message, SCHEMAS)
+        is_old = message.offset < self._began[message.topic, message.partition]
+        if event.record is None or isinstance(event.record, InferenceServer):
+            for client in self._clients.values():
+                client.on_server(event.key, event.record, is_old)
+
+    def _expire(self) -> None:
+        now = time.time()
+        if now - self._expired_s < EXPIRE_S:
+            return
+        self._expired_s = now
+        for env in self._run.session_envs:
+            sessions = self._run.envs[env].sessions
+            if sessions is not None:
+                self._index.expire(env, now - sessions.idle_s)
+
+
+def make_client(run: RunFile, env: str) -> Client:
+    """The client for the servers of an env's pool."""
+    return Client(
+        run.envs[env].pool,
+        api_key=reveal(run.inference.api_key, "inference.api_key"),
+        stick_margin=run.inference.stick_margin,
+        heartbeat_s=run.inference.heartbeat_s,
+    )
+
+
+def make_keys(run: RunFile) -> Keys:
+    """Keys that are signed by the gateway's own, or by a secret of the run's directory."""
+    if run.gateway.api_key:
+        key = reveal(run.gateway.api_key, "gateway.api_key")
+        return Keys(key.encode(), key)
+    return Keys(local_secret(run.directory))

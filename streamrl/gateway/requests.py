@@ -1,0 +1,180 @@
+"""What an agent asks for, whichever API it speaks, and what is said of a request that cannot be
+answered.
+
+Sampling parameters of a request do not count: the env's settings do, because the learner has to
+reproduce the distribution. A field that would change the distribution in another way, or that
+cannot be kept, is refused by its name. All other fields are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+
+from streamrl.errors import one_line
+from streamrl.records import ModelCall
+from streamrl.sessions.messages import Message, canonical
+
+Body = Mapping[str, Any]
+MAX_CHOICES = 128
+MAX_TOOLS = 256
+
+
+class RequestRefused(Exception):
+    """A request that is not answered: the HTTP status, why, and the field that is to blame."""
+
+    def __init__(
+        self, status: int, why: str, field: str = "", code: str = "", retry_after_s: int = 0
+    ) -> None:
+        super().__init__(one_line(why, 1_000))
+        self.status = status
+        self.field = field
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for answers, with what the answers depend on."""
+
+    messages: list[Message] = []  # canonical
+    token_ids: list[int] = []  # the prompt, where there are no messages
+    tools: list[dict[str, Any]] = []  # as OpenAI chat tools
+    reads_tool_calls: bool = True
+    parallel_tool_calls: bool = True
+    n: int = 1
+    max_tokens: int = 0  # 0: as many as the env's settings allow
+
+    def digest(self) -> str:
+        """The same for requests that ask for the same."""
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self, order="deterministic"))
+
+
+class Answer(NamedTuple):
+    """The answers to a request as they lie in the log."""
+
+    calls: list[ModelCall]  # by choice
+    contexts: list[np.ndarray]  # all tokens up to the end of each answer
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """All tokens before the first answer."""
+        return self.contexts[0][: len(self.contexts[0]) - len(self.calls[0].tokens)]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(call.tokens) for call in self.calls)
+
+
+Told = Callable[[str], list[Message] | None]
+"""The conversation up to a call's answer as the agent was told it; None: there is no such call."""
+
+
+class Dialect(NamedTuple):
+    """An API that agents speak. Each is a module of pure functions."""
+
+    parse: Callable[[Body, Told], ChatRequest]
+    response: Callable[[Body, Answer], dict[str, Any]]
+    # The events of a stream, made of the finished response: (name or nothing, data)
+    events: Callable[[Body, dict[str, Any]], list[tuple[str, Any]]]
+    error: Callable[[RequestRefused], dict[str, Any]]
+
+
+def refuse(field: str, why: str) -> RequestRefused:
+    return RequestRefused(400, f"{field}: {why}", field)
+
+
+def parsed(text: bytes) -> dict[str, Any]:
+    """The object of a request's body. Raises RequestRefused."""
+    try:
+        body = msgspec.json.decode(text or b"{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RequestRefused(400, f"the body is not JSON that can be read: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestRefused(400, f"the body is a JSON object, not {type(body).__name__}")
+    return body
+
+
+def integer(body: Body, field: str, default: int, least: int = 1, most: int = 1 << 31) -> int:
+    """A number of the body. Raises RequestRefused."""
+    value = body.get(field)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise refuse(field, f"it is a whole number from {least} to {most:,}")
+    return value
+
+
+def string(body: Body, field: str, default: str = "", limit: int = 1_000) -> str:
+    """A text of the body. Raises RequestRefused."""
+    value = body.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, str) or len(value) > limit:
+        raise refuse(field, f"it is a text of at most {limit:,} characters")
+    return value
+
+
+def objects(body: Body, field: str) -> list[dict[str, Any]]:
+    """A list of objects of the body; empty if it is not given. Raises RequestRefused."""
+    value = body.get(field)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise refuse(field, "it is a list of objects")
+    return value
+
+
+def refuse_fields(body: Body, neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Raises RequestRefused for a field that is given, and has none of its neutral values."""
+    for field, values in neutral.items():
+        value = body.get(field)
+        if value is not None and value not in values:
+            raise refuse(field, "the policy is trained on what it samples, so this cannot be kept")
+
+
+def canonical_messages(messages: Sequence[Mapping[str, Any]], field: str) -> list[Message]:
+    """The messages in the form in which they are compared. Raises RequestRefused."""
+    try:
+        found = [canonical(message) for message in messages]
+    except ValueError as error:
+        raise refuse(field, str(error)) from None
+    if not found:
+        raise refuse(field, "there is no message")
+    return found
+
+
+def function_tool(name: Any, description: Any, parameters: Any, field: str) -> dict[str, Any]:
+    """A tool as an OpenAI chat tool. Raises RequestRefused."""
+    if not isinstance(name, str) or not name:
+        raise refuse(field, "each tool has a name")
+    function: dict[str, Any] = {"name": name}
+    if isinstance(description, str):
+        function["description"] = description
+    if parameters is not None and not isinstance(parameters, dict):
+        raise refuse(field, f"the parameters of {name!r} are a JSON schema")
+    function["parameters"] = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def arguments_of(tool_call: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a tool call of ours, which are always an object."""
+    return json.loads(tool_call["function"]["arguments"])
+
+
+def openai_error(refused: RequestRefused) -> dict[str, Any]:
+    """An error as OpenAI's APIs write it."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    default = "server_error" if refused.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": str(refused),
+            "type": kinds.get(refused.status, default),
+            "param": refused.field or None,
+            "code": refused.code or None,
+        }
+    }

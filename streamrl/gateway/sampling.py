@@ -1,0 +1,145 @@
+"""Samples the answers to a request, as records that say where they stand in the session's tree."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+
+from streamrl.config.run_file import RunFile
+from streamrl.envs.shipped.tools import TOOL_CALL, CallSyntax, parse_calls
+from streamrl.gateway.requests import ChatRequest
+from streamrl.gateway.session_index import Session
+from streamrl.inference.client import Client, Sampled
+from streamrl.records import ModelCall
+from streamrl.sessions.call_tree import CallTree, Place
+from streamrl.sessions.messages import Message, canonical_call
+
+SYNTAXES: tuple[CallSyntax, ...] = ("json", "brackets")
+Fork = Literal["", "template", "edit", "compaction", "sub-agent"]
+
+
+class Location(NamedTuple):
+    """Where an answer stands in the tree, and what it adds to the conversation before it."""
+
+    continues: str
+    fork: Fork
+    messages: list[Message]
+    prompt: np.ndarray  # (p,) unsigned
+
+
+class Reading(NamedTuple):
+    """What the agent is told of an answer: the calls of tools in it, and the text without them."""
+
+    tool_calls: list[dict[str, Any]]
+    content: str | None  # None: all of the text
+
+
+class Sampler:
+    """Samples with the settings of a session's env, on the servers of its pool."""
+
+    def __init__(self, run: RunFile, clients: Mapping[str, Client]) -> None:
+        self._run = run
+        self._clients = clients
+
+    async def sample(self, session: Session, request: ChatRequest, name: str) -> list[ModelCall]:
+        """One call for each of the request's answers. Raises SamplingFailed."""
+        settings = self._run.envs[session.env]
+        if 0 < request.max_tokens < settings.max_tokens:
+            settings = settings.model_copy(update={"max_tokens": request.max_tokens})
+        tree = session.tree
+        place = place_of(tree, request)
+        history = request.token_ids
+        asked: list[Message] = []
+        if request.messages:
+            asked = [*tree.conversation(place.continues), *place.new_messages]
+            history = tree.context(place.continues).tolist() if place.continues else []
+        last = tree.calls[place.continues].inference_metadata.server if place.continues else ""
+        client = self._clients[settings.pool]
+        answers = await client.sample(asked, request.n, settings, request.tools, history, last)
+        located = location(tree, request, place, answers[0])
+        first = secrets.token_hex(12)
+        syntax = cast(CallSyntax, settings.tool_syntax)
+        calls = list[ModelCall]()
+        for choice, answer in enumerate(answers):
+            call = f"{first}-{choice}" if choice else first
+            reading = read_answer(answer.text, request, syntax, call)
+            calls.append(
+                ModelCall(
+                    session=session.start.session,
+                    call=call,
+                    continues=located.continues,
+                    fork=located.fork,
+                    request=name,
+                    choice=choice,
+                    messages=located.messages,
+                    prompt=located.prompt,
+                    tokens=answer.tokens,
+                    logprobs=answer.logprobs,
+                    text=answer.text,
+                    tool_calls=reading.tool_calls,
+                    content=reading.content,
+                    inference_metadata=answer.metadata(),
+                    time_s=time.time(),
+                )
+            )
+        return calls
+
+
+def place_of(tree: CallTree, request: ChatRequest) -> Place:
+    """Where a request goes on, by its messages or else by its tokens."""
+    if request.messages:
+        return tree.place(request.messages)
+    return Place(tree.place_of_tokens(np.array(request.token_ids, np.uint32)), [])
+
+
+def location(tree: CallTree, request: ChatRequest, place: Place, sampled: Sampled) -> Location:
+    """Where an answer stands once it is known what prompt the server has made.
+
+    A prompt that does not keep the tokens before it may still begin with those of a call: a chat
+    template often drops the same spaces as the agent. Only otherwise it is a fork.
+    """
+    prompt = sampled.prompt_tokens
+    if sampled.prefix_tokens:
+        return Location(place.continues, "", place.new_messages, prompt[sampled.prefix_tokens :])
+    same_tokens = tree.place_of_tokens(prompt)
+    if same_tokens:
+        said = len(tree.conversation(same_tokens))
+        if said < len(request.messages) or not request.messages:
+            after = prompt[len(tree.context(same_tokens)) :]
+            return Location(same_tokens, "", request.messages[said:], after)
+    if place.continues:
+        return Location(place.continues, "template", place.new_messages, prompt)
+    cause = tree.cause_of_fork(request.messages) if request.messages else ""
+    return Location("", cast(Fork, cause), request.messages, prompt)
+
+
+def read_answer(text: str, request: ChatRequest, syntax: CallSyntax, call: str) -> Reading:
+    """The calls of tools in an answer. If one of them cannot be read, all of it is text.
+
+    In brackets there is one tool, the first one, with one argument, its first.
+    """
+    if not (request.tools and request.reads_tool_calls):
+        return Reading([], None)
+    function = request.tools[0]["function"]
+    argument = next(iter(function["parameters"].get("properties") or {}), "")
+    found = parse_calls(text, syntax, function["name"], argument)
+    if not found or any(tool_call.error for tool_call in found):
+        return Reading([], None)
+    if not request.parallel_tool_calls:
+        found = found[:1]
+    tool_calls = [
+        canonical_call(
+            {
+                "id": f"call_{call}_{index}",
+                "function": {"name": made.name, "arguments": json.dumps(dict(made.arguments))},
+            }
+        )
+        for index, made in enumerate(found)
+    ]
+    content = TOOL_CALL.sub("", text).strip() if syntax == "json" else ""
+    return Reading(tool_calls, content)

@@ -1,0 +1,218 @@
+"""The gateway over HTTP: who asks, in which API, and what is answered."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from streamrl.config.checks import is_loopback
+from streamrl.config.run_file import Env, RunFile
+from streamrl.errors import StreamrlError, describe_error
+from streamrl.gateway import openai_chat
+from streamrl.gateway.calls import Calls
+from streamrl.gateway.keys import Keys, SessionName
+from streamrl.gateway.requests import Dialect, RequestRefused, openai_error, parsed, refuse
+from streamrl.gateway.sessions_api import SessionsApi
+from streamrl.inference.client import Client
+
+logger = logging.getLogger(__name__)
+
+# Paths of the calls, and the APIs that they speak.
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": openai_chat.DIALECT,
+}
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Server:
+    """The routes of one replica."""
+
+    def __init__(
+        self,
+        run: RunFile,
+        keys: Keys,
+        calls: Calls,
+        sessions: SessionsApi,
+        clients: Mapping[str, Client],
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._calls = calls
+        self._sessions = sessions
+        self._clients = clients
+
+    def app(
+        self, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None
+    ) -> Starlette:
+        """The application. On loopback it answers to names of this machine only, so that a web site
+        that points its name at 127.0.0.1 gets nothing.
+        """
+        routes = [
+            Route(path, self._guarded(self._call(dialect), dialect), methods=["POST"])
+            for path, dialect in DIALECTS.items()
+        ]
+        for path, handler in (
+            ("/rl/start_session", self._start_session),
+            ("/rl/set_reward", self._set_reward),
+            ("/rl/end_session", self._end_session),
+        ):
+            routes.append(Route(path, self._guarded(handler), methods=["POST"]))
+        routes.append(Route("/v1/models", self._guarded(self._models)))
+        routes.append(Route("/health", self._health))
+        host = self._run.gateway.host
+        hosts = [*LOCAL_NAMES, host] if is_loopback(host) else ["*"]
+        guard = Middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+        return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
+
+    def _guarded(self, handler: Handler, dialect: Dialect | None = None) -> Handler:
+        """The handler, with every error in the shape of the API that was called."""
+        shape = dialect.error if dialect else openai_error
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RequestRefused as error:
+                refused = error
+            except StreamrlError as error:
+                logger.warning("%s: %s", request.url.path, describe_error(error))
+                refused = RequestRefused(503, f"the log cannot be reached: {error}", "", "", 1)
+            except ClientDisconnect:
+                refused = RequestRefused(400, "the body ended too early")
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                at = f"{place.filename}:{place.lineno}"
+                logger.error("%s at %s: %s", request.url.path, at, describe_error(error))
+                refused = RequestRefused(500, "the gateway failed; its log says where")
+            self._calls.counts["refused"] += 1
+            headers = {}
+            if refused.retry_after_s:
+                headers["retry-after"] = str(refused.retry_after_s)
+            return answered(shape(refused), refused.status, headers)
+
+        return guarded
+
+    def _call(self, dialect: Dialect) -> Handler:
+        """A model call in this API."""
+
+        async def call(request: Request) -> Response:
+            name = self._session_of(request)
+            body = await self._body_of(request)
+            is_stream = body.get("stream") or False
+            if not isinstance(is_stream, bool):
+                raise refuse("stream", "it is true or false")
+            answer = await self._calls.answer(
+                name,
+                lambda told: dialect.parse(body, told),
+                request.headers.get("idempotency-key", "")[:1_000],
+                is_retry(request),
+            )
+            response = dialect.response(body, answer)
+            headers = sampling_header(self._run.envs[name.env])
+            if not is_stream:
+                return answered(response, 200, headers)
+            events = b"".join(map(event_bytes, dialect.events(body, response)))
+            return Response(events, 200, headers, "text/event-stream")
+
+        return call
+
+    async def _start_session(self, request: Request) -> Response:
+        if not self._keys.opens_gateway(key_of(request)):
+            raise unauthorized("the gateway's key (gateway.api_key of the run file)")
+        body = await self._body_of(request)
+        url = str(request.base_url).rstrip("/")
+        return answered(await self._sessions.start(body, url, is_retry(request)))
+
+    async def _set_reward(self, request: Request) -> Response:
+        name = self._session_of(request)
+        return answered(await self._sessions.set_reward(name, await self._body_of(request)))
+
+    async def _end_session(self, request: Request) -> Response:
+        name = self._session_of(request)
+        return answered(await self._sessions.end(name, await self._body_of(request)))
+
+    async def _models(self, request: Request) -> Response:
+        name = self._session_of(request)
+        client = self._clients[self._run.envs[name.env].pool]
+        pool = client.registry.pool
+        servers = client.servers().values()
+        models = sorted({server.model for server in servers if server.pool == pool})
+        data = [{"id": model, "object": "model", "owned_by": "streamrl"} for model in models]
+        return answered({"object": "list", "data": data})
+
+    async def _health(self, request: Request) -> Response:
+        return answered({"status": "ok"})
+
+    def _session_of(self, request: Request) -> SessionName:
+        """The session that the request's key opens. Raises RequestRefused."""
+        name = self._keys.session_of(key_of(request))
+        if name is None or name.env not in self._run.session_envs:
+            raise unauthorized("a session's key, as /rl/start_session returns it")
+        return name
+
+    async def _body_of(self, request: Request) -> dict[str, Any]:
+        """The JSON of a request. Its content type has to be JSON's: a web page cannot send that to
+        another server without having asked.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RequestRefused(415, "send JSON, with the header Content-Type: application/json")
+        limit = self._run.gateway.max_body_mb * 1_000_000
+        text = bytearray()
+        async for chunk in request.stream():
+            text += chunk
+            if len(text) > limit:
+                raise RequestRefused(
+                    413,
+                    f"the body has more than {self._run.gateway.max_body_mb:g} MB"
+                    " (gateway.max_body_mb)",
+                )
+        return parsed(bytes(text))
+
+
+def answered(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def event_bytes(event: tuple[str, Any]) -> bytes:
+    """A server-sent event."""
+    name, data = event
+    head = f"event: {name}\n" if name else ""
+    text = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
+    return head.encode() + b"data: " + text + b"\n\n"
+
+
+def key_of(request: Request) -> str:
+    """The API key of a request: a bearer token, or Anthropic's header."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return request.headers.get("x-api-key", "")
+
+
+def unauthorized(wanted: str) -> RequestRefused:
+    why = f"the key is not {wanted}; send it as Authorization: Bearer or x-api-key"
+    return RequestRefused(401, why, code="invalid_api_key")
+
+
+def is_retry(request: Request) -> bool:
+    """SDKs of OpenAI and Anthropic count how often they have sent a request."""
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return count.isdecimal() and int(count) > 0
+
+
+def sampling_header(env: Env) -> dict[str, str]:
+    """The settings that the answer was sampled with, whatever the request said."""
+    settings = f"temperature={env.temperature:g}, top_p={env.top_p:g}, top_k={env.top_k}"
+    return {"x-streamrl-sampling": settings}

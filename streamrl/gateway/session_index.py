@@ -1,0 +1,121 @@
+"""What is known of the sessions of a run: a fold of the records of turns.<env>.
+
+Each replica of the gateway has one. They are equal once the replicas have read the same records, so
+any replica can handle any call.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from streamrl.errors import one_line
+from streamrl.records import ModelCall, Record, SessionEnd, SessionStart
+from streamrl.sessions.call_tree import CallTree, InvalidCall
+
+logger = logging.getLogger(__name__)
+
+MAX_ENDED = 100_000  # sessions of which it is remembered that they have ended
+
+
+class Session:
+    """A session that has not ended, and its calls."""
+
+    def __init__(self, env: str, start: SessionStart, time_s: float) -> None:
+        self.env = env
+        self.start = start
+        self.tree = CallTree()
+        self.starts = 1
+        self.answered: dict[str, int] = {}  # request -> number of its answers
+        # Digest of a request's body -> number of such requests that were answered since the agent
+        # was last started.
+        self.repeats: dict[str, int] = {}
+        # The same for all requests that this replica has in hand, whether answered or not.
+        self.asked: dict[str, int] = {}
+        self.last_s = time_s  # of its last record
+
+    def add(self, call: ModelCall) -> None:
+        """Add the next call of the log, unless its request has been answered already."""
+        if not self.tree.add(call):
+            return
+        self.answered[call.request] = self.answered.get(call.request, 0) + 1
+        body, _, ordinal = call.request.rpartition("#")
+        if ordinal.isdecimal():
+            self.repeats[body] = max(self.repeats.get(body, 0), int(ordinal) + 1)
+
+    def next_ordinal(self, body: str) -> int:
+        """The number of a new request with a body of this digest."""
+        return max(self.repeats.get(body, 0), self.asked.get(body, 0))
+
+    def start_again(self) -> None:
+        """The agent was killed and repeats its calls from the first one. It is given the recorded
+        answers while its requests are the same.
+        """
+        self.starts += 1
+        self.repeats.clear()
+        self.asked.clear()
+
+
+class SessionIndex:
+    """The sessions of all envs, by (env, session)."""
+
+    def __init__(self, max_ended: int = MAX_ENDED) -> None:
+        self.sessions: dict[tuple[str, str], Session] = {}
+        self._ended: dict[tuple[str, str], None] = {}  # the oldest first
+        self._max_ended = max_ended
+
+    def apply(self, env: str, record: Record, time_s: float) -> None:
+        """Add the next record of turns.<env>, which was written at `time_s`."""
+        match record:
+            case SessionStart():
+                self._begin(env, record, time_s)
+            case ModelCall():
+                self._add(env, record, time_s)
+            case SessionEnd():
+                self._end((env, record.session))
+            case _:
+                pass
+
+    def has_ended(self, env: str, session: str) -> bool:
+        return (env, session) in self._ended
+
+    def open_sessions(self, env: str) -> int:
+        """The number of sessions of an env that have not ended."""
+        return sum(1 for name, _ in self.sessions if name == env)
+
+    def expire(self, env: str, before_s: float) -> None:
+        """End the sessions whose last record was written before that time."""
+        late = [
+            name
+            for name, session in self.sessions.items()
+            if session.env == env and session.last_s < before_s
+        ]
+        for name in late:
+            self._end(name)
+
+    def _begin(self, env: str, start: SessionStart, time_s: float) -> None:
+        name = (env, start.session)
+        if name in self._ended:
+            return
+        session = self.sessions.get(name)
+        if session is None:
+            self.sessions[name] = Session(env, start, time_s)
+            return
+        session.start_again()
+        session.last_s = max(session.last_s, time_s)
+
+    def _add(self, env: str, call: ModelCall, time_s: float) -> None:
+        session = self.sessions.get((env, call.session))
+        if session is None:  # it has ended, or its beginning is no longer kept
+            return
+        session.last_s = max(session.last_s, time_s)
+        try:
+            session.add(call)
+        except InvalidCall as error:
+            logger.warning("session %s of %s: %s", call.session, env, one_line(error))
+
+    def _end(self, name: tuple[str, str]) -> None:
+        self.sessions.pop(name, None)
+        self._ended.pop(name, None)
+        self._ended[name] = None
+        while len(self._ended) > self._max_ended:
+            del self._ended[next(iter(self._ended))]

@@ -1,0 +1,175 @@
+"""Begins and ends sessions, and takes their rewards, under the names of AReaL's online proxy."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.gateway.calls import limited
+from streamrl.gateway.follower import Follower
+from streamrl.gateway.keys import SESSION_ID, Keys, SessionName
+from streamrl.gateway.recorder import Recorder
+from streamrl.gateway.requests import Body, RequestRefused, objects, refuse, string
+from streamrl.gateway.session_index import SessionIndex
+from streamrl.log.protocol import Output
+from streamrl.records import Record, Reward, SessionEnd, SessionStart
+
+MAX_METADATA_BYTES = 1 << 18
+RETRY_AFTER_S = 5
+# What responses prefix a call's id with.
+ID_PREFIXES = ("chatcmpl-", "resp_", "msg_")
+
+
+class SessionsApi:
+    """What agents say of a session, beside its calls."""
+
+    def __init__(
+        self,
+        run: RunFile,
+        index: SessionIndex,
+        follower: Follower,
+        recorder: Recorder,
+        keys: Keys,
+    ) -> None:
+        self._run = run
+        self._index = index
+        self._follower = follower
+        self._recorder = recorder
+        self._keys = keys
+
+    async def start(self, body: Body, base_url: str, is_retry: bool) -> dict[str, Any]:
+        """Begin a session, or begin again to work on one (`resume`). Raises RequestRefused."""
+        env = self._env_of(body)
+        session = string(body, "session_id") or secrets.token_hex(16)
+        if not SESSION_ID.fullmatch(session):
+            raise refuse("session_id", "it has letters, digits, - and _, at most 200")
+        name = SessionName(env, session)
+        start = self._start_record(name, body)
+        async with limited(self._run.envs[env].timeout_s):
+            await self._follower.catch_up()
+        if self._index.has_ended(*name):
+            raise RequestRefused(409, f"session {session} has ended; give another session_id")
+        known = self._index.sessions.get(name)
+        if known is None:
+            self._refuse_too_many(env)
+        elif known.start.problem_id != start.problem_id:
+            raise RequestRefused(
+                409, f"session {session} is about task {known.start.problem_id!r}", "task_id"
+            )
+        elif not (body.get("resume") or is_retry):
+            raise RequestRefused(
+                409, f'session {session} exists; send "resume": true to go on with it', "session_id"
+            )
+        if known is None or not is_retry:
+            starts = known.starts if known else 0
+            await self._write(name, start, lambda: self._starts(name) > starts)
+        return {
+            "session_id": session,
+            "api_key": self._keys.key_of(env, session),
+            "base_url": f"{base_url}/v1",
+            "anthropic_base_url": base_url,
+        }
+
+    async def set_reward(self, name: SessionName, body: Body) -> dict[str, Any]:
+        """Write a reward of a session, which may have ended long ago. Raises RequestRefused."""
+        value = body.get("reward")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+            raise refuse("reward", "it is a finite number")
+        call = string(body, "interaction_id")
+        for prefix in ID_PREFIXES:
+            call = call.removeprefix(prefix)
+        reward = Reward(
+            rollout=name.session,
+            name=string(body, "name") or self._reward_name(name.env),
+            value=float(value),
+            call=call,
+            scorer=string(body, "scorer"),
+            scorer_version=string(body, "scorer_version"),
+            time_s=time.time(),
+        )
+        async with limited(self._run.envs[name.env].timeout_s):
+            await self._recorder.write([Output(topology.rewards(name.env), name.session, reward)])
+        return {"session_id": name.session, "name": reward.name, "reward": reward.value}
+
+    async def end(self, name: SessionName, body: Body) -> dict[str, Any]:
+        """End a session; one that has ended stays as it is. Raises RequestRefused."""
+        end = SessionEnd(
+            session=name.session,
+            failure=string(body, "failure"),
+            truncation=string(body, "truncation"),
+            time_s=time.time(),
+        )
+        async with limited(self._run.envs[name.env].timeout_s):
+            await self._follower.catch_up()
+        if not self._index.has_ended(*name):
+            if name not in self._index.sessions:
+                raise RequestRefused(404, f"there is no session {name.session}")
+            await self._write(name, end, lambda: self._index.has_ended(*name))
+        return {"session_id": name.session, "ended": True}
+
+    async def _write(self, name: SessionName, record: Record, is_applied: Any) -> None:
+        async with limited(self._run.envs[name.env].timeout_s):
+            output = Output(topology.turns(name.env), name.session, record)
+            await self._recorder.write([output], is_applied)
+
+    def _starts(self, name: SessionName) -> int:
+        session = self._index.sessions.get(name)
+        return session.starts if session else 0
+
+    def _env_of(self, body: Body) -> str:
+        envs = self._run.session_envs
+        env = string(body, "env") or (envs[0] if len(envs) == 1 else "")
+        if env not in envs:
+            raise refuse("env", f"name one of {', '.join(envs)}")
+        return env
+
+    def _start_record(self, name: SessionName, body: Body) -> SessionStart:
+        task = body.get("task_id")
+        if isinstance(task, int) and not isinstance(task, bool):
+            task = str(task)
+        if not isinstance(task, str) or not task or len(task) > 1_000:
+            raise refuse("task_id", "it names the problem that the agent works on")
+        (metadata,) = objects({"metadata": [body.get("metadata") or {}]}, "metadata")
+        if len(msgspec.json.encode(metadata)) > MAX_METADATA_BYTES:
+            raise refuse("metadata", f"it has at most {MAX_METADATA_BYTES:,} bytes")
+        try:
+            return SessionStart(
+                session=name.session,
+                environment=name.env,
+                problem_id=task,
+                group_id=string(body, "group_id"),
+                metadata=metadata,
+                time_s=time.time(),
+            )
+        except ValueError as error:
+            raise refuse("metadata", str(error)) from None
+
+    def _reward_name(self, env: str) -> str:
+        """The name of a reward that is given none: that of the only one the env waits for."""
+        sessions = self._run.envs[env].sessions
+        if sessions is not None and len(sessions.rewards) == 1:
+            return sessions.rewards[0]
+        return "reward"
+
+    def _refuse_too_many(self, env: str) -> None:
+        sessions = self._run.envs[env].sessions
+        limit = sessions.max_open if sessions else 0
+        if self._index.open_sessions(env) >= limit:
+            raise RequestRefused(
+                429,
+                f"{limit} sessions of {env} are open (envs.{env}.sessions.max_open); end one first",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+
+def is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

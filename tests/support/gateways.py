@@ -1,0 +1,114 @@
+"""Replicas of the gateway in threads, on a log in memory, with a stub of vLLM behind them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import httpx
+
+from streamrl.config import run_file, topology
+from streamrl.config.run_file import RunFile
+from streamrl.gateway.process import main
+from streamrl.log.codec import decode, to_message
+from streamrl.log.memory import MemoryLog
+from streamrl.log.protocol import Output, read
+from streamrl.records import ModelCall, Record
+from tests.support.sampling_stub import SamplingStub, Say, by_checksum
+from tests.support.waiting import patience
+
+ENV = "agent"
+BEAT_S = 0.5
+
+
+def run_of(directory: Path, sessions: dict[str, Any] | None = None, **gateway: Any) -> RunFile:
+    env = {"kind": "copy-digits", "replicas": 0, "max_tokens": 64, "timeout_s": 20.0}
+    return run_file.parse(
+        {
+            "run": "gw",
+            "runs_dir": str(directory),
+            "envs": {ENV: {**env, "sessions": sessions or {}}},
+            "gateway": {"port": 0, **gateway},
+        }
+    )
+
+
+class Gateways:
+    """A log, a server that samples, and the replicas that a test starts."""
+
+    def __init__(self, run: RunFile, stub: SamplingStub) -> None:
+        self.run = run
+        self.stub = stub
+        topics = {topology.turns(ENV): 2, topology.rewards(ENV): 2}
+        self.log = MemoryLog({**topics, topology.SERVERS: 1, topology.METRICS: 1})
+        self._replicas: dict[str, tuple[threading.Event, threading.Thread]] = {}
+        self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+        self._beating.start()
+
+    def start(self) -> str:
+        """Start another replica. Returns its URL."""
+        found = Queue[str]()
+        stop = threading.Event()
+        number = len(self._replicas)
+        arguments = (self.run, self.log, stop, number, found.put)
+        thread = threading.Thread(target=main, args=arguments, daemon=True)
+        thread.start()
+        url = found.get(timeout=patience(20))
+        self._replicas[url] = stop, thread
+        return url
+
+    def stop(self, url: str) -> None:
+        stop, thread = self._replicas.pop(url)
+        stop.set()
+        thread.join(patience(20))
+        assert not thread.is_alive()
+
+    def close(self) -> None:
+        self.stub.gate.set()
+        for url in list(self._replicas):
+            self.stop(url)
+        self._over.set()
+        self._beating.join()
+
+    def begin(self, url: str, session: str = "s0", **fields: Any) -> dict[str, Any]:
+        """Begin a session. Returns its key and where to call."""
+        body = {"task_id": "7", "session_id": session, **fields}
+        answer = httpx.post(f"{url}/rl/start_session", json=body, timeout=patience(20))
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def records(self, topic: str = "") -> list[Record]:
+        """Everything in a topic, partition by partition."""
+        topic = topic or topology.turns(ENV)
+        found = list[Record]()
+        for partition in range(self.log.topics()[topic]):
+            for message in read(self.log, topic, partition):
+                assert message.value is not None
+                found.append(decode(dict(message.headers)["schema"], message.value))
+        return found
+
+    def calls(self) -> list[ModelCall]:
+        return [record for record in self.records() if isinstance(record, ModelCall)]
+
+    def _beat(self) -> None:
+        producer = self.log.producer()
+        while True:
+            record = self.stub.record()
+            producer.send(to_message(Output(topology.SERVERS, self.stub.name, record)))
+            if self._over.wait(BEAT_S):
+                return
+
+
+@contextmanager
+def gateways(directory: Path, say: Say = by_checksum, **settings: Any) -> Iterator[Gateways]:
+    with SamplingStub(say=say) as stub:
+        found = Gateways(run_of(directory, **settings), stub)
+        try:
+            yield found
+        finally:
+            found.close()

@@ -1,0 +1,98 @@
+"""A vLLM whose tokens are bytes, and whose answers are a function of the prompt."""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from tests.inference.stub import Stub
+
+END = 256
+ROLES = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
+NAMES = {number: f"<{name}>" for name, number in ROLES.items()} | {END: "<end>"}
+
+Say = Callable[[str, int], str]
+"""The text of an answer, from the prompt as text and the number of the choice."""
+
+
+def text_of(tokens: list[int]) -> str:
+    found = ""
+    pending = bytearray()
+    for token in tokens:
+        if token < END:
+            pending.append(token)
+            continue
+        found += pending.decode("utf-8", "replace") + NAMES[token]
+        pending.clear()
+    return found + pending.decode("utf-8", "replace")
+
+
+def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+    """As a chat template would: tools first, each message with its role and its end."""
+    found = list[int]()
+    if tools:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
+        found += [ROLES["system"], *f"tools: {names}".encode(), END]
+    for message in messages:
+        text = message["content"]
+        for call in message.get("tool_calls", []):
+            made = call["function"]
+            text += f'<tool_call>{{"name": "{made["name"]}", "arguments": {made["arguments"]}}}'
+            text += "</tool_call>"
+        found += [ROLES[message["role"]], *text.encode(), END]
+    return [*found, ROLES["assistant"]]
+
+
+def by_checksum(prompt: str, choice: int) -> str:
+    return f"answer {zlib.crc32(prompt.encode())} {choice}"
+
+
+class SamplingStub(Stub):
+    """`say` decides what it answers. While `gate` is not set, it samples nothing."""
+
+    def __init__(self, name: str = "inference-0", say: Say = by_checksum) -> None:
+        super().__init__(name)
+        self.say = say
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        match path.partition("?")[0]:
+            case "/v1/chat/completions/render":
+                return 200, {"token_ids": rendered(body["messages"], body.get("tools") or [])}
+            case "/detokenize":
+                return 200, {"prompt": text_of(body["tokens"])}
+            case "/inference/v1/generate":
+                self.gate.wait(30)
+                sampling = body["sampling_params"]
+                prompt = text_of(body["token_ids"])
+                limit = sampling["max_tokens"]
+                texts = [self.say(prompt, choice) for choice in range(sampling["n"])]
+                return 200, {"choices": [sampled(text, limit) for text in texts]}
+            case _:
+                return super().answer(path, body)
+
+    @property
+    def sampled(self) -> int:
+        """The number of requests for tokens that it has had."""
+        return sum(path == "/inference/v1/generate" for path, _ in self.asked)
+
+
+def sampled(text: str, limit: int) -> dict[str, Any]:
+    tokens = [*text.encode(), END][:limit]
+    is_whole = tokens[-1] == END
+    return {
+        "finish_reason": "stop" if is_whole else "length",
+        "token_ids": tokens,
+        "weight_versions": [{"version": "3", "start": 0, "end": len(tokens)}],
+        "text": bytes(token for token in tokens if token < END).decode("utf-8", "replace"),
+        "logprobs": {"content": [{"token": "?", "logprob": -token / 512} for token in tokens]},
+    }
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    """How a policy writes a call."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
