@@ -75,9 +75,9 @@ def down(run: str) -> None:
 @run_argument
 def status(run: str) -> None:
     """Show parts, lag, versions and the last step, of a live run or a stopped one."""
-    from streamrl.monitoring.status import show
+    from streamrl.monitoring.status import show_status
 
-    show(load_run(run))
+    show_status(load_run(run))
 
 
 @click.command()
@@ -133,10 +133,10 @@ def dashboard(run: str, host: str, port: int, public: bool) -> None:
 def report(run: str) -> None:
     """Make report.json and reward.png again from the topics."""
     from streamrl.log.kafka import KafkaLog
-    from streamrl.monitoring import report as reports
+    from streamrl.monitoring.report import summary_line, write_report
 
     with connect(load_run(run)) as (settings, kafka):
-        click.echo(reports.summary_line(reports.write(settings, KafkaLog(kafka, settings.run))))
+        click.echo(summary_line(write_report(settings, KafkaLog(kafka, settings.run))))
 
 
 @click.command("eval")

@@ -1,11 +1,12 @@
-"""`streamrl status`: the parts of a run, how far behind they are, the versions on the servers and
-the last step. A stopped run can be asked too.
+"""`streamrl status`: prints the parts of a run with their lag, the servers with their versions, and
+the last step. It works for a stopped run too.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,86 +34,79 @@ from streamrl.monitoring.run_view import (
     update_view,
 )
 
-# records; a longer lag is the distance of offsets, which counts transaction markers too
+# Up to so many offsets, the lag is counted in records. A longer one is given in offsets, which
+# transaction markers take too.
 EXACT_LAG = 2_000
 
-PIPE_COLUMNS = 160  # where there is no terminal to fit into
+PIPE_COLUMNS = 160  # the width of the output if it is not a terminal
 
 
 @dataclass(frozen=True)
 class PartStatus:
+    """The state of a part, as its records in the log show it."""
+
     name: str
-    state: str  # running, silent (nothing heard for a while), stopped (never heard, or long ago)
-    heard_s_ago: float | None
+    # running, back-off, silent (no records for a while) or stopped (none for long, or ever)
+    state: str
+    heard_s_ago: float | None  # seconds since its last record
     restarts: int
-    lag: int | None  # records not taken yet; None: reads nothing that has a position
+    lag: int | None  # unread records of its inputs; None for a part without committed offsets
 
 
-def show(run: RunFile, console: Console | None = None) -> None:
-    """Print the status of a run; a stopped run's broker is started for it, and stopped again."""
+def show_status(run: RunFile, console: Console | None = None) -> None:
+    """Print the status of a run. The broker of a stopped run is started meanwhile."""
     console = console or Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    live = connect.cluster_settings(run).get("bootstrap.servers") or broker.running_address(
-        connect.broker_dir(run)
-    )
-    if not live and connect.broker_dir(run).exists():
+    address = connect.cluster_settings(run).get("bootstrap.servers")
+    directory = connect.broker_dir(run)
+    if not address and not broker.running_address(directory) and directory.exists():
         Console(stderr=True).print(
             "[dim]the run's broker is stopped; starting it on its data for this question[/]"
         )
     with connect.connect_or_start(run) as settings:
         log = KafkaLog(settings, run.run)
-        seen = look(run, log)
-        parts = statuses(
-            run,
-            seen,
-            {
-                part.identity: lag(log, part.identity)
-                for part in topology.parts(run)
-                if topology.role_of(part).has_offsets
-            },
-            time.time(),
-        )
+        seen = read_view(run, log)
+        lags = {
+            part.identity: lag(log, part.identity)
+            for part in topology.parts(run)
+            if topology.role_of(part).has_offsets
+        }
+        parts = statuses(run, seen, lags, time.time())
     for renderable in tables(run, seen, parts, time.time()):
         console.print(renderable)
 
 
-def look(run: RunFile, log: Log) -> RunView:
-    """The run's topics, read once from start to end."""
+def read_view(run: RunFile, log: Log) -> RunView:
+    """The state of a run, from all records of its topics."""
     seen = new_view(run)
     for topic, schemas in TOPICS.items():
         for partition in range(partition_count(log, topic)):
-            seen = update_view(
-                seen,
-                (to_event(message, schemas) for message in read(log, topic, partition)),
-            )
+            messages = read(log, topic, partition)
+            seen = update_view(seen, (to_event(message, schemas) for message in messages))
     return seen
 
 
 def lag(log: Log, identity: str) -> int | None:
-    """Records between what a part has taken and the end of its inputs; None when it has taken
-    nothing yet.
+    """The records between a part's committed offsets and the ends of its inputs.
+
+    None for a part that has committed none.
     """
-    positions = log.committed_offsets(identity)
-    return (
-        sum(
-            _behind(log, topic, partition, position)
-            for (topic, partition), position in positions.items()
-        )
-        if positions
-        else None
-    )
+    offsets = log.committed_offsets(identity)
+    if not offsets:
+        return None
+    return sum(_behind(log, *where, offset) for where, offset in offsets.items())
 
 
-def _behind(log: Log, topic: str, partition: int, position: int) -> int:
-    distance = max(0, end_offset(log, topic, partition) - position)
-    return (
-        distance if distance > EXACT_LAG else sum(1 for _ in read(log, topic, partition, position))
-    )
+def _behind(log: Log, topic: str, partition: int, offset: int) -> int:
+    distance = max(0, end_offset(log, topic, partition) - offset)
+    if distance > EXACT_LAG:
+        return distance
+    return sum(1 for _ in read(log, topic, partition, offset))
 
 
 def statuses(
     run: RunFile, seen: RunView, lags: Mapping[str, int | None], time_s: float
 ) -> list[PartStatus]:
-    """Every part that the run should have."""
+    """The status of every part that the run should have. `lags` are by identity."""
     outside = [
         _outside(seen, env, time_s) for env, settings in run.envs.items() if not settings.replicas
     ]
@@ -120,12 +114,12 @@ def statuses(
 
 
 def outside_name(env: str) -> str:
-    """How an env that no part of the run is stands among the parts."""
+    """The name in the list of parts of an env that the run does not start."""
     return f"{env} (outside)"
 
 
 def _outside(seen: RunView, env: str, time_s: float) -> PartStatus:
-    """An env that somebody else runs, by the rollouts that the buffer has read of it."""
+    """The status of an env that the run does not start, by the rollouts that the buffer has read."""
     arrivals = seen.arrivals.get(env)
     ago = max(0.0, time_s - arrivals[-1].time_s) if arrivals and arrivals[-1].value else None
     return PartStatus(
@@ -134,31 +128,27 @@ def _outside(seen: RunView, env: str, time_s: float) -> PartStatus:
 
 
 def _state(heard_s_ago: float | None) -> str:
-    return (
-        "stopped"
-        if heard_s_ago is None or heard_s_ago > 6 * SILENT_S
-        else "silent"
-        if heard_s_ago > SILENT_S
-        else "running"
-    )
+    if heard_s_ago is None or heard_s_ago > 6 * SILENT_S:
+        return "stopped"
+    return "silent" if heard_s_ago > SILENT_S else "running"
 
 
 def _status(seen: RunView, part: Part, lags: Mapping[str, int | None], time_s: float) -> PartStatus:
     name = part.name
-    heard_s = max(
-        (seen.heard_s[source] for source in (name, part.identity) if source in seen.heard_s),
-        default=None,
-    )
-    if server := seen.servers.get(name):
+    sources = (name, part.identity)
+    heard_s = max((seen.heard_s[each] for each in sources if each in seen.heard_s), default=None)
+    server = seen.servers.get(name)
+    if server is not None:
         heard_s = max(server.heartbeat_s, heard_s or 0.0)
     ago = None if heard_s is None else max(0.0, time_s - heard_s)
-    kept = seen.gauges.get("orchestrator", {})
-    running = kept.get(f"orchestrator/running/{name}")
+    # What the orchestrator says of a part is newer than the part's own records, while it runs.
+    gauges = seen.gauges.get("orchestrator", {})
+    running = gauges.get(f"orchestrator/running/{name}")
     if running is not None and time_s - running.time_s < SILENT_S:
         state = "running" if running.value else "back-off"
     else:
         state = _state(ago)
-    restarts = kept.get(f"orchestrator/restarts/{name}")
+    restarts = gauges.get(f"orchestrator/restarts/{name}")
     return PartStatus(
         name=name,
         state=state,
@@ -174,16 +164,8 @@ def _status(seen: RunView, part: Part, lags: Mapping[str, int | None], time_s: f
 def tables(
     run: RunFile, seen: RunView, parts: list[PartStatus], time_s: float
 ) -> list[RenderableType]:
-    """Everything that is shown, from top to bottom."""
-    evals = [Text(), _evals(seen)] if seen.evals else []
-    wrong = [Text(f"  {said}", style="yellow") for said in troubles(seen)]
-    if any("put aside" in said.plain for said in wrong):
-        wrong.append(
-            Text(
-                "  `streamrl dead-letters list RUN` shows what was put aside", style="bright_black"
-            )
-        )
-    return [
+    """The renderables that `show_status` prints, from top to bottom."""
+    found: list[RenderableType] = [
         _headline(run, seen, time_s),
         Text(),
         _parts(parts),
@@ -191,34 +173,34 @@ def tables(
         _servers(seen, time_s),
         Text(),
         _envs(run, seen),
-        *wrong,
-        *evals,
     ]
+    lines = troubles(seen)
+    found += [Text(f"  {line}", style="yellow") for line in lines]
+    if any("put aside" in line for line in lines):
+        hint = "  `streamrl dead-letters list RUN` shows what was put aside"
+        found.append(Text(hint, style="bright_black"))
+    if seen.evals:
+        found += [Text(), _evals(seen)]
+    return found
 
 
 def _headline(run: RunFile, seen: RunView, time_s: float) -> Text:
+    origin = ""
+    if run.fork:
+        fork = run.fork
+        origin = f"  fork of {fork.run} at version {fork.version} ({fork.sha256[:12]})"
     last = max(seen.heard_s.values(), default=None)
-    when = (
-        "never started"
-        if last is None
-        else "live"
-        if time_s - last < SILENT_S
-        else f"stopped {clock(time_s - last)} ago"
-    )
-    trained = (
-        f"step {seen.version} (policy version {seen.version})"
-        if seen.version >= 0
-        else "no policy version yet"
-    )
-    origin = (
-        f"  fork of {run.fork.run} at version {run.fork.version} ({run.fork.sha256[:12]})"
-        if run.fork
-        else ""
-    )
-    return Text.assemble(
-        (run.run, "bold cyan"),
-        f"{origin}  {when}  {trained}  last batch {seen.batch if seen.batch >= 0 else '-'}",
-    )
+    if last is None:
+        when = "never started"
+    elif time_s - last < SILENT_S:
+        when = "live"
+    else:
+        when = f"stopped {clock(time_s - last)} ago"
+    trained = "no policy version yet"
+    if seen.version >= 0:
+        trained = f"step {seen.version} (policy version {seen.version})"
+    batch = str(seen.batch) if seen.batch >= 0 else "-"
+    return Text.assemble((run.run, "bold cyan"), f"{origin}  {when}  {trained}  last batch {batch}")
 
 
 def _parts(parts: list[PartStatus]) -> Table:
@@ -239,17 +221,14 @@ def _servers(seen: RunView, time_s: float) -> Table:
     table = _table("server", "state", "pool", "version", "in flight", "logprobs off by", "url")
     for name, server in sorted(seen.servers.items()):
         state = "silent" if time_s - server.heartbeat_s > SILENT_S else server.state
-        off = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else "-"
-        shown = Text(state, style=STATE_STYLES.get(state, ""))
-        said = server.error or server.url
         table.add_row(
             quoted(name),
-            shown,
+            Text(state, style=STATE_STYLES.get(state, "")),
             quoted(server.pool),
             str(server.version),
             str(server.in_flight),
-            off,
-            quoted(said),
+            f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else "-",
+            quoted(server.error or server.url),
         )
     if not seen.servers:
         table.add_row("none", "", "", "", "", "", "")
@@ -269,18 +248,19 @@ def _envs(run: RunFile, seen: RunView) -> Table:
     )
     for env in run.envs:
         rewards = seen.rewards.get(env, {})
-        fates = seen.fates.get(env)
+        newest = max(rewards, default=-1)
+        fates = seen.fates.get(env, Counter[str]())
         expired = expired_share(seen, env)
         window = buffer_total(run, seen, f"buffer/window_tokens/{env}")
         held = latest(seen, f"batcher/held_tokens/{env}")
         paused = buffer_total(run, seen, f"worker/left_alone_s/{topology.rollouts(env)}")
         table.add_row(
             env,
-            f"{rewards[max(rewards)]:.3f} (batch {max(rewards)})" if rewards else "-",
-            f"{fates.total():,}" if fates else "0",
+            f"{rewards[newest]:.3f} (batch {newest})" if rewards else "-",
+            f"{fates.total():,}",
             "-" if expired is None else f"{100 * expired:.1f} %",
-            f"{fates['failed']:,}" if fates else "0",
-            (f"{fates['invalid']:,}" if fates else "0") + (", not read for now" if paused else ""),
+            f"{fates['failed']:,}",
+            f"{fates['invalid']:,}{', not read for now' if paused else ''}",
             "-" if window is None else f"{window:,.0f}",
             "-" if held is None else f"{held:,.0f}",
         )
@@ -288,9 +268,7 @@ def _envs(run: RunFile, seen: RunView) -> Table:
 
 
 def _evals(seen: RunView) -> Table:
-    """The newest version that each evaluation has been made of; `streamrl eval RUN --list` shows
-    all.
-    """
+    """The newest evaluations. `streamrl eval RUN --list` shows all of them."""
     table = _table("evaluation", "of version", "pass@k (95 %)", "reward", "problems")
     for name, newest in sorted(seen.evals.items()):
         passed = ", ".join(

@@ -163,7 +163,7 @@ def conclude(run: RunFile, log: Log, display: Display, verdict: Verdict) -> None
     display.close()
     say(verdict.reason)
     try:
-        written = report.write(run, log)
+        written = report.write_report(run, log)
     except StreamrlError as error:  # the verdict is what counts
         say(f"no report: {error}")
         return

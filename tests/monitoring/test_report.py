@@ -20,8 +20,8 @@ from streamrl.monitoring.plot import labelled_versions, trailing_mean
 from streamrl.monitoring.report import (
     MixedVersions,
     RunHistory,
-    clock,
     collect,
+    elapsed_s,
     summarise,
     time_to_target,
 )
@@ -159,7 +159,7 @@ def test_metrics_of_whomever_do_not_end_a_report(run: RunFile, log: MemoryLog, v
     )
     assert summarise(run, collect(run, log), {}) == before
     Meter(log, "inference-0").publish({"inference/mismatch_tokens": 1e308}, step=1)
-    report.write(run, log)
+    report.write_report(run, log)
 
 
 def test_a_batch_that_retention_has_cut_is_left_out(run: RunFile, log: MemoryLog):
@@ -170,7 +170,7 @@ def test_a_batch_that_retention_has_cut_is_left_out(run: RunFile, log: MemoryLog
 
 
 def test_files_and_words(run: RunFile, log: MemoryLog):
-    made = report.write(run, log)
+    made = report.write_report(run, log)
     assert json.loads((run.directory / "report.json").read_text()) == made
     with Image.open(run.directory / "reward.png") as picture:
         assert picture.width > 1_000 and len(set(picture.convert("L").tobytes())) > 20
@@ -182,7 +182,7 @@ def test_files_and_words(run: RunFile, log: MemoryLog):
 
 
 def test_a_run_in_which_nothing_happened_has_a_report(run: RunFile):
-    made = report.write(run, MemoryLog(TOPICS))
+    made = report.write_report(run, MemoryLog(TOPICS))
     assert (
         made["steps"],
         made["policy_version"],
@@ -207,12 +207,15 @@ def test_time_runs_while_there_is_a_server():
     """
     found = history([(101.0, 1.0), (110.0, 10.0), (201.0, 11.0), (210.0, 20.0)])
     assert [
-        clock(found, time_s) for time_s in (100.0, 105.0, 110.0, 201.0, 205.5, 212.0)
+        elapsed_s(found, time_s) for time_s in (100.0, 105.0, 110.0, 201.0, 205.5, 212.0)
     ] == pytest.approx([0.0, 5.0, 10.0, 11.0, 15.5, 22.0])
-    assert clock(found, 90.0) == 0.0
+    assert elapsed_s(found, 90.0) == 0.0
     without = history()
     without.add_version(0, 5.0)
-    assert report.clocks(without, []) == [] and report.clocks(without, [4.0, 7.0]) == [0.0, 2.0]
+    assert report.elapsed_at(without, []) == [] and report.elapsed_at(without, [4.0, 7.0]) == [
+        0.0,
+        2.0,
+    ]
 
 
 def test_a_curve_has_every_batch_and_the_mean_of_the_last_twenty():

@@ -11,7 +11,7 @@ from streamrl.log.meter import Meter
 from streamrl.log.protocol import Event, Message, Output
 from streamrl.monitoring import status
 from streamrl.monitoring.run_view import RunView, new_view, update_view
-from streamrl.monitoring.status import lag, look, statuses
+from streamrl.monitoring.status import lag, read_view, statuses
 from streamrl.records import Fate, Metric, PolicyVersion, Server
 from tests.support.build import evaluation
 
@@ -114,7 +114,7 @@ def test_a_log_is_read_to_its_end_and_shown(run: RunFile):
         ],
         False,
     )
-    seen = look(run, log)
+    seen = read_view(run, log)
     console = Console(width=160, file=io.StringIO(), record=True)
     for renderable in status.tables(run, seen, statuses(run, seen, {}, 101.0), 101.0):
         console.print(renderable)
