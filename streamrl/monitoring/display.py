@@ -1,5 +1,5 @@
-"""A run on the screen: a live picture where there is a terminal, otherwise a line every few
-seconds. Both show a `Frame`.
+"""Shows a run on the screen. On a terminal it is a picture that is updated in place, elsewhere a
+line every few seconds. Both are made from a `Frame`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from streamrl.monitoring.run_view import (
 )
 
 LINE_EVERY_S = 5.0
-FRESH_S = 5.0  # a rate that is older is not shown
-REWARD_BATCHES = 20  # the reward shown is a mean over so many, where the run has no target
+FRESH_S = 5.0  # A rate that is older is not shown.
+REWARD_BATCHES = 20  # The reward is a mean over so many batches, unless the run's target says.
 SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_BATCHES = 2_000
+SPARK_BATCHES = 2_000  # the batches of which a sparkline is made, at most
 EVENTS_SHOWN = 4
 PARTS_SHOWN = 12
-# of an env's rollouts: fewer that failed or were put aside are not worth a line
+# The share of an env's rollouts that must have failed, or were put aside, to be shown.
 LEAST_TROUBLES = 0.01
 DASH = "–"
 STATE_STYLES = {
@@ -62,43 +62,48 @@ class PartLine:
     """A part as the display shows it."""
 
     name: str
-    state: str  # running, back-off, silent
-    for_s: float = 0.0  # how long it has been so
+    state: str  # running, back-off or silent
+    for_s: float = 0.0  # seconds for which it has been in this state
     restarts: int = 0
-    note: str = ""  # what it said last
+    note: str = ""  # the last line that it logged
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Everything that one picture shows."""
+    """Everything that is shown at one time."""
 
     run: RunFile
     seen: RunView
-    time_s: float
+    time_s: float  # now, in seconds since the epoch
     parts: Sequence[PartLine] = ()
+
+    @property
+    def waits_for(self) -> str:
+        """What the run waits for, in words; empty if it does not wait."""
+        notes = {part.name: part.note for part in self.parts}
+        return blocking_reason(self.run, self.seen, self.time_s, notes)
 
 
 class Display(Protocol):
+    """Shows the frames of a run, and single events as lines."""
+
     def show(self, frame: Frame) -> None: ...
 
-    def say(self, line: str) -> None:
-        """Something happened that a person should know."""
-        ...
+    def say(self, line: str) -> None: ...
 
     def close(self) -> None: ...
 
 
 def make_display() -> Display:
+    """A live display on a terminal, otherwise a plain one."""
     console = Console()
-    return (
-        LiveDisplay(console)
-        if console.is_terminal and not console.is_dumb_terminal
-        else PlainDisplay()
-    )
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(console)
+    return PlainDisplay()
 
 
 class PlainDisplay:
-    """Lines on stdout, for logs and CI."""
+    """Prints lines to stdout, for logs and CI."""
 
     def __init__(self, every_s: float = LINE_EVERY_S) -> None:
         self._every_s = every_s
@@ -107,7 +112,7 @@ class PlainDisplay:
     def show(self, frame: Frame) -> None:
         if frame.time_s - self._shown_s >= self._every_s:
             self._shown_s = frame.time_s
-            self.say(line(frame))
+            self.say(frame_line(frame))
 
     def say(self, line: str) -> None:
         print(time.strftime("%H:%M:%S"), escaped(line), flush=True)
@@ -116,7 +121,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """One picture that stays in place; the last of it is left on the screen."""
+    """Draws a picture in place. The last one stays on the screen."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
@@ -138,53 +143,55 @@ class LiveDisplay:
         self._live.stop()
 
     def _draw(self) -> None:
-        self._live.update(
-            render_live(self._frame, list(self._events), self._live.console.width)
-            if self._frame
-            else Group(*map(Text, self._events))
-        )
+        if self._frame is None:
+            self._live.update(Group(*map(Text, self._events)))
+        else:
+            width = self._live.console.width
+            self._live.update(render_live(self._frame, list(self._events), width))
 
 
 # ---- a line --------------------------------------------------------------------------------------
 
 
-def line(frame: Frame) -> str:
-    """The frame in one line: what it waits for, or how it goes."""
+def frame_line(frame: Frame) -> str:
+    """The frame in one line. Before the first batch, it says what the run waits for."""
     run = frame.run
     seen = frame.seen
-    notes = {part.name: part.note for part in frame.parts}
-    waits = blocking_reason(run, seen, frame.time_s, notes)
+    waits = frame.waits_for
     wrong = troubles(seen, LEAST_TROUBLES)
     if seen.batch < 0 and waits:
         return " | ".join([waits, *wrong])
     rewards = "  ".join(f"{env} {_number(_reward(frame, env), '.3f')}" for env in run.envs)
+    rate = sum(_rate(frame, env) or 0.0 for env in run.envs)
+    left = left_s(frame)
+    if left is not None:
+        time_said = f"{clock(left)} left"
+    else:
+        time_said = f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far"
     pieces = [
         f"step {_step(frame)}",
         f"reward {rewards}",
-        f"{_number(sum(filter(None, (_rate(frame, env) for env in run.envs))), ',.0f')} rollouts/s",
+        f"{rate:,.0f} rollouts/s",
         f"buffered {sum(_buffered(frame, env) for env in run.envs):,.0f} tokens",
         f"age {_number(latest(seen, 'batcher/batch_age_mean'), '.2f')}",
         f"mixed {_percent(latest(seen, 'batcher/mixed_versions_frac'))}",
         f"expired {_percent(_expired(frame))}",
         " ".join(f"{name} v{server.version}" for name, server in sorted(seen.servers.items())),
-        (
-            f"{clock(left_s(frame))} left"
-            if left_s(frame) is not None
-            else f"{clock(frame.time_s - (seen.ready_s or frame.time_s))} so far"
-        ),
+        time_said,
     ]
-    pieces += [evaluated(seen)] if seen.evals else []
-    restarts = {part.name: part.restarts for part in frame.parts if part.restarts}
-    pieces += (
-        [f"restarts: {', '.join(f'{name} {n}' for name, n in restarts.items())}"]
-        if restarts
-        else []
-    )
-    return " | ".join([*pieces, *wrong, *([waits] if waits else [])])
+    if seen.evals:
+        pieces.append(evaluated(seen))
+    restarts = [f"{part.name} {part.restarts}" for part in frame.parts if part.restarts]
+    if restarts:
+        pieces.append(f"restarts: {', '.join(restarts)}")
+    pieces += wrong
+    if waits:
+        pieces.append(waits)
+    return " | ".join(pieces)
 
 
 def evaluated(seen: RunView) -> str:
-    """The newest evaluations, by the smallest k of each."""
+    """The newest evaluations in words, each with its smallest k."""
     shown = [
         f"{e.name} pass@{e.pass_at[0].k} {e.pass_at[0].value:.3f} (v{e.version})"
         for _, e in sorted(seen.evals.items())
@@ -197,8 +204,9 @@ def evaluated(seen: RunView) -> str:
 
 
 def render_live(frame: Frame, events: Sequence[str] = (), width: int = 100) -> RenderableType:
-    """The frame for a terminal of `width` columns: the most important at the top, where a low one
-    still shows it.
+    """The frame for a terminal of `width` columns.
+
+    The most important rows are at the top, where a terminal with few lines still shows them.
     """
     rows: list[RenderableType] = [
         headline(frame),
@@ -207,9 +215,8 @@ def render_live(frame: Frame, events: Sequence[str] = (), width: int = 100) -> R
     ]
     if frame.seen.evals:
         rows += [Text(), Text(escaped(evaluated(frame.seen)), style="cyan")]
-    if waits := blocking_reason(
-        frame.run, frame.seen, frame.time_s, {part.name: part.note for part in frame.parts}
-    ):
+    waits = frame.waits_for
+    if waits:
         rows += [Text(), Text(escaped(f"⧖ {waits}"), style="yellow")]
     rows += [
         Text(f"⚠ {wrong}", style="yellow", overflow="ellipsis", no_wrap=True)
@@ -234,24 +241,26 @@ def render_live(frame: Frame, events: Sequence[str] = (), width: int = 100) -> R
 
 
 def headline(frame: Frame) -> RenderableType:
-    """Step, time, and how far the target is."""
+    """The step, the times and, if the run has a target, a bar that shows how near it is."""
     run = frame.run
     seen = frame.seen
+    running_s = None if seen.ready_s is None else frame.time_s - seen.ready_s
+    shown = {
+        "step": _step(frame),
+        "age": _number(latest(seen, "batcher/batch_age_mean"), ".2f"),
+        "mixed": _percent(latest(seen, "batcher/mixed_versions_frac")),
+        "expired": _percent(_expired(frame)),
+        "running": clock(running_s),
+    }
+    left = left_s(frame)
+    if left is not None:
+        shown["time left"] = clock(left)
     facts = Table.grid(padding=(0, 2, 0, 0))
-    shown = [
-        ("step", _step(frame)),
-        ("age", _number(latest(seen, "batcher/batch_age_mean"), ".2f")),
-    ]
-    shown += [
-        ("mixed", _percent(latest(seen, "batcher/mixed_versions_frac"))),
-        ("expired", _percent(_expired(frame))),
-    ]
-    shown.append(
-        ("running", clock(frame.time_s - seen.ready_s) if seen.ready_s is not None else DASH)
-    )
-    shown += [("time left", clock(left_s(frame)))] if left_s(frame) is not None else []
     facts.add_row(
-        *(Text.assemble((f"{name} ", "bright_black"), (value, "bold")) for name, value in shown)
+        *(
+            Text.assemble((f"{name} ", "bright_black"), (value, "bold"))
+            for name, value in shown.items()
+        )
     )
     target = run.orchestrator.target
     if target is None:
@@ -275,17 +284,16 @@ def headline(frame: Frame) -> RenderableType:
 
 
 def envs_table(frame: Frame, spark_width: int) -> Table:
+    """A row for each env, with a sparkline of its rewards of at most `spark_width` columns."""
     rows: list[list[Text | str]] = []
     for env in frame.run.envs:
         demand = frame.seen.demand.get(env)
+        curve = sparkline(recent_rewards(frame.seen, env, SPARK_BATCHES), spark_width)
         rows.append(
             [
                 Text(env, style="cyan"),
                 Text(_number(_reward(frame, env), ".3f"), style="bold"),
-                Text(
-                    sparkline(recent_rewards(frame.seen, env, SPARK_BATCHES), spark_width),
-                    style="green",
-                ),
+                Text(curve, style="green"),
                 _number(_rate(frame, env), ",.1f"),
                 f"{_buffered(frame, env):,.0f}",
                 _number(latest(frame.seen, f"batches/{env}/age/mean"), ".2f"),
@@ -299,41 +307,30 @@ def envs_table(frame: Frame, spark_width: int) -> Table:
 
 
 def servers_table(frame: Frame) -> Table:
-    """With their pools, where there are several."""
+    """A row for each server, with its pool if the run has several."""
+    names = ["server", "pool", "state", ">policy", ">in flight", ">logprobs off by", ""]
     rows: list[list[Text | str]] = []
-    pooled = len(frame.run.inference.sizes) > 1
     for name, server in sorted(frame.seen.servers.items()):
         state = "silent" if frame.time_s - server.heartbeat_s > SILENT_S else server.state
-        version = Text(f"v{server.version}" if server.version >= 0 else DASH, style="bold")
-        probe = f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH
-        where = [quoted(server.pool)] if pooled else []
         rows.append(
             [
                 quoted(name, "cyan"),
-                *where,
+                quoted(server.pool),
                 _state(state),
-                version,
+                Text(f"v{server.version}" if server.version >= 0 else DASH, style="bold"),
                 str(server.in_flight),
-                probe,
+                f"{server.mismatch_max_abs:.1e}" if server.mismatch_tokens else DASH,
                 quoted(server.error, "red"),
             ]
         )
-    return _table(
-        (
-            "server",
-            *(["pool"] if pooled else []),
-            "state",
-            ">policy",
-            ">in flight",
-            ">logprobs off by",
-            "",
-        ),
-        rows,
-    )
+    if len(frame.run.inference.sizes) <= 1:
+        for row in (names, *rows):
+            del row[1]
+    return _table(names, rows)
 
 
 def parts_table(frame: Frame) -> Table:
-    """Where there are many, those that are well are only counted."""
+    """A row for each part. If there are many, those that run without a restart are only counted."""
     ailing = [part for part in frame.parts if part.restarts or part.state != "running"]
     parts = frame.parts if len(frame.parts) <= PARTS_SHOWN else ailing[:PARTS_SHOWN]
     rows: list[list[Text | str]] = []
@@ -354,8 +351,10 @@ def parts_table(frame: Frame) -> Table:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
-    """Bare columns as wide as what is in them (`>`: to the right); the last one has what is left,
-    and is cut there.
+    """A table without lines, whose columns are as wide as their contents.
+
+    A name that begins with > is aligned to the right. The last column takes the width that is left,
+    and its texts are cut there.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", expand=True)
     for name in names[:-1]:
@@ -369,7 +368,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
 
 
 def quoted(text: str, style: str = "") -> Text:
-    """What others have written, as it stands: no markup of rich's, nothing that a terminal obeys."""
+    """Text that others have written, with neither markup nor control characters interpreted."""
     return Text(escaped(text), style=style)
 
 
@@ -378,8 +377,9 @@ def _state(state: str) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` as a curve of at most `width` blocks, each the mean of its share of them; from 0, or
-    the lowest, to 1, or the highest.
+    """A curve of at most `width` block characters, each for the mean of its share of `values`.
+
+    The blocks reach from 0 to 1, or to the lowest and the highest mean if these lie beyond.
     """
     if not values:
         return ""
@@ -395,8 +395,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """75 -> 1:15; an hour and more as 1:00:00."""
-    if seconds is None or not math.isfinite(seconds):  # a record may say so
+    """A duration as text: 75 gives 1:15, an hour gives 1:00:00, and None a dash."""
+    if seconds is None or not math.isfinite(seconds):  # A record may have any float.
         return DASH
     minutes, second = divmod(max(0, int(seconds)), 60)
     hours, minute = divmod(minutes, 60)
@@ -404,30 +404,31 @@ def clock(seconds: float | None) -> str:
 
 
 def left_s(frame: Frame) -> float | None:
-    """Seconds until the run's time is up; None where it has no limit."""
+    """Seconds until the run's limit of time, or None if it has no limit."""
     limit_s = frame.run.orchestrator.max_wall_s
     ready_s = frame.seen.ready_s
-    return (
-        None
-        if not limit_s
-        else limit_s - (frame.time_s - (frame.time_s if ready_s is None else ready_s))
-    )
+    if not limit_s:
+        return None
+    return limit_s if ready_s is None else limit_s - (frame.time_s - ready_s)
 
 
 def _step(frame: Frame) -> str:
-    most = frame.run.orchestrator.max_steps
-    return f"{max(frame.seen.version, 0)}{f'/{most}' if most else ''}"
+    done = max(frame.seen.version, 0)
+    limit = frame.run.orchestrator.max_steps
+    return f"{done}/{limit}" if limit else str(done)
 
 
 def _reward(frame: Frame, env: str) -> float | None:
+    """The env's mean reward over its last batches, or None if there are none."""
     target = frame.run.orchestrator.target
     rewards = recent_rewards(frame.seen, env, target.batches if target else REWARD_BATCHES)
     return fmean(rewards) if rewards else None
 
 
 def _rate(frame: Frame, env: str) -> float | None:
-    """Rollouts a second of all replicas of the env; of one from outside, those that the buffer
-    reads.
+    """Rollouts per second that all replicas of the env publish, or None if none has said so lately.
+
+    For an env that the run does not start, they are those that the buffer reads.
     """
     if not frame.run.envs[env].replicas:
         return arrival_rate(frame.seen, env, frame.time_s)
@@ -436,14 +437,16 @@ def _rate(frame: Frame, env: str) -> float | None:
 
 
 def _buffered(frame: Frame, env: str) -> float:
-    """Tokens of the env held by the buffer and the batcher."""
+    """The env's tokens in the buffer and the batcher."""
     window = buffer_total(frame.run, frame.seen, f"buffer/window_tokens/{env}") or 0.0
     return window + (latest(frame.seen, f"batcher/held_tokens/{env}") or 0.0)
 
 
 def _expired(frame: Frame) -> float | None:
-    ended = sum(fates.total() for fates in frame.seen.fates.values())
-    return sum(fates["expired"] for fates in frame.seen.fates.values()) / ended if ended else None
+    """The share of expired rollouts among those of all envs that have a fate."""
+    fates = frame.seen.fates.values()
+    ended = sum(of_env.total() for of_env in fates)
+    return sum(of_env["expired"] for of_env in fates) / ended if ended else None
 
 
 def _number(value: float | None, form: str) -> str:

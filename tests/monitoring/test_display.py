@@ -14,7 +14,7 @@ from streamrl.monitoring.display import (
     PartLine,
     PlainDisplay,
     clock,
-    line,
+    frame_line,
     render_live,
     sparkline,
 )
@@ -91,7 +91,7 @@ def frame() -> Frame:
 
 def test_a_line_has_it_all(frame: Frame):
     assert (
-        line(frame)
+        frame_line(frame)
         == "step 7 | reward copy 0.300  add 0.050 | 12 rollouts/s | buffered 1,100 tokens | age"
         " 0.75 | mixed 12.5 % | expired – | inference-0 v7 | 9:30 left | restarts: buffer 2"
     )
@@ -101,7 +101,9 @@ def test_a_line_has_it_all(frame: Frame):
 def test_evaluations_are_shown_by_their_newest_version(frame: Frame, width: int):
     for version in (20, 40, 0):
         update_view(frame.seen, [Event("evals", 0, 0, "held", evaluation(version=version))])
-    assert "inference-0 v7 | 9:30 left | eval held pass@1 0.250 (v40) | restarts" in line(frame)
+    assert "inference-0 v7 | 9:30 left | eval held pass@1 0.250 (v40) | restarts" in frame_line(
+        frame
+    )
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(render_live(frame, [], width))
     assert "eval held pass@1 0.250 (v40)" in console.export_text()
@@ -109,7 +111,7 @@ def test_evaluations_are_shown_by_their_newest_version(frame: Frame, width: int)
 
 def test_before_the_first_batch_the_line_says_what_it_waits_for(frame: Frame):
     assert (
-        line(Frame(frame.run, new_view(frame.run, 100.0), 131.0))
+        frame_line(Frame(frame.run, new_view(frame.run, 100.0), 131.0))
         == "waiting 31 s for the first policy version, learner"
     )
 
@@ -220,11 +222,11 @@ def test_what_goes_wrong_with_an_env_is_said_before_the_first_batch_and_after(fr
     )
     events = [Event("fates", 0, 0, "g", record) for record in (failed, aside)]
     said = "add: 2,048 failed (last: the answer has no choices)"
-    assert f" | {said}" in line(
+    assert f" | {said}" in frame_line(
         replace(frame, seen=update_view(new_view(frame.run, 100.0), events))
     )
     # 3 of 2,051 are not worth a line
-    assert f" | {said}" in line(replace(frame, seen=update_view(frame.seen, events)))
+    assert f" | {said}" in frame_line(replace(frame, seen=update_view(frame.seen, events)))
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(render_live(frame, width=160))
     assert said in console.export_text()
