@@ -18,7 +18,6 @@ import re
 import secrets
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from streamrl.config.checks import is_loopback
 from streamrl.config.run_file import Inference
 from streamrl.config.secrets import handed_on, reveal
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
-from streamrl.inference import process_guard
+from streamrl.processor import process_group
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class Keys(NamedTuple):
 
 class Process:
     """A vLLM that has been started. It ends when the process that started it ends, even by SIGKILL
-    (`process_guard.py`). `key` is the agent's key.
+    (`processor/process_group.py`). `key` is the agent's key.
     """
 
     def __init__(
@@ -83,9 +82,8 @@ class Process:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._tee: subprocess.Popen[bytes] | None = None
         with self._output() as log:
-            guarded = [sys.executable, process_guard.__file__, str(GRACE_S), *command]
             self._guard = subprocess.Popen(
-                guarded,
+                process_group.guarded(command, GRACE_S),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

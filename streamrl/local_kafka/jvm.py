@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,11 +12,11 @@ import psutil
 
 from streamrl.errors import BrokerError, PortTaken, StreamrlError
 from streamrl.local_kafka.distribution import FILES, ensure_jars, find_java
+from streamrl.processor.process_group import set_pdeathsig
 
 # With compilation limited to its first tier (-XX:TieredStopAtLevel=1) a broker would start in 1.5 s
 # instead of 2, but would take a third more CPU ever after.
 JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC")
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 REASONS: tuple[tuple[str, type[StreamrlError], str], ...] = (
     (
@@ -65,7 +61,6 @@ def java_command() -> list[str]:
 
 def launch(command: list[str], log: Path, die_with_parent: bool, inherits: int) -> psutil.Popen:
     """Start a process that logs to `log` and inherits one file descriptor."""
-    set_pdeathsig = die_with_parent and sys.platform == "linux"
     with log.open("wb") as file:
         return psutil.Popen(
             command,
@@ -75,23 +70,8 @@ def launch(command: list[str], log: Path, die_with_parent: bool, inherits: int) 
             pass_fds=[inherits],
             # Ctrl-C in the terminal is for this process; the broker stops last.
             start_new_session=True,
-            preexec_fn=_set_pdeathsig(os.getpid()) if set_pdeathsig else None,
+            preexec_fn=set_pdeathsig(os.getpid()) if die_with_parent else None,
         )
-
-
-def _set_pdeathsig(parent: int) -> Callable[[], None]:
-    """What a child does before it becomes another program, so that the kernel kills it when the
-    thread that started it ends.
-    """
-    # Looked up before the fork: the child of a process with threads may do very little.
-    prctl = ctypes.CDLL(None).prctl
-
-    def before_exec() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
-
-    return before_exec
 
 
 def raise_from_log(log: Path, port: int, what: str) -> NoReturn:

@@ -1,27 +1,24 @@
 """Starts the processes of a run, notices their exits and stops them. `plan.py` decides what to do.
 
 Each part is a session of its own, so that Ctrl-C reaches only the orchestrator, which stops the
-parts in order. No part outlives the orchestrator, however that ends (`pdeathsig.py`), and neither
-does what the parts have started (`orphan_reaper.py`).
+parts in order. No part outlives the orchestrator, however that ends, and neither does what the
+parts have started (`processor/process_group.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
-import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamrl.orchestrator import orphan_reaper, pdeathsig
 from streamrl.orchestrator.plan import Exit, PartState, describe_exit, stop_order
+from streamrl.processor import process_group
 
 logger = logging.getLogger(__name__)
 
@@ -50,21 +47,19 @@ class Supervisor:
         self._token = uuid.uuid4().hex
         given = os.environ if environment is None else environment
         # With a fixed hash seed, sets of strings have the same order in every process.
-        self._environment = {"PYTHONHASHSEED": "0", **given, orphan_reaper.RUN_TOKEN: self._token}
+        self._environment = {"PYTHONHASHSEED": "0", **given, process_group.RUN_TOKEN: self._token}
         self._children: dict[str, Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
-        # The reaper reads from a pipe whose only write end is here. Nothing is ever written to it.
         self._reaper = subprocess.Popen(
-            [sys.executable, orphan_reaper.__file__, self._token],
+            process_group.reaper(self._token),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        tied = [sys.executable, "-S", "-E", pdeathsig.__file__, str(os.getpid()), *command]
         with self.log_path(name).open("ab") as log:
             process = subprocess.Popen(
-                tied,
+                process_group.with_parent(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -95,7 +90,7 @@ class Supervisor:
         """
         logger.warning("%s, process %d, is killed: %s", name, self.pid(name), reason)
         self._children[name].process.kill()
-        _kill_group(self.pid(name))
+        process_group.kill_group(self.pid(name))
 
     def pid(self, name: str) -> int:
         return self._children[name].process.pid
@@ -143,14 +138,14 @@ class Supervisor:
                 logger.warning("%s has not ended %.0f s after SIGTERM: killed", name, limit_s)
                 child.process.kill()
                 child.process.wait()
-            _kill_group(child.process.pid)
+            process_group.kill_group(child.process.pid)
             del self._children[name]
 
     def _record_exit(self, name: str, child: Child) -> None:
         code = child.process.poll()
         if code is None or child.ended:
             return
-        _kill_group(child.process.pid)
+        process_group.kill_group(child.process.pid)
         now = time.monotonic()
         child.ended = True
         child.ends.append(Exit(now, now - child.started_s, code))
@@ -166,9 +161,3 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _kill_group(leader: int) -> None:
-    """Kill the processes that a part has left in its process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)

@@ -25,7 +25,7 @@ from streamrl.config.run_file import RunFile
 from streamrl.log.codec import to_event
 from streamrl.log.kafka import KafkaLog
 from streamrl.log.protocol import read
-from streamrl.orchestrator import pdeathsig
+from streamrl.processor import process_group
 from streamrl.records import Record
 from tests.support import brokers
 from tests.support.waiting import patience
@@ -78,7 +78,7 @@ class Composed:
             command = [self._mapped(name, word) for word in self.services[name]["command"]]
             with self._log(name).open("ab") as output:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-S", "-E", pdeathsig.__file__, str(os.getpid()), *command],
+                    process_group.with_parent(command),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -1,26 +1,19 @@
-"""How vLLM is started, what is said when it cannot be, and that nothing of it outlives its owner."""
+"""How vLLM is started, what is said when it cannot be."""
 
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
-import psutil
 import pytest
 
 from streamrl.config.run_file import Inference, parse
 from streamrl.errors import ConfigError, InferenceError, ModelError, PortTaken
-from streamrl.inference import process_guard, vllm_server
+from streamrl.inference import vllm_server
 from streamrl.inference.vllm_server import Installation, Keys
-from tests.support.waiting import patience, until
+from tests.support.waiting import until
 
-T = TypeVar("T")
 VLLM = Path(__file__).parents[2] / ".venv-inference" / "bin" / "python"
 DOCKERFILE = Path(__file__).parents[2] / "deploy" / "docker" / "Dockerfile"
 NONE = Keys("", "")
@@ -211,49 +204,6 @@ def test_a_server_that_ends_while_it_starts(tmp_path: Path, monkeypatch: pytest.
         vllm_server.start(Inference(), tmp_path, tmp_path / "logs" / "log", threading.Event())
 
 
-# A command that takes no notice of SIGTERM and has a child that does not either, as a stand-in for
-# vLLM's API server and its engine.
-STUBBORN = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(f"{__file__}.{sys.argv[1:]}", "w").close()
-if sys.argv[1:]:
-    subprocess.Popen([sys.executable, __file__])
-time.sleep(60)
-"""
-OWNER = (
-    "import subprocess, sys, time; held = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE);"
-    " time.sleep(60)"
-)
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: signal.Signals):
-    script = tmp_path / "stubborn.py"
-    script.write_text(STUBBORN)
-    owner = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            OWNER,
-            sys.executable,
-            process_guard.__file__,
-            "0.2",
-            sys.executable,
-            str(script),
-            "parent",
-        ]
-    )
-    # guard, command, its child
-    family = wait_for(
-        lambda: psutil.Process(owner.pid).children(recursive=True), lambda found: len(found) == 3
-    )
-    until(lambda: len(list(tmp_path.glob("stubborn.py.*"))) == 2)
-    os.kill(owner.pid, end)
-    owner.wait()
-    assert wait_for(lambda: [p for p in family if alive(p)], lambda left: not left) == []
-
-
 @pytest.mark.parametrize("shown", ["", "stdout"])
 def test_what_vllm_says_is_kept_and_in_a_container_shown(
     shown: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -266,52 +216,3 @@ def test_what_vllm_says_is_kept_and_in_a_container_shown(
     assert process.cause() == "RuntimeError: no room"
     assert capfd.readouterr().out == ("RuntimeError: no room\n" if shown else "")
     assert "ENV STREAMRL_VLLM_LOG=stdout" in DOCKERFILE.read_text()
-
-
-def test_a_command_that_ends_takes_what_it_left_behind_with_it(tmp_path: Path):
-    script = tmp_path / "leaves.py"
-    script.write_text(
-        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True);"
-        " sys.exit(3)"
-    )
-    command = [sys.executable, process_guard.__file__, "1", sys.executable, str(script)]
-    held = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert held.stdout is not None
-    orphan = int(held.stdout.readline())
-    assert held.wait(patience(10)) == 3
-    assert not psutil.pid_exists(orphan) or not alive(psutil.Process(orphan))
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel has no such policy")
-def test_a_command_is_scheduled_as_usual_whatever_its_owner_is():
-    command = [
-        sys.executable,
-        process_guard.__file__,
-        "1",
-        sys.executable,
-        "-c",
-        "import os; print(os.sched_getscheduler(0))",
-    ]
-    settle = (
-        "from streamrl.processor.tuning import tune_process; tune_process(); import subprocess,"
-        " sys; "
-    )
-    held = "subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
-    assert (
-        int(subprocess.check_output([sys.executable, "-c", settle + held, *command]))
-        == os.SCHED_OTHER
-    )
-
-
-def wait_for(look: Callable[[], T], enough: Callable[[T], bool], timeout_s: float = 30.0) -> T:
-    deadline = time.monotonic() + patience(timeout_s)
-    while not enough(seen := look()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return seen
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -135,7 +135,7 @@ class Live:
                 and role in line
                 and all(option in line for option in options)
                 and "up" not in line
-                and "pdeathsig.py" not in " ".join(line[:5])
+                and "process_group.py" not in " ".join(line[:5])
             ):
                 return process
         raise AssertionError(

@@ -243,7 +243,7 @@ def vllm_processes(url: str) -> list[psutil.Process]:
         if (
             "vllm.entrypoints.openai.api_server" in line
             and line[line.index("--port") + 1] == port
-            and "process_guard.py" not in " ".join(line[:3])
+            and "process_group.py" not in " ".join(line[:3])
         ):
             return [found, *found.children(recursive=True)]
     return []
