@@ -19,7 +19,7 @@ from starlette.routing import Route
 from streamrl.config.checks import is_loopback
 from streamrl.config.run_file import Env, RunFile
 from streamrl.errors import StreamrlError, describe_error
-from streamrl.gateway import openai_chat
+from streamrl.gateway import anthropic_messages, openai_chat, openai_responses, token_ids
 from streamrl.gateway.calls import Calls
 from streamrl.gateway.keys import Keys, SessionName
 from streamrl.gateway.requests import Dialect, RequestRefused, openai_error, parsed, refuse
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 # Paths of the calls, and the APIs that they speak.
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": openai_chat.DIALECT,
+    "/v1/responses": openai_responses.DIALECT,
+    "/v1/messages": anthropic_messages.DIALECT,
+    "/inference/v1/generate": token_ids.DIALECT,
 }
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 Handler = Callable[[Request], Awaitable[Response]]

@@ -2,36 +2,192 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import openai
+import pytest
 
 from streamrl.records import SessionStart
+from tests.gateway.conftest import Shared
 from tests.support.gateways import Gateways, gateways
-from tests.support.sampling_stub import END
+from tests.support.sampling_stub import END, tool_call
+from tests.support.waiting import patience
+
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+ASKED: Any = [{"role": "user", "content": "one"}]
 
 
 def client(gateway: Gateways, url: str, session: str = "s0", **fields: object) -> openai.OpenAI:
     opened = gateway.begin(url, session, **fields)
-    return openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0)
+    return openai.OpenAI(
+        base_url=opened["base_url"],
+        api_key=opened["api_key"],
+        max_retries=0,
+        timeout=patience(30),
+    )
+
+
+def calls_a_tool(prompt: str, choice: int) -> str:
+    return "done" if "<tool>" in prompt else f"I add. {tool_call('add', b=2, a=1)}"
 
 
 def test_a_conversation_goes_on_token_for_token(tmp_path: Path):
     with gateways(tmp_path) as gateway:
         api = client(gateway, gateway.start())
-        conversation = [{"role": "user", "content": "one"}]
+        conversation: Any = list(ASKED)
         for question in ("two", "three"):
             answer = api.chat.completions.create(model="policy", messages=conversation)
-            said = answer.choices[0].message
-            conversation += [
-                {"role": "assistant", "content": said.content},
-                {"role": "user", "content": question},
-            ]
+            conversation.append(answer.choices[0].message.to_dict())
+            conversation.append({"role": "user", "content": question})
         start, first, second = gateway.records()
-        assert isinstance(start, SessionStart) and start.problem_id == "7"
-        assert second.continues == first.call and not second.fork
-        assert bytes(second.prompt[second.prompt < END].tolist()) == b"two"
-        assert second.messages == [{"role": "user", "content": "two"}]
-        assert answer.usage.prompt_tokens == len(first.prompt) + len(first.tokens) + len(
-            second.prompt
+    assert isinstance(start, SessionStart) and start.problem_id == "7"
+    assert second.continues == first.call and not second.fork
+    assert bytes(second.prompt[second.prompt < END].tolist()) == b"two"
+    assert second.messages == [{"role": "user", "content": "two"}]
+    before = len(first.prompt) + len(first.tokens)
+    assert answer.usage and answer.usage.prompt_tokens == before + len(second.prompt)
+    assert answer.usage.completion_tokens == len(second.tokens)
+
+
+def test_an_agent_with_tools_goes_on_from_its_calls(tmp_path: Path):
+    with gateways(tmp_path, calls_a_tool) as gateway:
+        api = client(gateway, gateway.start())
+        first = api.chat.completions.create(model="policy", messages=ASKED, tools=[ADD])
+        said = first.choices[0]
+        assert said.finish_reason == "tool_calls" and said.message.content == "I add."
+        (made,) = said.message.tool_calls or []
+        assert made.type == "function" and made.function.name == "add"
+        assert json.loads(made.function.arguments) == {"a": 1, "b": 2}
+        # as LangChain does, without the text and with empty fields
+        sent = {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [made.to_dict()],
+        }
+        conversation: Any = [
+            *ASKED,
+            sent,
+            {"role": "tool", "tool_call_id": made.id, "content": "3"},
+        ]
+        last = api.chat.completions.create(model="policy", messages=conversation, tools=[ADD])
+        assert last.choices[0].message.content == "done"
+        assert last.choices[0].finish_reason == "stop"
+        one, two = gateway.calls()
+    assert two.continues == one.call and not two.fork
+    assert one.text == f"I add. {tool_call('add', b=2, a=1)}" and one.content == "I add."
+
+
+def test_without_tools_or_with_none_a_call_is_text(tmp_path: Path):
+    with gateways(tmp_path, calls_a_tool) as gateway:
+        api = client(gateway, gateway.start())
+        for fields in ({}, {"tools": [ADD], "tool_choice": "none"}):
+            said = api.chat.completions.create(model="policy", messages=ASKED, **fields).choices[0]
+            assert said.message.tool_calls is None and said.finish_reason == "stop"
+            assert "<tool_call>" in (said.message.content or "")
+
+
+@pytest.mark.parametrize("say", [calls_a_tool, lambda prompt, choice: f"answer {choice}"])
+def test_a_stream_says_what_the_whole_answer_says(tmp_path: Path, say: Any):
+    with gateways(tmp_path, say) as gateway:
+        api = client(gateway, gateway.start())
+        with api.chat.completions.stream(model="policy", messages=ASKED, tools=[ADD], n=2) as parts:
+            for _ in parts:
+                pass
+            streamed = parts.get_final_completion()
+        calls = gateway.calls()
+        assert len(streamed.choices) == len(calls) == 2
+        for choice, call in zip(streamed.choices, calls, strict=True):
+            assert (choice.message.content or "") == (
+                call.text if call.content is None else call.content
+            )
+            made = [tool.id for tool in choice.message.tool_calls or []]
+            assert made == [tool["id"] for tool in call.tool_calls]
+        usage = [
+            part.usage
+            for part in api.chat.completions.create(
+                model="policy", messages=ASKED, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+    assert usage[-1] and usage[-1].completion_tokens and not any(usage[:-1])
+
+
+def test_several_answers_have_calls_of_their_own(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        api = client(gateway, gateway.start())
+        answer = api.chat.completions.create(
+            model="policy",
+            messages=ASKED,
+            n=3,
+            logprobs=True,
+            extra_body={"return_token_ids": True},
         )
+        calls = gateway.calls()
+        for choice, call in zip(answer.choices, calls, strict=True):
+            more: Any = choice.model_extra
+            assert more["call"] == call.call and more["token_ids"] == call.tokens.tolist()
+            assert choice.logprobs and choice.logprobs.content
+            said = [entry.logprob for entry in choice.logprobs.content]
+            assert said == pytest.approx(call.logprobs.tolist())
+        extra: Any = answer.model_extra
+        assert extra["prompt_token_ids"] == calls[0].prompt.tolist()
+        # the agent goes on from the second one, and then from the third
+        for choice in answer.choices[1:]:
+            conversation: Any = [*ASKED, choice.message.to_dict(), *ASKED]
+            api.chat.completions.create(model="policy", messages=conversation)
+        later = gateway.calls()[3:]
+    assert [call.continues for call in later] == [call.call for call in calls[1:]]
+
+
+def test_settings_of_the_env_count_and_fewer_tokens_may_be_asked_for(tmp_path: Path):
+    with gateways(tmp_path, lambda prompt, choice: "x" * 1000) as gateway:
+        api = client(gateway, gateway.start())
+        for asked, given in ((5, 5), (1000, 200)):
+            answer = api.chat.completions.with_raw_response.create(
+                model="policy", messages=ASKED, temperature=0.1, max_completion_tokens=asked
+            )
+            assert answer.headers["x-streamrl-sampling"] == "temperature=1, top_p=1, top_k=-1"
+            assert answer.parse().choices[0].finish_reason == "length"
+            call = gateway.calls()[-1]
+            assert len(call.tokens) == given and call.inference_metadata.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", {"5": 3}),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("response_format", {"type": "json_object"}),
+        ("stop", ["x"]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+        ("n", 0),
+        ("n", True),
+        ("max_tokens", "many"),
+        ("messages", []),
+        ("messages", "hello"),
+        ("messages", [{"content": "no role"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        ("tools", [{"type": "web_search"}]),
+        ("tools", [{"type": "function", "function": {"name": ""}}]),
+        ("stream", "yes"),
+        ("model", 7),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_its_name(shared: Shared, field: str, value: Any):
+    with pytest.raises(openai.BadRequestError) as refused:
+        shared.api.chat.completions.create(
+            model="policy", messages=ASKED, extra_body={field: value}
+        )
+    assert refused.value.param == field and field in str(refused.value)
+    assert shared.gateway.calls() == []

@@ -26,7 +26,7 @@ BEAT_S = 0.5
 
 
 def run_of(directory: Path, sessions: dict[str, Any] | None = None, **gateway: Any) -> RunFile:
-    env = {"kind": "copy-digits", "replicas": 0, "max_tokens": 64, "timeout_s": 20.0}
+    env = {"kind": "copy-digits", "replicas": 0, "max_tokens": 200, "timeout_s": 20.0}
     return run_file.parse(
         {
             "run": "gw",

@@ -1,0 +1,174 @@
+"""Anthropic's messages: a request's body to a `ChatRequest`, an answer to a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streamrl.gateway.requests import (
+    MAX_TOOLS,
+    Answer,
+    Body,
+    ChatRequest,
+    Dialect,
+    RequestRefused,
+    Told,
+    arguments_of,
+    canonical_messages,
+    function_tool,
+    integer,
+    objects,
+    refuse,
+    refuse_fields,
+    string,
+)
+from streamrl.sessions.messages import Message
+
+NEUTRAL = {
+    "stop_sequences": ([],),
+    "output_format": (),
+    "container": (),
+    "mcp_servers": ([],),
+}
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def parse(body: Body, told: Told) -> ChatRequest:
+    refuse_fields(body, NEUTRAL)
+    string(body, "model")
+    choice = body.get("tool_choice") or {"type": "auto"}
+    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
+        raise refuse("tool_choice", "the policy decides whether it calls a tool; give auto or none")
+    messages = list(_system(body))
+    for message in objects(body, "messages"):
+        messages += _messages(message)
+    if messages and messages[-1]["role"] == "assistant":
+        raise refuse("messages", "the last one is the user's: the policy begins its own answers")
+    return ChatRequest(
+        messages=canonical_messages(messages, "messages"),
+        tools=_tools(body),
+        reads_tool_calls=choice["type"] == "auto",
+        parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True,
+        max_tokens=integer(body, "max_tokens", 0),
+    )
+
+
+def _system(body: Body) -> Iterator[Message]:
+    system = body.get("system")
+    if system:
+        yield {"role": "system", "content": system}
+
+
+def _messages(message: Mapping[str, Any]) -> Iterator[Message]:
+    """A message as chat messages: the results of tools are messages of their own."""
+    role = message.get("role")
+    content = message.get("content")
+    if role not in ("user", "assistant"):
+        raise refuse("messages", "each has the role user or assistant")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    texts = list[Any]()
+    calls = list[dict[str, Any]]()
+    for block in objects(message, "content"):
+        match block:
+            case {"type": "tool_result", "tool_use_id": str(call)} if role == "user":
+                result = block.get("content")
+                yield {"role": "tool", "content": result, "tool_call_id": call}
+            case {"type": "tool_use", "id": str(call), "name": str(name), "input": dict(given)}:
+                function = {"name": name, "arguments": json.dumps(given)}
+                calls.append({"id": call, "function": function})
+            case {"type": "thinking" | "redacted_thinking"}:
+                pass  # no server of ours makes any
+            case _:
+                texts.append(block)
+    if calls:
+        yield {"role": role, "content": texts, "tool_calls": calls}
+    elif texts or role == "assistant":
+        yield {"role": role, "content": texts}
+
+
+def _tools(body: Body) -> list[dict[str, Any]]:
+    tools = objects(body, "tools")
+    if len(tools) > MAX_TOOLS:
+        raise refuse("tools", f"there are at most {MAX_TOOLS}")
+    for tool in tools:
+        if tool.get("type", "custom") not in ("custom", None):
+            raise refuse("tools", f"{tool['type']!r} is Anthropic's own; give tools with a schema")
+    return [
+        function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), "tools")
+        for tool in tools
+    ]
+
+
+def response(body: Body, answer: Answer) -> dict[str, Any]:
+    (call,) = answer.calls
+    text = call.text if call.content is None else call.content
+    content = list[dict[str, Any]]()
+    if text or not call.tool_calls:
+        content.append({"type": "text", "text": text})
+    for made in call.tool_calls:
+        name = made["function"]["name"]
+        content.append(
+            {"type": "tool_use", "id": made["id"], "name": name, "input": arguments_of(made)}
+        )
+    reason = STOP_REASONS[call.inference_metadata.finish_reason]
+    found: dict[str, Any] = {
+        "id": f"msg_{call.call}",
+        "type": "message",
+        "role": "assistant",
+        "model": string(body, "model", "policy"),
+        "content": content,
+        "stop_reason": "tool_use" if call.tool_calls else reason,
+        "stop_sequence": None,
+        "usage": {"input_tokens": len(answer.prompt), "output_tokens": answer.sampled_tokens},
+    }
+    if body.get("return_token_ids"):
+        found["prompt_token_ids"] = answer.prompt.tolist()
+        found["token_ids"] = call.tokens.tolist()
+    return found
+
+
+def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The events of a stream: the message without content, each block, and how it ended."""
+    usage = {**whole["usage"], "output_tokens": 0}
+    begun = {**whole, "content": [], "stop_reason": None, "usage": usage}
+    made: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
+    for index, block in enumerate(whole["content"]):
+        if block["type"] == "text":
+            first = {**block, "text": ""}
+            delta = {"type": "text_delta", "text": block["text"]}
+        else:
+            first = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        made += [
+            {"type": "content_block_start", "index": index, "content_block": first},
+            {"type": "content_block_delta", "index": index, "delta": delta},
+            {"type": "content_block_stop", "index": index},
+        ]
+    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    output = {"output_tokens": whole["usage"]["output_tokens"]}
+    made += [
+        {"type": "message_delta", "delta": ending, "usage": output},
+        {"type": "message_stop"},
+    ]
+    return [(event["type"], event) for event in made]
+
+
+def error(refused: RequestRefused) -> dict[str, Any]:
+    """An error as Anthropic's API writes it."""
+    default = "api_error" if refused.status >= 500 else "invalid_request_error"
+    kind = ERRORS.get(refused.status, default)
+    return {"type": "error", "error": {"type": kind, "message": str(refused)}}
+
+
+DIALECT = Dialect(parse, response, events, error)

@@ -1,0 +1,88 @@
+"""Token ids in, token ids out, as vLLM's `/inference/v1/generate`: for agents that tokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamrl.gateway.openai_chat import logprobs
+from streamrl.gateway.requests import (
+    MAX_CHOICES,
+    Answer,
+    Body,
+    ChatRequest,
+    Dialect,
+    Told,
+    integer,
+    openai_error,
+    refuse,
+    refuse_fields,
+)
+from streamrl.records import ModelCall
+
+NEUTRAL = {
+    "stop": ([], ""),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "prompt_logprobs": (),
+    "structured_outputs": (),
+    "ignore_eos": (False,),
+}
+MAX_ID = (1 << 32) - 1
+
+
+def parse(body: Body, told: Told) -> ChatRequest:
+    sampling = body.get("sampling_params") or {}
+    if not isinstance(sampling, Mapping):
+        raise refuse("sampling_params", "they are an object")
+    refuse_fields(sampling, NEUTRAL)
+    if body.get("stream"):
+        raise refuse("stream", "token ids come in one piece")
+    tokens = body.get("token_ids")
+    if not isinstance(tokens, list) or not tokens or not all(map(is_token, tokens)):
+        raise refuse("token_ids", "they are the ids of a prompt: whole numbers, at least one")
+    return ChatRequest(
+        token_ids=tokens,
+        n=integer(sampling, "n", 1, most=MAX_CHOICES),
+        max_tokens=integer(sampling, "max_tokens", 0),
+    )
+
+
+def is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ID
+
+
+def response(body: Body, answer: Answer) -> dict[str, Any]:
+    return {
+        "request_id": answer.calls[0].call,
+        "choices": [_choice(call) for call in answer.calls],
+        "prompt_logprobs": None,
+    }
+
+
+def _choice(call: ModelCall) -> dict[str, Any]:
+    spans = call.inference_metadata.version_spans
+    return {
+        "index": call.choice,
+        "call": call.call,
+        "token_ids": call.tokens.tolist(),
+        "logprobs": {"content": logprobs(call)},
+        "weight_versions": [
+            {"version": str(span.version), "start": span.start, "end": span.end} for span in spans
+        ],
+        "text": call.text,
+        "finish_reason": call.inference_metadata.finish_reason,
+    }
+
+
+def events(body: Body, whole: dict[str, Any]) -> list[tuple[str, Any]]:
+    return []
+
+
+DIALECT = Dialect(parse, response, events, openai_error)
