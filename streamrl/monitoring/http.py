@@ -1,9 +1,9 @@
-"""What a part says of itself over HTTP: `/livez`, `/readyz`, `/metrics`. One server for all parts,
-in a thread beside them; it only reads.
+"""Serves the health and the metrics of a part over HTTP: `/livez`, `/readyz` and `/metrics`. The
+server runs in a thread beside the part and only reads.
 
-What there is to say comes from the part's log (`log/instrumented.py`). The metrics are those of the
-topic `metrics`, by the names of `metric_names.py`, each with its run and its part as labels. Where
-a part listens is noted beside the runs, for Prometheus.
+The answers come from the part's log (`log/instrumented.py`). The metrics are those of the topic
+`metrics`, with the names of `metric_names.py` and with run and part as labels. The address is
+written to a file beside the runs, where Prometheus finds it.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from streamrl.monitoring.metric_names import MetricSpec, find_metric, prometheus
 logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0  # between two questions to the broker
-REQUEST_S = 10.0  # for a client to say what it wants
-# for the thread that asks the broker, when the part ends: it may be the broker that is gone, and
-# then a part leaves at once
+REQUEST_S = 10.0  # the time that a client has to send its request
+# When the part ends, the thread that asks the broker may wait for a broker that is gone. The part
+# does not wait for it any longer than this.
 LEAVE_S = 0.5
-# beside the runs: a file a part, where `file_sd_configs` finds them (it takes one * in a path, at
-# its end)
+# The directory beside the runs with a file for each part. Prometheus's `file_sd_configs` finds the
+# files: its paths may have one * only, at the end.
 TARGETS = ".targets"
 SLOW = tuple(role.name for role in topology.ROLES if role.is_slow)
 TEXT = "text/plain; charset=utf-8"
 
 
 class Address(NamedTuple):
-    """Where a part listens; 0: any free port."""
+    """Where a part listens. Port 0 stands for any free port."""
 
     host: str
     port: int
 
 
 class ListenOverride(NamedTuple):
-    """What the command line of one part says instead of the run file; None: nothing."""
+    """The address from a part's command line. None leaves what the run file says."""
 
     host: str | None = None
     port: int | None = None
@@ -67,6 +67,8 @@ NO_OVERRIDE = ListenOverride()
 
 
 class Page(NamedTuple):
+    """The answer to a request."""
+
     status: int
     body: bytes
     content_type: str = TEXT
@@ -74,59 +76,62 @@ class Page(NamedTuple):
 
 @contextlib.contextmanager
 def serving(run: RunFile, log: Log, part: str, at: ListenOverride = NO_OVERRIDE) -> Generator[Log]:
-    """The log that `part` is to use, and the server for as long as the block lasts. Raises
-    PortTaken.
+    """Serve the health and the metrics of `part` for as long as the block lasts.
+
+    Yields the log that the part must use, because the answers come from it. Raises PortTaken.
     """
     if not run.metrics.serve:
         yield log
         return
     instrumented = InstrumentedLog(log, part)
-    pages = Pages(run.run, instrumented, limit_s(run, part))
+    pages = Pages(run.run, instrumented, liveness_limit_s(run, part))
     server = listen(resolve_address(run, at), pages)
     over = threading.Event()
-    file = note_of(run, part)
-    threads = [
-        threading.Thread(target=server.serve_forever, args=(0.2,), name="health", daemon=True),
-        threading.Thread(
-            target=_poll_broker,
-            args=(instrumented, over, file, run.run, server.address),
-            name="lag",
-            daemon=True,
-        ),
-    ]
-    for thread in threads:
-        thread.start()
+    file = targets_file(run, part)
+    server_thread = threading.Thread(
+        target=server.serve_forever, args=(0.2,), name="health", daemon=True
+    )
+    lag_thread = threading.Thread(
+        target=_poll_broker,
+        args=(instrumented, over, file, run.run, server.address),
+        name="lag",
+        daemon=True,
+    )
+    server_thread.start()
+    lag_thread.start()
     try:
         yield instrumented
     finally:
         over.set()
         server.shutdown()
         server.server_close()
-        threads[1].join(LEAVE_S)
+        lag_thread.join(LEAVE_S)
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
 
 
 def resolve_address(run: RunFile, at: ListenOverride) -> Address:
+    """The address to listen at: the run file's, unless `at` says otherwise."""
     return Address(
         run.metrics.host if at.host is None else at.host,
         run.metrics.port if at.port is None else at.port,
     )
 
 
-def note_of(run: RunFile, part: str) -> Path:
-    """The file that says where the part listens."""
+def targets_file(run: RunFile, part: str) -> Path:
+    """The file with the part's address, in the format of Prometheus's `file_sd_configs`."""
     return run.directory.parent / TARGETS / f"{run.run}.{part}.json"
 
 
-def limit_s(run: RunFile, part: str) -> float:
-    """A part whose loop has not turned for so long is not alive."""
+def liveness_limit_s(run: RunFile, part: str) -> float:
+    """Seconds after which a part that has not used its log is not alive."""
     return run.metrics.step_within_s if part.startswith(SLOW) else run.metrics.live_within_s
 
 
 def remove_targets(run: RunFile) -> None:
-    """Take away what parts of the run have noted: those that were killed could not. One that lives
-    notes it again.
+    """Remove the address files of the run's parts, because a part that is killed leaves its own.
+
+    A part that is alive writes its file again.
     """
     for file in (run.directory.parent / TARGETS).glob(f"{run.run}.*.json"):
         file.unlink(missing_ok=True)
@@ -135,8 +140,9 @@ def remove_targets(run: RunFile) -> None:
 def _poll_broker(
     log: InstrumentedLog, over: threading.Event, file: Path, run: str, address: Address
 ) -> None:
-    """Ask the broker for the ends of the inputs, now and then; soon again while that is what
-    readiness waits for. And keep the note.
+    """Ask the broker for the end offsets of the inputs every LOOK_S, and keep the address file.
+
+    The broker is asked more often until the part is ready, as readiness depends on the ends.
     """
     pages = -1
     said = False
@@ -145,7 +151,9 @@ def _poll_broker(
             first = pages < 0
             pages = len(log.pages)
             _write_targets(file, run, address, log, logging.INFO if first else logging.DEBUG)
-        if log.is_ready and not said:  # before that, what a part says is why it cannot begin
+        # A part that is not ready must not log the address: its last line is shown as the reason
+        # for which it is waiting.
+        if log.is_ready and not said:
             said = True
             logger.info("%s: http://%s:%d/metrics, /livez, /readyz", log.part, *address)
         log.refresh_end_offsets()
@@ -155,20 +163,17 @@ def _poll_broker(
 def _write_targets(
     file: Path, run: str, address: Address, log: InstrumentedLog, level: int
 ) -> None:
-    """Tell Prometheus where this part is. A directory that cannot be written is no reason not to
-    work: then somebody has chosen the port.
+    """Write the part's address to `file`. A failure is only logged, with this level.
+
+    Without the file, Prometheus can be told of a fixed port.
     """
     host = gethostname() if address.host in ("0.0.0.0", "::") else address.host
     target = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
     labels = {"run": run, "part": log.part}
     entries: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
     for path in log.pages:
-        entries.append(
-            {
-                "targets": [target],
-                "labels": {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path},
-            }
-        )
+        page_labels = {**labels, "page": path.rpartition("/")[2], "__metrics_path__": path}
+        entries.append({"targets": [target], "labels": page_labels})
     part = file.with_suffix(".part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +193,7 @@ def _write_targets(
 
 
 class Pages:
-    """What is shown at each path."""
+    """The page at each path. A part is alive if it has used its log within `within_s`."""
 
     def __init__(self, run: str, log: InstrumentedLog, within_s: float) -> None:
         self._log = log
@@ -198,16 +203,12 @@ class Pages:
         ProcessCollector(registry=self._registry)
 
     def at(self, path: str) -> Page:
+        """The page at `path`. It has status 404 if there is none."""
         match path:
             case "/livez":
                 return self.live()
             case "/readyz":
-                lacks = self._log.readiness_problems()
-                return (
-                    Page(503, "".join(f"{self._log.part}: {lack}\n" for lack in lacks).encode())
-                    if lacks
-                    else Page(200, b"ready\n")
-                )
+                return self.ready()
             case "/metrics":
                 return Page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
             case _ if path in self._log.pages:
@@ -220,8 +221,9 @@ class Pages:
                 return Page(404, f"nothing at {path}; there are {there}\n".encode())
 
     def live(self) -> Page:
-        """Does its loop turn?"""
-        if (since_s := self._log.since_activity_s) <= self._within_s:
+        """Status 200 if the part has used its log recently, else 503."""
+        since_s = self._log.since_activity_s
+        if since_s <= self._within_s:
             return Page(200, b"alive\n")
         return Page(
             503,
@@ -229,9 +231,16 @@ class Pages:
             f" {self._within_s:.0f} s\n".encode(),
         )
 
+    def ready(self) -> Page:
+        """Status 200 if the part can work, else 503 with a line for each reason why not."""
+        problems = self._log.readiness_problems()
+        if not problems:
+            return Page(200, b"ready\n")
+        return Page(503, "".join(f"{self._log.part}: {each}\n" for each in problems).encode())
+
 
 class MetricsCollector:
-    """The newest value of every metric, as prometheus_client collects them."""
+    """Collects the newest value of every metric for prometheus_client."""
 
     def __init__(self, run: str, log: InstrumentedLog) -> None:
         self._run = run
@@ -243,32 +252,30 @@ class MetricsCollector:
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for (source, name), value in self._values().items():
-            known = find_metric(name)
-            labels, of = (known[0].labels, known[1]) if known else ((), ())
-            family = known[0].prometheus if known else prometheus_name(name)
-            if family not in families:
-                kind = (
-                    CounterMetricFamily
-                    if known and known[0].kind == "counter"
-                    else GaugeMetricFamily
-                )
-                families[family] = kind(
-                    family, _help(known[0]) if known else name, labels=("run", "part", *labels)
-                )
-            families[family].add_metric([self._run, source, *of], value)
+            spec, label_values = find_metric(name) or (None, ())
+            family_name = spec.prometheus if spec else prometheus_name(name)
+            if family_name not in families:
+                families[family_name] = self._new_family(family_name, name, spec)
+            families[family_name].add_metric([self._run, source, *label_values], value)
         return iter(families.values())
 
+    def _new_family(
+        self, family_name: str, name: str, spec: MetricSpec | None
+    ) -> GaugeMetricFamily | CounterMetricFamily:
+        """A family without values. A metric without a spec is a gauge with no labels of its own."""
+        if spec is None:
+            return GaugeMetricFamily(family_name, name, labels=("run", "part"))
+        kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+        text = f"{spec.name} ({spec.unit}): {spec.meaning}"
+        return kind(family_name, text, labels=("run", "part", *spec.labels))
+
     def _values(self) -> dict[tuple[str, str], float]:
-        """(source, name) -> value: of steps, of reports, of the log."""
+        """The newest value of each (source, name)."""
         log = self._log
-        values = dict(self._log.steps)
+        values = dict(log.steps)
         for source, report in (*log.reports.items(), (log.part, log.metrics())):
             values |= {(source, name): value for name, value in report.items()}
         return values
-
-
-def _help(known: MetricSpec) -> str:
-    return f"{known.name} ({known.unit}): {known.meaning}"
 
 
 # ---- the server ----------------------------------------------------------------------------------
@@ -289,7 +296,7 @@ class MetricsServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET, and nothing that changes anything."""
+    """Answers GET and HEAD, and nothing else."""
 
     protocol_version = "HTTP/1.1"
     server_version = "streamrl"
@@ -312,20 +319,22 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _may_ask(self, bound: str) -> bool:
-        """On loopback only by a name of loopback: a web page elsewhere may have its own name point
-        here (DNS rebinding).
+        """Whether the request's Host may name a server that is bound to the host `bound`.
+
+        A server on loopback must be asked by a name of loopback. Otherwise a web page could have
+        its own name resolve to this machine and read the answers (DNS rebinding).
         """
         asked = self.headers.get("Host")
         if asked is None or not is_loopback(bound):
             return True
-        return is_loopback((urlsplit(f"//{asked}").hostname or "") if asked.isprintable() else "")
+        return asked.isprintable() and is_loopback(urlsplit(f"//{asked}").hostname or "")
 
     def log_message(self, format: str, *args: object) -> None:
         logger.debug(format, *args)
 
 
 def listen(address: Address, pages: Pages) -> MetricsServer:
-    """Raises PortTaken."""
+    """Listen at `address`. Raises PortTaken if that is not possible."""
     try:
         return MetricsServer(address, pages)
     except OSError as error:

@@ -17,7 +17,7 @@ import httpx
 
 from streamrl.config.run_file import RunFile
 from streamrl.errors import one_line
-from streamrl.monitoring.http import limit_s, note_of
+from streamrl.monitoring.http import liveness_limit_s, targets_file
 
 PERIOD_S = 5.0  # between two questions to the same part
 ANSWER_S = 2.0  # for an answer
@@ -52,7 +52,7 @@ class Liveness:
     def on_start(self, name: str) -> None:
         """Forget the address and the answers of the process before, as the part is started again."""
         if name in self.lives:
-            note_of(self._run, self._names[name]).unlink(missing_ok=True)
+            targets_file(self._run, self._names[name]).unlink(missing_ok=True)
             self.lives[name] = ProbeState()
 
     def hanging(self) -> dict[str, str]:
@@ -69,8 +69,8 @@ class Liveness:
                 asked_s = now_s
                 for name, part in self._names.items():
                     life = self.lives[name]
-                    if address := listening(note_of(self._run, part)):
-                        ask(client, address, life, since_s, limit_s(self._run, part))
+                    if address := listening(targets_file(self._run, part)):
+                        ask(client, address, life, since_s, liveness_limit_s(self._run, part))
 
 
 def listening(note: Path) -> str:

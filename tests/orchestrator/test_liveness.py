@@ -12,7 +12,7 @@ import pytest
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile, parse
 from streamrl.log.memory import MemoryLog
-from streamrl.monitoring.http import note_of, serving
+from streamrl.monitoring.http import serving, targets_file
 from streamrl.orchestrator.liveness import Liveness, ProbeState, ask, listening
 from tests.support.waiting import patience, until
 
@@ -38,12 +38,12 @@ def client() -> Iterator[httpx.Client]:
 def test_a_part_whose_loop_stands_hangs(run: RunFile, client: httpx.Client):
     log = MemoryLog({"in": 1})
     with serving(run, log, "buffer") as watched:
-        until(lambda: listening(note_of(run, "buffer")) != "")
+        until(lambda: listening(targets_file(run, "buffer")) != "")
         reader = watched.reader({("in", 0): 0})
         life = ProbeState()
 
         def asked() -> str:
-            ask(client, listening(note_of(run, "buffer")), life, 5.0, 60.0)
+            ask(client, listening(targets_file(run, "buffer")), life, 5.0, 60.0)
             return life.hangs
 
         def turning() -> str:
@@ -70,7 +70,7 @@ def test_a_part_that_holds_its_interpreter_hangs_after_its_limit(client: httpx.C
 
 def test_a_new_life_is_not_judged_by_the_last_one(run: RunFile):
     liveness = Liveness(run, topology.identities(run))
-    note = note_of(run, "learner-lead")
+    note = targets_file(run, "learner-lead")
     note.parent.mkdir(parents=True)
     note.write_text('[{"targets": ["127.0.0.1:1"]}]')
     liveness.lives["learner"].hangs = "it hung"

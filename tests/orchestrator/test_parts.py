@@ -8,7 +8,7 @@ import pytest
 from streamrl.config import topology
 from streamrl.config.run_file import parse
 from streamrl.monitoring.display import Frame
-from streamrl.monitoring.http import note_of
+from streamrl.monitoring.http import targets_file
 from streamrl.monitoring.run_view import RunView
 from streamrl.orchestrator import liveness, parts
 from streamrl.orchestrator.liveness import Liveness
@@ -55,7 +55,7 @@ def test_a_part_that_hangs_is_ended_and_started_again(
         }
     )
     sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    hangs = [sys.executable, "-c", LIVES, str(note_of(run, "buffer"))]
+    hangs = [sys.executable, "-c", LIVES, str(targets_file(run, "buffer"))]
     monkeypatch.setattr(
         parts, "command", lambda run, part: hangs if part.name == "buffer" else sleeps
     )
