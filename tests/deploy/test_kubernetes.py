@@ -12,7 +12,6 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -91,6 +90,9 @@ def check(manifest: Manifest) -> None:
     if manifest["kind"] in models.KINDS:
         models.check(manifest)  # a ValidationError is a ValueError
         return
+    # It takes 8 s to import: not in every worker of the tests.
+    import kubernetes_validate
+
     try:
         kubernetes_validate.validate(manifest, RELEASE, strict=True)
     except kubernetes_validate.ValidationError as error:

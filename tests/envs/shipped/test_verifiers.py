@@ -5,9 +5,11 @@ with a policy that plays by a script.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +20,6 @@ from streamrl.envs.catalog import make_env
 from streamrl.envs.engine.runner import RolloutRunner
 from streamrl.envs.engine.transcript import Task
 from streamrl.envs.process import resolve_env
-from streamrl.envs.shipped.verifiers import Verifiers, in_brackets, in_json
 from streamrl.errors import ConfigError
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Rollout
@@ -26,6 +27,11 @@ from tests.envs.talking import END, Scripted
 
 KIND = "verifiers:tests.envs.guests"
 CALL = '<tool_call>{"name": "double", "arguments": {"number": "21"}}</tool_call>'
+
+
+def shipped() -> ModuleType:
+    """The module that is tested. It takes 5 s to import: not in every worker of the tests."""
+    return importlib.import_module("streamrl.envs.shipped.verifiers")
 
 
 def guest(which: str, tool_syntax: str = "json", **params: Any) -> Any:
@@ -157,14 +163,14 @@ def test_tools_in_brackets_and_in_a_syntax_of_ones_own():
 
 
 def own_syntax(text: str, functions: Sequence[Mapping[str, Any]]) -> Any:
-    return in_brackets(f"[{text.split()[1]}]" if " " in text else text, functions)
+    return shipped().in_brackets(f"[{text.split()[1]}]" if " " in text else text, functions)
 
 
 def test_a_call_that_cannot_be_read_is_text_and_one_that_fails_is_answered():
     assert len(one(guest("tool"), "<tool_call>{</tool_call>").turns) == 2
     made = one(guest("tool"), CALL.replace("21", "x"), "sorry")
     assert made.turns[2].role == "tool" and "invalid literal" in made.turns[2].message
-    assert in_json(CALL, []) == (CALL, [])  # without tools there are no calls
+    assert shipped().in_json(CALL, []) == (CALL, [])  # without tools there are no calls
 
 
 def test_rewards_of_a_group_are_given_together_and_its_first_turn_is_one_request():
@@ -300,7 +306,7 @@ def test_without_the_library_that_is_said_in_a_line(monkeypatch: pytest.MonkeyPa
 
 def test_the_process_keeps_its_signals():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert isinstance(guest("single"), Verifiers)
+    assert isinstance(guest("single"), shipped().Verifiers)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
