@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,19 @@ from tests.support import brokers
 if TYPE_CHECKING:
     from tests.support.secure import Secure
 
+ROOT = Path(__file__).parents[1]
+# Programs that JAX has compiled in this working tree: of all workers, of the programs that they
+# start, and of the test sessions before.
+COMPILED = ROOT / ".streamrl" / "compiled"
+COMPILED_BYTES = 1 << 30  # above it, a session begins with none
 # Most of the time of a learner in a test, and of a broker or a server that has just started, goes
 # into compiling what is run a few times only: neither XLA nor Java optimises here, and vLLM does not
 # compile the one function that it still would. Without its fusion emitters XLA compiles a training
 # step in a quarter of the time, to the same loss. The learner of a whole run (tests/loop) is
 # compiled as a user's is.
 QUICK_TO_COMPILE = {
+    "JAX_COMPILATION_CACHE_DIR": str(COMPILED),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "XLA_FLAGS": (
         "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
         " --xla_cpu_use_fusion_emitters=false"
@@ -58,14 +66,22 @@ def pytest_configure() -> None:
     """Kafka's program is fetched once for the working tree, wherever a test's directory is; the
     user's own cluster stays out of the tests.
     """
-    os.environ.setdefault("STREAMRL_HOME", str(Path(__file__).parents[1] / ".streamrl"))
+    os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))
     os.environ.pop("STREAMRL_KAFKA", None)
     for name, options in QUICK_TO_COMPILE.items():
         os.environ.setdefault(name, options)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        remove_if_large(COMPILED)
     try:
         brokers.check()
     except (ValueError, brokers.NoDocker) as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def remove_if_large(directory: Path) -> None:
+    """Nothing else removes what earlier versions of the sources were compiled to."""
+    if sum(file.stat().st_size for file in directory.glob("*")) > COMPILED_BYTES:
+        shutil.rmtree(directory)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,7 +27,7 @@ from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Event
 from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Demand, Fate
-from tests.batcher.test_process import CONFIG, arrivals
+from tests.support.batcher import CONFIG, arrivals
 from tests.support.build import group, group_event, version_event
 from tests.support.data_path import RUN, TOPICS, parts, play
 

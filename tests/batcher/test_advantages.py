@@ -20,7 +20,7 @@ from streamrl.config import run_file
 from streamrl.errors import ConfigError
 from streamrl.learner.examples import expand
 from streamrl.records import Batch
-from tests.batcher.test_process import CONFIG, arrivals, fold
+from tests.support.batcher import CONFIG, arrivals, fold
 from tests.support.build import floats, group, version_event
 
 

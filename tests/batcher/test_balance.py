@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from streamrl.batcher import process
-from streamrl.batcher.assemble import Sharding, assemble
-from streamrl.batcher.balance import COSTS, cost_named, costs_of, flops, imbalance, loads, tokens
+from streamrl.batcher.balance import COSTS, cost_named, costs_of, flops, imbalance, tokens
 from streamrl.batcher.packing import pack
-from streamrl.batcher.process import step
-from streamrl.batcher.state import BatcherState
 from streamrl.config import run_file
 from streamrl.errors import ConfigError
-from streamrl.records import Batch, Metric
-from tests.batcher.test_process import CONFIG
-from tests.support.build import group, group_event, version_event
 
 
 def test_flops_by_hand():
@@ -119,40 +111,6 @@ def test_log_normal_lengths_fill_the_rows():
         rows = pack(lengths, 8192, enough, processes, costs)
         assert rows is not None and lengths.sum() / (enough * 8192) >= 0.99
         assert imbalance(np.bincount(rows // (enough // processes), weights=costs)) < 1e-3
-
-
-def test_a_batch_says_for_how_many_processes_it_is():
-    made = assemble(
-        [group("a", "ga", sizes=(6, 1, 1)), group("a", "gb", sizes=(4,))], 0, 0, 4, 8, Sharding(2)
-    )
-    assert made is not None and made.processes == 2
-    # 8, 6, 3 and 3 tokens: 8 and 3 to process 0, 6 and 3 to process 1
-    assert loads(made, made.prompt_lengths[made.groups] + made.lengths).tolist() == [11, 9]
-
-
-def test_rows_that_cannot_be_divided_are_no_batch():
-    with pytest.raises(ValueError, match="batch 7: 3 rows cannot be divided among 2 processes"):
-        assemble([group()], 7, 7, row_count=3, max_seq_len=10, sharding=Sharding(2))
-
-
-def test_the_metrics_say_how_it_is_divided():
-    # group a: 7 and 4 tokens, group b: 5 and 4, rows of 10. One process has 7 and 4, the other 5
-    # and 4; in FLOPs with d = 1: 91 + 40 and 55 + 40
-    events = [
-        version_event(0),
-        group_event(0, group(name="a", sizes=(5, 2))),
-        group_event(1, group(name="b", sizes=(3, 2))),
-    ]
-    for balance, expected in (("tokens", 1 - 10 / 11), ("flops", 1 - 113 / 131)):
-        config = replace(CONFIG, row_count=4, processes=2, balance=balance, hidden=1)
-        outputs = step(config, BatcherState(), events, 0.0)[1]
-        (batch,) = (o.record for o in outputs if isinstance(o.record, Batch))
-        (values,) = (o.record.values for o in outputs if isinstance(o.record, Metric))
-        assert sorted(loads(batch, batch.lengths + 2).tolist()) == [9, 11]
-        assert values["batcher/imbalance_frac"] == pytest.approx(expected) and values[
-            "batcher/token_imbalance_frac"
-        ] == pytest.approx(1 - 10 / 11)
-        assert values["batcher/padding_frac"] == 0.5 and values["batcher/process_rollouts_min"] == 2
 
 
 def short_first(lengths: np.ndarray, hidden: int) -> np.ndarray:

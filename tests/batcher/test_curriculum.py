@@ -39,7 +39,7 @@ from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
 from streamrl.recordings.replay import replay
 from streamrl.records import Batch, Demand, Metric
-from tests.batcher.test_process import CONFIG
+from tests.support.batcher import CONFIG
 from tests.support.build import floats, group, group_event, version_event
 from tests.support.data_path import TOPICS
 

@@ -1,8 +1,7 @@
-"""A tiny model for tests, made once; and JAX's compiled programs, kept for the session."""
+"""A tiny model for tests, made once; and JAX's compiled programs, kept in the working tree."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,21 @@ from streamrl.config.run_file import TinyModel
 from streamrl.learner import process
 from streamrl.learner.initial import write_tiny
 from streamrl.learner.mesh import enable_compilation_cache
+from tests.conftest import COMPILED
 
 TINY = TinyModel(layers=2, hidden=32, head_dim=16, seed=1)
 CONTEXT = 32  # tokens
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    base = tmp_path_factory.getbasetemp()
-    # one of all workers
-    enable_compilation_cache(
-        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
-    )
+def compiled() -> None:
+    """Pytest's plugins have imported JAX before its variable was set."""
+    enable_compilation_cache(COMPILED)
 
 
 @pytest.fixture(autouse=True)
 def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learners in tests use the session's, not one for every run."""
+    """Learners in tests use that of the working tree (tests/conftest.py), not one for every run."""
     monkeypatch.setattr(process, "enable_compilation_cache", lambda directory: None)
 
 

@@ -197,7 +197,7 @@ def lived(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             process, "enable_compilation_cache", lambda directory: None
-        )  # the session's cache
+        )  # that of the working tree
         run = run_of(tmp_path_factory.mktemp("runs"), tiny)
         log = a_log()
         with compilations() as compiled, learning(run, log) as life:

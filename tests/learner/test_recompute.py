@@ -44,7 +44,7 @@ def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             process, "enable_compilation_cache", lambda directory: None
-        )  # the session's cache
+        )  # that of the working tree
         run = run_of(tmp_path_factory.mktemp("runs"), tiny)
         log = a_log(*map(batch, range(BATCHES)))
         with learning(run, log) as life:

@@ -1,4 +1,4 @@
-"""The learner's tiny model and its compiled programs."""
+"""The learner's tiny model; and what scorers compile is kept as what learners compile."""
 
 from __future__ import annotations
 

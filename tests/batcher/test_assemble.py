@@ -1,0 +1,46 @@
+"""Groups become one batch: which rollouts fit, and who trains on which rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamrl.batcher.assemble import Sharding, assemble
+from streamrl.batcher.balance import loads
+from streamrl.batcher.process import step
+from streamrl.batcher.state import BatcherState
+from streamrl.records import Fate
+from tests.support.batcher import CONFIG, arrivals, fates, fold, forked
+from tests.support.build import group, group_event, version_event
+
+
+def test_a_rollout_longer_than_a_row_is_filtered_and_its_group_goes_on():
+    out = fold([version_event(0), group_event(0, group(name="long", sizes=(9, 3))), *arrivals("b")])
+    assert fates(out)[0] == ("filtered", "long", None)
+    state, _ = step(
+        CONFIG,
+        BatcherState(),
+        [version_event(0), group_event(0, group(name="long", sizes=(9, 3)))],
+        0.0,
+    )
+    assert state.queues["copy"].tokens == 5 and state.queues["copy"].rollouts == 1
+
+
+def test_a_rollout_of_which_a_sequence_is_too_long_is_filtered_as_a_whole():
+    out = fold([version_event(0), group_event(0, forked("a", (3, 9, 2, 3), (0, 0, 1, 2)))])
+    assert [(o.record.fate, o.record.uids) for o in out if isinstance(o.record, Fate)] == [
+        ("filtered", ["a-0"])
+    ]
+
+
+def test_a_batch_says_for_how_many_processes_it_is():
+    made = assemble(
+        [group("a", "ga", sizes=(6, 1, 1)), group("a", "gb", sizes=(4,))], 0, 0, 4, 8, Sharding(2)
+    )
+    assert made is not None and made.processes == 2
+    # 8, 6, 3 and 3 tokens: 8 and 3 to process 0, 6 and 3 to process 1
+    assert loads(made, made.prompt_lengths[made.groups] + made.lengths).tolist() == [11, 9]
+
+
+def test_rows_that_cannot_be_divided_are_no_batch():
+    with pytest.raises(ValueError, match="batch 7: 3 rows cannot be divided among 2 processes"):
+        assemble([group()], 7, 7, row_count=3, max_seq_len=10, sharding=Sharding(2))

@@ -1,0 +1,181 @@
+"""One step of the batcher: which groups a batch is made of, which ones are filtered or expire, and what is said of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from msgspec import structs
+
+from streamrl.batcher.batch_builder import BatchBuilder
+from streamrl.batcher.process import step
+from streamrl.batcher.state import BatcherState, EnvQueue
+from streamrl.records import Batch, Demand, Fate, Metric
+from tests.support.batcher import CONFIG, arrivals, batches, fates, fold, forked
+from tests.support.build import group, group_event, version_event
+
+
+def test_max_age_1_lookahead_1_batches_0_and_1_may_use_version_0_batch_2_may_not():
+    config = replace(CONFIG, lookahead=1)
+    out = fold(
+        [version_event(0), *arrivals("a", "b", "c", "d", "e", "f"), version_event(1)], config
+    )
+    assert batches(out) == [["b", "a"], ["d", "c"]]
+    assert [fate for fate in fates(out) if fate[0] == "expired"] == [
+        ("expired", "e", None),
+        ("expired", "f", None),
+    ]
+
+
+def test_a_group_is_as_old_as_its_oldest_rollout():
+    mixed = group(name="m", version=2)
+    mixed.oldest_versions.setflags(write=True)
+    mixed.oldest_versions[1] = 0
+    state = BatcherState(version=2, next_batch=2)
+    _, out = step(CONFIG, state, [group_event(0, mixed)], 0.0)
+    assert fates(out) == [("expired", "m", None)]
+
+
+def test_a_group_from_a_version_not_heard_of_is_held():
+    out = fold([version_event(0), *arrivals("a", version=3), *arrivals("b", "c")])
+    assert batches(out) == [["c", "b"]]
+
+
+def test_a_group_larger_than_the_budget_is_filtered_not_waited_for():
+    out = fold([version_event(0), group_event(0, group(name="huge", sizes=(8, 8, 8)))])
+    assert fates(out) == [("filtered", "huge", None)]
+
+
+def test_spill_goes_on_without_the_env_that_is_short():
+    config = replace(
+        CONFIG, fractions={"copy": 0.5, "add": 0.5}, total_token_budget=40, spill=True, row_count=5
+    )
+    assert batches(fold([version_event(0), *arrivals("a", "b", "c", "d")], config)) == [
+        ["d", "c", "b", "a"]
+    ]
+
+
+def test_of_a_batch_that_is_far_from_full_some_share_is_short():
+    """Or else it would never be built: a step leaves out asking each share then."""
+    random = Random(3)
+    far = 0
+    for _ in range(500):
+        envs = [f"env-{i}" for i in range(random.randint(1, 6))]
+        owed = [random.uniform(-20, 20) for _ in envs]
+        balance = {
+            env: tokens - sum(owed) / len(envs) for env, tokens in zip(envs, owed, strict=True)
+        }
+        fractions = {env: random.choice([0.5, 1.0]) / len(envs) for env in envs}
+        config = replace(
+            CONFIG, fractions=fractions, total_token_budget=40, spill=random.random() < 0.5
+        )
+        pools = {env: EnvQueue(tokens=random.randint(0, 60 // len(envs))) for env in envs}
+        at_work = BatchBuilder(config, BatcherState(version=0, queues=pools, deficit=balance), 0.0)
+        far += at_work.ledger.is_clearly_short
+        assert at_work.ledger.shortage() or not at_work.ledger.is_clearly_short
+    assert 100 < far < 450  # of both there are enough
+
+
+def test_a_rollout_that_forked_counts_once_and_has_one_fate():
+    out = fold(
+        [
+            version_event(0),
+            group_event(0, forked("a", (3, 2, 3), (0, 0, 1))),
+            group_event(1, group("copy", "b", sizes=(4,))),
+        ]
+    )
+    (batch,) = (o.record for o in out if isinstance(o.record, Batch))
+    assert batch.uids == ["b-0", "a-0", "a-0", "a-1"] and batch.rows.tolist() == [0, 1, 0, 1]
+    assert [o.record.uids for o in out if isinstance(o.record, Fate)] == [["b-0"], ["a-0", "a-1"]]
+    values = next(o.record.values for o in out if isinstance(o.record, Metric))
+    assert (
+        values["batches/copy/rollouts_used"],
+        values["batches/copy/reward/mean"],
+        values["batches/copy/tokens_used"],
+    ) == (3, 1 / 3, 20)
+
+
+RULES = replace(CONFIG, rules_version=1)
+
+
+def test_a_group_that_fits_the_budget_and_not_the_rows_is_filtered_when_it_comes():
+    """Four sequences of 6 tokens are 24, and no two of them fit into one of three rows of 10; three
+    of them do.
+    """
+    config = replace(RULES, total_token_budget=24)
+    out = fold(
+        [
+            version_event(0),
+            group_event(0, group(name="wide", sizes=(4, 4, 4, 4))),
+            group_event(1, group(name="fits", sizes=(4, 4, 4))),
+        ],
+        config,
+    )
+    (fate,) = [o.record for o in out if isinstance(o.record, Fate)]
+    assert (fate.fate, fate.uids[0], fate.cause) == (
+        "filtered",
+        "wide-0",
+        "group does not fit into the 3 rows of 10 tokens of a batch; raise batcher.row_count",
+    )
+
+
+def test_a_group_that_the_rows_cannot_hold_any_more_does_not_end_the_batcher():
+    """It was held when there were more rows; or by the rules of version 0, which look at it only
+    now.
+    """
+    config = replace(CONFIG, total_token_budget=24)
+    out = fold(
+        [
+            version_event(0),
+            group_event(0, group(name="wide", sizes=(4, 4, 4, 4))),
+            *arrivals("a", "b", "c"),
+        ],
+        config,
+    )
+    assert fates(out)[0][:2] == ("filtered", "wide") and batches(out) == [["c", "b"]]
+
+
+def stage_that_raises(values: np.ndarray, over: np.ndarray) -> np.ndarray:
+    if 0.25 in over:
+        raise ArithmeticError(f"on {object()}")
+    return values
+
+
+def test_a_stage_that_cannot_do_a_batch_ends_its_groups_and_not_the_batcher():
+    odd = [
+        structs.replace(group(name=name), advantages=np.array([0.25, -0.25], np.float32))
+        for name in "ab"
+    ]
+    config = replace(RULES, advantage=f"{__name__}:stage_that_raises")
+    out = fold(
+        [version_event(0), *(group_event(i, g) for i, g in enumerate(odd)), *arrivals("c", "d")],
+        config,
+    )
+    assert [(fate, name) for fate, name, _ in fates(out)] == [
+        ("filtered", "b"),
+        ("filtered", "a"),
+        ("batched", "d"),
+        ("batched", "c"),
+    ]
+    causes = {o.record.cause for o in out if isinstance(o.record, Fate)}
+    assert causes == {
+        "",
+        "batcher.advantage: ArithmeticError: on <object object at 0x...>",
+    } and batches(out) == [["d", "c"]]
+
+
+def test_an_env_may_have_an_age_limit_of_its_own():
+    """Version 1: of version 0, `copy` may be trained on, `add` not; and of `add` work is wanted for
+    one batch, of `copy` for two.
+    """
+    config = replace(RULES, fractions={"copy": 0.5, "add": 0.5}, max_ages={"add": 0})
+    old = [
+        group_event(i, group(env, f"{env}-0", version=0)) for i, env in enumerate(("copy", "add"))
+    ]
+    out = step(config, BatcherState(version=1, next_batch=1), old, 0.0)[1]
+    assert fates(out) == [("expired", "add-0", None)]
+    wanted = {
+        o.record.environment: o.record.wanted_tokens for o in out if isinstance(o.record, Demand)
+    }
+    assert wanted == {"copy": 2 * 10 - 10, "add": 10}
