@@ -1,4 +1,6 @@
-"""One step of the batcher: which groups a batch is made of, which ones are filtered or expire, and what is said of each."""
+"""One step of the batcher: which groups a batch is made of, which ones are filtered or expire, and
+what is said of each.
+"""
 
 from __future__ import annotations
 

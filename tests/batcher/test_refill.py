@@ -11,9 +11,9 @@ from streamrl.batcher.state import BatcherState
 from streamrl.buffer import process as buffer
 from streamrl.buffer.state import BufferState
 from streamrl.records import Batch, Demand, ScoredGroup
-from tests.buffer.test_process import CONFIG as BUFFER
-from tests.buffer.test_process import fates, fold
 from tests.support.batcher import CONFIG
+from tests.support.buffer import CONFIG as BUFFER
+from tests.support.buffer import fates, fold
 from tests.support.build import group_event, rollout, rollout_event, version_event
 
 REWARDS = {"a": (1.0, 0.0), "flat": (0.5, 0.5), "b": (0.0, 1.0), "c": (1.0, 0.0)}

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from streamrl.buffer.report import report
 from streamrl.buffer.state import BufferState
-from tests.buffer.test_closing import RULES, fold, of_size
-from tests.buffer.test_process import CONFIG
+from tests.support.buffer import CONFIG, RULES, advance, of_size
 from tests.support.build import rollout, rollout_event, version_event
 
 
@@ -17,7 +16,7 @@ def test_an_empty_buffer_has_a_version_and_no_warnings():
 
 
 def test_every_window_says_how_full_it_is():
-    state, _ = fold([version_event(0), rollout_event(0, rollout())])
+    state, _ = advance([version_event(0), rollout_event(0, rollout())])
     assert report(RULES, state, 0.0).values == {
         "buffer/version": 0.0,
         "buffer/window_tokens/copy": 5.0,
@@ -26,14 +25,14 @@ def test_every_window_says_how_full_it_is():
 
 def test_a_full_window_that_is_not_read_on_is_reported_under_the_earlier_rules():
     config = replace(CONFIG, max_window_tokens=5)
-    state, _ = fold([version_event(0), rollout_event(0, rollout())], config)
+    state, _ = advance([version_event(0), rollout_event(0, rollout())], config)
     assert report(config, state, 0.0).warnings == (
         "the window of copy is full of open groups, not reading on; raise buffer.max_window_tokens",
     )
 
 
 def test_whoever_sends_too_few_is_told_before_its_groups_close():
-    state, _ = fold(
+    state, _ = advance(
         [version_event(0), *(rollout_event(i, rollout(sample=i)) for i in range(4))],
         of_size(8),
         time_s=100.0,

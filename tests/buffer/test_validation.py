@@ -12,7 +12,7 @@ from streamrl.buffer.validation import partition_of, validate_rollout, validate_
 from streamrl.log.codec import DecodeError, decode, encode
 from streamrl.log.protocol import Event
 from streamrl.records import Fate, InferenceMetadata, Metric, Rollout, Turn, VersionSpan
-from tests.buffer.test_process import CONFIG
+from tests.support.buffer import CONFIG
 from tests.support.build import floats, rollout, rollout_event, tokens, turns, version_event
 
 

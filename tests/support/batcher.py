@@ -1,4 +1,6 @@
-"""The batcher's step on groups of two rollouts, 2 + 3 tokens each, so 10 tokens a group; and what it published."""
+"""The batcher's step on groups of two rollouts, 2 + 3 tokens each, so 10 tokens a group; and what
+it published.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""What the buffer holds: windows of open groups, of 2 + 3 tokens a rollout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from streamrl.buffer.state import BufferState, EnvRules, OpenGroup, Window, full_envs
+from streamrl.log.protocol import Event
+from tests.support.buffer import CONFIG, RULES, advance, fates, of_size
+from tests.support.build import rollout, rollout_event, version_event
+
+
+def test_ids_that_were_remembered_by_the_earlier_rules_are_known():
+    state, _ = advance([version_event(0), rollout_event(0, rollout())], CONFIG)
+    assert fates(advance([rollout_event(1, rollout())], RULES, state)[1]) == [
+        ("duplicate", [1], "")
+    ]
+
+
+def a_group(members: list[Event]) -> OpenGroup:
+    return OpenGroup(opened=0, problem_id="p", producer="copy-0", partition=0, members=members)
+
+
+def test_a_window_is_full_of_bytes_too():
+    """64 bytes a token: one token and a message of 8 MB is not one token's worth."""
+    config = replace(of_size(3, 3), max_window_tokens=100)
+    held = [
+        Event("rollouts.copy", 0, i, f"g{i}", rollout(group=f"g{i}"), b"." * 6000) for i in range(2)
+    ]
+    _, out = advance([version_event(0), *held], config)
+    assert fates(out) == [("filtered", [0], "group below its minimum size")]
+
+
+def test_a_window_counts_what_its_open_groups_have():
+    """Three rollouts of 5 tokens and 7 bytes; then one is lost of its group, which knows that it
+    has come.
+    """
+    events = [
+        Event("rollouts.copy", 0, i, group, rollout(group=group, sample=i), b"." * 7)
+        for i, group in enumerate(("a", "a", "b"))
+    ]
+    window = Window(open={"a": a_group(events[:2]), "b": a_group(events[2:])})
+    window.recount()
+    assert (window.tokens, window.bytes) == (15, 21)
+    window.lose("a", events[:1])
+    assert (window.tokens, window.bytes) == (10, 14)
+    group = window.open["a"]
+    assert (group.members, group.lost, group.size) == (events[1:2], 1, 2)
+
+
+def test_a_window_is_full_at_its_limit():
+    assert not Window(tokens=999).is_full(RULES) and Window(tokens=1000).is_full(RULES)
+    assert Window(bytes=64_000).is_full(RULES) and not Window(bytes=64_000).is_full(CONFIG)
+
+
+def test_an_env_that_is_full_is_named_under_the_earlier_rules():
+    state = BufferState(windows={"b": Window(tokens=1000), "a": Window(tokens=2000), "c": Window()})
+    assert full_envs(CONFIG, state) == ["a", "b"] and full_envs(RULES, state) == []
+
+
+def test_the_rules_of_an_env_replace_those_for_all():
+    own = EnvRules(
+        group_size=8,
+        min_group_size=4,
+        max_age=0,
+        advantage="grpo",
+        zero_advantage="filter",
+        group_wait_s=5.0,
+    )
+    config = replace(CONFIG, own={"copy": own})
+    assert config.for_env("add") is config
+    found = config.for_env("copy")
+    assert (found.group_size, found.max_age, found.zero_advantage) == (8, 0, "filter")
+    assert found.max_window_tokens == CONFIG.max_window_tokens

@@ -1,0 +1,55 @@
+"""The buffer's step on small windows: 2 rollouts a group, at least 2, max age 1; and what it
+published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamrl.buffer.process import step
+from streamrl.buffer.state import BufferConfig, BufferState
+from streamrl.log.protocol import Event, Output
+from streamrl.records import Fate, ScoredGroup
+
+CONFIG = BufferConfig(
+    envs=("copy",),
+    learner="lead",
+    group_size=2,
+    min_group_size=2,
+    max_age=1,
+    max_window_tokens=1000,
+    remember_versions=4,
+    advantage="rloo",
+)
+RULES = replace(CONFIG, rules_version=2)
+
+
+def fold(events: Sequence[Event], config: BufferConfig = CONFIG) -> list[Output]:
+    return step(config, BufferState(), events, 0.0)[1]
+
+
+def groups(outputs: Sequence[Output]) -> list[ScoredGroup]:
+    return [o.record for o in outputs if isinstance(o.record, ScoredGroup)]
+
+
+def fates(outputs: Sequence[Output]) -> list[tuple[str, list[int], str]]:
+    return [
+        (o.record.fate, o.record.offsets.tolist(), o.record.cause)
+        for o in outputs
+        if isinstance(o.record, Fate)
+    ]
+
+
+def advance(
+    events: Sequence[Event],
+    config: BufferConfig = RULES,
+    state: BufferState | None = None,
+    time_s: float = 0.0,
+) -> tuple[BufferState, list[Output]]:
+    """By the rules that new runs have, from an empty state if none is given."""
+    return step(config, BufferState() if state is None else state, events, time_s)
+
+
+def of_size(size: int, least: int = 2) -> BufferConfig:
+    return replace(RULES, group_size=size, min_group_size=least)
