@@ -14,7 +14,7 @@ from streamrl.processor import processor
 from streamrl.processor.circuit_breaker import CircuitBreaker
 from streamrl.processor.processor import run_processor
 from streamrl.processor.restore import restore
-from tests.processor.test_processor import TOPICS, number, part
+from tests.support.adder import TOPICS, number, part
 from tests.support.waiting import patience, until
 
 

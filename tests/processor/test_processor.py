@@ -4,21 +4,18 @@ out where an undisturbed one does.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 
 from streamrl.errors import StreamrlError
-from streamrl.log import chunks
 from streamrl.log.codec import decode, to_message
 from streamrl.log.memory import MemoryLog
-from streamrl.log.protocol import Event, Message, Output, end_offset, read
+from streamrl.log.protocol import Event, Output, end_offset, read
 from streamrl.processor import processor
-from streamrl.processor.definition import Processor, ProcessorState
-from streamrl.processor.journal import last_record
+from streamrl.processor.definition import Processor
 from streamrl.processor.processor import (
     FETCH_RECORDS,
     MAX_POLL_RECORDS,
@@ -27,135 +24,20 @@ from streamrl.processor.processor import (
 )
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state, to_snapshot
-from streamrl.processor.transaction import process_batch
-from streamrl.records import Demand, EnvProgress, JournalEntry, Metric, Snapshot
+from streamrl.records import JournalEntry, Metric
 from tests.support import life
+from tests.support.adder import (
+    Config,
+    Killed,
+    State,
+    filled,
+    live,
+    number,
+    part,
+    step,
+    sums,
+)
 from tests.support.waiting import patience
-
-TOPICS = {"a": 1, "b": 1, "sums": 1, "metrics": 1, "dead-letters.a": 1, "journal.adder": 1}
-
-
-class Config(msgspec.Struct, frozen=True):
-    hold: int = 3  # events held before their sum goes out
-
-
-class State(msgspec.Struct):
-    held: list[Event] = []
-    total: int = 0
-
-
-def step(
-    config: Config, state: State, events: Iterable[Event], time_s: float
-) -> tuple[State, list[Output]]:
-    outputs: list[Output] = []
-    for event in events:
-        state.held.append(event)
-        if len(state.held) >= config.hold:
-            state.total += sum(
-                e.record.next_problem for e in state.held if isinstance(e.record, EnvProgress)
-            )
-            state.held = []
-            record = Demand(
-                environment="x",
-                wanted_tokens=state.total,
-                held_tokens=event.offset,
-                closed_groups={},
-            )
-            outputs += [
-                Output("sums", "x", record),
-                Output("metrics", "x", Metric(source="adder", time_s=time_s, values={})),
-            ]
-    return state, outputs
-
-
-def part(config: Config | None = None, snapshot_events: int = 4) -> Processor[Config, State]:
-    return Processor(
-        "adder",
-        {"a": ("env-progress",), "b": ("env-progress",)},
-        config or Config(),
-        State,
-        step,
-        snapshot_events=snapshot_events,
-    )
-
-
-def number(topic: str, value: int) -> Message:
-    return to_message(Output(topic, "k", EnvProgress(producer="p", next_problem=value)))
-
-
-def filled(count: int = 20) -> MemoryLog:
-    log = MemoryLog(TOPICS)
-    writer = log.writer("source")
-    for i in range(0, count, 2):
-        writer.commit([number("a", i), number("b", i + 1)])
-    return log
-
-
-class Killed(Exception):
-    """The process is gone."""
-
-
-def live(
-    log: MemoryLog,
-    cuts: Sequence[int],
-    die_at: int | None = None,
-    each: Processor[Config, State] | None = None,
-) -> ProcessorState[Config, State]:
-    """One life: restore, then turns of the given sizes until the inputs are drained; dies before or
-    after the commit number `die_at // 2`.
-    """
-    me = each or part()
-    writer = log.writer(me.name)
-    fold, _ = restore(log, me)
-    reader = log.reader({(topic, 0): fold.offsets.get((topic, 0), 0) for topic in me.inputs})
-    operations = itertools.count()
-
-    def commit(messages: Sequence[Message]) -> int:
-        if next(operations) == die_at:
-            raise Killed
-        offset = writer.commit(messages)
-        if next(operations) == die_at:
-            raise Killed
-        return offset
-
-    for size in itertools.cycle(cuts):
-        messages = reader.poll(size, 0)
-        if not messages:
-            return fold
-        process_batch(me, fold, messages, 1.0, commit)
-    raise AssertionError
-
-
-def sums(log: MemoryLog) -> list[Demand]:
-    return [
-        record
-        for m in read(log, "sums", 0, 0)
-        if isinstance(record := decode("demand/1", m.value or b""), Demand)
-    ]
-
-
-def test_a_turn_is_one_transaction_with_its_journal_entry():
-    log = filled(6)
-    live(log, [4])
-    records = [
-        decode(dict(m.headers)["schema"], m.value or b"") for m in read(log, "journal.adder", 0, 0)
-    ]
-    first = records[1]  # the snapshot after four events comes before its entry
-    assert isinstance(records[0], Snapshot) and isinstance(first, JournalEntry)
-    assert [(s.topic, s.start, s.end, s.count) for s in first.slices] == [
-        ("a", 0, 5, 3),
-        ("b", 0, 1, 1),
-    ]
-    assert (first.sequence, first.output_count, first.config, first.snapshot_offset) == (
-        0,
-        1,
-        '{"hold":3}',
-        -1,
-    )
-    second = records[2]
-    assert isinstance(second, JournalEntry) and (second.config, second.snapshot_offset) == ("", 0)
-    # that is for people to look at, once a second: the entries say it
-    assert log.committed_offsets("adder") == {}
 
 
 @pytest.mark.parametrize(("lying", "taken"), [(70, 70), (2 * MAX_POLL_RECORDS, MAX_POLL_RECORDS)])
@@ -252,21 +134,6 @@ def test_a_snapshot_in_parts_of_an_earlier_log_is_read(missing: bool):
     assert serialize_state(again.state) == serialize_state(fold.state)
 
 
-def test_in_a_journal_that_begins_within_a_large_snapshot_the_last_entry_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(chunks, "MESSAGE_BYTES", 500)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
-    log = MemoryLog(TOPICS)
-    large = Snapshot(sequence=3, positions=[], state=bytes(2_000), config="{}")
-    entry = JournalEntry(sequence=4, time_s=1.0, slices=[], digest=b"", output_count=0)
-    log.writer("adder").commit(
-        [to_message(Output("journal.adder", "adder", record)) for record in (large, entry)]
-    )
-    log.delete_before({("journal.adder", 0): 2})
-    assert last_record(log, "journal.adder", JournalEntry) == entry
-
-
 def test_settings_may_change_between_two_lives():
     log = filled(10)
     live(log, [2])
@@ -298,22 +165,6 @@ def test_code_that_gives_other_outputs_is_found_at_restart():
         StreamrlError, match=r"adder: entry 0 gives 0 outputs that differ from the 1 recorded"
     ):
         restore(log, Processor("adder", part().inputs, Config(), State, wrong))
-
-
-def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
-    log = filled(2)
-    log.writer("source").commit(
-        [Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)), number("a", 5)]
-    )
-    fold = live(log, [10])
-    (letter,) = read(log, "dead-letters.a", 0, 0)
-    headers = dict(letter.headers)
-    assert (
-        letter.value == b"\xc1"
-        and headers["__connect.errors.offset"] == b"2"
-        and b"malformed" in headers["__connect.errors.exception.message"]
-    )
-    assert fold.state.total == 0 + 1 + 5
 
 
 def test_run_follows_its_inputs_until_it_is_told_to_stop():

@@ -17,7 +17,6 @@ from streamrl.log.codec import to_message
 from streamrl.log.memory import MemoryLog
 from streamrl.log.protocol import Message, Output
 from streamrl.processor.definition import Processor, ProcessorState
-from streamrl.processor.journal import SKIP_RECORDS, split_at_gaps
 from streamrl.processor.restore import restore
 from streamrl.processor.snapshots import serialize_state
 from streamrl.processor.transaction import process_batch
@@ -123,17 +122,3 @@ def test_a_snapshot_counts_from_the_moment_it_is_written():
         again.events_since_snapshot == fold.events_since_snapshot == 0
         and again.snapshot_offset == fold.snapshot_offset == 0
     )
-
-
-def test_long_gaps_are_not_read():
-    far = SKIP_RECORDS + 1
-    assert [list(s) for s in split_at_gaps([1, 2, far + 2, far + 3, 3 * far])] == [
-        [
-            1,
-            2,
-        ],
-        [far + 2, far + 3],
-        [3 * far],
-    ]
-    assert [list(s) for s in split_at_gaps([5])] == [[5]]
-    assert [list(s) for s in split_at_gaps([0, SKIP_RECORDS])] == [[0, SKIP_RECORDS]]

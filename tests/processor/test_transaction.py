@@ -1,0 +1,48 @@
+"""A batch of records is one transaction with its journal entry."""
+
+from __future__ import annotations
+
+from streamrl.log.codec import decode
+from streamrl.log.protocol import Message, read
+from streamrl.records import JournalEntry, Snapshot
+from tests.support.adder import filled, live, number
+
+
+def test_a_turn_is_one_transaction_with_its_journal_entry():
+    log = filled(6)
+    live(log, [4])
+    records = [
+        decode(dict(m.headers)["schema"], m.value or b"") for m in read(log, "journal.adder", 0, 0)
+    ]
+    first = records[1]  # the snapshot after four events comes before its entry
+    assert isinstance(records[0], Snapshot) and isinstance(first, JournalEntry)
+    assert [(s.topic, s.start, s.end, s.count) for s in first.slices] == [
+        ("a", 0, 5, 3),
+        ("b", 0, 1, 1),
+    ]
+    assert (first.sequence, first.output_count, first.config, first.snapshot_offset) == (
+        0,
+        1,
+        '{"hold":3}',
+        -1,
+    )
+    second = records[2]
+    assert isinstance(second, JournalEntry) and (second.config, second.snapshot_offset) == ("", 0)
+    # that is for people to look at, once a second: the entries say it
+    assert log.committed_offsets("adder") == {}
+
+
+def test_what_cannot_be_read_is_put_aside_and_the_part_goes_on():
+    log = filled(2)
+    log.writer("source").commit(
+        [Message("a", b"k", b"\xc1", (("schema", b"env-progress/1"),)), number("a", 5)]
+    )
+    fold = live(log, [10])
+    (letter,) = read(log, "dead-letters.a", 0, 0)
+    headers = dict(letter.headers)
+    assert (
+        letter.value == b"\xc1"
+        and headers["__connect.errors.offset"] == b"2"
+        and b"malformed" in headers["__connect.errors.exception.message"]
+    )
+    assert fold.state.total == 0 + 1 + 5
