@@ -1,4 +1,6 @@
-"""The loop as a picture of boxes: what each part is at, from what the run's topics say of it. Pure."""
+"""The loop as the page draws it: a box for each part, with its processes, its rate and its lag. It
+is made of what the run's topics say of the parts, by pure functions.
+"""
 
 from __future__ import annotations
 
@@ -18,67 +20,77 @@ from streamrl.monitoring.run_view import (
     total,
 )
 from streamrl.monitoring.status import PartStatus, outside_name, statuses
+from streamrl.records import Server
 
 
 class ProcessStatus(NamedTuple):
-    """One process."""
+    """One process of a part."""
 
     name: str
-    state: str  # running, silent, back-off, stopped; of a server also starting, ready, error
+    state: str  # running, silent, back-off or stopped; also starting, ready or error of a server
     restarts: int = 0
-    version: int | None = None
-    note: str = ""
+    version: int | None = None  # the policy version that it serves, if it is a server
+    note: str = ""  # the error of a server
 
 
 class Stat(NamedTuple):
+    """One figure in the box of a part."""
+
     label: str
     value: float | None  # None: not known
-    unit: str = ""  # tokens, s, /s, or nothing
+    unit: str = ""  # for example tokens, s or %
 
 
 class Node(NamedTuple):
-    """A part with all its processes."""
+    """A part with all its processes: one box."""
 
     id: str
-    role: str  # env, buffer, batcher, scorer, learner, inference, evaluator
+    role: str  # env, buffer, batcher, scorer, learner, inference or evaluator
     title: str
     parts: Sequence[ProcessStatus]
-    rate: float | None  # what it does in a second; None: nobody has said lately
-    rate_unit: str
-    version: int | None  # the newest policy that it knows, trains or serves
-    lag: int | None  # records it has not taken yet
-    facts: Sequence[Stat]
-    pool: str = ""  # of inference servers that an env asks, or that these are
+    rate: float | None = None  # in rate_unit; None: no process has reported one lately
+    rate_unit: str = ""
+    version: int | None = None  # the newest policy version that it knows, trains on or serves
+    lag: int | None = None  # records that it has not read yet
+    facts: Sequence[Stat] = ()
+    pool: str = ""  # the pool of inference servers that an env asks, or that the servers belong to
 
 
 class PartContext(NamedTuple):
-    """What a part is drawn from."""
+    """What all boxes are made of."""
 
     run: RunFile
     seen: RunView
-    parts: Mapping[str, PartStatus]
-    time_s: float
+    parts: Mapping[str, PartStatus]  # by name
+    time_s: float  # now
 
     def gauge(self, source: str, name: str, fresh_s: float = FRESH_S) -> float | None:
+        """The last value of a gauge, or None if it is older than `fresh_s`."""
         found = self.seen.gauges.get(source, {}).get(name)
         return found.value if found and found.time_s >= self.time_s - fresh_s else None
 
-    def alive(self, name: str) -> ProcessStatus:
+    def process(self, name: str) -> ProcessStatus:
+        """The process of the part with this name."""
         part = self.parts[name]
         return ProcessStatus(name, part.state, part.restarts)
 
+    def lags(self, names: Sequence[str]) -> list[int]:
+        """The lags of the parts with these names, as far as they are known."""
+        lags = [self.parts[name].lag for name in names]
+        return [lag for lag in lags if lag is not None]
+
 
 def nodes(run: RunFile, seen: RunView, lags: Mapping[str, int | None], time_s: float) -> list[Node]:
-    """The parts that the run should have, in the order of the loop."""
-    context = PartContext(
-        run, seen, {part.name: part for part in statuses(run, seen, lags, time_s)}, time_s
-    )
-    return [
-        node
-        for role in topology.ROLES
-        if role in NODES and role.is_needed(run)
-        for node in NODES[role](context)
-    ]
+    """The parts that the run should have, in the order of the loop. `lags`: by part, the records
+    that it has not read yet; `time_s`: now.
+    """
+    parts = {part.name: part for part in statuses(run, seen, lags, time_s)}
+    context = PartContext(run, seen, parts, time_s)
+    drawn = list[Node]()
+    for role in topology.ROLES:
+        if role in NODES and role.is_needed(run):
+            drawn += NODES[role](context)
+    return drawn
 
 
 def _envs(context: PartContext) -> list[Node]:
@@ -94,21 +106,19 @@ def _env(context: PartContext, env: str) -> Node:
         Stat("wanted", demand.wanted_tokens if demand else None, "tokens"),
         Stat("missing", demand.missing_tokens if demand else None, "tokens"),
     ]
-    rate = (
-        total(context.seen, "env/rollouts_per_s", names, since_s)
-        if names
-        else arrival_rate(context.seen, env, context.time_s)
-    )
-    parts = [context.alive(name) for name in names or [outside_name(env)]]
+    if names:
+        rate = total(context.seen, "env/rollouts_per_s", names, since_s)
+    else:
+        # The producers of this env are not parts of the run, so their rate is that of the topic.
+        names = [outside_name(env)]
+        rate = arrival_rate(context.seen, env, context.time_s)
     return Node(
         id=f"env:{env}",
         role="env",
         title=env,
-        parts=parts,
+        parts=[context.process(name) for name in names],
         rate=rate,
         rate_unit="rollouts/s",
-        version=None,
-        lag=None,
         facts=facts,
         pool=context.run.envs[env].pool,
     )
@@ -136,18 +146,21 @@ def _batcher(context: PartContext) -> list[Node]:
 
 
 def _processor(context: PartContext, role: Role, facts: Sequence[Stat]) -> Node:
-    """One box for all parts of the role: their rates and lags are added up."""
+    """One box for all parts of the role. Its rate and lag are the sums of theirs, and its version
+    is the oldest that one of them knows.
+    """
     names = [part.name for part in role.parts(context.run)]
-    heard = [context.seen.gauges.get(name, {}).get(f"{role.name}/version") for name in names]
-    lags = [lag for name in names if (lag := context.parts[name].lag) is not None]
+    gauges = [context.seen.gauges.get(name, {}).get(f"{role.name}/version") for name in names]
+    versions = [int(gauge.value) for gauge in gauges if gauge is not None]
+    lags = context.lags(names)
     return Node(
         id=role.name,
         role=role.name,
         title=role.name,
-        parts=[context.alive(name) for name in names],
+        parts=[context.process(name) for name in names],
         rate=_sum([context.gauge(name, "worker/events_per_s") for name in names]),
         rate_unit="records/s",
-        version=min((int(version.value) for version in heard if version is not None), default=None),
+        version=min(versions, default=None),
         lag=sum(lags) if lags else None,
         facts=facts,
     )
@@ -155,43 +168,33 @@ def _processor(context: PartContext, role: Role, facts: Sequence[Stat]) -> Node:
 
 def _scorer(context: PartContext) -> list[Node]:
     names = [part.name for part in topology.SCORER.parts(context.run)]
-    lags = [lag for name in names if (lag := context.parts[name].lag) is not None]
     return [
         Node(
             id="scorer",
             role="scorer",
             title="scorers",
-            parts=[context.alive(name) for name in names],
-            rate=None,
-            rate_unit="",
-            version=None,
-            lag=min(lags, default=None),
-            facts=[],
+            parts=[context.process(name) for name in names],
+            lag=min(context.lags(names), default=None),
         )
     ]
 
 
 def _learner(context: PartContext) -> list[Node]:
     source = topology.learner_identity(context.run.learner.name)
-    step_s, idle_s = (
-        context.gauge(source, f"learner/{name}", SILENT_S) for name in ("step_s", "idle_s")
-    )
     facts = [
-        Stat("a step takes", step_s, "s"),
-        Stat("waited for data", idle_s, "s"),
+        Stat("a step takes", context.gauge(source, "learner/step_s", SILENT_S), "s"),
+        Stat("waited for data", context.gauge(source, "learner/idle_s", SILENT_S), "s"),
         Stat("loss", context.gauge(source, "learner/loss", SILENT_S)),
     ]
-    version = context.seen.version if context.seen.version >= 0 else None
-    rate = context.gauge(source, "learner/tokens_per_s", SILENT_S)
     return [
         Node(
             id="learner",
             role="learner",
             title="learner",
-            parts=[context.alive("learner")],
-            rate=rate,
+            parts=[context.process("learner")],
+            rate=context.gauge(source, "learner/tokens_per_s", SILENT_S),
             rate_unit="tokens/s",
-            version=version,
+            version=context.seen.version if context.seen.version >= 0 else None,
             lag=context.parts["learner"].lag,
             facts=facts,
         )
@@ -205,40 +208,15 @@ def _servers(context: PartContext) -> list[Node]:
 def _pool(context: PartContext, pool: str) -> Node:
     planned = [topology.inference_part(pool, i) for i in range(context.run.inference.sizes[pool])]
     there = {name: server for name, server in context.seen.servers.items() if server.pool == pool}
-    parts: list[ProcessStatus] = []
-    for name in dict.fromkeys((*planned, *there)):
-        server = there.get(name)
-        if server is None:
-            parts.append(
-                context.alive(name) if name in context.parts else ProcessStatus(name, "stopped")
-            )
-        else:
-            state = "silent" if context.time_s - server.heartbeat_s > SILENT_S else server.state
-            restarts = context.parts[name].restarts if name in context.parts else 0
-            parts.append(
-                ProcessStatus(
-                    name=name,
-                    state=state,
-                    restarts=restarts,
-                    version=server.version if server.version >= 0 else None,
-                    note=server.error,
-                )
-            )
-    ready = [server for server in there.values() if context.time_s - server.heartbeat_s <= SILENT_S]
+    parts = [_server(context, name, there.get(name)) for name in dict.fromkeys((*planned, *there))]
+    alive_since_s = context.time_s - SILENT_S
+    loads = [server.in_flight for server in there.values() if server.heartbeat_s >= alive_since_s]
+    swaps_s = [context.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]
+    distances = [server.mismatch_max_abs for server in there.values() if server.mismatch_tokens > 0]
     facts = [
-        Stat("requests in flight", sum(server.in_flight for server in ready) if ready else None),
-        Stat(
-            "last swap",
-            _most([context.gauge(name, "inference/swap_s", 10 * SILENT_S) for name in there]),
-            "s",
-        ),
-        Stat(
-            "logprobs off by",
-            max(
-                (server.mismatch_max_abs for server in there.values() if server.mismatch_tokens),
-                default=None,
-            ),
-        ),
+        Stat("requests in flight", sum(loads) if loads else None),
+        Stat("last swap", _most(swaps_s), "s"),
+        Stat("logprobs off by", _most(distances)),
     ]
     versions = [server.version for server in there.values() if server.version >= 0]
     title = "inference" if len(context.run.inference.sizes) == 1 else f"inference · {pool}"
@@ -247,33 +225,37 @@ def _pool(context: PartContext, pool: str) -> Node:
         role="inference",
         title=title,
         parts=parts,
-        rate=None,
-        rate_unit="",
         version=min(versions, default=None),
-        lag=None,
         facts=facts,
         pool=pool,
     )
 
 
+def _server(context: PartContext, name: str, server: Server | None) -> ProcessStatus:
+    """One server by its record on `servers`, if it has one, and by what its supervisor says."""
+    part = context.parts.get(name)
+    if server is None:
+        return context.process(name) if part else ProcessStatus(name, "stopped")
+    is_silent = context.time_s - server.heartbeat_s > SILENT_S
+    return ProcessStatus(
+        name=name,
+        state="silent" if is_silent else server.state,
+        restarts=part.restarts if part else 0,
+        version=server.version if server.version >= 0 else None,
+        note=server.error,
+    )
+
+
 def _evaluator(context: PartContext) -> list[Node]:
-    facts = [
-        Stat(
-            "behind", context.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S), "versions"
-        )
-    ]
-    newest = max((made.version for made in context.seen.evals.values()), default=None)
+    behind = context.gauge("evaluator", "evals/behind_versions", 10 * SILENT_S)
     return [
         Node(
             id="evaluator",
             role="evaluator",
             title="evaluator",
-            parts=[context.alive("evaluator")],
-            rate=None,
-            rate_unit="",
-            version=newest,
-            lag=None,
-            facts=facts,
+            parts=[context.process("evaluator")],
+            version=max((made.version for made in context.seen.evals.values()), default=None),
+            facts=[Stat("behind", behind, "versions")],
         )
     ]
 
@@ -300,10 +282,11 @@ NODES: Mapping[Role, Callable[[PartContext], list[Node]]] = {
     topology.INFERENCE: _servers,
     topology.EVALUATOR: _evaluator,
 }
-"""How the parts of a role are drawn."""
+"""The function that draws the parts of each role."""
 
 
 def jsonable(node: Node) -> dict[str, Any]:
+    """The node as plain values."""
     return {
         **node._asdict(),
         "parts": [part._asdict() for part in node.parts],

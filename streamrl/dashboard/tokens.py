@@ -1,4 +1,4 @@
-"""Token ids to the text of each token, with the run's tokenizer where there is one."""
+"""The text of each token, by the run's tokenizer if it has one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from streamrl.errors import one_line
 logger = logging.getLogger(__name__)
 
 FILE = "tokenizer.json"
-BROKEN = "�"  # what a decoder writes for a part of a character
-MOST_PIECES = 8  # tokens that may make one character
-SPACE = "▁"  # a word's beginning, in SentencePiece's alphabet; a decoder leaves it out at the start
+BROKEN = "�"  # A decoder writes this for a part of a character.
+MOST_PIECES = 8  # The largest number of tokens that are tried as one character.
+# SentencePiece writes this for the space before a word. A decoder drops it before the first token.
+SPACE = "▁"
 
 
 def texts_of(run: RunFile) -> Callable[[Sequence[int]], list[str]] | None:
-    """What turns ids into texts; None where the run's tokenizer is not here, and ids have to do."""
+    """A function from token ids to the text of each token, or None if this machine does not have
+    the run's tokenizer.
+    """
     places = [Path(run.model.path)] if run.model.path else [run.directory / "model"]
     path = next((place / FILE for place in places if (place / FILE).is_file()), None)
     if path is None:
@@ -29,18 +32,14 @@ def texts_of(run: RunFile) -> Callable[[Sequence[int]], list[str]] | None:
         from tokenizers import Tokenizer
 
         return partial(texts, Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library's own are bare ones
-        logger.warning(
-            "%s cannot be used, tokens are shown as ids: %s",
-            path,
-            one_line(error, 200),
-        )
+    except Exception as error:  # The library raises nothing more specific.
+        logger.warning("%s cannot be used, tokens are shown as ids: %s", path, one_line(error, 200))
         return None
 
 
 def texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token. One character made of several tokens stands at the first of them, the
-    others are empty.
+    """The text of each token. Where several tokens make one character, the first has the character
+    and the others have an empty text.
     """
     found: list[str] = []
     while len(found) < len(ids):
@@ -62,6 +61,6 @@ def texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:
     piece = tokenizer.id_to_token(ids[0])
     if piece is None:
-        return f"[{ids[0]}]"  # not in the vocabulary
+        return f"[{ids[0]}]"  # It is not in the vocabulary.
     text = tokenizer.decode(list(ids), skip_special_tokens=False)
     return f" {text}" if piece.startswith(SPACE) and not text.startswith(" ") else text
