@@ -1,5 +1,5 @@
-"""A run's topics into the fold: first what is there, then what comes. Everything is only read, and
-no part is asked.
+"""Reads a run's topics into the dashboard's state: first what is there, then what comes. The
+dashboard asks no part of the run for anything, and writes nothing.
 """
 
 from __future__ import annotations
@@ -7,14 +7,15 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 
 from streamrl.config import topology
 from streamrl.config.run_file import RunFile
+from streamrl.config.topology import kind_of
 from streamrl.dashboard.index import RolloutLocation
-from streamrl.dashboard.state import DATA, VERSIONS, State, fold, hear
+from streamrl.dashboard.state import DATA, VERSIONS, State, fold, on_version
 from streamrl.errors import InputGone, StreamrlError, TopicMissing
 from streamrl.local_kafka import broker, connect
 from streamrl.log.codec import to_event
@@ -23,30 +24,37 @@ from streamrl.log.protocol import Log, Message, TopicPartition, end_offset, read
 from streamrl.orchestrator import run_directory
 from streamrl.records import Batch, Rollout
 
-AT_ONCE = 500  # messages that are folded before somebody else may look
+AT_ONCE = 500  # The lock is held for at most this many messages.
 POLL_S = 0.2
-TOPICS_LIMIT_S = 60.0  # that a run which is starting may take to have its topics
+TOPICS_LIMIT_S = 60.0  # A run that is starting may take this long to create its topics.
 
 
 class LiveState:
-    """The state that one thread folds and others read under `lock`, and how far it has been read."""
+    """The state, which one thread folds and others read under `lock`, and how far the log has been
+    read.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.lock = threading.Lock()
-        self.log: Log | None = None  # None: it cannot be read now
-        # messages of what was there at the start, by offsets
+        self.log: Log | None = None  # None while the log cannot be read
+        # Of the offsets that were there at the start: how many have been read, and how many there
+        # are.
         self.done = 0
         self.total = 1
-        # where to read on; empty: nothing has been read yet
+        # The offsets to read on from. They are empty before anything has been read.
         self.positions: dict[TopicPartition, int] = {}
         self.caught_up = threading.Event()
 
     @property
     def read_share(self) -> float:
-        return 1.0 if self.caught_up.is_set() else min(self.done / max(self.total, 1), 0.99)
+        """The share of the log that has been read. It is 1 only once all of it has been."""
+        if self.caught_up.is_set():
+            return 1.0
+        return min(self.done / max(self.total, 1), 0.99)
 
     def fold(self, messages: list[Message]) -> None:
+        """Fold the messages in while holding the lock."""
         with self.lock:
             for message in messages:
                 fold(self.state, message)
@@ -57,11 +65,11 @@ class LiveState:
 def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
     """The run's log, or None if `stop` is set before it can be read.
 
-    If nobody runs the run and its own broker is stopped, the broker is started for as long as the
-    block lasts.
+    If the run has a broker of its own, and neither the broker nor the run is running, then the
+    broker is started for as long as the context lasts.
     """
-    # The run is starting, or its supervisor starts its broker again.
     while broker_down(run) and run_directory.in_use(run):
+        # The run is starting, or its supervisor is starting its broker again.
         if stop.wait(POLL_S):
             yield None
             return
@@ -70,17 +78,20 @@ def log_of(run: RunFile, stop: threading.Event) -> Iterator[Log | None]:
 
 
 def broker_down(run: RunFile) -> bool:
-    """Whether the run's own broker is down. An external cluster is not ours to look after."""
-    return (
-        not connect.cluster_settings(run).get("bootstrap.servers")
-        and broker.find(connect.broker_dir(run)) is None
-    )
+    """Whether the run has a broker of its own that does not run. An external cluster never counts
+    as down.
+    """
+    if connect.cluster_settings(run).get("bootstrap.servers"):
+        return False
+    return broker.find(connect.broker_dir(run)) is None
 
 
 def follow(
     board: LiveState, log: Log, stop: threading.Event, gone: Callable[[], bool] = lambda: False
 ) -> None:
-    """Read all messages, and then new ones, until `stop` is set or the log is gone."""
+    """Read all messages, and then new ones, until `stop` is set or the log is `gone`. If the log
+    has been read before, this goes on from there.
+    """
     board.log = log
     if not board.positions:
         board.positions = catch_up(board, log, stop)
@@ -88,104 +99,109 @@ def follow(
     reader = log.reader(board.positions)
     try:
         while not stop.is_set():
-            before = time.monotonic()
+            polled_s = time.monotonic()
             messages = reader.poll(AT_ONCE, POLL_S)
             if messages:
                 board.fold(sorted(messages, key=by_time))
-                board.positions |= {
-                    (message.topic, message.partition): message.offset + 1 for message in messages
-                }
+                for message in messages:
+                    board.positions[message.topic, message.partition] = message.offset + 1
             elif gone():
                 return
             else:
-                # an export's reader never waits
-                stop.wait(max(0.0, before + POLL_S - time.monotonic()))
+                # The reader of an export does not wait, so the rest of POLL_S is waited for here.
+                stop.wait(max(0.0, polled_s + POLL_S - time.monotonic()))
     finally:
         board.log = None
         reader.close()
 
 
 def by_time(message: Message) -> tuple[float, bool]:
-    """Sort key that puts a version before other messages of the same millisecond."""
+    """The sort key by time. It puts a policy version before other messages of the same millisecond,
+    because they belong to the step that the version begins.
+    """
     return message.timestamp_s, message.topic != VERSIONS
 
 
 def catch_up(board: LiveState, log: Log, stop: threading.Event) -> dict[TopicPartition, int]:
-    """Fold all messages that are there. Returns the offsets from which to go on.
+    """Fold all messages that are there. Returns the offsets to read on from.
 
     Policy versions are read first, because they say to which step everything else belongs. The
     large topics follow, partition by partition. The small topics come last, merged by time, so that
     the loop is seen as it was at each step.
     """
     state = board.state
-    there = _topics(board.state.run, log, stop)
-    books = [(topic, p) for topic in board.state.books for p in range(there.get(topic, 0))]
-    data = [
-        (topic, p)
-        for topic, count in sorted(there.items())
-        if topic.partition(".")[0] in DATA
-        for p in range(count)
-    ]
-    # data last: whatever a fate points at is read before it
+    counts = _topics(state.run, log, stop)
+    books = partitions_in(state.books, counts)
+    data = partitions_in([topic for topic in sorted(counts) if kind_of(topic) in DATA], counts)
+    # The ends of the data are looked up last, so every record that a fate names is below them.
     ends = {where: end_offset(log, *where) for where in (*books, *data)}
     starts = log.beginning_offsets(ends)
     board.total = sum(end - starts[where] for where, end in ends.items())
+
+    def messages_of(where: TopicPartition) -> Iterator[Message]:
+        return read(log, *where, starts[where], ends[where])
+
     with board.lock:
         state.starts |= {where: starts[where] for where in data}
     for where in books:
         if where[0] == VERSIONS:
-            for piece in pieces(read(log, *where, starts[where], ends[where])):
+            for piece in pieces(messages_of(where)):
                 with board.lock:
                     for message in piece:
-                        hear(state, message)
-    before = 0
+                        on_version(state, message)
+    done = 0
     for where in data:
-        for piece in pieces(read(log, *where, starts[where], ends[where])):
+        for piece in pieces(messages_of(where)):
             if stop.is_set():
                 return ends
             board.fold(piece)
-            board.done = before + piece[-1].offset + 1 - starts[where]
-        before += ends[where] - starts[where]
-        board.done = before
-    for piece in pieces(
-        heapq.merge(
-            *(read(log, *where, starts[where], ends[where]) for where in books), key=by_time
-        )
-    ):
+            board.done = done + piece[-1].offset + 1 - starts[where]
+        done += ends[where] - starts[where]
+        board.done = done
+    merged = heapq.merge(*(messages_of(where) for where in books), key=by_time)
+    for piece in pieces(merged):
         if stop.is_set():
             break
         board.fold(piece)
     return ends
 
 
+def partitions_in(topics: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartition]:
+    """All partitions of these topics. `counts`: by topic, the number of its partitions."""
+    return [(topic, number) for topic in topics for number in range(counts.get(topic, 0))]
+
+
 def _topics(run: RunFile, log: Log, stop: threading.Event) -> dict[str, int]:
-    """The topics of the run, waited for while it is starting. Raises TopicMissing."""
-    deadline = time.monotonic() + TOPICS_LIMIT_S
-    needed = {
-        VERSIONS,
-        topology.FATES,
-        topology.METRICS,
-        *(topology.rollouts(env) for env in run.envs),
-    }
-    while missing := needed - (there := log.topics()).keys():
-        if time.monotonic() > deadline or stop.wait(POLL_S):
+    """The number of partitions of each topic, once the run has the topics that every run has.
+
+    Raises TopicMissing if the run does not have them within TOPICS_LIMIT_S or before `stop`.
+    """
+    deadline_s = time.monotonic() + TOPICS_LIMIT_S
+    needed = {VERSIONS, topology.FATES, topology.METRICS}
+    needed |= {topology.rollouts(env) for env in run.envs}
+    while True:
+        counts = log.topics()
+        missing = needed - counts.keys()
+        if not missing:
+            return counts
+        if time.monotonic() > deadline_s or stop.wait(POLL_S):
             raise TopicMissing(
                 f"run {run.run!r} has no topic {min(missing)}; create its topics with `streamrl"
                 " topics apply RUN.yaml`"
             )
-    return there
 
 
 def pieces(messages: Iterator[Message]) -> Iterator[list[Message]]:
+    """The messages in lists of at most AT_ONCE."""
     while piece := list(islice(messages, AT_ONCE)):
         yield piece
 
 
-# ---- one record, when somebody asks for it -------------------------------------------------------
+# ---- single records, on request ------------------------------------------------------------------
 
 
 def rollout_at(log: Log, place: RolloutLocation) -> Rollout | str:
-    """The rollout that lies there, or why it cannot be read."""
+    """The rollout at this place, or why it cannot be read."""
     topic = topology.rollouts(place.env)
     try:
         message = next(read(log, topic, place.partition, place.offset, place.offset + 1), None)
@@ -194,20 +210,19 @@ def rollout_at(log: Log, place: RolloutLocation) -> Rollout | str:
     if message is None:
         return "its tokens are gone: retention has removed the record"
     record = to_event(message, ("rollout",)).record
-    return (
-        record
-        if isinstance(record, Rollout)
-        else f"the record cannot be read: {getattr(record, 'cause', 'it is empty')}"
-    )
+    if isinstance(record, Rollout):
+        return record
+    return f"the record cannot be read: {getattr(record, 'cause', 'it is empty')}"
 
 
 def batch_at(log: Log, offset: int) -> Batch | None:
-    """The batch that lies there; None where it cannot be read any more."""
+    """The batch at this offset of `batches`, or None if it cannot be read any more."""
+    batches = topology.sole_partition(topology.BATCHES)
     try:
-        message = next(
-            read(log, *topology.sole_partition(topology.BATCHES), offset, offset + 1), None
-        )
+        message = next(read(log, *batches, offset, offset + 1), None)
     except StreamrlError:
         return None
-    record = None if message is None else to_event(message, ("batch",)).record
+    if message is None:
+        return None
+    record = to_event(message, ("batch",)).record
     return record if isinstance(record, Batch) else None

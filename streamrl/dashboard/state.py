@@ -1,4 +1,4 @@
-"""The dashboard's state of a run, folded from its topics message by message. Pure.
+"""The dashboard's state of a run, folded from its topics message by message, by pure functions.
 
 `views.py` has what the page shows of it. A step is a policy version: step k lasts from the
 announcement of version k to that of version k + 1, and the learner trains on batch k in it. Every
@@ -26,14 +26,15 @@ from streamrl.config.run_file import RunFile
 from streamrl.dashboard.index import LIMIT, Index, RolloutLocation
 from streamrl.dashboard.loop import Node, nodes
 from streamrl.log.codec import to_event
-from streamrl.log.protocol import Message, TopicPartition
+from streamrl.log.protocol import Event, Message, TopicPartition
 from streamrl.monitoring import run_view
 from streamrl.monitoring.run_view import RunView
 from streamrl.records import Evaluation, Fate, JournalEntry, Metric, PolicyVersion, Rollout
 
 VERSIONS = topology.POLICY_VERSIONS
-# kinds of large ones: rollouts are indexed, the others counted
+# The kinds of the large topics. Rollouts are indexed, groups and batches are counted.
 DATA = (topology.ROLLOUTS, topology.GROUPS, topology.BATCHES)
+# Of metrics with a step, those are kept whose names begin with one of these.
 CURVES = (
     "learner/",
     "batcher/batch_age_mean",
@@ -41,31 +42,37 @@ CURVES = (
     "inference/swap_s",
     "inference/pause_s",
 )
-"""How the names of those metrics with a step begin that are kept."""
-# how the name of the reward of an env's batches ends, and who measures it
+# The mean reward of an env in a batch is a metric `batches/ENV/reward/mean` of this part.
 REWARD = "/reward/mean"
 REWARD_OF = "batcher"
-RECENT = 2_048  # steps that are kept one by one, the newest
-OLDER = 1_024  # pieces that older steps are put together to, at most
-MOST = RECENT + 2 * OLDER  # when steps are put together, so that this costs a constant for each
-# whose place in the log is kept, the newest: the advantages of a rollout are read there
+RECENT = 2_048  # This many of the newest steps are kept one by one.
+OLDER = 1_024  # Older steps are merged into at most this many pieces.
+# Steps are merged when there are more than this. With twice OLDER, the cost of merging is a
+# constant for each step.
+MOST = RECENT + 2 * OLDER
+# The offsets of this many of the newest batches are kept. The advantages of a rollout are read
+# there.
 BATCHES = 65_536
-MOMENTS = 512  # steps whose loop is kept; of a longer run every second, every fourth, ... step
+# The loop is kept at the ends of at most this many steps: of a longer run, every second, fourth,
+# eighth, ... step.
+MOMENTS = 512
 
 
 class StepCounter:
     """A count, with its value at the end of every step."""
 
     def __init__(self) -> None:
-        # ascending; how many by the end of each
-        self._steps, self._totals = list[int](), list[int]()
+        self._steps = list[int]()  # ascending
+        self._totals = list[int]()  # the count at the end of each step
 
     def add(self, step: int, count: int) -> None:
+        """Count `count` more in `step`."""
         at = bisect_left(self._steps, step)
         if at == len(self._steps) or self._steps[at] != step:
             self._steps.insert(at, step)
             self._totals.insert(at, self._totals[at - 1] if at else 0)
-        for later in range(at, len(self._totals)):  # one, but for a record that comes late
+        # This is the last step only, unless the record comes late.
+        for later in range(at, len(self._totals)):
             self._totals[later] += count
 
     def until(self, step: int | None) -> int:
@@ -78,7 +85,8 @@ class StepCounter:
         totals = {
             steps.end_of(step): total for step, total in zip(self._steps, self._totals, strict=True)
         }
-        self._steps, self._totals = list(totals), list(totals.values())
+        self._steps = list(totals)
+        self._totals = list(totals.values())
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -94,29 +102,28 @@ def thinned(
     few enough pieces. So wider pieces consist of whole narrower ones, and it does not matter how
     often a run has been thinned.
     """
-    old = versions[: max(0, len(versions) - recent)]
-    new = versions[max(0, len(versions) - recent) :]
+    split = max(0, len(versions) - recent)
     while True:
-        firsts = [
-            version
-            for i, version in enumerate(old)
-            if i == 0 or version // width != old[i - 1] // width
-        ]
-        if len(firsts) <= older:
-            return [*firsts, *new], width
+        first_of_piece = dict[int, int]()
+        for version in versions[:split]:
+            first_of_piece.setdefault(version // width, version)
+        if len(first_of_piece) <= older:
+            return [*first_of_piece.values(), *versions[split:]], width
         width *= 2
 
 
 @dataclass
 class Steps:
-    """When the lead learner announced each policy version; of a piece, its first version."""
+    """When the lead learner announced each policy version. Of a piece, only the first version is
+    kept.
+    """
 
     versions: list[int] = field(default_factory=list[int])  # ascending
-    times_s: list[float] = field(default_factory=list[float])
-    width: int = 1  # of a piece
+    times_s: list[float] = field(default_factory=list[float])  # never descending
+    width: int = 1  # the number of steps in a piece
 
-    def hear(self, version: int, time_s: float) -> bool:
-        """Add a version. Returns whether steps were merged.
+    def add(self, version: int, time_s: float) -> bool:
+        """Add a version that was announced at `time_s`. Returns whether steps were merged.
 
         A version that is announced again changes nothing.
         """
@@ -160,13 +167,15 @@ class Steps:
 class LoopHistory:
     """The state of the loop at the ends of at most `MOMENTS` steps."""
 
-    kept: dict[int, list[Node]] = field(default_factory=dict[int, list[Node]])
-    every: int = 1
+    kept: dict[int, list[Node]] = field(default_factory=dict[int, list[Node]])  # by step
+    every: int = 1  # steps that are divisible by it are kept
 
     def wanted(self, step: int) -> bool:
+        """Whether the loop of this step is kept."""
         return step % self.every == 0
 
     def keep(self, step: int, loop: list[Node]) -> None:
+        """Keep the loop of a wanted step. If there are too many, every second one is dropped."""
         self.kept[step] = loop
         if len(self.kept) > MOMENTS:
             self.every *= 2
@@ -180,79 +189,97 @@ class LoopHistory:
 
 @dataclass
 class State:
-    """`fold` changes it in place and gives it back."""
+    """All that the dashboard knows of a run. `fold` changes it in place."""
 
     run: RunFile
-    view: RunView  # as `streamrl status` sees it
+    view: RunView  # what `streamrl status` shows
     index: Index
     steps: Steps = field(default_factory=Steps)
-    step: int = -1  # that the books have come to
-    time_s: float = 0.0  # of the newest record
-    # rollouts and groups
+    step: int = -1  # the step of the newest record of `books`
+    time_s: float = 0.0  # the time of the newest record
+    # (topic, partition) -> the number of its records, for rollouts and groups
     published: dict[TopicPartition, StepCounter] = field(
         default_factory=lambda: defaultdict[TopicPartition, StepCounter](StepCounter)
     )
-    # (part, topic) -> records
+    # (part, topic) -> the number of records that the part has read
     taken: dict[tuple[str, str], StepCounter] = field(
         default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
     )
-    # (env, fate) -> rollouts
+    # (env, fate) -> the number of rollouts
     ended: dict[tuple[str, str], StepCounter] = field(
         default_factory=lambda: defaultdict[tuple[str, str], StepCounter](StepCounter)
     )
+    # the last batch of a piece -> (env, age) -> the number of rollouts in the batches of the piece
     made_of: dict[int, Counter[tuple[str, int]]] = field(
         default_factory=lambda: defaultdict[int, Counter[tuple[str, int]]](Counter)
-    )  # batch, the last of its piece -> (env, age) -> rollouts
-    # number -> its offset, of the newest `BATCHES`
+    )
+    # number -> offset, of the newest `BATCHES` batches
     batches: dict[int, int] = field(default_factory=dict[int, int])
-    built: StepCounter = field(
-        default_factory=StepCounter
-    )  # one more than the number of the newest batch
+    # one more than the number of the newest batch
+    built: StepCounter = field(default_factory=StepCounter)
+    # (metric, source) -> step -> value
     curves: dict[tuple[str, str], dict[int, float]] = field(
         default_factory=lambda: defaultdict[tuple[str, str], dict[int, float]](dict)
-    )  # (metric, source) -> step -> value
+    )
+    # name -> the last version of a piece -> results
     evals: dict[str, dict[int, Evaluation]] = field(
         default_factory=lambda: defaultdict[str, dict[int, Evaluation]](dict)
-    )  # name -> version, the last of its piece -> results
-    # the first offset that the log still had
+    )
+    # the first offsets that the log had when it was first read
     starts: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     moments: LoopHistory = field(default_factory=LoopHistory)
-    messages: int = 0  # folded
+    messages: int = 0  # the number of messages that have been folded
 
     @cached_property
     def books(self) -> Mapping[str, tuple[str, ...]]:
-        """Small topics, folded in the order of their times: topic -> schemas."""
+        """The schemas of the small topics, which are folded in the order of time."""
         journals = [topology.journal(part.identity) for part in topology.processors(self.run)]
         return {**run_view.TOPICS, **dict.fromkeys(journals, ("journal-entry",))}
 
 
 def new(run: RunFile, limit: int = LIMIT) -> State:
+    """The state before any message. `limit`: the largest number of rollouts in the index."""
     view = run_view.new_view(run)
-    view.rewards_kept = 1  # their curves are kept here
+    view.rewards_kept = 1  # Rewards are kept as curves instead.
     return State(run, view, Index(list(run.envs), limit))
 
 
-def hear(state: State, message: Message) -> None:
-    """Note when a policy version was announced: all that the fold has to know of a step before it
-    comes to what happened in it.
+def fold(state: State, message: Message) -> State:
+    """Apply one message. A record that cannot be read is ignored, except that a rollout then has a
+    row without values.
+    """
+    state.messages += 1
+    state.time_s = max(state.time_s, message.timestamp_s)
+    kind = topology.kind_of(message.topic)
+    if kind == topology.ROLLOUTS:
+        _on_rollout(state, message)
+    elif kind == topology.GROUPS:
+        _count(state, message)
+    elif kind == topology.BATCHES:
+        _on_batch(state, message)
+    elif message.topic in state.books:
+        _on_book(state, message)
+    return state
+
+
+def on_version(state: State, message: Message) -> None:
+    """Note when a policy version was announced. Once all versions are noted, records may be folded
+    that are older than the newest of them: each is counted in its own step.
     """
     record = to_event(message, state.books[VERSIONS]).record
     if not isinstance(record, PolicyVersion) or record.learner != state.run.learner.name:
         return
-    if state.steps.hear(record.version, message.timestamp_s):
+    if state.steps.add(record.version, message.timestamp_s):
         _regroup(state)
 
 
 def _regroup(state: State) -> None:
-    """Steps were put together: so is everything that is kept by step."""
+    """Merge everything that is kept by step, after steps have been merged."""
     steps = state.steps
-    for counts in (
-        state.built,
-        *state.published.values(),
-        *state.taken.values(),
-        *state.ended.values(),
-    ):
-        counts.regroup(steps)
+    for counters in (state.published, state.taken, state.ended):
+        for counter in counters.values():
+            counter.regroup(steps)
+    state.built.regroup(steps)
     for name, values in state.curves.items():
         state.curves[name] = {steps.end_of(step): values[step] for step in sorted(values)}
     for name, made in state.evals.items():
@@ -263,121 +290,133 @@ def _regroup(state: State) -> None:
     state.made_of = together
 
 
-def fold(state: State, message: Message) -> State:
-    """Take one message in. What cannot be read is passed over; a rollout that cannot has its row
-    all the same.
-    """
-    state.messages += 1
-    state.time_s = max(state.time_s, message.timestamp_s)
-    kind, _, of = message.topic.partition(".")
+def _count(state: State, message: Message) -> None:
     step = state.steps.at(message.timestamp_s)
-    match kind:
-        case "rollouts":
-            state.published[message.topic, message.partition].add(step, 1)
-            record = to_event(message, ("rollout",)).record
-            key = (message.key or b"").decode("utf-8", "replace")
-            place = RolloutLocation(of, message.partition, message.offset)
-            state.index.add(
-                place, message.timestamp_s, record if isinstance(record, Rollout) else None, key
-            )
-        case "groups":
-            state.published[message.topic, message.partition].add(step, 1)
-        case "batches":
-            # else: it is there twice
-            if (message.key or b"").isdigit() and (
-                number := int(message.key or b"")
-            ) not in state.batches:
-                state.batches[number] = message.offset
-                if len(state.batches) > BATCHES:
-                    del state.batches[next(iter(state.batches))]
-                if (more := number + 1 - state.built.until(None)) > 0:
-                    state.built.add(step, more)
-        case _ if message.topic in state.books:
-            _book(state, message)
-        case _:
-            pass
-    return state
+    state.published[message.topic, message.partition].add(step, 1)
 
 
-def _book(state: State, message: Message) -> None:
+def _on_rollout(state: State, message: Message) -> None:
+    _count(state, message)
+    record = to_event(message, ("rollout",)).record
+    env = topology.subject_of(message.topic)
+    state.index.add(
+        place=RolloutLocation(env, message.partition, message.offset),
+        time_s=message.timestamp_s,
+        rollout=record if isinstance(record, Rollout) else None,
+        group=(message.key or b"").decode("utf-8", "replace"),
+    )
+
+
+def _on_batch(state: State, message: Message) -> None:
+    key = message.key or b""
+    if not key.isdigit():
+        return
+    number = int(key)
+    if number in state.batches:
+        return  # The batch lies in the topic twice, and the first copy counts.
+    state.batches[number] = message.offset
+    if len(state.batches) > BATCHES:
+        del state.batches[next(iter(state.batches))]
+    more = number + 1 - state.built.until(None)
+    if more > 0:
+        state.built.add(state.steps.at(message.timestamp_s), more)
+
+
+def _on_book(state: State, message: Message) -> None:
+    """Apply a message of a small topic."""
     if message.topic == VERSIONS:
-        hear(state, message)
+        on_version(state, message)
     step = state.steps.at(message.timestamp_s)
     if step > state.step:
-        start = state.steps.start_of(state.step)
-        if state.step >= 0 and state.moments.wanted(start):
-            state.moments.keep(start, loop(state, message.timestamp_s, state.step))
+        _keep_loop(state, message.timestamp_s)
         state.step = step
     event = to_event(message, state.books[message.topic])
     if message.topic in run_view.TOPICS:
         run_view.update_view(state.view, [event])
     match event.record:
         case Fate() as fate:
-            _end(state, fate, step)
-        case Metric(step=int(number)):
-            metric = run_view.believable(event, state.view.version)
-            for name, value in metric.values.items() if metric else ():
-                if name.startswith(CURVES) or (
-                    name.startswith("batches/") and name.endswith(REWARD)
-                ):
-                    state.curves[name, event.key][state.steps.end_of(number)] = value
+            _on_fate(state, fate, step)
+        case Metric(step=int()):
+            _on_step_metric(state, event)
         case Evaluation(learner=state.view.learner) as made:
-            _evaluated(state, made)
+            _on_evaluation(state, made)
         case JournalEntry() as entry:
-            part = topology.subject_of(message.topic)
-            for piece in entry.slices:
-                if topology.kind_of(piece.topic) in DATA and piece.end > state.starts.get(
-                    (piece.topic, piece.partition), 0
-                ):
-                    state.taken[part, piece.topic].add(step, piece.count)
+            _on_journal_entry(state, topology.subject_of(message.topic), entry, step)
         case _:
             pass
 
 
-def _end(state: State, fate: Fate, step: int) -> None:
+def _keep_loop(state: State, time_s: float) -> None:
+    """Keep the loop as it was at the end of the step before, if that step is wanted."""
+    start = state.steps.start_of(state.step)
+    if state.step >= 0 and state.moments.wanted(start):
+        state.moments.keep(start, loop(state, time_s, state.step))
+
+
+def _on_fate(state: State, fate: Fate, step: int) -> None:
     state.ended[fate.environment, fate.fate].add(step, len(fate.offsets))
     state.index.end(fate, step)
-    if fate.batch is not None and fate.policy_versions is not None:
-        for version in fate.policy_versions.tolist():
-            state.made_of[state.steps.end_of(fate.batch)][
-                fate.environment, fate.batch - version
-            ] += 1
+    if fate.batch is None or fate.policy_versions is None:
+        return
+    piece = state.steps.end_of(fate.batch)
+    for version in fate.policy_versions.tolist():
+        state.made_of[piece][fate.environment, fate.batch - version] += 1
 
 
-def _evaluated(state: State, made: Evaluation) -> None:
-    """Of an evaluation its results are kept, not its problems."""
-    ids = np.zeros(0, np.int64)
+def _on_step_metric(state: State, event: Event) -> None:
+    metric = run_view.believable(event, state.view.version)
+    if metric is None or metric.step is None:
+        return
+    step = state.steps.end_of(metric.step)
+    for name, value in metric.values.items():
+        is_reward = name.startswith("batches/") and name.endswith(REWARD)
+        if is_reward or name.startswith(CURVES):
+            state.curves[name, event.key][step] = value
+
+
+def _on_evaluation(state: State, made: Evaluation) -> None:
+    """Keep the results of an evaluation, without its problems and answers."""
     counts = np.zeros(0, np.int32)
-    rewards = np.zeros(0, np.float32)
     results = msgspec.structs.replace(
-        made, problems=ids, samples=counts, passed=counts, rewards=rewards
+        made,
+        problems=np.zeros(0, np.int64),
+        samples=counts,
+        passed=counts,
+        rewards=np.zeros(0, np.float32),
     )
     state.evals[made.name][state.steps.end_of(made.version)] = results
+
+
+def _on_journal_entry(state: State, part: str, entry: JournalEntry, step: int) -> None:
+    """Count what the part has read, without what retention had removed before the log was read."""
+    for piece in entry.slices:
+        start = state.starts.get((piece.topic, piece.partition), 0)
+        if topology.kind_of(piece.topic) in DATA and piece.end > start:
+            state.taken[part, piece.topic].add(step, piece.count)
 
 
 # ---- questions -----------------------------------------------------------------------------------
 
 
 def rewards(state: State, env: str) -> Mapping[int, float]:
-    """batch -> mean reward of the env's rollouts in it."""
-    return state.curves.get((f"batches/{env}/reward/mean", REWARD_OF), {})
+    """By batch, the mean reward of the env's rollouts in it."""
+    return state.curves.get((f"batches/{env}{REWARD}", REWARD_OF), {})
 
 
 def published(state: State, kind: str, of: str = "", step: int | None = None) -> int:
-    """Records of `rollouts` or `groups`, of one env or all, up to the end of `step`; default: by
-    now.
+    """The number of records of `rollouts` or `groups`, of the env `of` or of all, at the end of
+    `step`, or now if no step is given.
     """
-    wanted = [
-        counts
-        for (topic, _), counts in state.published.items()
-        if (topic == f"{kind}.{of}" if of else topic.startswith(f"{kind}."))
-    ]
-    return sum(counts.until(step) for counts in wanted)
+    count = 0
+    for (topic, _), counter in state.published.items():
+        if topology.kind_of(topic) == kind and of in ("", topology.subject_of(topic)):
+            count += counter.until(step)
+    return count
 
 
 def lags(state: State, step: int | None = None) -> dict[str, int | None]:
-    """Records that a part had not taken yet, as its journal says; the learner's are batches. None
-    where nothing is known of it.
+    """By part, the number of records that it had not read yet, as its journal says. Of the learner
+    these are the batches that it had not trained on. None if nothing is known of the part.
     """
     found: dict[str, int | None] = {}
     for part in topology.processors(state.run):
@@ -395,17 +434,18 @@ def lags(state: State, step: int | None = None) -> dict[str, int | None]:
         found[part.identity] = max(0, there - taken) if taken else None
     trained = state.view.version if step is None else step
     built = state.built.until(step)
-    found[topology.learner_identity(state.run.learner.name)] = (
-        max(0, built - trained) if built and trained >= 0 else None
-    )
+    learner = topology.learner_identity(state.run.learner.name)
+    found[learner] = max(0, built - trained) if built and trained >= 0 else None
     return found
 
 
 def loop(state: State, time_s: float, step: int | None = None) -> list[Node]:
-    """The parts as they stand."""
+    """The parts as they are now, with their lags at the end of `step`."""
     return nodes(state.run, state.view, lags(state, step), time_s)
 
 
 def loop_at_step(state: State, step: int | None, time_s: float) -> list[Node]:
-    """The parts at the end of that step; default: as they stand."""
-    return loop(state, time_s) if step is None or step >= state.step else state.moments.at(step)
+    """The parts at the end of `step`, or as they are now if no step is given."""
+    if step is None or step >= state.step:
+        return loop(state, time_s)
+    return state.moments.at(step)

@@ -16,9 +16,9 @@ from streamrl.dashboard.state import (
     StepCounter,
     Steps,
     fold,
-    hear,
     lags,
     new,
+    on_version,
     published,
     thinned,
 )
@@ -37,7 +37,7 @@ def folded(taken: list[Message], ahead: bool = True) -> State:
     if ahead:
         for message in taken:
             if message.topic == "policy-versions":
-                hear(state, message)
+                on_version(state, message)
         taken = sorted(taken, key=lambda message: message.topic in state.books)
     for message in taken:
         fold(state, message)
@@ -52,7 +52,7 @@ def state(request: pytest.FixtureRequest) -> State:
 def test_a_step_lasts_from_its_version_to_the_next():
     steps = Steps()
     for version, time_s in ((4, 10.0), (5, 20.0), (5, 25.0), (4, 26.0)):
-        steps.hear(version, time_s)
+        steps.add(version, time_s)
     assert [steps.at(time_s) for time_s in (9.9, 10.0, 19.9, 20.0, 99.0)] == [-1, 4, 4, 5, 5]
     assert steps.end_s(4) == 20.0 and steps.end_s(5) == float("inf") and steps.end_s(-1) == 10.0
 
@@ -207,7 +207,7 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_few_thousand():
     steps = Steps()
     counts = StepCounter()
     for version in range(100_000):
-        if steps.hear(version, float(version)):
+        if steps.add(version, float(version)):
             counts.regroup(steps)
         counts.add(steps.at(float(version)), 1)
         if version % 1_000 == 0:

@@ -60,7 +60,7 @@ def metrics(name: str) -> Row:
     try:
         seen = run_view.update_view(run_view.deciding_view(run), [to_event(message, ("metric",))])
         shown = dashboard.new(run)
-        dashboard.hear(shown, message)
+        dashboard.on_version(shown, message)
         dashboard.loop(dashboard.fold(shown, message), 1.0)
     except Exception as error:
         return Row(
