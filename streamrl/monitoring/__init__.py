@@ -1,1 +1,1 @@
-"""What a run says of itself: metrics, health, its state, its report."""
+"""Shows how a run is doing: its metrics, its health, its state and its report."""

@@ -1,8 +1,8 @@
-"""Every metric: its name, its unit, what it says. One list for the topic `metrics`, for Prometheus,
-for the sinks and for docs/metrics.md.
+"""Lists all metrics with their names, units and meanings. The topic `metrics`, Prometheus, the
+sinks and docs/metrics.md use this one list.
 
-A piece of a name in braces stands for a name of the run (an env, a topic, a server); in Prometheus
-it is a label. `replays/` and `batches/` are those of docs/design/overview.md. `python -m
+A piece of a name in braces stands for a name of the run, such as an env, a topic or a server. In
+Prometheus it is a label. `replays/` and `batches/` are those of docs/design/overview.md. `python -m
 streamrl.monitoring.metric_names` prints the table of docs/metrics.md.
 """
 
@@ -15,33 +15,33 @@ from typing import Literal, NamedTuple
 from streamrl.config import topology
 
 PREFIX = "streamrl"
-OF_EVERY_PART = ("part", "worker")  # first pieces of what every part measures of itself
-# Sources of which a run has one; the lead learner, whose name is the run's choice, is another.
+OF_EVERY_PART = ("part", "worker")  # the first pieces of metrics that every part has
+# The sources that a run has once. The lead learner is another one, whose name the run chooses.
 SINGLE = tuple(role.name for role in topology.ROLES)
 
 
 class MetricSpec(NamedTuple):
-    """One metric. A counter only grows in the life of its part; anything else is a gauge."""
+    """One metric. A counter only grows while its part lives. All other metrics are gauges."""
 
     name: str
-    unit: str  # 1: a plain number or a share
+    unit: str  # 1 for a plain number or a share
     meaning: str
     kind: Literal["gauge", "counter"] = "gauge"
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """The names in braces."""
         return tuple(re.findall(r"\{(\w+)\}", self.name))
 
     @property
     def prometheus(self) -> str:
-        """Its name there."""
-        return prometheus_name(re.sub(r"\{\w+\}", "", self.name)) + (
-            "_total" if self.kind == "counter" else ""
-        )
+        """The metric's name in Prometheus."""
+        suffix = "_total" if self.kind == "counter" else ""
+        return prometheus_name(re.sub(r"\{\w+\}", "", self.name)) + suffix
 
 
 MEASURES = (
-    # ---- of every part: what its log sees of it (log/instrumented.py)
+    # ---- every part: measured by its log (log/instrumented.py)
     MetricSpec(
         "part/ready",
         "1",
@@ -381,34 +381,36 @@ MEASURES = (
 
 
 def prometheus_name(name: str) -> str:
-    """A name as Prometheus takes it."""
+    """The name in Prometheus of a gauge without labels of its own."""
     return f"{PREFIX}_{re.sub('[^a-zA-Z0-9]+', '_', name).strip('_')}"
 
 
 @cache
 def find_metric(name: str) -> tuple[MetricSpec, tuple[str, ...]] | None:
-    """Which metric a name is of, and what stands for its braces; None for one that is not in the
-    list.
+    """The metric to which a published name belongs, and the values of its labels.
+
+    None for a name that is not in the list.
     """
     for known, pattern in _PATTERNS:
-        if found := pattern.fullmatch(name):
+        found = pattern.fullmatch(name)
+        if found is not None:
             return known, found.groups()
     return None
 
 
 def series_name(source: str, name: str, lead: str) -> str:
-    """What a value's curve is called where there is one namespace for the whole run: its name, with
-    the part behind it where each part has its own.
+    """The name of a curve among all curves of a run.
 
-    `lead`: the source whose `learner/` is the run's.
+    It is the metric's name, followed by the source if several sources publish that metric. `lead`
+    is the source of the lead learner, whose `learner/` metrics are the run's.
     """
     first = name.split("/", 1)[0]
-    own = first in OF_EVERY_PART or source not in (*SINGLE, lead)
-    return f"{name}/{source}" if own else name
+    has_several_sources = first in OF_EVERY_PART or source not in (*SINGLE, lead)
+    return f"{name}/{source}" if has_several_sources else name
 
 
 def table() -> str:
-    """The metrics in Markdown."""
+    """All metrics as a Markdown table."""
     rows = ["| metric | unit | meaning |", "|---|---|---|"]
     for known in MEASURES:
         unit = f"{known.unit}, counter" if known.kind == "counter" else known.unit
@@ -417,24 +419,21 @@ def table() -> str:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """A piece in braces stands for anything without a slash; the last one, and a reward's name, for
-    anything.
+    """The names of a metric. A piece in braces matches anything without a slash, but the name of a
+    reward may have slashes.
     """
-    pieces = re.split(r"(\{\w+\})", name)
-    return re.compile(
-        "".join(
-            (
-                "(.+)"
-                if piece in ("{reward}",)
-                else "([^/]+)"
-                if piece.startswith("{")
-                else re.escape(piece)
-            )
-            for piece in pieces
-        )
-    )
+    pattern = ""
+    for piece in re.split(r"(\{\w+\})", name):
+        if piece == "{reward}":
+            pattern += "(.+)"
+        elif piece.startswith("{"):
+            pattern += "([^/]+)"
+        else:
+            pattern += re.escape(piece)
+    return re.compile(pattern)
 
 
+# If a name matches several metrics, it belongs to the one with the fewest labels.
 _PATTERNS = tuple(
     (known, _pattern(known.name)) for known in sorted(MEASURES, key=lambda known: len(known.labels))
 )

@@ -1,4 +1,4 @@
-"""The reward curve: reward per env against step and against time, with the policy versions, as one
+"""Plots the mean reward of each env against step and against time, with the policy versions, as one
 PNG.
 """
 
@@ -6,21 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from streamrl.config.run_file import RunFile
 
+if TYPE_CHECKING:  # matplotlib is imported only when a picture is made.
+    from matplotlib.axes import Axes
+
 SMOOTH_BATCHES = 20
-DRAWN = 5_000  # points of a curve, at most: the picture is narrower than that
+DRAWN = 5_000  # the points of a curve, at most; the picture has fewer columns
 COLORS = ("#1f6feb", "#e36209", "#1a7f37", "#8250df", "#bf3989", "#0a7ea4")
 INK = "#24292f"
 FAINT = "#d0d7de"
 
 
 class Curve(NamedTuple):
-    """Mean rewards of one env, batch by batch, or of every so many of a long run's batches."""
+    """The mean rewards of one env, one for each batch. Of a long run, batches are left out evenly."""
 
     steps: Sequence[int]
     seconds: Sequence[float]  # since the first server was ready
@@ -31,10 +34,12 @@ class Curve(NamedTuple):
 def plot_rewards(
     run: RunFile, curves: Mapping[str, Curve], versions: Mapping[int, float], path: Path
 ) -> None:
-    """Write the picture. `versions`: version -> seconds since the first server was ready, in
+    """Write the picture to `path`.
+
+    `curves` are by env. `versions` has the seconds from the first ready server to each version, in
     ascending order.
     """
-    # not pyplot: no display is asked for, nothing global is changed
+    # pyplot would choose a display and change global state, so it is not used.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,25 +54,14 @@ def plot_rewards(
             axes.plot(
                 x, curve.smooth, color=color, linewidth=2.2, label=env, solid_capstyle="round"
             )
-    _versions(by_step, {version: float(version) for version in versions})
-    _versions(by_time, versions)
+    _mark_versions(by_step, {version: float(version) for version in versions})
+    _mark_versions(by_time, versions)
+    _style_axes(by_step, "step (batch)")
+    _style_axes(by_time, "seconds since the first server was ready")
     target = run.orchestrator.target
-    for axes, label in (
-        (by_step, "step (batch)"),
-        (by_time, "seconds since the first server was ready"),
-    ):
-        axes.set_xlabel(label, color=INK)
-        axes.set_xlim(left=0)
-        axes.grid(axis="y", color=FAINT, linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.tick_params(colors=INK, length=3)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_color(FAINT)
-        if target is not None:
-            axes.axhline(target.reward, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     if target is not None:
+        for axes in (by_step, by_time):
+            axes.axhline(target.reward, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         by_step.annotate(
             f"target {target.reward:g}",
             (0.01, target.reward),
@@ -91,11 +85,23 @@ def plot_rewards(
     figure.savefig(path)
 
 
-def _versions(axes: object, at: Mapping[int, float]) -> None:
-    """A rug of policy versions along the top, some of them named."""
-    import matplotlib.axes
+def _style_axes(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label, color=INK)
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", color=FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
 
-    assert isinstance(axes, matplotlib.axes.Axes)
+
+def _mark_versions(axes: Axes, at: Mapping[int, float]) -> None:
+    """Draw a tick at the top for each policy version, and the names of some of them.
+
+    `at` has the place of each version on the x axis.
+    """
     if not at:
         return
     transform = axes.get_xaxis_transform()
@@ -126,7 +132,7 @@ def _versions(axes: object, at: Mapping[int, float]) -> None:
 
 
 def labelled_versions(newest: int, most: int = 7) -> list[int]:
-    """Round version numbers from 0 to `newest`, `most` of them or fewer."""
+    """At most `most` round version numbers from 0 to `newest`."""
     for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000):
         if newest // step < most:
             return list(range(0, newest + 1, step))
@@ -134,7 +140,7 @@ def labelled_versions(newest: int, most: int = 7) -> list[int]:
 
 
 def trailing_mean(values: Sequence[float], width: int) -> np.ndarray:
-    """Mean of each value and the `width - 1` before it, fewer at the start. (n,) to (n,) float64."""
+    """Mean of each value and up to `width - 1` values before it. (n,) gives (n,) float64."""
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - width, 0)

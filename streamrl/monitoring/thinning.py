@@ -1,4 +1,4 @@
-"""Summaries of a fixed size of what grows with the length of a run."""
+"""Keeps a bounded number of points of a series that grows with the length of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ T = TypeVar("T")
 
 
 class Thinned(Generic[T]):
-    """The first of the points that are added, every so many of the others, and the newest: all of
-    them while they are `most` or fewer, and never more than one above `most`.
+    """A sample of the points that were added: the first, the newest, and others evenly between.
+
+    Up to `most` points, it has all of them. It never has more than `most + 1`.
     """
 
     def __init__(self, most: int) -> None:
@@ -19,9 +20,10 @@ class Thinned(Generic[T]):
         self._every = 1
         self._count = 0
         self._kept: list[T] = []
-        self._newest: list[T] = []  # the newest point, where it is not among those that are kept
+        self._newest: list[T] = []  # the newest point, if it is not one of those in `_kept`
 
     def add(self, point: T) -> None:
+        """Add a point. When there are too many, every second one is dropped."""
         if self._count % self._every == 0:
             self._kept.append(point)
             self._newest = []

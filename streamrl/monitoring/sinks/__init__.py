@@ -1,1 +1,1 @@
-"""Where metrics go: a file each, by the name that it has in the run file."""
+"""The sinks of metrics. Each has a module, with the name that the sink has in the run file."""

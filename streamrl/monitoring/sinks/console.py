@@ -27,8 +27,9 @@ class Console:
     """
 
     def __init__(self, context: SinkContext, show: Sequence[str] = SHOWN) -> None:
-        """`show`: names of metrics, with * for anything, in the order in which they are said."""
-        self._context, self._show = context, tuple(show)
+        """`show` has the names of metrics to print, in that order. * stands for anything."""
+        self._context = context
+        self._show = tuple(show)
         self._lead = topology.learner_identity(context.run.learner.name)
         self._values: dict[int, dict[str, float]] = defaultdict(dict)
         self._said = -1
@@ -53,7 +54,6 @@ class Console:
 
     def _line(self, values: dict[str, float]) -> str:
         names = [name for pattern in self._show for name in values if fnmatchcase(name, pattern)]
-        return (
-            ", ".join(f"{name} {values[name]:.4g}" for name in dict.fromkeys(names))
-            or "nothing of what is to be shown"
-        )
+        if not names:
+            return "nothing of what is to be shown"
+        return ", ".join(f"{name} {values[name]:.4g}" for name in dict.fromkeys(names))

@@ -22,6 +22,7 @@ class Curves:
     gauges: dict[str, float] = field(default_factory=dict[str, float])
 
     def entry(self, offset: int, metric: Metric) -> MetricRecord:
+        """Fold the next record, and return it with its points."""
         values = {
             series_name(metric.source, name, self.lead): value
             for name, value in metric.values.items()

@@ -28,7 +28,7 @@ class JsonLines:
     """
 
     def __init__(self, context: SinkContext, path: str = "metrics.jsonl") -> None:
-        """`path`: relative to the run's directory."""
+        """`path` is relative to the run's directory."""
         self._path = context.run.directory / path
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._last = mend(self._path)
@@ -37,12 +37,8 @@ class JsonLines:
     def write(self, records: Sequence[MetricRecord]) -> None:
         for record in records:
             if record.offset > self._last:
-                self._file.write(
-                    msgspec.json.encode(
-                        {"offset": record.offset, **msgspec.to_builtins(record.metric)}
-                    )
-                    + b"\n"
-                )
+                line = {"offset": record.offset, **msgspec.to_builtins(record.metric)}
+                self._file.write(msgspec.json.encode(line) + b"\n")
                 self._last = record.offset
         self._file.flush()
 

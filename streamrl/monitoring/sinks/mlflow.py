@@ -1,7 +1,7 @@
-"""MLflow: one MLflow run for the whole run, over all its sessions. Which server, and who may write
-to it, is MLflow's own business: its variables MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN and so on.
+"""Writes metrics to MLflow. All sessions of a run belong to one MLflow run.
 
-MLflow takes no @ in a name: `pass@4` is `pass:4` there.
+The server and the credentials come from MLflow's environment variables, as MLFLOW_TRACKING_URI and
+MLFLOW_TRACKING_TOKEN. MLflow does not accept @ in a name, so `pass@4` is written as `pass:4`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TAG = "streamrl.run"  # the tag by which a resumed run is found again
 
 
 class MLflow:
-    """Goes on with the MLflow run of the earlier sessions."""
+    """Continues the MLflow run of the earlier sessions."""
 
     def __init__(
         self, context: SinkContext, experiment: str = "streamrl", tracking_uri: str = ""
@@ -28,13 +28,12 @@ class MLflow:
         number = found.experiment_id if found else self._client.create_experiment(experiment)
         name = context.run.run
         runs = self._client.search_runs([number], f"tags.`{TAG}` = '{name}'", max_results=1)
-        self._run: str = (
-            runs[0].info.run_id
-            if runs
-            else self._client.create_run(number, run_name=name, tags={TAG: name}).info.run_id
-        )
         if runs:
+            self._run: str = runs[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
+        else:
+            made = self._client.create_run(number, run_name=name, tags={TAG: name})
+            self._run = made.info.run_id
 
     def write(self, records: Sequence[MetricRecord]) -> None:
         metrics = [
@@ -51,4 +50,5 @@ class MLflow:
 
 
 def name_of(name: str) -> str:
+    """The name of a metric in MLflow."""
     return name.replace("@", ":")

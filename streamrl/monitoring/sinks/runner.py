@@ -94,19 +94,17 @@ def check(settings: Iterable[run_file.Sink]) -> None:
 
 
 def opened(context: SinkContext, sink: run_file.Sink) -> Sink:
-    """Open one sink. Raises ConfigError whatever does not work.
-
-    Nobody wants to find out after a day that nothing was kept.
+    """Open one sink. Raises ConfigError for any failure, so that a run does not start and then
+    loses its metrics.
     """
     try:
         return _make(sink.kind)(context, **sink.params)
     except ConfigError:
         raise
     except Exception as error:
-        told = describe_error(error)
         raise ConfigError(
-            f"orchestrator.sinks: {sink.kind} cannot be opened: {told}; change its params, or leave"
-            " it out"
+            f"orchestrator.sinks: {sink.kind} cannot be opened: {describe_error(error)}; change its"
+            " params, or leave it out"
         ) from None
 
 
@@ -136,13 +134,17 @@ class Sinks:
         self._thread.start()
 
     def write(self, records: Iterable[tuple[int, Metric]]) -> None:
-        """`records` are pairs of an offset and the record at that offset, from the start of the
-        topic on.
+        """Queue records for all sinks. They are pairs of an offset and the record at that offset,
+        from the start of the topic on.
         """
-        if entries := [self._curves.entry(offset, metric) for offset, metric in records]:
+        entries: list[MetricRecord] = []
+        for offset, metric in records:
+            entries.append(self._curves.entry(offset, metric))
+        if entries:
             self._queue.put(entries)
 
     def close(self) -> None:
+        """Let the sinks write what they were given, for LEAVE_S at most, and close them."""
         self._queue.put(None)
         self._thread.join(LEAVE_S)
         if self._thread.is_alive():
@@ -154,15 +156,20 @@ class Sinks:
 
     def _work(self) -> None:
         while (entries := self._queue.get()) is not None:
-            self._sinks = [sink for sink in self._sinks if self._write(sink, entries)]
+            for sink in list(self._sinks):
+                if not self._write(sink, entries):
+                    self._sinks.remove(sink)
             if time.monotonic() - self._noted_s >= NOTE_AFTER_S:
                 self._note()
-        self._sinks = [sink for sink in self._sinks if self._call(sink, sink.sink.close)]
-        for sink in self._sinks:
-            sink.settled = sink.given
+        for sink in list(self._sinks):
+            if self._call(sink, sink.sink.close):
+                sink.settled = sink.given
+            else:
+                self._sinks.remove(sink)
         self._note()
 
     def _write(self, sink: OpenSink, entries: Sequence[MetricRecord]) -> bool:
+        """Give a sink the entries that it lacks. Returns whether the sink goes on."""
         new = [entry for entry in entries if entry.offset > sink.given]
         if not new:
             return True

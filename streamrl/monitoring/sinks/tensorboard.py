@@ -21,7 +21,7 @@ class TensorBoard:
     """Writes one file for each session of the run. TensorBoard shows them as one run."""
 
     def __init__(self, context: SinkContext, directory: str = "tensorboard") -> None:
-        """`directory`: relative to the run's."""
+        """`directory` is relative to the run's directory."""
         self._writer = EventFileWriter(str(context.run.directory / directory))
 
     def write(self, records: Sequence[MetricRecord]) -> None:

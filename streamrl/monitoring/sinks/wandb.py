@@ -1,8 +1,7 @@
-"""Weights & Biases: one W&B run for the whole run, over all its sessions. The key is W&B's own
-business (`wandb login`, WANDB_API_KEY).
+"""Writes metrics to Weights & Biases. All sessions of a run belong to one W&B run.
 
-With `mode: offline` nothing leaves the machine; `wandb sync` sends what lies in `wandb/` of the
-run's directory, all sessions of it.
+The key comes from `wandb login` or WANDB_API_KEY. With `mode: offline`, nothing leaves the machine,
+and `wandb sync` sends the sessions that lie in `wandb/` of the run's directory.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ STEP = "step"  # the x axis, as W&B's own step only counts rows
 
 
 class WandB:
-    """Goes on with the W&B run of the earlier sessions."""
+    """Continues the W&B run of the earlier sessions."""
 
     def __init__(
         self,
@@ -31,8 +30,8 @@ class WandB:
         mode: str = "",
         **options: Any,
     ) -> None:
-        """`name`, `id`: of the W&B run; default: the run's. `mode`: online, offline, disabled.
-        `options`: of wandb.init, as `entity`, `tags`.
+        """`name` and `id` are those of the W&B run, by default the run's name. `mode` is online,
+        offline or disabled. `options` are passed to `wandb.init`, as `entity` and `tags`.
         """
         run = context.run
         run.directory.mkdir(parents=True, exist_ok=True)
@@ -45,7 +44,7 @@ class WandB:
             save_code=False,
             disable_git=True,
         )
-        told: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "mode": mode or None,
             "config": run.model_dump(mode="json"),
             "dir": str(run.directory),
@@ -56,7 +55,7 @@ class WandB:
             name=name or run.run,
             id=id or run.run,
             resume="allow",
-            **told,
+            **arguments,
             **options,
         )
         self._run.define_metric(STEP)
@@ -69,7 +68,7 @@ class WandB:
 
     def close(self) -> None:
         self._run.finish()
-        wandb.teardown()  # `finish` does not wait for W&B's own process, which writes the file
+        wandb.teardown()  # `finish` does not wait for W&B's own process, which writes the files.
 
 
 def wait_for_a_name(directory: Path) -> None:
