@@ -1,0 +1,59 @@
+"""Whatever JSON an agent sends, it is a request or it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamrl.gateway.requests import ChatRequest, RequestRefused
+from streamrl.gateway.server import DIALECTS
+
+WORDS = (
+    "role", "user", "assistant", "tool", "content", "text", "type", "function", "name", "id",
+    "arguments", "{}", "[", "tool_calls", "tool_call_id", "tool_use", "tool_result", "tool_use_id",
+    "input", "call_id", "output", "function_call", "function_call_output", "message", "parameters",
+)  # fmt: skip
+FIELDS = (
+    "messages", "input", "tools", "tool_choice", "system", "instructions", "n", "max_tokens",
+    "token_ids", "sampling_params", "previous_response_id", "text", "stop", "stream", "logit_bias",
+)  # fmt: skip
+leaves = st.none() | st.booleans() | st.integers(-2, 2**40) | st.floats() | st.sampled_from(WORDS)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6)
+
+
+@settings(max_examples=150)
+@pytest.mark.parametrize("path", DIALECTS)
+@given(body=bodies)
+def test_no_body_breaks_a_dialect(path: str, body: dict[str, Any]):
+    dialect = DIALECTS[path]
+    told = {"known": [{"role": "user", "content": "q"}]}
+    try:
+        request = dialect.parse(body, told.get)
+    except RequestRefused as refused:
+        assert 400 <= refused.status < 500 and str(refused)
+        assert dialect.error(refused)
+    else:
+        assert request.messages or request.token_ids
+        assert request.digest() == dialect.parse(body, told.get).digest()
+
+
+def test_requests_that_ask_for_the_same_have_the_same_digest():
+    one = [{"role": "user", "content": "q"}]
+    requests = [
+        ChatRequest(messages=one),
+        ChatRequest(messages=one, n=2),
+        ChatRequest(messages=one, max_tokens=3),
+        ChatRequest(messages=[{"content": "q", "role": "user"}]),
+    ]
+    digests = [request.digest() for request in requests]
+    assert digests[0] == digests[3] and len(set(digests)) == 3

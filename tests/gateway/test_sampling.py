@@ -1,0 +1,167 @@
+"""Where answers stand in the tree, and what the agent is told of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from streamrl.gateway.requests import ChatRequest
+from streamrl.gateway.sampling import Reading, read_answer
+from tests.gateway.test_chat import ASKED, client
+from tests.support.gateways import gateways
+from tests.support.sampling_stub import END, ROLES, tool_call
+from tests.support.waiting import patience
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"properties": {"sum": {}, "other": {}}}},
+}
+REQUEST = ChatRequest(tools=[ADD])
+
+
+def test_calls_of_tools_are_read_from_the_text():
+    text = f"one{tool_call('add', b=1, a='x')}two{tool_call('sub')} "
+    calls, content = read_answer(text, REQUEST, "json", "c")
+    assert content == "onetwo"
+    assert [made["id"] for made in calls] == ["call_c_0", "call_c_1"]
+    assert calls[0]["function"] == {"name": "add", "arguments": '{"a": "x", "b": 1}'}
+    one = ChatRequest(tools=[ADD], parallel_tool_calls=False)
+    assert read_answer(text, one, "json", "c").tool_calls == calls[:1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "plain", "<tool_call>{</tool_call>", tool_call("add") + "<tool_call>5</tool_call>"]
+)
+def test_what_is_no_call_is_text(text: str):
+    assert read_answer(text, REQUEST, "json", "c") == Reading([], None)
+
+
+def test_in_brackets_the_first_tool_is_called_with_its_first_argument():
+    (made,), content = read_answer("[1+2]", REQUEST, "brackets", "c")
+    assert made["function"] == {"name": "add", "arguments": '{"sum": "1+2"}'} and content == ""
+    assert read_answer("1+2", REQUEST, "brackets", "c") == Reading([], None)
+
+
+def test_a_conversation_that_is_changed_forks_and_says_why(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        api = client(gateway, gateway.start())
+
+        def ask(*said: tuple[str, str]) -> str:
+            messages: Any = [{"role": role, "content": text} for role, text in said]
+            answer = api.chat.completions.create(model="policy", messages=messages)
+            return answer.choices[0].message.content or ""
+
+        system = ("system", "s")
+        first = ask(system, ("user", "q"))
+        second = ask(system, ("user", "q"), ("assistant", first), ("user", "more"))
+        ask(system, ("user", "summary"))
+        ask(("system", "helper"), ("user", "q"))
+        ask(
+            system,
+            ("user", "Q"),
+            ("assistant", first),
+            ("user", "more"),
+            ("assistant", second),
+            ("user", "."),
+        )
+        calls = gateway.calls()
+    assert [call.fork for call in calls] == ["", "", "compaction", "sub-agent", "edit"]
+    whole = calls[4].prompt.tolist()
+    assert whole.count(ROLES["user"]) == 3 and not calls[4].continues
+
+
+def test_an_answer_whose_spaces_the_template_drops_is_still_gone_on_from(tmp_path: Path):
+    """The agent sends back another text, of which the server makes the same tokens."""
+    with gateways(tmp_path) as gateway:
+        api = client(gateway, gateway.start())
+        plain = gateway.stub.answer
+
+        def trimming(path: str, body: Any) -> Any:
+            if path.endswith("/render"):
+                messages = [{**m, "content": m["content"].strip()} for m in body["messages"]]
+                body = {**body, "messages": messages}
+            return plain(path, body)
+
+        gateway.stub.answer = trimming  # pyright: ignore[reportAttributeAccessIssue]
+        conversation: Any = list(ASKED)
+        for turn in range(3):
+            answer = api.chat.completions.create(model="policy", messages=conversation)
+            said = f" {answer.choices[0].message.content}\n"
+            conversation.append({"role": "assistant", "content": said})
+            conversation.append({"role": "user", "content": f"turn {turn}"})
+        calls = gateway.calls()
+    assert [call.continues for call in calls] == ["", calls[0].call, calls[1].call]
+    assert not any(call.fork for call in calls)
+    assert bytes(calls[2].prompt[calls[2].prompt < END].tolist()) == b"turn 1"
+
+
+def test_a_template_that_rewrites_history_is_a_fork(tmp_path: Path):
+    """As templates do that drop earlier thoughts."""
+    with gateways(tmp_path) as gateway:
+        api = client(gateway, gateway.start())
+        plain = gateway.stub.answer
+
+        def forgetting(path: str, body: Any) -> Any:
+            if path.endswith("/render"):
+                messages = [
+                    {**m, "content": "..."} if m["role"] == "assistant" else m
+                    for m in body["messages"]
+                ]
+                body = {**body, "messages": messages}
+            return plain(path, body)
+
+        gateway.stub.answer = forgetting  # pyright: ignore[reportAttributeAccessIssue]
+        conversation: Any = list(ASKED)
+        for _ in range(2):
+            answer = api.chat.completions.create(model="policy", messages=conversation)
+            said = answer.choices[0].message.content
+            conversation += [{"role": "assistant", "content": said}, *ASKED]
+        one, two = gateway.calls()
+    assert two.continues == one.call and two.fork == "template"
+    assert two.prompt.tolist().count(ROLES["user"]) == 2
+
+
+def test_token_ids_go_on_from_token_ids(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        url = gateway.start()
+        key = gateway.begin(url)["api_key"]
+
+        def ask(tokens: list[int], **sampling: Any) -> httpx.Response:
+            return httpx.post(
+                f"{url}/inference/v1/generate",
+                json={"token_ids": tokens, "sampling_params": sampling},
+                headers={"authorization": f"Bearer {key}"},
+                timeout=patience(30),
+            )
+
+        first = ask([5, 6], n=2, max_tokens=4).json()["choices"]
+        assert [choice["index"] for choice in first] == [0, 1]
+        assert first[1]["weight_versions"] == [{"version": "3", "start": 0, "end": 4}]
+        said = first[0]["token_ids"]
+        assert len(first[0]["logprobs"]["content"]) == len(said) == 4
+        ask([5, 6, *said, 7]).raise_for_status()
+        one, _, third = gateway.calls()
+        for wrong in ([], [1, -1], [1, True], [1, 2**32], "text", None):
+            refused = ask(wrong)  # pyright: ignore[reportArgumentType]
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "token_ids"
+        assert ask([1], stop=["x"]).status_code == 400
+    assert third.continues == one.call and third.prompt.tolist() == [7]
+
+
+def test_what_a_server_refuses_is_the_agents_error(tmp_path: Path):
+    with gateways(tmp_path) as gateway:
+        api = client(gateway, gateway.start())
+        plain = gateway.stub.answer
+
+        def refusing(path: str, body: Any) -> Any:
+            if path.endswith("/render"):
+                return 400, {"error": {"message": "roles must alternate", "code": 400}}
+            return plain(path, body)
+
+        gateway.stub.answer = refusing  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(openai.BadRequestError, match="roles must alternate"):
+            api.chat.completions.create(model="policy", messages=ASKED)

@@ -1,0 +1,117 @@
+"""The fold of sessions, worked by hand, and the same for every replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamrl.gateway.session_index import Session, SessionIndex
+from streamrl.records import InferenceMetadata, ModelCall, Record, SessionEnd, SessionStart
+
+START = SessionStart(session="s", environment="e", problem_id="p")
+END = SessionEnd(session="s")
+
+
+def call(name: str, continues: str = "", request: str = "", choice: int = 0) -> ModelCall:
+    return ModelCall(
+        session="s",
+        call=name,
+        continues=continues,
+        request=request or f"{name}#0",
+        choice=choice,
+        messages=[{"role": "user", "content": name}],
+        prompt=np.array([1], np.uint16),
+        tokens=np.array([2], np.uint16),
+        logprobs=np.zeros(1, np.float32),
+        text=name,
+        inference_metadata=InferenceMetadata(server="i", temperature=1.0),
+    )
+
+
+def folded(*records: Record, time_s: float = 0.0) -> SessionIndex:
+    index = SessionIndex(max_ended=2)
+    for record in records:
+        index.apply("e", record, time_s)
+    return index
+
+
+def session(index: SessionIndex) -> Session:
+    return index.sessions["e", "s"]
+
+
+def test_a_request_counts_once_however_often_it_is_written():
+    index = folded(
+        START,
+        call("a"),
+        call("a"),  # a producer that sent it twice
+        call("b", request="a#0"),  # a replica that sampled it too
+        call("c", "b"),  # goes on from an answer that does not count
+        call("d", request="x#1"),
+        call("e", request="y#0", choice=1),
+        call("f", request="y#0", choice=0),
+    )
+    found = session(index)
+    assert list(found.tree.calls) == ["a", "d", "e", "f"]
+    assert found.answered == {"a#0": 1, "x#1": 1, "y#0": 2}
+    assert [found.next_ordinal(body) for body in "axyz"] == [1, 2, 1, 0]
+
+
+def test_an_agent_that_starts_again_counts_from_the_first_request():
+    found = session(folded(START, call("a"), call("b", request="a#1"), START))
+    assert found.next_ordinal("a") == 0 and found.answered == {"a#0": 1, "a#1": 1}
+    assert found.starts == 2 and list(found.tree.calls) == ["a", "b"]
+    again = session(folded(START, call("a"), START, call("b", request="a#1")))
+    assert again.next_ordinal("a") == 2
+
+
+def test_of_a_session_that_has_ended_only_that_is_kept():
+    index = folded(START, call("a"), END, call("b"), START)
+    assert not index.sessions and index.has_ended("e", "s") and not index.has_ended("f", "s")
+    for name in ("t", "u"):
+        index.apply("e", SessionEnd(session=name), 0.0)
+    assert not index.has_ended("e", "s") and index.has_ended("e", "t")
+
+
+def test_calls_of_a_session_whose_beginning_is_gone_are_left_out():
+    assert not folded(call("a")).sessions
+
+
+def test_a_session_without_a_record_for_too_long_has_ended():
+    index = folded(START, time_s=10.0)
+    index.apply("e", call("a"), 20.0)
+    index.expire("e", 20.0)
+    assert index.open_sessions("e") == 1
+    index.expire("f", 21.0)
+    assert index.open_sessions("e") == 1
+    index.expire("e", 20.5)
+    assert index.open_sessions("e") == 0 and index.has_ended("e", "s")
+
+
+@st.composite
+def written(draw: st.DrawFn) -> list[ModelCall]:
+    """What replicas write: calls that go on from one that was written before, requests twice."""
+    found = list[ModelCall]()
+    for number in range(draw(st.integers(1, 12))):
+        continues = draw(st.sampled_from(["", *(made.call for made in found)]))
+        request = draw(st.sampled_from(["", *(made.request for made in found)]))
+        found.append(call(f"c{number}", continues, request))
+    return found
+
+
+@given(written(), st.data())
+def test_every_replica_has_the_same_tree(calls: Sequence[ModelCall], data: st.DataObject):
+    """Whatever it had read when it began, and whichever record came twice."""
+    log: list[Record] = [START, *calls]
+    twice = [record for record in log[1:] for _ in range(data.draw(st.integers(1, 2)))]
+    one = session(folded(*log))
+    other = session(folded(START, *twice))
+    assert list(one.tree.calls) == list(other.tree.calls) and one.answered == other.answered
+    for made in one.tree.calls.values():
+        assert not made.continues or made.continues in one.tree.calls
+        asked = one.tree.conversation(made.call)
+        assert other.tree.place([*asked, {"role": "user", "content": "?"}]) == one.tree.place(
+            [*asked, {"role": "user", "content": "?"}]
+        )
