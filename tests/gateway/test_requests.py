@@ -31,7 +31,7 @@ values = st.recursive(
 bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @pytest.mark.parametrize("path", DIALECTS)
 @given(body=bodies)
 def test_no_body_breaks_a_dialect(path: str, body: dict[str, Any]):
