@@ -8,6 +8,7 @@ PYTHONS := $(or $(PYTHON),/usr/bin/python3.11 python3.11 python3 python)
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))
 ENV := .venv
 INFERENCE_ENV := .venv-inference
+AGENTS_ENV := .venv-agents
 UV := $(ENV)/bin/uv
 # Tests wait for brokers and processes, too: three files at a time keep two cores busy.
 THREE := -n 3 --dist loadfile --no-loadscope-reorder
@@ -15,7 +16,7 @@ THREE := -n 3 --dist loadfile --no-loadscope-reorder
 PROGRAMS := chromium prometheus docker-compose golang-go
 EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
-.PHONY: help setup quickstart check docs test test-all chaos poison month soak attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
+.PHONY: help setup quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -52,6 +53,9 @@ month: $(ENV)/.installed ## MONTH_BATCHES (1,000,000) batches of 100 envs with a
 
 soak: $(ENV)/.installed .streamrl/.kafka ## 100 producers for SOAK_MINUTES (30) while the broker dies, a disk is full and the clock steps: docs/reliability.md
 	@$(ENV)/bin/python -m tests.soak --minutes $(or $(SOAK_MINUTES),30) --dir $(or $(SOAK_DIR),runs/soak)
+
+agents: setup $(AGENTS_ENV)/.synced ## agents of the SDKs of openai, anthropic and openai-agents, trained one after another: docs/train-your-agent.md
+	@$(ENV)/bin/python -m tests.agents
 
 attacks: $(ENV)/.installed ## attacks on streamrl's own defences, as this user and, from root, as a plain one: each must fail
 	@$(ENV)/bin/python -m tests.attacks
@@ -92,6 +96,7 @@ lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit sta
 	$(AS_MAIN) --extra learner --extra gpu -o requirements/learner-gpu.txt
 	$(COMPILE) --override requirements/inference-overrides.txt requirements/inference.in -o requirements/inference.txt
 	$(COMPILE) requirements/inference-gpu.in -o requirements/inference-gpu.txt
+	$(COMPILE) requirements/agents.in -o requirements/agents.txt
 
 sbom: $(ENV)/.installed ## what each list in requirements/ is made of, as CycloneDX, in build/sbom
 	@mkdir -p build/sbom
@@ -100,7 +105,7 @@ sbom: $(ENV)/.installed ## what each list in requirements/ is made of, as Cyclon
 	@wc -c build/sbom/*.json
 
 clean: ## remove what was installed; runs/ stays
-	rm -rf $(ENV) $(INFERENCE_ENV) .streamrl build dist .pytest_cache .ruff_cache
+	rm -rf $(ENV) $(INFERENCE_ENV) $(AGENTS_ENV) .streamrl build dist .pytest_cache .ruff_cache
 
 # ---- steps of the set-up --------------------------------------------------------------------------------------------------------------------
 
@@ -122,6 +127,11 @@ $(ENV)/.installed: pyproject.toml $(ENV)/.synced
 $(INFERENCE_ENV)/.synced: requirements/inference.txt | $(UV)
 	@test -x $(INFERENCE_ENV)/bin/python || $(ENV)/bin/python -m venv --without-pip $(INFERENCE_ENV)
 	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(INFERENCE_ENV)/bin/python $<
+	@touch $@
+
+$(AGENTS_ENV)/.synced: requirements/agents.txt | $(UV)
+	@test -x $(AGENTS_ENV)/bin/python || $(ENV)/bin/python -m venv --without-pip $(AGENTS_ENV)
+	$(UV) pip sync --quiet --require-hashes --compile-bytecode --python $(AGENTS_ENV)/bin/python $<
 	@touch $@
 
 .streamrl/.kafka: streamrl/local_kafka/broker_files/jars.txt | $(ENV)/.installed

@@ -1,0 +1,37 @@
+"""An agent that uses the anthropic SDK. Two lines are there for the gateway: base_url and api_key."""
+
+from anthropic import Anthropic
+
+TOOL = {
+    "name": "calculator",
+    "description": "What an expression of whole numbers comes to",
+    "input_schema": {"type": "object", "properties": {"expression": {"type": "string"}}},
+}
+
+
+def solve(gateway, key, question, calculator):
+    """Answer a question. Returns what the policy said, turn by turn."""
+    client = Anthropic(
+        base_url=gateway,
+        api_key=key,
+        max_retries=8,
+    )
+    messages = [{"role": "user", "content": question}]
+    said = []
+    while len(said) < 3:
+        reply = client.messages.create(
+            model="policy", max_tokens=6, messages=messages, tools=[TOOL]
+        )
+        messages.append({"role": "assistant", "content": reply.content})
+        uses = [block for block in reply.content if block.type == "tool_use"]
+        if not uses:
+            return [*said, "".join(block.text for block in reply.content)]
+        expression = uses[0].input["expression"]
+        said.append(f"[{expression}]")
+        result = {
+            "type": "tool_result",
+            "tool_use_id": uses[0].id,
+            "content": calculator(expression),
+        }
+        messages.append({"role": "user", "content": [result]})
+    return said

@@ -1,0 +1,37 @@
+"""An agent that uses the openai SDK. Two lines are there for the gateway: base_url and api_key."""
+
+import json
+
+from openai import OpenAI
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "What an expression of whole numbers comes to",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    },
+}
+
+
+def solve(gateway, key, question, calculator):
+    """Answer a question. Returns what the policy said, turn by turn."""
+    client = OpenAI(
+        base_url=f"{gateway}/v1",
+        api_key=key,
+        max_retries=8,
+    )
+    messages = [{"role": "user", "content": question}]
+    said = []
+    while len(said) < 3:
+        reply = client.chat.completions.create(model="policy", messages=messages, tools=[TOOL])
+        message = reply.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            return [*said, message.content or ""]
+        call = message.tool_calls[0]
+        expression = json.loads(call.function.arguments)["expression"]
+        said.append(f"[{expression}]")
+        result = {"role": "tool", "tool_call_id": call.id, "content": calculator(expression)}
+        messages.append(result)
+    return said
