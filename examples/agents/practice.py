@@ -47,7 +47,11 @@ def practise(agent, gateway, task, group):
     )
     key = opened["api_key"]
 
-    said = agent.solve(gateway, key, f"{expression}=", calculator)
+    try:
+        said = agent.solve(gateway, key, f"{expression}=", calculator)
+    except Exception as error:  # the run has failed, which is not a reward of 0
+        post(gateway, "/rl/end_session", key, {"failure": repr(error)[:200]})
+        return
 
     answered = said[-1] if len(said) > 1 else ""
     rewards = {
@@ -79,7 +83,7 @@ def post(gateway, path, key, body):
             with urllib.request.urlopen(request, timeout=60) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
-            if error.code == 429:
+            if error.code in (429, 503):
                 deadline = time.monotonic() + PATIENCE_S
             elif error.code < 500 or time.monotonic() > deadline:
                 raise SystemExit(f"{path}: {error.code} {error.read().decode()}") from None

@@ -74,7 +74,8 @@ class SessionAssembler:
         session.last_s = self.time_s
 
     def on_end(self, event: Event, end: SessionEnd) -> None:
-        session = self._open_session(event, end.session)
+        """A session ends. The end of one that is over says nothing new: it may be our own record."""
+        session = self._sessions_of(event).open.get(end.session)
         if session is None or session.end is not None:
             return
         session.end = event
@@ -127,6 +128,9 @@ class SessionAssembler:
             return
         if not self._waited(session.last_s, rules.idle_s):
             return
+        # The gateway must know, or it would answer calls that belong to no rollout.
+        end = SessionEnd(session=name, truncation="time", time_s=self.time_s)
+        self.outputs.append(Output(topology.turns(env), name, end))
         if has_rewards(rules, session):
             self._publish(env, name, session)
         else:

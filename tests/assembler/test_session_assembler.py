@@ -11,7 +11,7 @@ from streamrl.assembler.state import AssemblerState
 from streamrl.config.run_file import RunFile, parse
 from streamrl.errors import ConfigError
 from streamrl.log.protocol import Event, Output
-from streamrl.records import Record, Reward, Rollout
+from streamrl.records import Record, Reward, Rollout, SessionEnd
 from tests.support.sessions import ENV, call, end, reward, start
 
 
@@ -89,7 +89,12 @@ def test_a_session_that_nobody_ends_has_an_end():
     fold.at(0, start("s"), start("judged"), call("a", [1], [2], session="judged"))
     fold.at(1, reward("judged"))
     assert not fold.at(99)
-    failed, made = rollouts(fold.at(101.5))
+    outputs = fold.at(101.5)
+    failed, made = rollouts(outputs)
+    # the gateway hears of it, and the assembler hears its own record
+    ends = [each.record for each in outputs if each.topic == f"turns.{ENV}"]
+    assert [record.session for record in ends if isinstance(record, SessionEnd)] == ["s", "judged"]
+    assert not fold.at(102, *(record for record in ends if isinstance(record, SessionEnd)))
     assert failed.rollout_uid == "s"
     assert "nothing happened for 100 s" in failed.failure
     assert made.truncated
