@@ -339,6 +339,8 @@ class Reward(Record, frozen=True, kw_only=True):
     scorer_version: str = ""
     failure: str = ""  # why there is no value: the rollout fails
     time_s: float = 0.0
+    # given to a rollout that was published before (`streamrl rescore`): no session waits for it
+    rescored: bool = False
 
     def __post_init__(self) -> None:
         if not (self.rollout and self.name):

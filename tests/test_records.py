@@ -72,7 +72,14 @@ def examples() -> dict[str, Record]:
         ),
         "session-end": sessions.end("s", failure="no disk", truncation="turns", time_s=1.5),
         "reward": sessions.reward(
-            "s", 0.5, call="a", scorer="judge", scorer_version="2", failure="late", time_s=1.5
+            "s",
+            0.5,
+            call="a",
+            scorer="judge",
+            scorer_version="2",
+            failure="late",
+            time_s=1.5,
+            rescored=True,
         ),
         "scored-group": group(sizes=(1, 2)),
         "batch": batch,

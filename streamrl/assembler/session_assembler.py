@@ -83,6 +83,8 @@ class SessionAssembler:
         self._maybe_publish(event, end.session, session)
 
     def on_reward(self, event: Event, reward: Reward) -> None:
+        if reward.rescored:
+            return
         sessions = self._sessions_of(event)
         session = sessions.open.get(reward.rollout)
         if session is None:

@@ -69,6 +69,43 @@ def replay(run: str, part: str | None, step: int | None, weights: bool, first: i
 @click.command()
 @run_argument
 @click.option(
+    "--reward",
+    required=True,
+    metavar="NAME[=KIND]",
+    help=(
+        "The reward's name and its function: FILE.py:NAME, MODULE:NAME or a shipped one. NAME alone"
+        " is a reward of the run file."
+    ),
+)
+@click.option("--env", default="", metavar="NAME", help="Which env; default: the only one.")
+@click.option(
+    "--version",
+    default="",
+    metavar="TEXT",
+    help="The scorer's version; default: a hash of the function's file.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, as envs.NAME.env_timeout_s=60; may be repeated.",
+)
+def rescore(run: str, reward: str, env: str, version: str, overrides: tuple[str, ...]) -> None:
+    """Give the recorded rollouts of an env a new reward, as records on rewards.ENV.
+
+    What the run trained on stays as it is. A rollout that has a reward of this scorer and version
+    is passed over, so an interrupted command goes on.
+    """
+    from streamrl.recordings.show_rescore import show_rescore
+
+    with connect(load_run(run, overrides)) as (settings, kafka):
+        show_rescore(settings, kafka, reward, env, version, console())
+
+
+@click.command()
+@run_argument
+@click.option(
     "--at",
     "version",
     type=click.IntRange(0),
@@ -204,6 +241,7 @@ def retry_letters(run: str, which: str | None, cause: str, everything: bool) -> 
 COMMANDS = (
     audit,
     replay,
+    rescore,
     fork,
     export,
     import_,

@@ -18,7 +18,7 @@ import xxhash
 from streamrl.config.run_file import RunFile
 from streamrl.envs.api import BaseEnv, Problem
 from streamrl.envs.catalog import make_env
-from streamrl.envs.engine.transcript import ProblemError, make_problem
+from streamrl.envs.engine.problems import ProblemError, make_problem
 from streamrl.errors import ConfigError
 from streamrl.records import Turn
 from streamrl.sessions.messages import joined_text

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from streamrl.config import topology
 from streamrl.envs.api import Problem
 from streamrl.envs.difficulty_filter import ProblemStats
+from streamrl.envs.engine.problems import ProblemError, make_problem
 from streamrl.envs.engine.runner import RolloutRunner
-from streamrl.envs.engine.transcript import ProblemError, Task, failed_rollouts, make_problem
+from streamrl.envs.engine.transcript import Task, failed_rollouts
 from streamrl.envs.flow_control import OutstandingLimit
 from streamrl.envs.held_out import problem_fingerprint
 from streamrl.envs.problem_cursor import ProblemCursor

@@ -304,6 +304,17 @@ def create(run: RunFile, settings: Mapping[str, Any], partitions: Mapping[str, i
         raise
 
 
+def add(run: RunFile, settings: Mapping[str, Any], name: str) -> None:
+    """Create one topic that a run's file does not plan, unless it is there. `name` is its name
+    without the run.
+    """
+    cluster = _Cluster(settings)
+    wanted = f"{run.run}.{name}"
+    if wanted not in cluster.partitions():
+        planned = recorded(run, {name: run.topics.partitions})
+        cluster.create([topic for topic in planned if topic.name == wanted])
+
+
 def delete(run: RunFile, settings: Mapping[str, Any]) -> list[str]:
     """Delete all topics of the run and their records. Returns the names of the topics."""
     cluster = _Cluster(settings)

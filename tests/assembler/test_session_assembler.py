@@ -174,3 +174,12 @@ def test_sessions_of_an_env_that_is_taken_out_are_failed():
 def test_a_run_without_sessions_has_no_assembler():
     with pytest.raises(ConfigError, match="no env of the run has sessions"):
         part(parse({"run": "r", "envs": {"copy-digits": {}}}))
+
+
+def test_a_reward_that_a_rollout_gets_later_is_none_that_a_session_waits_for():
+    fold = Fold(rewards=["answer"])
+    later = reward("s", name="answer", rescored=True)
+    assert not fold.at(1, later, start("s"), call("a", [1], [2]), end("s"), later)
+    (made,) = rollouts(fold.at(2, reward("s", name="answer")))
+    assert made.reward == 1.0
+    assert not causes(fold.at(1_000, later))

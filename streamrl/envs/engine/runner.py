@@ -7,13 +7,13 @@ the rollout forks (`inference/prefix.py`).
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl.config import run_file
 from streamrl.envs.api import AgentLoopEnv, BaseEnv, RewardFunction, RewardResult, SingleTurnEnv
+from streamrl.envs.engine import time_limits
 from streamrl.envs.engine.rewards import (
     WeightedRewards,
     apply_weights,
@@ -22,19 +22,10 @@ from streamrl.envs.engine.rewards import (
     totals,
 )
 from streamrl.envs.engine.session import FirstRequest, RolloutSession, Sampler
-from streamrl.envs.engine.time_limits import acquired, in_thread, is_coroutine, with_time_limit
 from streamrl.envs.engine.transcript import Task, Transcript, failed_rollout, to_rollout
 from streamrl.errors import describe_error
 from streamrl.inference.client import SamplingFailed
 from streamrl.records import Rollout
-
-# How many reward functions run at once in threads. More would only wait for Python's lock. A thread
-# that is late is left behind and makes room for another.
-REWARD_THREADS = 16
-
-
-def reward_threads() -> asyncio.Semaphore:
-    return asyncio.Semaphore(REWARD_THREADS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class RolloutRunner:
     # The reward functions of the run file, by name; the env's own rewards come before them.
     rewards: Mapping[str, RewardFunction] = field(default_factory=dict[str, RewardFunction])
     # Shared by all reward functions that are no coroutines.
-    threads: asyncio.Semaphore = field(default_factory=reward_threads)
+    threads: asyncio.Semaphore = field(default_factory=time_limits.reward_threads)
 
     async def run_group(self, task: Task, n: int) -> list[Rollout]:
         """`n` rollouts of one problem. Raises SamplingFailed if the policy said nothing in any of
@@ -160,21 +151,14 @@ class RolloutRunner:
         return apply_weights(rewards, self.settings.reward_weights, transcript.turn_lengths)
 
     async def call(self, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
-        """The result of an env's function. It is awaited, or called in a thread if it is no
-        coroutine function, so that the env goes on meanwhile.
-
-        Only as many threads as `threads` allows work at once, and the time limit begins when a
-        thread does. Raises TimeLimitExceeded, which names `what`.
-        """
-        if is_coroutine(function):
-            return await with_time_limit(function(*arguments), self.settings.env_timeout_s, what)
-
-        async def in_a_thread() -> Any:
-            async with acquired(self.threads):
-                result = await in_thread(function, *arguments)
-            return await result if inspect.isawaitable(result) else result
-
-        return await with_time_limit(in_a_thread(), self.settings.env_timeout_s, what)
+        """The result of an env's function, within the env's time limit (`time_limits.call`)."""
+        return await time_limits.call(
+            function,
+            *arguments,
+            limit_s=self.settings.env_timeout_s,
+            threads=self.threads,
+            what=what,
+        )
 
 
 def _oldest(versions: Sequence[int]) -> int:

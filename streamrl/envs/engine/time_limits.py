@@ -18,6 +18,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# How many reward functions run at once in threads. More would only wait for Python's lock. A thread
+# that is late is left behind and makes room for another.
+REWARD_THREADS = 16
+
 
 class TimeLimitExceeded(Exception):
     """A call took longer than its limit."""
@@ -79,6 +83,34 @@ def _limit_suspended() -> Iterator[None]:
     limit.reschedule(None)
     yield
     limit.reschedule(asyncio.get_running_loop().time() + limit_s)
+
+
+def reward_threads() -> asyncio.Semaphore:
+    return asyncio.Semaphore(REWARD_THREADS)
+
+
+async def call(
+    function: Callable[..., Any],
+    *arguments: Any,
+    limit_s: float,
+    threads: asyncio.Semaphore,
+    what: str,
+) -> Any:
+    """The result of somebody else's function. It is awaited, or called in a thread if it is no
+    coroutine function, so that everything else goes on meanwhile.
+
+    Only as many threads as `threads` allows work at once, and the time limit begins when a thread
+    does. Raises TimeLimitExceeded, which names `what`.
+    """
+    if is_coroutine(function):
+        return await with_time_limit(function(*arguments), limit_s, what)
+
+    async def in_a_thread() -> Any:
+        async with acquired(threads):
+            result = await in_thread(function, *arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    return await with_time_limit(in_a_thread(), limit_s, what)
 
 
 def is_coroutine(function: Callable[..., Any]) -> bool:

@@ -7,24 +7,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streamrl.envs.api import (
-    AgentLoopEnv,
-    BaseEnv,
     Completion,
     Message,
-    MultiTurnEnv,
     PolicyTurn,
     Problem,
 )
 from streamrl.envs.engine.rewards import WeightedRewards, with_rewards
-from streamrl.errors import describe_error
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, Turn
 from streamrl.sessions.messages import joined_text
-
-
-class ProblemError(Exception):
-    """The env failed to pose a problem; the message says how."""
 
 
 class Task(NamedTuple):
@@ -40,20 +32,6 @@ class Task(NamedTuple):
     @property
     def group_id(self) -> str:
         return f"{self.environment}-{self.number}"
-
-
-def make_problem(env: BaseEnv, number: int) -> Problem:
-    """Have the env pose problem `number`. Raises ProblemError, whatever the env raises."""
-    try:
-        problem = env.problem(number)
-        if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"not a Problem but {type(problem).__name__}")
-        # the next prompt would have to be rendered from messages that say the same
-        if len(problem.tokens) and isinstance(env, MultiTurnEnv | AgentLoopEnv):
-            raise ValueError("a prompt of token ids is for one turn, and this env has several")
-    except Exception as error:  # an env is somebody else's code
-        raise ProblemError(f"problem {number}: {describe_error(error)}") from error
-    return problem
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from streamrl.config.run_file import Env
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
 from streamrl.envs.engine.runner import RolloutRunner
-from streamrl.envs.engine.transcript import ProblemError, Task, failed_rollouts, make_problem
+from streamrl.envs.engine.transcript import Task, failed_rollouts
 from streamrl.inference.client import Sampled
 from streamrl.log.codec import decode, encode
 from streamrl.records import Rollout, VersionSpan
@@ -136,21 +136,6 @@ def test_rewards_travel_as_floats_whatever_a_comparison_gave():
 def test_metadata_that_no_reader_could_read_is_that_rollouts_failure(metadata: dict[str, object]):
     made = made_of(TASK._replace(problem=Problem([], "47", metadata)), Rewarding(0.5), sampled())
     assert made.failure and decode("rollout/1", encode(made)) == made
-
-
-class Posing(Rewarding):
-    def problem(self, index: int) -> Problem:
-        if isinstance(self.value, Exception):
-            raise self.value
-        return self.value  # type: ignore[return-value]
-
-
-def test_a_problem_that_cannot_be_posed_is_named():
-    with pytest.raises(ProblemError, match="problem 12: KeyError: 'x'"):
-        make_problem(Posing(KeyError("x")), 12)
-    with pytest.raises(ProblemError, match="problem 12: TypeError: not a Problem but dict"):
-        make_problem(Posing({"question": "47="}), 12)
-    assert make_problem(Posing(TASK.problem), 12) is TASK.problem
 
 
 def test_a_generation_that_failed_is_a_whole_group_of_failures():

@@ -14,8 +14,9 @@ import pytest
 from streamrl.config import run_file
 from streamrl.envs.api import Completion, MultiTurnEnv, Problem
 from streamrl.envs.catalog import make_env
+from streamrl.envs.engine.problems import ProblemError, make_problem
 from streamrl.envs.engine.runner import RolloutRunner
-from streamrl.envs.engine.transcript import ProblemError, Task, make_problem
+from streamrl.envs.engine.transcript import Task
 from streamrl.errors import ConfigError
 from streamrl.inference.client import Sampled
 from streamrl.records import VersionSpan

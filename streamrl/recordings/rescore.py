@@ -1,0 +1,349 @@
+"""`streamrl rescore`: gives the recorded rollouts of an env a new reward, as records on
+`rewards.<env>`. What the run has trained on does not change; a fork can train on them again with
+the new rewards (`streamrl fork --rewards`).
+
+A rollout is judged as in a live run: the env poses its problem again, and the function gets what
+the policy said. Nothing is invented: a function that raises, takes too long or gives no finite
+number is tried again, and after ATTEMPTS the record says why there is no reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamrl.config import run_file, topology
+from streamrl.config.run_file import RunFile
+from streamrl.envs.api import (
+    AgentLoopEnv,
+    BaseEnv,
+    Completion,
+    PolicyTurn,
+    Problem,
+    RewardFunction,
+    RewardResult,
+)
+from streamrl.envs.catalog import make_env, make_reward
+from streamrl.envs.engine.problems import make_problem
+from streamrl.envs.engine.rewards import apply_weights, normalize
+from streamrl.envs.engine.time_limits import call, reward_threads
+from streamrl.errors import ConfigError, StreamrlError, describe_error
+from streamrl.log.codec import to_message
+from streamrl.log.protocol import Log, Output
+from streamrl.log.records_of import records_of
+from streamrl.recordings.progress import OnProgress, no_progress
+from streamrl.records import Reward, Rollout
+from streamrl.sessions.messages import joined_text
+
+ATTEMPTS = 3
+PORTION = 256  # rollouts that are judged at once, and whose rewards are written together
+IDENTITY = "rescore"  # of the writer: a second one ends the first
+
+
+class RescoreResult(NamedTuple):
+    """What was done, and the mean rewards of all rollouts that have one of this scorer now."""
+
+    rescored: int
+    failed: int
+    known: int  # rollouts that had a reward of this scorer and version before
+    passed_over: int  # rollouts that have failed, or whose tokens cannot be those sampled
+    before: float  # mean of the rewards in the rollouts
+    after: float  # mean of the new ones, weighted
+
+
+class OtherLevel(StreamrlError):
+    """The function gives rewards of single turns or tokens."""
+
+
+# ---- one rollout ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A reward function under a name and a version, and the env that posed the problems."""
+
+    name: str
+    version: str
+    function: RewardFunction
+    # None: nobody can pose the problems again, for instance those of an agent.
+    env: BaseEnv | None
+    limit_s: float  # of one call of the function
+    threads: asyncio.Semaphore = field(default_factory=reward_threads)
+
+    async def rewards(self, rollout: Rollout, time_s: float) -> list[Reward]:
+        """The records for a rollout: its rewards by name, or one that says why there are none."""
+        cause = ""
+        for _ in range(ATTEMPTS):
+            try:
+                values = await self._judge(rollout)
+            except OtherLevel:
+                raise
+            except Exception as error:  # it is somebody else's code
+                cause = describe_error(error)
+                continue
+            return [
+                self._record(rollout, time_s, name=name, value=value)
+                for name, value in values.items()
+            ]
+        return [self._record(rollout, time_s, name=self.name, failure=cause)]
+
+    async def _judge(self, rollout: Rollout) -> dict[str, float]:
+        problem = problem_of(rollout, self.env)
+        completion = completion_of(rollout, problem)
+        result = await call(
+            self.function,
+            problem,
+            completion,
+            dict(rollout.rewards),
+            limit_s=self.limit_s,
+            threads=self.threads,
+            what=f"reward {self.name!r}",
+        )
+        return checked(result, self.name)
+
+    def _record(self, rollout: Rollout, time_s: float, **fields: Any) -> Reward:
+        return Reward(
+            rollout=rollout.rollout_uid,
+            scorer=self.name,
+            scorer_version=self.version,
+            time_s=time_s,
+            rescored=True,
+            **fields,
+        )
+
+
+def problem_of(rollout: Rollout, env: BaseEnv | None) -> Problem:
+    """The problem of a rollout. The env poses it again where it can; otherwise it has the first
+    message and the metadata of the rollout, and no answer.
+
+    Raises ValueError if the env poses another problem than the rollout's: its settings have changed.
+    """
+    first = rollout.turns[0]
+    if env is None or not rollout.problem_id.isdecimal():
+        messages = [{"role": first.role, "content": first.message}]
+        return Problem(messages, metadata=rollout.metadata)
+    problem = make_problem(env, int(rollout.problem_id))
+    if not isinstance(env, AgentLoopEnv) and joined_text(problem.messages) != first.message:
+        raise ValueError(
+            f"the env now poses another problem {rollout.problem_id} than the rollout was given"
+        )
+    return problem
+
+
+def completion_of(rollout: Rollout, problem: Problem) -> Completion:
+    """What the policy said, as rewards are given for it."""
+    said = [turn for turn in rollout.turns if turn.logprobs is not None]
+    messages = [
+        *problem.messages,
+        *({"role": turn.role, "content": turn.message} for turn in rollout.turns[1:]),
+    ]
+    return Completion(
+        text=said[-1].message,
+        finished=not rollout.truncated,
+        turns=[PolicyTurn(turn.message, turn.tokens) for turn in said if turn.tokens is not None],
+        messages=messages,
+        truncation=str(rollout.metadata.get("truncation", "")),
+    )
+
+
+def checked(result: float | RewardResult, name: str) -> dict[str, float]:
+    """What a reward function gave, by name. Raises TypeError or ValueError for what is no reward,
+    and OtherLevel for rewards of turns or tokens, which a record has no place for.
+    """
+    rewards = normalize(result, name)
+    if rewards.turns or rewards.tokens:
+        raise OtherLevel(
+            f"reward {name!r} gives rewards of turns or tokens; a record has one value for the"
+            " whole rollout: return that"
+        )
+    if not rewards.rollout:
+        raise ValueError("it gave no reward")
+    values = dict[str, float]()
+    for key, value in rewards.rollout.items():
+        if isinstance(value, str | bytes):
+            raise TypeError(f"reward {key!r} is {value!r}, which is no number")
+        # the record refuses a number that is not finite
+        values[key] = Reward(rollout="any", name=key, value=float(value)).value
+    return values
+
+
+# ---- all rollouts of an env ----------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """Counts what is done."""
+
+    weights: Mapping[str, float]
+    rescored: int = 0
+    failed: int = 0
+    known: int = 0
+    passed_over: int = 0
+    before: float = 0.0  # sum
+    after: float = 0.0  # sum
+    valued: int = 0
+
+    def add(self, rollout: Rollout, rewards: Iterable[Reward]) -> None:
+        """A rollout has these rewards of the scorer."""
+        values = {reward.name: reward.value for reward in rewards if not reward.failure}
+        if values:
+            self.valued += 1
+            self.before += rollout.reward
+            self.after += apply_weights(normalize(values), self.weights, []).reward
+
+    def result(self) -> RescoreResult:
+        count = max(self.valued, 1)
+        return RescoreResult(
+            rescored=self.rescored,
+            failed=self.failed,
+            known=self.known,
+            passed_over=self.passed_over,
+            before=self.before / count,
+            after=self.after / count,
+        )
+
+
+async def rescore(
+    log: Log,
+    env: str,
+    scorer: Scorer,
+    weights: Mapping[str, float],
+    clock: Callable[[], float] = time.time,
+    progress: OnProgress = no_progress,
+) -> RescoreResult:
+    """Give the recorded rollouts of `env` the rewards of a scorer.
+
+    What has one of this scorer and version is passed over, so that a second call goes on where the
+    first was interrupted. `weights` are those of the run file, for the means.
+    """
+    known = rewards_of_scorer(log, env, scorer.name, scorer.version)
+    total = sum(1 for _ in rollouts_of(log, env))
+    tally = Tally(weights)
+    writer = log.writer(IDENTITY)
+    done = 0
+    try:
+        rollouts = rollouts_of(log, env)
+        while portion := list(islice(rollouts, PORTION)):
+            new = list[Rollout]()
+            for rollout in portion:
+                if rollout.failure or rollout.misaligned:
+                    tally.passed_over += 1
+                elif rollout.rollout_uid in known:
+                    tally.known += 1
+                    tally.add(rollout, known[rollout.rollout_uid])
+                else:
+                    new.append(rollout)
+            time_s = clock()
+            judged = await asyncio.gather(*[scorer.rewards(rollout, time_s) for rollout in new])
+            for rollout, rewards in zip(new, judged, strict=True):
+                tally.failed += any(reward.failure for reward in rewards)
+                tally.rescored += not any(reward.failure for reward in rewards)
+                tally.add(rollout, rewards)
+            topic = topology.rewards(env)
+            outputs = [Output(topic, each.rollout, each) for rewards in judged for each in rewards]
+            if outputs:
+                writer.commit([to_message(output) for output in outputs])
+            done += len(portion)
+            progress(done, total)
+    finally:
+        writer.close()
+    return tally.result()
+
+
+def rollouts_of(log: Log, env: str) -> Iterator[Rollout]:
+    """The recorded rollouts of an env, each uid once."""
+    seen: dict[str, None] = {}
+    for rollout, _ in records_of(log, topology.rollouts(env), Rollout):
+        if rollout.rollout_uid not in seen:
+            seen[rollout.rollout_uid] = None
+            yield rollout
+
+
+def rewards_of_scorer(log: Log, env: str, name: str, version: str) -> dict[str, list[Reward]]:
+    """The rewards that a version of a scorer gave, by the uid of the rollout. Of several with the
+    same name the last counts.
+    """
+    found: dict[str, dict[str, Reward]] = {}
+    for reward, _ in records_of(log, topology.rewards(env), Reward):
+        if (reward.scorer, reward.scorer_version) == (name, version):
+            found.setdefault(reward.rollout, {})[reward.name] = reward
+    return {uid: list(rewards.values()) for uid, rewards in found.items()}
+
+
+# ---- the scorer that a command line names --------------------------------------------------------
+
+
+def scorer_of(run: RunFile, env: str, reward: str, version: str) -> Scorer:
+    """The scorer for `NAME=KIND`, or for `NAME`, a reward function that the run file gives the env.
+
+    An empty `version` stands for a hash of its source. Raises ConfigError.
+    """
+    name, _, kind = reward.partition("=")
+    settings = run.envs[env]
+    params: Mapping[str, Any] = {}
+    where = "--reward"
+    if not kind:
+        if name not in settings.rewards:
+            raise ConfigError(
+                f"--reward {reward}: envs.{env}.rewards has no {name!r}; give"
+                " NAME=FILE.py:FUNCTION, NAME=MODULE:FUNCTION or a shipped one"
+            )
+        kind = settings.rewards[name].kind
+        params = settings.rewards[name].params
+        where = f"envs.{env}.rewards.{name}"
+    if not name or any(sign in name for sign in "@,"):
+        raise ConfigError(f"--reward {reward}: a name has at least a letter, and no '@' or ','")
+    function = make_reward(kind, params, where)
+    return Scorer(
+        name=name,
+        version=version or source_version(function, params),
+        function=function,
+        env=env_that_posed(settings, env),
+        limit_s=settings.env_timeout_s,
+    )
+
+
+def env_that_posed(settings: run_file.Env, name: str) -> BaseEnv | None:
+    """The env, to pose its problems again. None if somebody outside poses them."""
+    if settings.sessions:
+        return None
+    try:
+        where = f"envs.{name}"
+        return make_env(
+            settings.kind or name, settings.seed, settings.params, where, settings.tool_syntax
+        )
+    except ConfigError:
+        if settings.replicas:
+            raise
+        return None  # an env that the run does not start may be of any kind
+
+
+def source_version(function: RewardFunction, params: Mapping[str, Any]) -> str:
+    """The first digits of a hash of the file that defines a reward function, and of its params.
+    Raises ConfigError if there is no such file.
+    """
+    owner = function if inspect.isroutine(function) else type(function)
+    module = sys.modules.get(getattr(owner, "__module__", ""))
+    path = getattr(module, "__file__", None)
+    if path is None:
+        raise ConfigError("--version: the reward function has no source file; say which version")
+    digest = hashlib.sha256(Path(path).read_bytes())
+    digest.update(repr(sorted(params.items())).encode())
+    return digest.hexdigest()[:12]
+
+
+def env_of(run: RunFile, name: str) -> str:
+    """The env that `--env` names; without a name the only one. Raises ConfigError."""
+    if name in run.envs:
+        return name
+    if not name and len(run.envs) == 1:
+        return next(iter(run.envs))
+    raise ConfigError(f"--env {name or '?'}: the run has {', '.join(run.envs)}")

@@ -1,0 +1,66 @@
+"""Runs `streamrl rescore` on a run's Kafka, and prints what it did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from streamrl.config import topology
+from streamrl.config.run_file import RunFile
+from streamrl.envs.sandbox.limits import hide_memory
+from streamrl.log import topics
+from streamrl.log.kafka import KafkaLog
+from streamrl.recordings.progress import OnProgress, progress_bar
+from streamrl.recordings.rescore import RescoreResult, Scorer, env_of, rescore, scorer_of
+
+
+def show_rescore(
+    run: RunFile,
+    kafka: Mapping[str, Any],
+    reward: str,
+    env: str,
+    version: str,
+    console: Console,
+) -> None:
+    """Rescore the rollouts of a run. `kafka`: librdkafka settings. Raises ConfigError."""
+    hide_memory()  # the process holds the run's credentials, and runs somebody else's code
+    name = env_of(run, env)
+    scorer = scorer_of(run, name, reward, version)
+    topics.add(run, kafka, topology.rewards(name))
+    log = KafkaLog(kafka, run.run)
+    weights = run.envs[name].reward_weights
+    with progress_bar(f"rescore {name}", Console(stderr=True)) as progress:
+        result = asyncio.run(rescore_and_close(log, name, scorer, weights, progress))
+    print_result(result, scorer, run, console)
+
+
+async def rescore_and_close(
+    log: KafkaLog, env: str, scorer: Scorer, weights: Mapping[str, float], progress: OnProgress
+) -> RescoreResult:
+    """Rescore, and end the processes and connections of the env and of the reward function."""
+    try:
+        return await rescore(log, env, scorer, weights, progress=progress)
+    finally:
+        for closed in (scorer.env, scorer.function):
+            close = getattr(closed, "close", None)  # a reward function need not have one
+            if close:
+                await close()
+
+
+def print_result(result: RescoreResult, scorer: Scorer, run: RunFile, console: Console) -> None:
+    """One line with the counts and the means, and one that says what to do next."""
+    known = f", {result.known:,} had it before" if result.known else ""
+    console.print(
+        f"{result.rescored:,} rollouts rescored by {scorer.name}@{scorer.version},"
+        f" {result.failed:,} failed{known}; mean reward {result.before:.4f} before,"
+        f" {result.after:.4f} after",
+        highlight=False,
+    )
+    console.print(
+        f"train on them: streamrl fork {run.run} --at 0 --as NEW --rewards"
+        f" {scorer.name}@{scorer.version}",
+        highlight=False,
+    )
