@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamrl.config import topology
-from streamrl.config.run_file import RunFile
+from streamrl.config.run_file import RunFile, Target
 from streamrl.errors import escaped
 from streamrl.monitoring.run_view import (
     SILENT_S,
@@ -263,8 +263,10 @@ def headline(frame: Frame) -> RenderableType:
         )
     )
     target = run.orchestrator.target
-    if target is None:
-        return facts
+    return facts if target is None else Group(facts, _target_bar(frame, target))
+
+
+def _target_bar(frame: Frame, target: Target) -> Table:
     reward = _reward(frame, target.env)
     goal = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(
@@ -280,7 +282,7 @@ def headline(frame: Frame) -> RenderableType:
         bar,
         Text(_number(reward, ".3f"), style="bold cyan"),
     )
-    return Group(facts, goal)
+    return goal
 
 
 def envs_table(frame: Frame, spark_width: int) -> Table:
@@ -345,7 +347,8 @@ def parts_table(frame: Frame) -> Table:
                 quoted(part.note, "bright_black"),
             ]
         )
-    if others := len(frame.parts) - len(parts):
+    others = len(frame.parts) - len(parts)
+    if others:
         rows.append([Text(f"{others} others", style="cyan"), _state("running"), "", "", ""])
     return _table(("part", "state", ">for", ">restarts", "last said"), rows)
 

@@ -60,17 +60,8 @@ def plot_rewards(
     _style_axes(by_time, "seconds since the first server was ready")
     target = run.orchestrator.target
     if target is not None:
-        for axes in (by_step, by_time):
-            axes.axhline(target.reward, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        by_step.annotate(
-            f"target {target.reward:g}",
-            (0.01, target.reward),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            fontsize=8,
-            color=INK,
-        )
+        _mark_target(by_step, target.reward, f"target {target.reward:g}")
+        _mark_target(by_time, target.reward)
     by_step.set_ylabel(f"reward (line: mean of {SMOOTH_BATCHES} batches)", color=INK)
     figure.legend(
         *by_step.get_legend_handles_labels(),
@@ -95,6 +86,20 @@ def _style_axes(axes: Axes, label: str) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(FAINT)
+
+
+def _mark_target(axes: Axes, reward: float, text: str = "") -> None:
+    axes.axhline(reward, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    if text:
+        axes.annotate(
+            text,
+            (0.01, reward),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
 
 
 def _mark_versions(axes: Axes, at: Mapping[int, float]) -> None:

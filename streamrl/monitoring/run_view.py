@@ -1,4 +1,4 @@
-"""The state of a run, folded from its topics, and the questions that are asked of it. Pure.
+"""Folds the topics of a run into its state, and answers questions about that state. Pure.
 
 Every part may write `metrics`, so no decision is based on them. A run with a target also folds
 `batches` and takes its rewards from there.
@@ -56,15 +56,15 @@ Any part may measure a metric whose first piece is not listed.
 """
 # A metric whose step is further than this above the newest version is not believed.
 STEPS_AHEAD = 1_000
-REWARDS_KEPT = 2_000  # batches of an env whose reward is kept; a dashboard keeps its own curves
+REWARDS_KEPT = 2_000  # the batches of an env whose rewards are kept; a dashboard keeps more itself
 
 TROUBLES = {"failed": "failed", "invalid": "put aside"}
 """The fates that show that an env does something wrong, each with the word for it."""
-ARRIVALS = "part/read_records/rollouts."  # what the buffer has read of an env in its life
-BUFFER = topology.BUFFER.name  # the names of its shards begin so
-ARRIVALS_S = 5.0  # a rate is over so long
+ARRIVALS = "part/read_records/rollouts."  # the metric of the rollouts that the buffer has read
+BUFFER = topology.BUFFER.name  # The names of its shards begin with it.
+ARRIVALS_S = 5.0  # the time over which a rate of arrivals is taken
 
-SILENT_S = 10.0  # a part that has published nothing for so long is called silent
+SILENT_S = 10.0  # A part that has published nothing for so long is called silent.
 
 
 class Gauge(NamedTuple):
@@ -78,22 +78,23 @@ class Gauge(NamedTuple):
 class RunView:
     """The state of a run. `update_view` changes it in place and returns it."""
 
-    learner: str  # whose versions count
-    since_s: float = 0.0  # this session began; what is older is history
+    learner: str  # the learner whose versions count
+    since_s: float = 0.0  # when this session began; older records are history
     version: int = -1  # the newest announced; version n exists once n batches have been trained on
-    version_s: float = 0.0  # when it was
+    version_s: float = 0.0  # when it was announced
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
     demand: dict[str, Demand] = field(default_factory=dict[str, Demand])
-    # env -> kind -> rollouts
+    # env -> fate -> rollouts
     fates: dict[str, Counter[str]] = field(
         default_factory=lambda: defaultdict[str, Counter[str]](Counter)
     )
-    # (env, fate) -> why the last one was failed or invalid
+    # (env, fate) -> the cause of the last failed or invalid rollout
     causes: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    # env -> the counts of rollouts that the buffer had read, over the last seconds
     arrivals: dict[str, list[Gauge]] = field(
         default_factory=lambda: defaultdict[str, list[Gauge]](list)
-    )  # env -> rollouts the buffer has read, lately
-    # source -> name -> newest
+    )
+    # source -> name -> newest value
     gauges: dict[str, dict[str, Gauge]] = field(
         default_factory=lambda: defaultdict[str, dict[str, Gauge]](dict)
     )
@@ -103,17 +104,18 @@ class RunView:
     )
     # name -> the evaluation of the newest version
     evals: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
-    batch: int = -1  # the newest made
+    batch: int = -1  # the newest batch
     ready_s: float | None = None  # when the first server of this session was ready
-    active_before_s: float = 0.0  # how long earlier sessions had a server
-    # source of metrics -> its last sign of life
+    active_before_s: float = 0.0  # the seconds for which earlier sessions had a server
+    # source -> the time of its newest metrics
     heard_s: dict[str, float] = field(default_factory=dict[str, float])
-    # rewards are taken from the batches themselves, not from the batcher's metrics
+    # whether rewards are taken from the batches themselves, not from the batcher's metrics
     counts_batches: bool = False
-    rewards_kept: int = REWARDS_KEPT  # batches of an env whose reward is kept
+    rewards_kept: int = REWARDS_KEPT  # the batches of an env whose rewards are kept
 
 
 def new_view(run: RunFile, since_s: float = 0.0) -> RunView:
+    """The view of a run before any event. `since_s` is when this session of the run began."""
     return RunView(run.learner.name, since_s)
 
 
@@ -136,7 +138,8 @@ def update_view(seen: RunView, events: Iterable[Event], now_s: float | None = No
     for event in events:
         match event.record:
             case Metric():
-                if (metric := believable(event, seen.version)) is not None:
+                metric = believable(event, seen.version)
+                if metric is not None:
                     _on_metric(seen, metric)
             case Batch() as batch if seen.counts_batches:
                 _on_batch(seen, batch)
@@ -183,11 +186,9 @@ def believable(event: Event, version: int) -> Metric | None:
         for name, value in metric.values.items()
         if math.isfinite(value) and _may_measure(metric.source, name)
     }
-    return (
-        metric
-        if len(values) == len(metric.values)
-        else msgspec.structs.replace(metric, values=values)
-    )
+    if len(values) == len(metric.values):
+        return metric
+    return msgspec.structs.replace(metric, values=values)
 
 
 def _may_measure(source: str, name: str) -> bool:
@@ -203,15 +204,10 @@ def _on_metric(seen: RunView, metric: Metric) -> None:
             known = [source for source in seen.gauges if source.startswith(BUFFER)]
             read = Gauge(total(seen, name, known) or 0.0, metric.time_s)
             _on_arrival(seen.arrivals[name.removeprefix(ARRIVALS)], read)
-        if (
-            not seen.counts_batches
-            and metric.step is not None
-            and name.startswith("batches/")
-            and name.endswith("/reward/mean")
-        ):
-            _reward(
-                seen, name.removeprefix("batches/").removesuffix("/reward/mean"), metric.step, value
-            )
+        is_reward = name.startswith("batches/") and name.endswith("/reward/mean")
+        if is_reward and metric.step is not None and not seen.counts_batches:
+            env = name.removeprefix("batches/").removesuffix("/reward/mean")
+            _record_reward(seen, env, metric.step, value)
             seen.batch = max(seen.batch, metric.step)
     if "orchestrator/active_s" in metric.values and metric.time_s < seen.since_s:
         seen.active_before_s = max(seen.active_before_s, metric.values["orchestrator/active_s"])
@@ -222,7 +218,7 @@ def _on_arrival(arrivals: list[Gauge], now: Gauge) -> None:
 
     This is enough for a rate and for the time of the last arrival.
     """
-    if arrivals and now.value < arrivals[-1].value:  # the buffer has been started again
+    if arrivals and now.value < arrivals[-1].value:  # The buffer has been restarted.
         arrivals.clear()
     while len(arrivals) > 1 and arrivals[1].time_s <= now.time_s - ARRIVALS_S:
         del arrivals[0]
@@ -271,20 +267,22 @@ def troubles(seen: RunView, least: float = 0.0) -> list[str]:
 def _on_batch(seen: RunView, batch: Batch) -> None:
     seen.batch = max(seen.batch, batch.number)
     for env, mean in mean_rewards(batch).items():
-        _reward(seen, env, batch.number, mean)
+        _record_reward(seen, env, batch.number, mean)
 
 
 def mean_rewards(batch: Batch) -> dict[str, float]:
     """The mean reward of each env's rollouts in the batch."""
-    of = batch.group_environments[batch.groups]  # (rollouts,) index into environments
-    rewards = {env: batch.rewards[of == index] for index, env in enumerate(batch.environments)}
-    return {
-        env: float(earned.mean(dtype=np.float64)) for env, earned in rewards.items() if len(earned)
-    }
+    env_indices = batch.group_environments[batch.groups]  # (rollouts,) into batch.environments
+    means: dict[str, float] = {}
+    for index, env in enumerate(batch.environments):
+        rewards = batch.rewards[env_indices == index]
+        if len(rewards):
+            means[env] = float(rewards.mean(dtype=np.float64))
+    return means
 
 
-def _reward(seen: RunView, env: str, step: int, value: float) -> None:
-    """Record a batch's reward.
+def _record_reward(seen: RunView, env: str, step: int, value: float) -> None:
+    """Record the env's mean reward in the batch `step`.
 
     The batches of an env are kept in order, so that the last ones are found without sorting.
     """
@@ -292,7 +290,8 @@ def _reward(seen: RunView, env: str, step: int, value: float) -> None:
     is_late = bool(rewards) and step not in rewards and step < next(reversed(rewards))
     rewards[step] = value
     if is_late:
-        rewards = seen.rewards[env] = dict(sorted(rewards.items()))
+        rewards = dict(sorted(rewards.items()))
+        seen.rewards[env] = rewards
     if len(rewards) > seen.rewards_kept:
         del rewards[next(iter(rewards))]
 
@@ -300,11 +299,8 @@ def _reward(seen: RunView, env: str, step: int, value: float) -> None:
 def _on_server(seen: RunView, server: Server, now_s: float | None) -> None:
     seen.servers[server.server_id] = server
     is_ready = server.state == "ready" and server.version >= 0
-    if (
-        seen.ready_s is None
-        and is_ready
-        and (now_s is not None or server.heartbeat_s >= seen.since_s)
-    ):
+    is_of_session = now_s is not None or server.heartbeat_s >= seen.since_s
+    if seen.ready_s is None and is_ready and is_of_session:
         seen.ready_s = server.heartbeat_s if now_s is None else now_s
 
 
@@ -385,11 +381,9 @@ def run_finished(limits: Orchestrator, seen: RunView, time_s: float) -> Verdict 
         and time_s - seen.ready_s >= limits.max_wall_s
     ):
         over = f"{limits.max_wall_s:.0f} s are over"
-        return (
-            Verdict(0, over)
-            if target is None
-            else Verdict(1, f"{over} without the target: {target_progress(seen, target)}")
-        )
+        if target is None:
+            return Verdict(0, over)
+        return Verdict(1, f"{over} without the target: {target_progress(seen, target)}")
     return None
 
 
@@ -420,48 +414,39 @@ def blocking_reason(
     notes = notes or {}
     so_far = f"waiting {time_s - seen.since_s:.0f} s for"
     if seen.version < 0:
-        return f"{so_far} the first policy version, {_who('learner', notes.get('learner', ''))}"
+        return f"{so_far} the first policy version, {_with_note('learner', notes.get('learner'))}"
     pools = {env.pool: None for env in run.envs.values()}
     ready = {server.pool for server in seen.servers.values() if server.state == "ready"}
     if seen.ready_s is None or not ready.issuperset(pools):
         lacking = [pool for pool in pools if pool not in ready] or list(pools)
-        planned = [
-            topology.inference_part(pool, i)
-            for pool in lacking
-            for i in range(run.inference.sizes[pool])
-        ]
-        names = sorted(
-            {*planned, *(name for name, server in seen.servers.items() if server.pool in lacking)}
-        )
-        about = [
-            _who(
-                name,
-                (
-                    server.error
-                    if (server := seen.servers.get(name)) and server.error
-                    else notes.get(name, "")
-                ),
-            )
-            for name in names
-        ]
-        return (
-            f"{so_far} {'; '.join(about) or 'an inference server: the run starts none of its own'}"
-        )
+        servers = _servers_of(run, seen, lacking, notes)
+        return f"{so_far} {servers or 'an inference server: the run starts none of its own'}"
     if seen.batch < 0:
-        return (
-            f"waiting {time_s - seen.ready_s:.0f} s for the first batch:"
-            f" {_shortage(run, seen, time_s)}"
-        )
+        waited_s = time_s - seen.ready_s
+        return f"waiting {waited_s:.0f} s for the first batch: {_shortage(run, seen, time_s)}"
     blocked_s = latest(seen, "batcher/blocked_s", time_s - SILENT_S) or 0.0
     if blocked_s >= run.batcher.shortage_after_s:
-        return (
-            f"batch {seen.batch + 1} has waited {blocked_s:.0f} s: {_shortage(run, seen, time_s)}"
-        )
+        batch = seen.batch + 1
+        return f"batch {batch} has waited {blocked_s:.0f} s: {_shortage(run, seen, time_s)}"
     return ""
 
 
-def _who(name: str, said: str) -> str:
-    return f"{name}: {said}" if said else name
+def _servers_of(run: RunFile, seen: RunView, pools: list[str], notes: Mapping[str, str]) -> str:
+    """The servers of these pools, planned or seen, each with its error or its last line."""
+    names = {
+        topology.inference_part(pool, i) for pool in pools for i in range(run.inference.sizes[pool])
+    }
+    names.update(name for name, server in seen.servers.items() if server.pool in pools)
+    found: list[str] = []
+    for name in sorted(names):
+        server = seen.servers.get(name)
+        error = server.error if server else ""
+        found.append(_with_note(name, error or notes.get(name)))
+    return "; ".join(found)
+
+
+def _with_note(name: str, note: str | None) -> str:
+    return f"{name}: {note}" if note else name
 
 
 def _shortage(run: RunFile, seen: RunView, time_s: float) -> str:
