@@ -9,21 +9,51 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection
+from typing import NamedTuple
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
-LOSSES = ("ppo", "dapo", "cispo", "gspo", "grpo", "clipped-ratio")
 DIVERGENCES = ("k1", "k2", "k3")
-ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++", "reinforce++-baseline", "maxrl")
-# These give 0 to a rollout without peers.
-RELATIVE_ADVANTAGES = ("rloo", "grpo", "dr-grpo", "reinforce++-baseline", "maxrl")
-# These take their baseline or their scale from the batch.
-NORMALIZED_ADVANTAGES: tuple[str, ...] = ("reinforce++", "reinforce++-baseline")
 BATCH_STAGES = ("none", "normalize")
 ADMISSIONS = ("demand", "capacity")
 CURRICULA = ("none", "stages", "learnability")
 SINKS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
-# These have importance sampling in them (learner/losses.py).
-RATIO_LOSSES = ("ppo", "dapo", "cispo", "gspo", "clipped-ratio")
+
+
+class AdvantageChoice(NamedTuple):
+    """What the run file's checks know of a shipped `buffer.advantage`."""
+
+    relative: bool  # Gives 0 to a rollout without peers.
+    normalized: bool  # Takes its baseline or its scale from the batch.
+
+
+class LossChoice(NamedTuple):
+    """What the run file's checks know of a shipped `learner.loss`."""
+
+    ratio: bool  # Has importance sampling in it.
+    average: str  # What `learner.average` is where it is empty, as the loss's source has it.
+
+
+ADVANTAGES = {
+    "rloo": AdvantageChoice(relative=True, normalized=False),
+    "grpo": AdvantageChoice(relative=True, normalized=False),
+    "dr-grpo": AdvantageChoice(relative=True, normalized=False),
+    "reinforce++": AdvantageChoice(relative=False, normalized=True),
+    "reinforce++-baseline": AdvantageChoice(relative=True, normalized=True),
+    "maxrl": AdvantageChoice(relative=True, normalized=False),
+}
+RELATIVE_ADVANTAGES = tuple(name for name, known in ADVANTAGES.items() if known.relative)
+NORMALIZED_ADVANTAGES = tuple(name for name, known in ADVANTAGES.items() if known.normalized)
+
+LOSSES = {
+    "ppo": LossChoice(ratio=True, average="tokens"),
+    "dapo": LossChoice(ratio=True, average="tokens"),
+    "cispo": LossChoice(ratio=True, average="tokens"),
+    "gspo": LossChoice(ratio=True, average="samples"),
+    "grpo": LossChoice(ratio=False, average="samples"),
+    "clipped-ratio": LossChoice(ratio=True, average="tokens"),
+}
+RATIO_LOSSES = tuple(name for name, known in LOSSES.items() if known.ratio)
+AVERAGE_OF = {name: known.average for name, known in LOSSES.items()}
 
 
 def meant(name: str, known: Collection[str]) -> str:

@@ -125,8 +125,8 @@ def k2(current: jax.Array, reference: jax.Array) -> jax.Array:
 
 
 def k3(current: jax.Array, reference: jax.Array) -> jax.Array:
-    """exp(d) - d - 1 with d = reference - current, cut to LARGEST nats: unbiased, low variance,
-    never negative.
+    """exp(d) - d - 1 with d = reference - current, cut to +-MAX_LOG_RATIO:
+    unbiased, low variance, never negative.
 
     expm1, because exp(d) - 1 cancels where d is small. Schulman 2020; GRPO, arXiv:2402.03300,
     equation 4.
@@ -137,14 +137,12 @@ def k3(current: jax.Array, reference: jax.Array) -> jax.Array:
 
 LOSSES: dict[str, Loss] = {
     "ppo": ppo,
-    "clipped-ratio": clipped_ratio,
-    "grpo": grpo,
     "dapo": dapo,
     "cispo": cispo,
     "gspo": gspo,
+    "grpo": grpo,
+    "clipped-ratio": clipped_ratio,
 }
-# in their sources; the others', and your own, "tokens"
-AVERAGE_OF = {"grpo": "samples", "gspo": "samples"}
 DIVERGENCES: dict[str, Divergence] = {"k1": k1, "k2": k2, "k3": k3}
 
 

@@ -22,9 +22,9 @@ from levanter.tracker import Tracker
 from levanter.trainer import Trainer
 from levanter.trainer_state import TrainerState
 
+from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import Learner
 from streamrl.learner.examples import RlExample, empty_example
-from streamrl.learner.losses import AVERAGE_OF
 from streamrl.learner.mesh import shard_rows, trainer_config
 from streamrl.learner.model import predict
 from streamrl.learner.normalization import AVERAGES, segment_numbers

@@ -14,6 +14,7 @@ from streamrl.buffer.advantages import (
     reinforce_plus_plus,
     rloo,
 )
+from streamrl.config import choices
 from streamrl.errors import ConfigError
 from tests.support.build import floats
 
@@ -84,6 +85,16 @@ def test_results_are_float32_of_any_size(name: str):
     for size in range(4):
         made = ADVANTAGES[name](floats(*range(size)))
         assert made.dtype == np.float32 and made.shape == (size,) and np.isfinite(made).all()
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_the_run_files_checks_know_which_advantages_need_peers(name: str):
+    """`buffer.min_group_size: 1` is refused for these, because a single rollout teaches nothing."""
+    single = ADVANTAGES[name](floats(3))
+    assert choices.ADVANTAGES[name].relative is not has_signal(single), (
+        f"{name} of a single rollout is {single.tolist()}: correct `relative` of its line in"
+        " streamrl/config/choices.py"
+    )
 
 
 def test_own_function_by_import_path():

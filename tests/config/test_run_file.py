@@ -142,10 +142,7 @@ def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer
         ("learner.loss=grp", r"^[^:]*: learner.loss: 'grp' is not known; did you mean 'grpo'\?$"),
         (
             "learner.loss=reinforce",
-            (
-                "'reinforce' is not known; shipped: ppo, dapo, cispo, gspo, grpo, clipped-ratio;"
-                " your own: MODULE:NAME"
-            ),
+            f"'reinforce' is not known; shipped: {', '.join(choices.LOSSES)}; your own: MODULE:NAME",
         ),
         ("learner.kl=k33", r"learner.kl: 'k33' is not known; did you mean 'k3'\?"),
         ("buffer.advantage=rlo", r"buffer.advantage: 'rlo' is not known; did you mean 'rloo'\?"),
@@ -155,7 +152,10 @@ def test_who_asks_the_reference(override: str, uses_reference: bool, uses_scorer
         ),
         (
             "batcher.advantage=x",
-            "batcher.advantage: 'x' is not known; shipped: none, normalize; your own: MODULE:NAME",
+            (
+                "batcher.advantage: 'x' is not known;"
+                f" shipped: {', '.join(choices.BATCH_STAGES)}; your own: MODULE:NAME"
+            ),
         ),
         (
             "learner.average=token",
@@ -304,23 +304,25 @@ def test_ones_own_function_is_not_loaded_with_the_run_file(setting: str):
 
 
 def test_the_names_of_a_run_file_are_those_of_the_functions():
+    """In the same order, which is that of the error that lists them."""
     # as text: no JAX here
     source = (Path(streamrl.__file__).parent / "learner" / "losses.py").read_text()
-    assert {*choices.ADVANTAGES} == {*ADVANTAGES} and {*choices.BATCH_STAGES} == {*NORMALIZERS}
-    assert {*choices.LOSSES} == keys_of(source, "LOSSES") and {*choices.DIVERGENCES} == keys_of(
-        source, "DIVERGENCES"
-    )
+    assert [*choices.ADVANTAGES] == [*ADVANTAGES], "choices.py and buffer/advantages.py differ"
+    assert [*choices.BATCH_STAGES] == [*NORMALIZERS], "choices.py and batcher/advantages.py differ"
+    for name in ("LOSSES", "DIVERGENCES"):
+        named = [*getattr(choices, name)]
+        assert named == keys_of(source, name), f"{name}: choices.py and learner/losses.py differ"
 
 
-def keys_of(source: str, name: str) -> set[str]:
-    """Of the dict that a module's source binds to a name."""
+def keys_of(source: str, name: str) -> list[str]:
+    """Keys of the dict that a module's source binds to a name."""
     (made,) = (
         node.value
         for node in ast.parse(source).body
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name
     )
     assert isinstance(made, ast.Dict)
-    return {ast.literal_eval(key) for key in made.keys if key is not None}
+    return [ast.literal_eval(key) for key in made.keys if key is not None]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from streamrl.config.choices import AVERAGE_OF
 from streamrl.config.run_file import Learner
 from streamrl.learner.examples import RlExample, empty_example
-from streamrl.learner.losses import AVERAGE_OF, LOSSES
+from streamrl.learner.losses import LOSSES
 from streamrl.learner.model import Predictions
 from streamrl.learner.normalization import AVERAGES, segment_numbers
 from streamrl.learner.objective import make_objective, to_run_metrics
