@@ -69,8 +69,8 @@ class RetryingWriter:
         """
         if not messages or messages[-1].topic != self._changelog_topic:
             raise ValueError(
-                f"{self._identity}: the last message of a transaction "
-                f"is not for {self._changelog_topic}"
+                f"{self._identity}: put the {self._changelog_topic} record last in the list; from"
+                " it the writer sees whether the transaction was committed (log/retrying.py)"
             )
         try:
             offset = self._opened().commit(messages)
