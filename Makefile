@@ -14,7 +14,7 @@ UV := $(ENV)/bin/uv
 THREE := -n 3 --dist loadfile --no-loadscope-reorder
 # Debian's, for tests: a browser, the checker of alert rules, the checker of the compose file, and Go for the env in another language.
 PROGRAMS := chromium prometheus docker-compose golang-go
-EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
+EXTRAS := --extra learner --extra s3 --extra broker --extra envs --extra dashboard --extra gateway --extra tensorboard --extra wandb --extra mlflow --extra docs --extra dev
 
 .PHONY: help setup quickstart check docs test test-all chaos poison month soak agents attacks bench bench-scaling bench-smoke bench-packing bench-weights bench-loop bench-learner lock sbom clean
 .DEFAULT_GOAL := help
@@ -85,7 +85,7 @@ bench-learner: setup ## the learner against Levanter alone, steps in turns: benc
 # has its hash, and nothing else is installed.
 COMPILE = $(UV) pip compile --quiet --python-version 3.11 --no-annotate --generate-hashes --custom-compile-command "make lock"
 OURS = $(COMPILE) --prerelease if-necessary-or-explicit
-AS_MAIN = $(OURS) --constraint requirements/main.txt pyproject.toml --extra s3
+AS_MAIN = $(OURS) --constraint requirements/main.txt pyproject.toml --extra s3 --extra gateway
 
 lock: $(UV) ## resolve the lists in requirements/ again (pins that still fit stay)
 	$(OURS) pyproject.toml $(EXTRAS) -o requirements/main.txt

@@ -39,10 +39,10 @@ for words, module in json.load(sys.stdin):
 json.dump(ends, open(sys.argv[1], "w"))
 """
 CORE_EXTRAS = {
-    "core": {"s3"},
-    "envs": {"s3", "envs"},
-    "learner": {"s3", "learner"},
-    "learner-gpu": {"s3", "learner", "gpu"},
+    "core": {"s3", "gateway"},
+    "envs": {"s3", "gateway", "envs"},
+    "learner": {"s3", "gateway", "learner"},
+    "learner-gpu": {"s3", "gateway", "learner", "gpu"},
 }
 
 
