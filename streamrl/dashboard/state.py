@@ -400,7 +400,7 @@ def _on_journal_entry(state: State, part: str, entry: JournalEntry, step: int) -
 
 def rewards(state: State, env: str) -> Mapping[int, float]:
     """By batch, the mean reward of the env's rollouts in it."""
-    return state.curves.get((f"batches/{env}{REWARD}", REWARD_OF), {})
+    return state.curves.get((f"batches/{env}/reward/mean", REWARD_OF), {})
 
 
 def published(state: State, kind: str, of: str = "", step: int | None = None) -> int:
