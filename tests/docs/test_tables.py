@@ -1,0 +1,122 @@
+"""Tables of the pages that repeat what the code decides say what the code says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from docs.hooks import settings
+from streamrl.config import choices, topology
+from streamrl.config.run_file import Buffer, Learner, parse
+from streamrl.config.topology import ROLES, Role
+from streamrl.envs.catalog import ENVS, REWARDS
+from streamrl.log import topics
+from tests.docs.blocks import ROOT
+
+# Each part has these, and docs/architecture.md does not repeat them.
+OF_EVERY_PART = {topology.JOURNAL, topology.METRICS, topology.DEAD_LETTERS}
+
+
+def rows(page: str, header: str) -> Iterator[list[str]]:
+    """The cells of each row of the table that begins with the line `header`."""
+    lines = (ROOT / page).read_text().splitlines()
+    assert header in lines, f"{page} has no table that begins with {header}"
+    for line in lines[lines.index(header) + 2 :]:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def kinds_in(cell: str) -> set[str]:
+    """The kinds of topics that a cell names, such as `rollouts`, or "its own journals"."""
+    words = set(re.findall(r"[a-z]+(?:-[a-z]+)*", cell.replace("journals", "journal")))
+    return words & set(topics.kinds())
+
+
+# ---- choices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("| name | A_i | source |", [*choices.ADVANTAGES]),
+        ("| name | loss | averaged over | source |", [*choices.LOSSES]),
+    ],
+)
+def test_the_page_of_losses_has_every_name(header: str, named: list[str]):
+    on_page = [cells[0].strip("`") for cells in rows("docs/losses.md", header)]
+    assert on_page == named, "docs/losses.md and streamrl/config/choices.py differ"
+
+
+def test_the_page_of_losses_says_how_each_is_averaged():
+    for cells in rows("docs/losses.md", "| name | loss | averaged over | source |"):
+        name = cells[0].strip("`")
+        assert cells[2] == choices.AVERAGE_OF[name], f"docs/losses.md: average of {name}"
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "named"),
+    [
+        (Buffer, "advantage", choices.ADVANTAGES),
+        (Learner, "loss", choices.LOSSES),
+        (Learner, "kl", choices.DIVERGENCES),
+    ],
+)
+def test_the_comment_of_a_setting_has_every_name(section: type, setting: str, named: list[str]):
+    said = settings.comments(section)[setting]
+    words = set(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)*(?:\+\+[a-z-]*)?", said))
+    missing = [name for name in named if name not in words]
+    assert missing == [], (
+        f"name these in the comment above {section.__name__}.{setting} in"
+        f" streamrl/config/run_file.py: {', '.join(missing)}"
+    )
+
+
+def test_the_page_of_envs_names_every_env_and_reward():
+    page = (ROOT / "docs" / "add-an-env.md").read_text()
+    assert [name for name in (*ENVS, *REWARDS) if f"`{name}`" not in page] == []
+
+
+# ---- roles and topics ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_the_table_of_users_is_that_of_the_roles(role: Role):
+    users = {
+        cells[0].strip("`"): cells for cells in rows("SECURITY.md", "| user | reads | writes |")
+    }
+    user = f"<run>.{role.name}-<name>" if role.is_per_env else f"<run>.{role.name}"
+    assert user in users, f"SECURITY.md: add a row for {user}"
+    _, reads, writes = users[user]
+    if not reads.startswith("all of the run"):
+        expected = {kind for kind in topics.kinds() if role.reads(kind)}
+        assert kinds_in(reads) == expected, f"SECURITY.md: what {user} reads"
+    assert kinds_in(writes) == set(role.produces), f"SECURITY.md: what {user} writes"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_the_table_of_rooms_is_that_of_the_roles(role: Role):
+    header = "| room | in | out | files |"
+    rooms = {cells[0].strip("`/"): cells for cells in rows("docs/architecture.md", header)}
+    assert role.room in rooms, f"docs/architecture.md: add a row for {role.room}/"
+    _, consumed, produced, _ = rooms[role.room]
+    where = f"docs/architecture.md, {role.room}/"
+    assert kinds_in(consumed) == set(role.consumes), f"{where}: in"
+    assert kinds_in(produced) == set(role.produces) - OF_EVERY_PART, f"{where}: out"
+
+
+def test_the_table_of_rooms_has_every_room():
+    page = rows("docs/architecture.md", "| room | in | out | files |")
+    named = {room for cells in page for room in re.findall(r"`([a-z_]+)/`", cells[0])}
+    assert named == {path.parent.name for path in (ROOT / "streamrl").glob("*/__init__.py")}
+
+
+def test_the_number_of_topics_is_that_of_the_plan():
+    sizing = rows("docs/operations.md", "| | formula | value |")
+    (formula,) = (cells[1] for cells in sizing if cells[0].startswith("topics, and"))
+    per_env, fixed = (int(number) for number in re.findall(r"\d+", formula))
+    for count in (1, 3):
+        run = parse({"run": "r", "envs": {f"env-{i}": {} for i in range(count)}})
+        assert len(topics.plan(run)) == per_env * count + fixed, f"docs/operations.md: {formula}"
