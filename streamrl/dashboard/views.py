@@ -1,5 +1,5 @@
-"""What the page shows, as plain values for JSON: pure functions of the fold's state, of one
-rollout, and of the batch it was trained in.
+"""What the page shows, as plain values for JSON: pure functions of the dashboard's state, of one
+rollout, and of the batch that it was trained in.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -22,11 +23,12 @@ from streamrl.monitoring.run_view import SILENT_S
 from streamrl.recordings.audit import KINDS
 from streamrl.records import Batch, Rollout, Turn
 
-POINTS = 240  # of a curve: more are means of neighbours
-BARS = 60  # of the batch composition
-PAGE_ROWS = 50
-MOST_TOKENS = 32_768  # of a rollout that are sent at a time
-PANELS = (  # title, unit, metrics
+POINTS = 240  # A curve has at most this many points.
+BARS = 60  # The batch composition has at most this many bars.
+PAGE_ROWS = 50  # A page of rollouts has at most this many rows.
+MOST_TOKENS = 32_768  # Of a rollout, at most this many tokens are sent.
+# The title, the unit and the metrics of each panel.
+PANELS = (
     ("Loss", "", ("learner/loss", "learner/policy_loss")),
     ("Entropy", "nats", ("learner/entropy",)),
     ("Divergence from the reference", "nats", ("learner/kl",)),
@@ -42,14 +44,20 @@ Texts = Callable[[Sequence[int]], list[str]]
 
 
 def overview(state: State, time_s: float, step: int | None = None) -> dict[str, Any]:
-    """Everything but the rollouts, as it was at the end of `step`; default: as it is at `time_s`.
-    Of an older step: at the end of its piece.
+    """Everything but the rollouts at the end of `step`, or at `time_s`, which is now, if no step is
+    given. An older step is shown at the end of its piece.
     """
     asked = step
     step = None if step is None else state.steps.end_of(step)
     newest = state.view.version
     heard_s = max(state.view.heard_s.values(), default=None)
     target = state.run.orchestrator.target
+    goal = None
+    if target:
+        goal = {"env": target.env, "reward": target.reward, "batches": target.batches}
+    shown_s = state.time_s
+    if step is not None and step < newest:
+        shown_s = state.steps.end_s(step)
     return {
         "run": state.run.run,
         "envs": state.index.envs,
@@ -60,10 +68,8 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
         "max_steps": state.run.orchestrator.max_steps,
         "heard_s_ago": None if heard_s is None else max(0.0, time_s - heard_s),
         "live": heard_s is not None and time_s - heard_s < SILENT_S,
-        "target": {"env": target.env, "reward": target.reward, "batches": target.batches}
-        if target
-        else None,
-        "time_s": state.steps.end_s(step) if step is not None and step < newest else state.time_s,
+        "target": goal,
+        "time_s": shown_s,
         "started_s": state.steps.times_s[0] if state.steps.times_s else None,
         "figures": figures(state, step),
         "loop": [loop.jsonable(node) for node in loop_at_step(state, step, time_s)],
@@ -75,83 +81,81 @@ def overview(state: State, time_s: float, step: int | None = None) -> dict[str, 
 
 
 def figures(state: State, step: int | None = None) -> dict[str, Any]:
-    """The few numbers at the top."""
-    by_batch = {env: rewards(state, env) for env in state.index.envs}
-    earned = {
-        env: [found[at] for at in sorted(found) if step is None or at <= step]
-        for env, found in by_batch.items()
-        if found
-    }
-    counts = fates(state, step)
+    """The few numbers at the top of the page, at the end of `step` or now."""
+    recent = dict[str, float | None]()
+    for env in state.index.envs:
+        by_batch = rewards(state, env)
+        if by_batch:
+            values = [by_batch[at] for at in sorted(by_batch) if step is None or at <= step]
+            recent[env] = fmean(values[-REWARD_BATCHES:]) if values else None
     ages = Counter[int]()
     for number, made in state.made_of.items():
         if step is None or number <= step:
             for (_, age), count in made.items():
                 ages[age] += count
-    ended = sum(
-        count for env in counts for name, count in env["counts"].items() if name != IN_FLIGHT
-    )
+    age_sum = sum(age * count for age, count in ages.items())
+    ended = Counter[str]()
+    for env in fates(state, step):
+        ended.update(env["counts"])
+    del ended[IN_FLIGHT]
     return {
-        "rewards": {
-            env: fmean(values[-REWARD_BATCHES:]) if values else None
-            for env, values in earned.items()
-        },
+        "rewards": recent,
         "reward_batches": REWARD_BATCHES,
         "rollouts": published(state, "rollouts", step=step),
-        "expired_share": sum(env["counts"]["expired"] for env in counts) / ended if ended else None,
-        "age_mean": sum(age * count for age, count in ages.items()) / ages.total()
-        if ages
-        else None,
-        "batched": sum(env["counts"]["batched"] for env in counts),
+        "expired_share": ended["expired"] / ended.total() if ended.total() else None,
+        "age_mean": age_sum / ages.total() if ages else None,
+        "batched": ended["batched"],
     }
 
 
 def fates(state: State, step: int | None = None) -> list[dict[str, Any]]:
-    """How the rollouts of each env ended, and how many have not: published = the sum of all."""
+    """By env, the number of its rollouts by fate and of those in flight, which add up to the number
+    of those published.
+    """
     found: list[dict[str, Any]] = []
     for env in state.index.envs:
-        counts = {
-            kind: ended.until(step) if (ended := state.ended.get((env, kind))) else 0
-            for kind in KINDS
-        }
+        counts = dict.fromkeys(KINDS, 0)
+        for kind in KINDS:
+            ended = state.ended.get((env, kind))
+            if ended:
+                counts[kind] = ended.until(step)
         total = published(state, "rollouts", env, step)
-        found.append(
-            {
-                "env": env,
-                "published": total,
-                "counts": {**counts, IN_FLIGHT: max(0, total - sum(counts.values()))},
-            }
-        )
+        in_flight = max(0, total - sum(counts.values()))
+        found.append({"env": env, "published": total, "counts": {**counts, IN_FLIGHT: in_flight}})
     return found
 
 
 def composition(state: State, step: int | None = None) -> dict[str, Any]:
-    """What batches were made of: rollouts by env, and by age in versions. Many batches are put
-    together to `BARS` bars.
+    """The rollouts in batches, by env and by age in versions. Neighbouring batches are merged into
+    at most `BARS` bars.
     """
     numbers = sorted(number for number in state.made_of if step is None or number <= step)
     width = -(-len(numbers) // BARS) or 1
     ages = sorted({age for number in numbers for _, age in state.made_of[number]})
     bars: list[dict[str, Any]] = []
     for start in range(0, len(numbers), width):
-        together = numbers[start : start + width]
-        made = sum((state.made_of[number] for number in together), Counter[tuple[str, int]]())
+        merged = numbers[start : start + width]
+        by_env = Counter[str]()
+        by_age = Counter[int]()
+        for number in merged:
+            for (env, age), count in state.made_of[number].items():
+                by_env[env] += count
+                by_age[age] += count
         bars.append(
             {
-                "first": state.steps.start_of(together[0]),
-                "last": together[-1],
-                "env": [
-                    sum(count for (env, _), count in made.items() if env == name)
-                    for name in state.index.envs
-                ],
-                "age": [sum(count for (_, age), count in made.items() if age == at) for at in ages],
+                "first": state.steps.start_of(merged[0]),
+                "last": merged[-1],
+                "env": [by_env[env] for env in state.index.envs],
+                "age": [by_age[age] for age in ages],
             }
         )
     return {"envs": state.index.envs, "ages": ages, "bars": bars}
 
 
 def panels(state: State, step: int | None = None) -> list[dict[str, Any]]:
-    """Curves over steps; those of which nothing is known are left out."""
+    """The panels with curves over steps. A panel of which nothing is known is left out, except that
+    of the rewards.
+    """
     earned = [curve(env, rewards(state, env), step, smooth=True) for env in state.run.envs]
     found = [
         {
@@ -160,30 +164,34 @@ def panels(state: State, step: int | None = None) -> list[dict[str, Any]]:
             "series": [made for made in earned if made["points"]],
         }
     ]
-    found += [made for name in state.evals if (made := _evaluation(state, name, step))]
+    for name in state.evals:
+        evaluation = _evaluation(state, name, step)
+        if evaluation["series"]:
+            found.append(evaluation)
     for title, unit, names in PANELS:
-        there = [
-            (name, source) for name in names for metric, source in state.curves if metric == name
-        ]
-        several = len({source for _, source in there}) > 1
-        drawn = [
-            curve(
-                _label(name, source if several else "", len(names)),
-                state.curves[name, source],
-                step,
-            )
-            for name, source in sorted(there)
-        ]
-        if drawn := [made for made in drawn if made["points"]]:
-            found.append({"title": title, "unit": unit, "series": drawn})
+        series = _series(state, names, step)
+        if series:
+            found.append({"title": title, "unit": unit, "series": series})
     return found
+
+
+def _series(state: State, names: Sequence[str], step: int | None) -> list[dict[str, Any]]:
+    """The curves of these metrics, one for each source. Only a curve with points is included."""
+    there = sorted(key for key in state.curves if key[0] in names)
+    several = len({source for _, source in there}) > 1
+    curves = [
+        curve(_label(name, source if several else "", len(names)), state.curves[name, source], step)
+        for name, source in there
+    ]
+    return [made for made in curves if made["points"]]
 
 
 def curve(
     name: str, values: Mapping[int, float], step: int | None, smooth: bool = False
 ) -> dict[str, Any]:
-    """At most `POINTS` points [step, value], the means of neighbours; `line`: the trailing mean
-    over `SMOOTH_BATCHES`, at the same steps.
+    """A curve up to the end of `step`: at most `POINTS` points [step, value], which are means of
+    neighbours. With `smooth` it has a `line` too: the trailing mean over `SMOOTH_BATCHES`, at the
+    same steps.
     """
     steps = sorted(at for at in values if step is None or at <= step)
     raw = np.array([values[at] for at in steps], np.float64)
@@ -194,49 +202,45 @@ def curve(
 
 
 def thinned(steps: Sequence[int], values: np.ndarray) -> list[list[float | None]]:
-    """(n,) steps and float64 values to at most `POINTS` pairs: the last step of each piece, and the
-    mean of its finite values.
+    """At most `POINTS` pairs: the last step of each piece, and the mean of its finite values or
+    None. `steps`: (n,), ascending; `values`: (n,) float64.
     """
     width = -(-len(steps) // POINTS) or 1
     found: list[list[float | None]] = []
     for start in range(0, len(steps), width):
         piece = values[start : start + width]
         finite = piece[np.isfinite(piece)]
-        found.append(
-            [
-                steps[min(start + width, len(steps)) - 1],
-                _rounded(float(finite.mean())) if len(finite) else None,
-            ]
-        )
+        last = steps[min(start + width, len(steps)) - 1]
+        found.append([last, _rounded(float(finite.mean())) if len(finite) else None])
     return found
 
 
-def _evaluation(state: State, name: str, step: int | None) -> dict[str, Any] | None:
-    made = {
-        version: evaluation
-        for version, evaluation in sorted(state.evals[name].items())
-        if step is None or version <= step
+def _evaluation(state: State, name: str, step: int | None) -> dict[str, Any]:
+    """The panel of an evaluation: a curve for each k of pass@k."""
+    by_k: dict[int, dict[int, float]] = {}
+    for version, evaluation in sorted(state.evals[name].items()):
+        if step is None or version <= step:
+            for passed in evaluation.pass_at:
+                by_k.setdefault(passed.k, {})[version] = passed.value
+    return {
+        "title": f"Evaluation: {name}",
+        "unit": "share of held-out problems",
+        "series": [curve(f"pass@{k}", by_k[k], step) for k in sorted(by_k)],
     }
-    ks = sorted({passed.k for evaluation in made.values() for passed in evaluation.pass_at})
-    series = [
-        curve(
-            f"pass@{k}", {v: p.value for v, e in made.items() for p in e.pass_at if p.k == k}, step
-        )
-        for k in ks
-    ]
-    return (
-        {"title": f"Evaluation: {name}", "unit": "share of held-out problems", "series": series}
-        if series
-        else None
-    )
 
 
-def _label(name: str, source: str, of: int) -> str:
+def _label(name: str, source: str, metrics: int) -> str:
+    """The label of a curve in a panel with this number of metrics. `source` is empty if all curves
+    have the same source.
+    """
     short = name.partition("/")[2].removesuffix("_s").replace("batch_age_", "").replace("_", " ")
-    return " · ".join(filter(None, (source, short if of > 1 or not source else "")))
+    if not source:
+        return short
+    return f"{source} · {short}" if metrics > 1 else source
 
 
 def _rounded(value: float) -> float:
+    """The value with five significant digits."""
     return float(f"{value:.5g}")
 
 
@@ -250,9 +254,9 @@ def page(
     step: int | None = None,
     lock: AbstractContextManager[object] | None = None,
 ) -> dict[str, Any]:
-    """Page `number` of the rollouts that are asked for, and how many there are.
+    """Page `number` of the rollouts that match `query`, and how many match.
 
-    `lock` keeps others from folding; it is taken for a piece of the index at a time.
+    `lock` keeps others from folding. It is held for a piece of the index at a time.
     """
     index = state.index
     lock = lock or nullcontext()
@@ -263,24 +267,23 @@ def page(
             before_s = np.inf if shown is None else state.steps.end_s(shown)
         found = index.select(query, shown, before_s, lock)
         finite = found.rewards[np.isfinite(found.rewards)]
+        on_page = found.rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()
         with lock:
-            if index.forgotten == forgotten:  # else the rows have other numbers now
-                return {
-                    "total": len(found.rows),
-                    "reward_mean": float(finite.mean(dtype=np.float64)) if len(finite) else None,
-                    "page": number,
-                    "pages": max(1, -(-len(found.rows) // PAGE_ROWS)),
-                    "kept": len(index.uids),
-                    "forgotten": forgotten,
-                    "rows": [
-                        row(state, at, shown)
-                        for at in found.rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS].tolist()
-                    ],
-                }
+            if index.forgotten != forgotten:
+                continue  # The rows have other numbers now.
+            return {
+                "total": len(found.rows),
+                "reward_mean": float(finite.mean(dtype=np.float64)) if len(finite) else None,
+                "page": number,
+                "pages": max(1, -(-len(found.rows) // PAGE_ROWS)),
+                "kept": len(index.uids),
+                "forgotten": forgotten,
+                "rows": [row(state, at, shown) for at in on_page],
+            }
 
 
 def row(state: State, at: int, step: int | None = None) -> dict[str, Any]:
-    """A rollout by what the index has of it."""
+    """What the index has of the rollout in row `at`, at the end of `step` or now."""
     index = state.index
     step = None if step is None else state.steps.end_of(step)
     found = index.rows[at]
@@ -305,8 +308,8 @@ def row(state: State, at: int, step: int | None = None) -> dict[str, Any]:
 
 
 def detail(rollout: Rollout, batch: Batch | None, texts: Texts | None) -> dict[str, Any]:
-    """A rollout with its tokens: the text of each (`texts`; None: no tokenizer), its logprob, the
-    advantage it had in `batch`.
+    """A rollout with its tokens, and their texts, logprobs and advantages. `batch`: the batch that
+    it was trained in, or None; `texts`: the texts of token ids, or None without a tokenizer.
     """
     by_turn = advantages(rollout, batch) if batch else [None] * len(rollout.turns)
     left = MOST_TOKENS
@@ -329,24 +332,22 @@ def detail(rollout: Rollout, batch: Batch | None, texts: Texts | None) -> dict[s
 def _turn(
     turn: Turn, values: np.ndarray | None, texts: Texts | None, most: int, rollout: Rollout
 ) -> dict[str, Any]:
+    """A turn with at most `most` of its tokens. `values`: their advantages, or None."""
+    size = 0 if turn.tokens is None else len(turn.tokens)
     ids = [] if turn.tokens is None else turn.tokens[:most].tolist()
     how = turn.inference_metadata
-    sampled = turn.logprobs is not None
+    is_sampled = turn.logprobs is not None
     spans = [[span.version, span.start, span.end] for span in how.version_spans] if how else []
-    if sampled and not spans and rollout.policy_version == rollout.newest_policy_version:
-        spans = [[rollout.policy_version, 0, 0 if turn.tokens is None else len(turn.tokens)]]
+    if is_sampled and not spans and rollout.policy_version == rollout.newest_policy_version:
+        spans = [[rollout.policy_version, 0, size]]
     return {
         "role": turn.role,
         "message": turn.message,
         "ids": ids,
-        "omitted": 0 if turn.tokens is None else len(turn.tokens) - len(ids),
+        "omitted": size - len(ids),
         "texts": texts(ids) if texts and ids else None,
-        "logprobs": None
-        if turn.logprobs is None
-        else [_rounded(value) for value in turn.logprobs[:most].tolist()],
-        "advantages": None
-        if values is None or not sampled
-        else [_rounded(value) for value in values[:most].tolist()],
+        "logprobs": _rounded_values(turn.logprobs, most),
+        "advantages": _rounded_values(values, most) if is_sampled else None,
         "spans": spans,
         "reward": turn.reward,
         "rewards": turn.rewards,
@@ -358,38 +359,45 @@ def _turn(
 
 
 def advantages(rollout: Rollout, batch: Batch) -> list[np.ndarray | None]:
-    """The advantage of each token in the batch: of each turn (n,) float32, or None where the batch
-    does not have the rollout as it is.
+    """The advantages of the rollout's tokens in the batch: of each turn (n,) float32, where n is
+    the number of its tokens. None of each turn if the batch does not have the rollout as it is.
 
-    A rollout is a sequence, or several where it forked: the prompt, which has none, and the rest,
-    cut by `lengths`.
+    A rollout is one sequence of the batch, or several if it has forks. The prompt of a sequence has
+    no advantages, and the batch has `lengths` tokens after it.
     """
-    nothing: list[np.ndarray | None] = [None] * len(rollout.turns)
-    sequences = np.flatnonzero([uid == rollout.rollout_uid for uid in batch.uids])
+    unknown: list[np.ndarray | None] = [None] * len(rollout.turns)
+    sequences = np.flatnonzero([uid == rollout.rollout_uid for uid in batch.uids]).tolist()
     sizes = [0 if turn.tokens is None else len(turn.tokens) for turn in rollout.turns]
-    heads = [0, *(i for i, turn in enumerate(rollout.turns) if i and turn.fork), len(rollout.turns)]
-    if len(sequences) != len(heads) - 1:
-        return nothing
+    forks = [number for number, turn in enumerate(rollout.turns) if number and turn.fork]
+    bounds = list(pairwise([0, *forks, len(rollout.turns)]))
+    if len(sequences) != len(bounds):
+        return unknown
     starts = np.cumsum(batch.lengths) - batch.lengths
-    found = nothing
-    for number, sequence in enumerate(sequences.tolist()):
-        first = heads[number]
-        last = heads[number + 1]
+    found = list[np.ndarray | None]()
+    for sequence, (first, last) in zip(sequences, bounds, strict=True):
+        start = int(starts[sequence])
         length = int(batch.lengths[sequence])
         total = sum(sizes[first:last])
         if length > total:
-            return [None] * len(rollout.turns)
+            return unknown
         values = np.zeros(total, np.float32)
-        own = slice(int(starts[sequence]), int(starts[sequence]) + length)
-        values[total - length :] = (
-            batch.advantages[sequence]
-            if batch.token_advantages is None
-            else batch.token_advantages[own]
-        )
-        cuts = np.cumsum(sizes[first:last])[:-1]
-        found[first:last] = np.split(values, cuts)
+        if batch.token_advantages is None:
+            values[total - length :] = batch.advantages[sequence]
+        else:
+            values[total - length :] = batch.token_advantages[start : start + length]
+        found += np.split(values, np.cumsum(sizes[first:last])[:-1])
     return found
 
 
+def _rounded_values(values: np.ndarray | None, most: int) -> list[float] | None:
+    """The first `most` of the values, rounded."""
+    if values is None:
+        return None
+    return [_rounded(value) for value in values[:most].tolist()]
+
+
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=repr).decode()
+    """The value itself if it is a text, otherwise its JSON."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value, enc_hook=repr).decode()
