@@ -1,9 +1,10 @@
-"""The page over HTTP: what `views.py` makes of the state, as JSON; changes as server-sent events;
-the files of `page/`.
+"""Serves the page over HTTP: the files of `page/`, what `views.py` makes of the state as JSON, and
+changes as server-sent events.
 
-There is no login. It listens on loopback, answers only to the names of its own address (a web site
-that points its name at 127.0.0.1 gets nothing), and only reads. What comes from a rollout is text
-to the page: the browser itself refuses scripts from elsewhere, and HTML made of text.
+There is no login. The server listens on loopback and only reads. It answers only requests to the
+names of its own address, so a web site whose name points at 127.0.0.1 gets nothing. What comes from
+a rollout is only ever text: by the headers of each answer the browser refuses scripts from
+elsewhere, and HTML that is made of text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import msgspec
 import uvicorn
@@ -43,9 +44,9 @@ from streamrl.log.protocol import Log
 
 PAGE = Path(__file__).parent / "page"
 PORT = 8650
-TICK_S = 1.0  # between two looks for changes
-STREAMS = 64  # pages that are told of changes at a time
-IDLE_S = 5.0  # how old the ages on the page may get while nothing happens
+TICK_S = 1.0  # Changes are looked for once in this time.
+STREAMS = 64  # At most this many pages get changes at a time.
+IDLE_S = 5.0  # While nothing happens, the page is made again after this time: it shows ages.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src"
@@ -59,6 +60,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+# The filters of a query that are numbers.
 NUMBERS = {
     "batch": int,
     "version_min": int,
@@ -69,7 +71,7 @@ NUMBERS = {
 
 
 class RequestRefused(Exception):
-    """A request that cannot be answered: the status and why."""
+    """A request is refused with this HTTP status, for this reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -80,7 +82,8 @@ class RequestRefused(Exception):
 
 
 def say_at_once(url: str) -> None:
-    print(url, flush=True)  # whoever reads a pipe waits for it
+    """Print the URL without buffering, because the reader of a pipe waits for it."""
+    print(url, flush=True)
 
 
 def serve(
@@ -95,13 +98,15 @@ def serve(
 ) -> None:
     """Follow the run and serve its page until `stop` is set.
 
-    `logs` opens the run's log, again when it is `gone`; None: `stop` came first. Raises ConfigError
-    for an address that others reach, unless `public`; PortTaken.
+    `logs` opens the run's log, or gives None if `stop` is set first. It is opened again when it is
+    `gone`. `say` gets the URL of the page.
+
+    Raises PortTaken, and ConfigError if other machines reach `host` and the page is not `public`.
     """
     check_host(host, public)
     board = LiveState(new(run))
     with listening(host, port) as listener:
-        at = listener.getsockname()
+        address, own_port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app(board, hosts(host, public), stop),
             log_level="warning",
@@ -109,28 +114,31 @@ def serve(
             timeout_graceful_shutdown=2,
         )
         server = uvicorn.Server(config)
-        # not this thread: signals stay its own
+        # In this thread uvicorn would install signal handlers of its own.
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
         thread.start()
         try:
-            say(f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/")
+            name = f"[{address}]" if ":" in address else address
+            say(f"http://{name}:{own_port}/")
             while not stop.is_set():
                 with logs() as log:
                     if log is not None:
                         follow(board, log, stop, gone)
         finally:
-            stop.set()  # the event streams end
+            stop.set()  # This ends the event streams.
             server.should_exit = True
             thread.join()
 
 
 def hosts(host: str, public: bool) -> list[str]:
-    """The names that are answered to."""
+    """The values of a request's Host header that are answered."""
     return ["*"] if public else ["127.0.0.1", "localhost", "[::1]", "::1", host]
 
 
 def check_host(host: str, public: bool) -> None:
-    """Raises ConfigError for an address that other machines reach, unless that is wanted."""
+    """Check that other machines do not reach this address, unless the page is `public`. Raises
+    ConfigError.
+    """
     if not is_loopback(host) and not public:
         raise ConfigError(
             f"--host {host}: other machines would reach the page, and it has no login; forward the"
@@ -140,11 +148,12 @@ def check_host(host: str, public: bool) -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket there. Raises PortTaken, ConfigError."""
+    """A socket that listens at this address. Raises PortTaken, and ConfigError if there is no such
+    address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        return socket.create_server((host, port), family=family)
     except socket.gaierror:
         raise ConfigError(f"--host {host}: no such address") from None
     except OSError as error:
@@ -164,6 +173,7 @@ def app(
     stop: threading.Event,
     clock: Callable[[], float] = time.time,
 ) -> ASGIApp:
+    """The web application. `hosts`: see `hosts`; `clock`: the time now, in seconds."""
     answers = Api(board, stop, clock)
     routes = [
         Route("/", lambda request: FileResponse(PAGE / "index.html")),
@@ -183,73 +193,72 @@ def app(
 
 
 def guarded(inner: ASGIApp) -> ASGIApp:
-    """Every answer with the headers that keep a browser from running, framing or leaking what is
-    shown.
+    """The application with HEADERS in every answer. They keep a browser from running, framing or
+    leaking what is shown.
     """
+    own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
+        async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [
-                    *(
-                        (name, value)
-                        for name, value in message["headers"]
-                        if name.decode().lower() not in HEADERS
-                    ),
-                    *own,
+                others = [
+                    (name, value)
+                    for name, value in message["headers"]
+                    if name.decode().lower() not in HEADERS
                 ]
+                message["headers"] = [*others, *own]
             await send(message)
 
-        await inner(scope, receive, sending)
+        await inner(scope, receive, send_guarded)
 
     return outer
 
 
 async def refused(request: Request, error: RequestRefused) -> Response:
+    """The answer to a request that is refused."""
     return json({"error": str(error)}, error.status)
 
 
 async def broken(request: Request, error: StreamrlError) -> Response:
+    """The answer to a request that needs the log while it cannot be read."""
     return json({"error": f"the run's log cannot be read now: {error}"}, 503)
 
 
 def json(value: Any, status: int = 200) -> Response:
+    """An answer of plain values."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 class Api:
-    """The questions that the page asks."""
+    """Answers the requests of the page."""
 
     def __init__(self, board: LiveState, stop: threading.Event, clock: Callable[[], float]) -> None:
         self._board = board
         self._stop = stop
         self._clock = clock
-        self._texts = None
-        self._loaded = False
-        # messages folded, when, what was made of them
-        self._live: tuple[int, float, bytes] = (-1, 0.0, b"")
+        self._tokenizer_loaded = False
+        self._texts: views.Texts | None = None
+        self._live = _Overview(-1, 0.0, b"")
         self._reading = threading.Lock()
         self._streams = 0
 
     def overview(self, request: Request) -> Response:
+        """Everything but the rollouts, at a step or now."""
         step = number(request, "step", int)
-        return Response(
-            self._now() if step is None else self._at(step), media_type="application/json"
-        )
+        made = self._overview_now() if step is None else self._overview_at(step)
+        return Response(made, media_type="application/json")
 
     def rollouts(self, request: Request) -> Response:
+        """A page of the rollouts that match a query."""
         asked = query(request)
         step = number(request, "step", int)
         page = number(request, "page", int) or 0
         return json(views.page(self._board.state, asked, max(page, 0), step, self._board.lock))
 
     def rollout(self, request: Request) -> Response:
-        place = RolloutLocation(
-            request.path_params["env"],
-            request.path_params["partition"],
-            request.path_params["offset"],
-        )
+        """One rollout with its tokens, or with the reason why they cannot be read."""
+        params = request.path_params
+        place = RolloutLocation(params["env"], params["partition"], params["offset"])
         step = number(request, "step", int)
         board = self._board
         state = self._board.state
@@ -261,14 +270,12 @@ class Api:
                 )
             known = views.row(state, at, step)
             batch = state.batches.get(known["batch"]) if known["batch"] is not None else None
-        with self._reading:  # one at a time: each has a client of the broker's for itself
-            if (log := board.log) is None:
-                return json(
-                    {
-                        **known,
-                        "error": "the run's broker cannot be reached now; its tokens lie there",
-                    }
-                )
+        # Each read opens a Kafka client, so there is only one at a time.
+        with self._reading:
+            log = board.log
+            if log is None:
+                why = "the run's broker cannot be reached now; its tokens lie there"
+                return json({**known, "error": why})
             found = rollout_at(log, place)
             if isinstance(found, str):
                 return json({**known, "error": found})
@@ -276,81 +283,81 @@ class Api:
             return json({**known, **views.detail(found, trained, self._tokenizer())})
 
     async def events(self, request: Request) -> Response:
+        """The overview, again and again when it has changed."""
         if self._streams >= STREAMS:
             raise RequestRefused(503, f"{STREAMS} pages are told of changes already; close one")
         return EventSourceResponse(self._changes(), ping=15)
 
     async def _changes(self) -> AsyncIterator[ServerSentEvent]:
         self._streams += 1
+        sent = b""
         try:
-            async for change in self._told():
-                yield change
+            while not self._stop.is_set():
+                now = await run_in_threadpool(self._overview_now)
+                if now is not sent:
+                    sent = now
+                    yield ServerSentEvent(event="overview", data=now.decode())
+                # The stream ends soon after `stop`, so it looks more often than once in TICK_S.
+                for _ in range(10):
+                    if not self._stop.is_set():
+                        await asyncio.sleep(TICK_S / 10)
         finally:
             self._streams -= 1
 
-    async def _told(self) -> AsyncIterator[ServerSentEvent]:
-        sent = b""
-        while not self._stop.is_set():
-            now = await run_in_threadpool(self._now)
-            if now is not sent:
-                sent = now
-                yield ServerSentEvent(event="overview", data=now.decode())
-            for _ in range(10):
-                if not self._stop.is_set():
-                    await asyncio.sleep(TICK_S / 10)
-
-    def _now(self) -> bytes:
-        """The page as it is, made once for all who look."""
+    def _overview_now(self) -> bytes:
+        """The overview as it is now. It is made once for all pages."""
         with self._board.lock:
-            messages, made_s, made = self._live
             time_s = self._clock()
-            state = self._board.state
-            if state.messages != messages or time_s - made_s > IDLE_S:
-                made = msgspec.json.encode(
-                    {**views.overview(state, time_s), "read": self._board.read_share}
-                )
-                self._live = state.messages, time_s, made
-            return made
+            messages = self._board.state.messages
+            if messages != self._live.messages or time_s - self._live.made_s > IDLE_S:
+                self._live = _Overview(messages, time_s, self._overview(time_s))
+            return self._live.json
 
-    def _at(self, step: int) -> bytes:
+    def _overview_at(self, step: int) -> bytes:
+        """The overview at the end of `step`."""
         with self._board.lock:
-            return msgspec.json.encode(
-                {
-                    **views.overview(self._board.state, self._clock(), step),
-                    "read": self._board.read_share,
-                }
-            )
+            return self._overview(self._clock(), step)
+
+    def _overview(self, time_s: float, step: int | None = None) -> bytes:
+        made = views.overview(self._board.state, time_s, step)
+        return msgspec.json.encode({**made, "read": self._board.read_share})
 
     def _tokenizer(self) -> views.Texts | None:
-        if not self._loaded:
+        if not self._tokenizer_loaded:
             self._texts = texts_of(self._board.state.run)
-            self._loaded = True
+            self._tokenizer_loaded = True
         return self._texts
 
 
+class _Overview(NamedTuple):
+    """The overview that was made last."""
+
+    messages: int  # the number of messages that had been folded
+    made_s: float  # when it was made
+    json: bytes
+
+
 def query(request: Request) -> Query:
-    """The filters of a request. Raises RequestRefused."""
-    given = {
-        name: request.query_params.get(name, "")
-        for name in ("env", "fate", "group", "text", "sort")
-    }
-    if given["fate"] and given["fate"] not in FATES:
-        raise RequestRefused(400, f"fate {given['fate']!r} is none of {', '.join(FATES)}")
-    if not given["sort"]:
-        given["sort"] = "newest"
-    if given["sort"] not in get_args(Sort):
-        raise RequestRefused(400, f"sort {given['sort']!r} is none of {', '.join(get_args(Sort))}")
+    """The filters and the order that a request asks for. Raises RequestRefused."""
+    asked = {name: request.query_params.get(name, "") for name in ("env", "fate", "group", "text")}
+    if asked["fate"] and asked["fate"] not in FATES:
+        raise RequestRefused(400, f"fate {asked['fate']!r} is none of {', '.join(FATES)}")
+    sort = request.query_params.get("sort", "") or "newest"
+    if sort not in get_args(Sort):
+        raise RequestRefused(400, f"sort {sort!r} is none of {', '.join(get_args(Sort))}")
     numbers = {name: number(request, name, kind) for name, kind in NUMBERS.items()}
-    return Query(**given, **numbers)  # pyright: ignore[reportArgumentType]
+    return Query(**asked, sort=cast(Sort, sort), **numbers)
 
 
 def number(request: Request, name: str, kind: Callable[[str], Any]) -> Any:
-    """A number of a request; None where it is not given. Raises RequestRefused."""
+    """A number of a request, or None if it is not given. `kind`: int or float. Raises
+    RequestRefused for a text that is no number, and for numbers beyond 32 bits.
+    """
     text = request.query_params.get(name, "")
     if not text:
         return None
     with suppress(ValueError):
         value = kind(text)
-        if abs(value) < 2**31:  # nan is not
+        if abs(value) < 2**31:  # This is false for NaN.
             return value
     raise RequestRefused(400, f"{name} is {text[:40]!r}, not a number that can be")
