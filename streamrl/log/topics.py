@@ -87,6 +87,7 @@ class Topic:
 
     @property
     def config(self) -> dict[str, str]:
+        """The topic's settings on the broker, by Kafka's names."""
         return self.manifest["spec"]["config"]
 
 

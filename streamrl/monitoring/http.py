@@ -282,6 +282,8 @@ class MetricsCollector:
 
 
 class MetricsServer(ThreadingHTTPServer):
+    """The HTTP server of a part, with a thread for each request."""
+
     daemon_threads = True
 
     def __init__(self, address: Address, pages: Pages) -> None:

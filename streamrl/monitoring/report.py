@@ -70,6 +70,7 @@ class Rewards:
 
     @property
     def last(self) -> list[float]:
+        """The rewards of the last EDGE_BATCHES batches."""
         return list(self._last)[-EDGE_BATCHES:]
 
     @property
@@ -177,6 +178,7 @@ class RunHistory:
                 del versions[version]
 
     def add_metric(self, metric: Metric) -> None:
+        """Add what the report needs of a metric record."""
         values = metric.values
         mismatch = values.get("inference/mismatch_max_abs", 0.0)
         self.mismatch_max_abs = max(self.mismatch_max_abs, mismatch)

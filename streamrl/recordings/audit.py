@@ -60,6 +60,7 @@ class Ledger:
 
     @classmethod
     def empty(cls, start: int, end: int) -> Ledger:
+        """A ledger of the offsets below `end`, without any rollout."""
         return cls(
             start,
             np.zeros(end, bool),
@@ -99,16 +100,20 @@ class Audit:
 
     @property
     def published(self) -> int:
+        """The number of rollouts that are accounted for."""
         return sum(self.total(name) for name in (*KINDS, "in flight", "lost"))
 
     @property
     def balanced(self) -> bool:
+        """Whether every rollout has exactly one fate or is in flight."""
         return self.lost == self.repeated == self.dangling == 0
 
     def total(self, name: str) -> int:
+        """The rollouts of all envs and versions with the fate `name`, or "in flight" or "lost"."""
         return sum(counts[name] for counts in self.counts.values())
 
     def add(self, problem: str) -> None:
+        """Add a problem to the list, unless it is full."""
         if len(self.problems) < NAMED:
             self.problems.append(problem)
 
@@ -120,7 +125,7 @@ class TopicReader:
     log: Log
     report: OnProgress
     bounds: dict[tuple[str, int], tuple[int, int]]  # (topic, partition) -> (start, end)
-    done: int = 0  # offsets
+    done: int = 0  # the offsets of the partitions that were read to their ends
 
     @classmethod
     def of(cls, log: Log, topics: list[str], report: OnProgress) -> TopicReader:
@@ -139,9 +144,11 @@ class TopicReader:
 
     @property
     def total(self) -> int:
+        """The number of offsets to read."""
         return sum(end - start for start, end in self.bounds.values())
 
     def events(self, topic: str, schemas: tuple[str, ...]) -> Iterator[Event]:
+        """The events of one topic, partition by partition."""
         return (to_event(message, schemas) for message in self.messages(topic))
 
     def messages(self, topic: str) -> Iterator[Message]:
@@ -175,33 +182,41 @@ def audit(
     # The run may go on meanwhile. What the parts no longer hold by now has a fate, so fates are
     # read after their states.
     reading.add([topology.POLICY_VERSIONS, topology.FATES, topology.BATCHES])
-    versions = [
-        event.record
-        for event in reading.events(topology.POLICY_VERSIONS, ("policy-version",))
-        if isinstance(event.record, PolicyVersion) and event.record.learner == learner
-    ]
-    announced = {record.version: record.batch for record in versions}
-    valid = newest_lineages(versions)
     result = Audit()
-    result.lineages = sum(record.lineage for record in valid.values())
-    result.skipped = sum(record.skipped for record in valid.values())
+    newest = read_training(result, reading, learner)
     # Fates of envs that were removed from the run are not counted.
     removed = {topic for topic in log.topics() if topic.startswith("rollouts.")} - set(rollouts)
     for event in reading.events(topology.FATES, ("fate",)):
         fate = event.record
         if isinstance(fate, Fate) and topology.rollouts(fate.environment) not in removed:
             record_fate(result, ledgers, fate, log)
+    for where, ledger in ledgers.items():
+        tally_partition(result, log, where, ledger, newest)
+    progress(reading.total, reading.total)
+    return result
+
+
+def read_training(result: Audit, reading: TopicReader, learner: str) -> int:
+    """Add the batches, and the versions that the lead learner was trained to.
+
+    Returns the newest announced version, -1 if there is none.
+    """
+    versions = [
+        event.record
+        for event in reading.events(topology.POLICY_VERSIONS, ("policy-version",))
+        if isinstance(event.record, PolicyVersion) and event.record.learner == learner
+    ]
+    valid = newest_lineages(versions)
+    result.lineages = sum(record.lineage for record in valid.values())
+    result.skipped = sum(record.skipped for record in valid.values())
     for event in reading.events(topology.BATCHES, ("batch",)):
         if isinstance(event.record, Batch):
             result.batches[event.record.number] = len(set(event.record.uids))
     # A fork announces versions of its parent, whose batches are not in its own topic.
-    result.trained_on = {
-        version: batch for version, batch in announced.items() if batch in result.batches
-    }
-    for where, ledger in ledgers.items():
-        tally_partition(result, log, where, ledger, max(announced, default=-1))
-    progress(reading.total, reading.total)
-    return result
+    for record in versions:
+        if record.batch in result.batches:
+            result.trained_on[record.version] = record.batch
+    return max((record.version for record in versions), default=-1)
 
 
 def read_rollouts(log: Log, reading: TopicReader, topics: list[str]) -> dict[PartitionKey, Ledger]:

@@ -40,6 +40,7 @@ class GroupIndex:
     trained: dict[GroupKey, None] = field(default_factory=dict[GroupKey, None])
 
     def add_rollout(self, rollout: Rollout) -> None:
+        """Add a recorded rollout to the facts about its group."""
         group = rollout.environment, rollout.group_id
         self.producers.setdefault(group, rollout.producer)
         self.newest[group] = max(self.newest.get(group, -1), rollout.newest_policy_version)
@@ -47,6 +48,7 @@ class GroupIndex:
             self.youngest[group] = max(self.youngest.get(group, -1), rollout.policy_version)
 
     def add_batch(self, batch: Batch) -> None:
+        """Mark the groups of a batch as trained on."""
         for env, group_id in zip(batch.group_environments, batch.group_ids, strict=True):
             self.trained[batch.environments[env], group_id] = None
 
