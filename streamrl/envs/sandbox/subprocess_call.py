@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from streamrl.envs.engine.time_limits import borrowed
 from streamrl.envs.sandbox import limits
 from streamrl.errors import describe_error
 
@@ -145,6 +146,38 @@ class SubprocessCall:
         if not line:
             raise CallFailed(f"{self.function} ended its process with code {await process.wait()}")
         return json.loads(line)
+
+
+class SubprocessPool:
+    """MODULE:FUNCTION in `processes` processes, each of which answers one call at a time. The other
+    arguments are those of SubprocessCall. The time in the queue does not count.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        prepare: str,
+        processes: int,
+        timeout_s: float,
+        memory_mib: int,
+        allow_reading: bool,
+    ) -> None:
+        self._calls = [
+            SubprocessCall(function, timeout_s, memory_mib, prepare, allow_reading)
+            for _ in range(processes)
+        ]
+        # last in, first out: a process that has started is taken before one that has not
+        self._idle: asyncio.LifoQueue[SubprocessCall] = asyncio.LifoQueue()
+        for call in self._calls:
+            self._idle.put_nowait(call)
+
+    async def __call__(self, *arguments: Any) -> Any:
+        async with borrowed(self._idle) as call:
+            return await call(*arguments)
+
+    async def close(self) -> None:
+        for call in self._calls:
+            await call.close()
 
 
 def serve(

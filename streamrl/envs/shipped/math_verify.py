@@ -8,15 +8,13 @@ rollout.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from streamrl.envs.api import Completion, Problem
-from streamrl.envs.engine.time_limits import borrowed
-from streamrl.envs.sandbox.subprocess_call import SubprocessCall
+from streamrl.envs.sandbox.subprocess_call import SubprocessPool
 
 HERE = "streamrl.envs.shipped.math_verify"
 
@@ -42,31 +40,23 @@ class MathVerify:
                 "need more than 0, 512 for SymPy, and 1"
             )
         self.key = key
-        self._processes = [
-            SubprocessCall(
-                f"{HERE}:same",
-                timeout_s,
-                memory_mib,
-                prepare=f"{HERE}:load_library",
-                allow_reading=allow_reading,
-            )
-            for _ in range(processes)
-        ]
-        # last in, first out: a process that has started is taken before one that has not
-        self._idle: asyncio.LifoQueue[SubprocessCall] = asyncio.LifoQueue()
-        for process in self._processes:
-            self._idle.put_nowait(process)
+        self._same = SubprocessPool(
+            f"{HERE}:same",
+            f"{HERE}:load_library",
+            processes=processes,
+            timeout_s=timeout_s,
+            memory_mib=memory_mib,
+            allow_reading=allow_reading,
+        )
 
     async def __call__(
         self, problem: Problem, completion: Completion, earned: Mapping[str, float]
     ) -> float:
         right: Any = problem.answer[self.key] if self.key else problem.answer
-        async with borrowed(self._idle) as same_mathematics:
-            return float(await same_mathematics(str(right), completion.text))
+        return float(await self._same(str(right), completion.text))
 
     async def close(self) -> None:
-        for process in self._processes:
-            await process.close()
+        await self._same.close()
 
 
 def load_library(right: str) -> None:

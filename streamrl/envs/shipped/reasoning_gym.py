@@ -15,7 +15,6 @@ orchestrator sets it. Set it yourself if you start such an env by hand.
 from __future__ import annotations
 
 import ast
-import asyncio
 import difflib
 import json
 import random
@@ -31,8 +30,7 @@ from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
 from streamrl.envs.api import Completion, Problem, SingleTurnEnv
-from streamrl.envs.engine.time_limits import borrowed
-from streamrl.envs.sandbox.subprocess_call import SubprocessCall
+from streamrl.envs.sandbox.subprocess_call import SubprocessPool
 
 # Problems of one dataset: the library's own default. Some tasks draw all their problems at once, or
 # refuse more than 20,000.
@@ -115,13 +113,13 @@ class ReasoningGym(SingleTurnEnv):
             problem.answer["question"],
             completion.text.strip(),
         )
-        return {"score": score}
+        return {"score": float(score)}
 
     async def close(self) -> None:
         await self.scorers.close()
 
 
-class Scorers:
+class Scorers(SubprocessPool):
     """The processes that score; each scores one answer at a time."""
 
     def __init__(
@@ -136,28 +134,14 @@ class Scorers:
                 f"scoring: timeout_s {timeout_s:g}, memory_mib {memory_mib}, "
                 f"processes {processes}: need more than 0, 1024 and 1"
             )
-        self._processes = [
-            SubprocessCall(
-                f"{HERE}:score",
-                timeout_s,
-                memory_mib,
-                prepare=f"{HERE}:prepared",
-                allow_reading=allow_reading,
-            )
-            for _ in range(processes)
-        ]
-        # last in, first out: a process that has started is taken before one that has not
-        self._idle: asyncio.LifoQueue[SubprocessCall] = asyncio.LifoQueue()
-        for process in self._processes:
-            self._idle.put_nowait(process)
-
-    async def __call__(self, *arguments: Any) -> float:
-        async with borrowed(self._idle) as scorer:
-            return float(await scorer(*arguments))
-
-    async def close(self) -> None:
-        for process in self._processes:
-            await process.close()
+        super().__init__(
+            f"{HERE}:score",
+            f"{HERE}:prepared",
+            processes=processes,
+            timeout_s=timeout_s,
+            memory_mib=memory_mib,
+            allow_reading=allow_reading,
+        )
 
 
 @lru_cache(maxsize=3)

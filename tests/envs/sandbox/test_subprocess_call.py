@@ -220,8 +220,8 @@ async def test_answers_that_queue_for_a_process_of_math_verify_are_not_late_for_
         await asyncio.sleep(limit_s / 5)
         return right == said
 
-    verify._idle.get_nowait()
-    verify._idle.put_nowait(slow)  # type: ignore[arg-type]  # in the place of the process: as slow as is wanted
+    verify._same._idle.get_nowait()
+    verify._same._idle.put_nowait(slow)  # type: ignore[arg-type]  # in the place of the process: as slow as is wanted
     judged = [
         with_time_limit(
             verify(Problem([], "42"), Completion("42", True), {}), limit_s, "its reward"
