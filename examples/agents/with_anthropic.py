@@ -1,7 +1,8 @@
 """An agent that uses the anthropic SDK. Two lines are there for the gateway: base_url and api_key."""
 
-from anthropic import Anthropic
+from anthropic import Anthropic, DefaultHttpxClient
 
+HTTP = DefaultHttpxClient()  # its connections are shared by all sessions
 TOOL = {
     "name": "calculator",
     "description": "What an expression of whole numbers comes to",
@@ -14,6 +15,7 @@ def solve(gateway, key, question, calculator):
     client = Anthropic(
         base_url=gateway,
         api_key=key,
+        http_client=HTTP,
         max_retries=8,
     )
     messages = [{"role": "user", "content": question}]

@@ -2,8 +2,9 @@
 
 import json
 
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
+HTTP = DefaultHttpxClient()  # its connections are shared by all sessions
 TOOL = {
     "type": "function",
     "function": {
@@ -19,6 +20,7 @@ def solve(gateway, key, question, calculator):
     client = OpenAI(
         base_url=f"{gateway}/v1",
         api_key=key,
+        http_client=HTTP,
         max_retries=8,
     )
     messages = [{"role": "user", "content": question}]

@@ -46,6 +46,7 @@ ENV = "agent"
 TURNS = 20
 AGENTS = 8  # at a time
 BEAT_S = 0.5
+PAUSE_S = 0.5  # on average between two kills
 GONE_S = 0.3  # how long a killed server or broker stays away
 VICTIMS = ("gateway-0", "gateway-1", "assembler", "agent", "agent", "server", "broker")
 STREAMRL = (sys.executable, "-m", "streamrl.cli")
@@ -107,6 +108,16 @@ class Run:
             self.broker = broker.start(self.directory / "kafka", port=port, die_with_parent=True)
         else:
             self._processes[victim].send_signal(signal.SIGKILL)
+
+    def is_back(self, victim: str) -> bool:
+        """Has it done something since it was killed last? A replica answers."""
+        if not victim.startswith("gateway"):
+            return self._processes["assembler"].poll() is None
+        url = self.urls[int(victim.rpartition("-")[2])]
+        try:
+            return httpx.get(f"{url}/health", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def _settings(self, port: int) -> dict[str, Any]:
         sessions = {"idle_s": 600, "reward_wait_s": 600}
@@ -221,12 +232,16 @@ def expected(session: str) -> list[int]:
 
 
 def hurt(run: Run, agents: list[Agent], kills: int, seed: int) -> Counter[str]:
-    """Kill so many times, at random moments."""
+    """Kill so many times, at random moments. A part is killed again once it is back: a run in which
+    nothing ever comes up shows nothing.
+    """
     draw = random.Random(seed)
     struck = Counter[str]()
-    for _ in range(kills):
-        time.sleep(draw.expovariate(1 / 0.7))
+    while struck.total() < kills:
+        time.sleep(draw.expovariate(1 / PAUSE_S))
         victim = draw.choice(VICTIMS)
+        if not run.is_back(victim):
+            continue
         if victim == "agent":
             draw.choice(agents).dies.set()
         else:
