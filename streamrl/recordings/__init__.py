@@ -1,1 +1,1 @@
-"""A recorded run: replay, audit, forks, exports, dead letters."""
+"""Works on recorded runs: replays, audits, forks and exports them, and shows their dead letters."""

@@ -24,7 +24,7 @@ def no_progress(done: int, total: int) -> None:
 
 @contextmanager
 def progress_bar(what: str, console: Console) -> Iterator[OnProgress]:
-    """Show progress while the block lasts. What it yields may be called as often as one likes."""
+    """Show the progress of `what` while the block lasts. Yields the function that reports it."""
     if not console.is_terminal:
         yield PlainProgress(
             what,
@@ -46,20 +46,18 @@ def progress_bar(what: str, console: Console) -> Iterator[OnProgress]:
 
 @dataclass
 class PlainProgress:
-    """Prints a line of progress every `EVERY_S`."""
+    """Prints a line of progress every `EVERY_S` seconds."""
 
     what: str
     say: Callable[[str], None]
-    started_s: float
+    started_s: float  # by `clock`
     clock: Callable[[], float] = time.monotonic
-    said_s: float | None = None
+    said_s: float | None = None  # when the last line was printed
 
     def __call__(self, done: int, total: int) -> None:
         now_s = self.clock()
-        if (
-            now_s - (self.started_s if self.said_s is None else self.said_s) < EVERY_S
-            or not 0 < done < total
-        ):
+        last_s = self.started_s if self.said_s is None else self.said_s
+        if now_s - last_s < EVERY_S or not 0 < done < total:
             return
         self.said_s = now_s
         left = timedelta(seconds=round((now_s - self.started_s) / done * (total - done)))

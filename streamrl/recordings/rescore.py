@@ -1,10 +1,10 @@
 """`streamrl rescore`: gives the recorded rollouts of an env a new reward, as records on
-`rewards.<env>`. What the run has trained on does not change; a fork can train on them again with
-the new rewards (`streamrl fork --rewards`).
+`rewards.<env>`. What the run has trained on does not change. A fork can train on the rollouts again
+with the new rewards (`streamrl fork --rewards`).
 
-A rollout is judged as in a live run: the env poses its problem again, and the function gets what
-the policy said. Nothing is invented: a function that raises, takes too long or gives no finite
-number is tried again, and after ATTEMPTS the record says why there is no reward.
+A rollout is judged as in a live run: the env poses its problem again, and the reward function gets
+the policy's completion. A function that raises, takes too long or returns no finite number is
+called again. After ATTEMPTS calls the record has no reward, and says why.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from streamrl.sessions.messages import joined_text
 
 ATTEMPTS = 3
 PORTION = 256  # rollouts that are judged at once, and whose rewards are written together
-IDENTITY = "rescore"  # of the writer: a second one ends the first
+IDENTITY = "rescore"  # the transactional id, so that a second call fences the first
 
 
 class RescoreResult(NamedTuple):
-    """What was done, and the mean rewards of all rollouts that have one of this scorer now."""
+    """The numbers of rollouts, and the mean rewards of all that this scorer has rewarded by now."""
 
     rescored: int
     failed: int
@@ -139,7 +139,7 @@ def problem_of(rollout: Rollout, env: BaseEnv | None) -> Problem:
 
 
 def completion_of(rollout: Rollout, problem: Problem) -> Completion:
-    """What the policy said, as rewards are given for it."""
+    """The policy's completion of the problem, as a reward function gets it."""
     said = [turn for turn in rollout.turns if turn.logprobs is not None]
     messages = [
         *problem.messages,
@@ -155,8 +155,10 @@ def completion_of(rollout: Rollout, problem: Problem) -> Completion:
 
 
 def checked(result: float | RewardResult, name: str) -> dict[str, float]:
-    """What a reward function gave, by name. Raises TypeError or ValueError for what is no reward,
-    and OtherLevel for rewards of turns or tokens, which a record has no place for.
+    """The rewards that a reward function returned, by name.
+
+    Raises TypeError or ValueError for what is no reward, and OtherLevel for rewards of turns or
+    tokens, for which a record has no field.
     """
     rewards = normalize(result, name)
     if rewards.turns or rewards.tokens:
@@ -170,7 +172,7 @@ def checked(result: float | RewardResult, name: str) -> dict[str, float]:
     for key, value in rewards.rollout.items():
         if isinstance(value, str | bytes):
             raise TypeError(f"reward {key!r} is {value!r}, which is no number")
-        # the record refuses a number that is not finite
+        # The record checks that the number is finite.
         values[key] = Reward(rollout="any", name=key, value=float(value)).value
     return values
 
@@ -180,19 +182,19 @@ def checked(result: float | RewardResult, name: str) -> dict[str, float]:
 
 @dataclass
 class Tally:
-    """Counts what is done."""
+    """Counts rollouts, and sums up their rewards."""
 
     weights: Mapping[str, float]
     rescored: int = 0
     failed: int = 0
     known: int = 0
     passed_over: int = 0
-    before: float = 0.0  # sum
-    after: float = 0.0  # sum
-    valued: int = 0
+    before: float = 0.0  # the sum of the recorded rewards
+    after: float = 0.0  # the sum of the new rewards
+    valued: int = 0  # the rollouts in both sums
 
     def add(self, rollout: Rollout, rewards: Iterable[Reward]) -> None:
-        """A rollout has these rewards of the scorer."""
+        """Add a rollout and the scorer's rewards for it to the sums."""
         values = {reward.name: reward.value for reward in rewards if not reward.failure}
         if values:
             self.valued += 1
@@ -268,8 +270,9 @@ def rollouts_of(log: Log, env: str) -> Iterator[Rollout]:
 
 
 def rewards_of_scorer(log: Log, env: str, name: str, version: str) -> dict[str, list[Reward]]:
-    """The rewards that a version of a scorer gave, by the uid of the rollout. Of several with the
-    same name the last counts.
+    """The rewards that a version of a scorer gave, by the uid of the rollout.
+
+    Of several rewards with the same name, the last one counts.
     """
     found: dict[str, dict[str, Reward]] = {}
     for reward, _ in records_of(log, topology.rewards(env), Reward):
@@ -312,7 +315,7 @@ def scorer_of(run: RunFile, env: str, reward: str, version: str) -> Scorer:
 
 
 def env_that_posed(settings: run_file.Env, name: str) -> BaseEnv | None:
-    """The env, to pose its problems again. None if somebody outside poses them."""
+    """The env that can pose its problems again, or None if the run does not pose them."""
     if settings.sessions:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What `streamrl dead-letters` prints."""
+"""Prints the results of `streamrl dead-letters`."""
 
 from __future__ import annotations
 

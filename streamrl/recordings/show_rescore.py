@@ -25,8 +25,11 @@ def show_rescore(
     version: str,
     console: Console,
 ) -> None:
-    """Rescore the rollouts of a run. `kafka`: librdkafka settings. Raises ConfigError."""
-    hide_memory()  # the process holds the run's credentials, and runs somebody else's code
+    """Rescore the rollouts of a run, and print the result.
+
+    `kafka` has librdkafka's settings. Raises ConfigError for an env or a reward that is not there.
+    """
+    hide_memory()  # This process has the run's credentials and runs somebody else's code.
     name = env_of(run, env)
     scorer = scorer_of(run, name, reward, version)
     topics.add(run, kafka, topology.rewards(name))
@@ -40,7 +43,7 @@ def show_rescore(
 async def rescore_and_close(
     log: KafkaLog, env: str, scorer: Scorer, weights: Mapping[str, float], progress: OnProgress
 ) -> RescoreResult:
-    """Rescore, and end the processes and connections of the env and of the reward function."""
+    """Rescore, and close the env and the reward function."""
     try:
         return await rescore(log, env, scorer, weights, progress=progress)
     finally:
@@ -51,7 +54,7 @@ async def rescore_and_close(
 
 
 def print_result(result: RescoreResult, scorer: Scorer, run: RunFile, console: Console) -> None:
-    """One line with the counts and the means, and one that says what to do next."""
+    """Print a line with the counts and the means, and one that says what to do next."""
     known = f", {result.known:,} had it before" if result.known else ""
     console.print(
         f"{result.rescored:,} rollouts rescored by {scorer.name}@{scorer.version},"
